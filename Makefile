@@ -1,0 +1,38 @@
+# Every target does its own set-up: a machine needs Python 3.11 or newer and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: quickstart test check netlab gpu bench setup postgres
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch --editable '.[dev]'
+	touch $@
+
+postgres:
+	@bash tests/install_postgresql.sh
+
+quickstart: $(READY)
+	$(BIN)/python -m moetune.workflows.quickstart
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+test: $(READY) postgres check
+	$(BIN)/pytest
+
+netlab: $(READY)
+	$(BIN)/python -m benchmarks.netlab
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.pipemoe
+
+gpu:
+	python3 -m benchmarks.gpu

@@ -1,0 +1,1 @@
+"""Values and vocabulary that every other part shares. Standard library only."""

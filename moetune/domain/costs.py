@@ -1,0 +1,153 @@
+"""What an operation costs, and how much to trust the number."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, get_args
+
+from moetune.domain.errors import InputError
+from moetune.domain.samples import CollectiveOp, Direction, Product, ResourceClass
+
+Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
+TRUSTS: tuple[Trust, ...] = get_args(Trust)
+
+
+def least_trust(trusts: Iterable[Trust]) -> Trust:
+    """Return the least trustworthy label; "measured" for none."""
+    return max(trusts, key=TRUSTS.index, default="measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCost:
+    """seconds(size) = alpha + beta·size, the size in bytes or MACs.
+
+    Source: PipeMoE, Eq. 13 and 16.
+    """
+
+    alpha_seconds: float
+    beta_seconds: float
+
+    def seconds(self, size: float) -> float:
+        """Return the time of one operation of that size."""
+        return self.alpha_seconds + self.beta_seconds * size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A predicted time; `relative_error` is the typical error of the fit behind it."""
+
+    seconds: float
+    trust: Trust
+    relative_error: float = 0.0
+
+
+def _check_speeds(speeds: Iterable[tuple[str, float]]) -> None:
+    for name, speed in speeds:
+        if not 0 < speed <= 1:
+            raise InputError(f"{name} must be a speed above 0 and at most 1, got {speed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompSpeed:
+    """Speed of computation while the others run, 1.0 = undisturbed."""
+
+    comm: float = 1.0
+    mem: float = 1.0
+    all: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_speeds((("comm", self.comm), ("mem", self.mem), ("all", self.all)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommSpeed:
+    """Speed of communication while the others run, 1.0 = undisturbed."""
+
+    comp: float = 1.0
+    mem: float = 1.0
+    all: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_speeds((("comp", self.comp), ("mem", self.mem), ("all", self.all)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemSpeed:
+    """Speed of host/device copies while the others run, 1.0 = undisturbed."""
+
+    comp: float = 1.0
+    comm: float = 1.0
+    all: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_speeds((("comp", self.comp), ("comm", self.comm), ("all", self.all)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """Speed of each class beside each set of the others (MPipeMoE §II-C, Fig. 3)."""
+
+    comp: CompSpeed = field(default_factory=CompSpeed)
+    comm: CommSpeed = field(default_factory=CommSpeed)
+    mem: MemSpeed = field(default_factory=MemSpeed)
+
+    def speed(self, victim: ResourceClass, running: frozenset[ResourceClass]) -> float:
+        """Return the victim's speed while the classes in `running` run (itself ignored)."""
+        others = running - {victim}
+        if not others:
+            return 1.0
+        key = "all" if len(others) > 1 else next(iter(others))
+        return float(getattr(getattr(self, victim), key))
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing disturbs anything."""
+        return self == Interference()
+
+
+class Costs(Protocol):
+    """Times of a machine's operations. Sizes may be real numbers: a chunk is a share."""
+
+    @property
+    def interference(self) -> Interference:
+        """How operations of different classes disturb each other."""
+        ...
+
+    def gemm_line(self, *, dtype: str) -> LinearCost | None:
+        """Return the α–β line when that is all there is to predict with, else None."""
+        ...
+
+    def collective_line(self, *, op: CollectiveOp, group_size: int) -> LinearCost | None:
+        """Return the α–β line when that is all there is to predict with, else None."""
+        ...
+
+    def gemm(
+        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+    ) -> Estimate:
+        """Return the time of one product of `num_experts` experts with `rows` rows each.
+
+        Raises:
+            ProfileError: nothing is known about that dtype.
+        """
+        ...
+
+    def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
+        """Return the time of an operation bound by memory, None where it was not measured."""
+        ...
+
+    def collective(
+        self, *, op: CollectiveOp, group_size: int, num_bytes: float, in_flight: int = 1
+    ) -> Estimate:
+        """Return the time of one collective.
+
+        Raises:
+            ProfileError: the group size was not measured; the text names the command that does.
+        """
+        ...
+
+    def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
+        """Return the time of one copy.
+
+        Raises:
+            ProfileError: no such copy was measured.
+        """
+        ...

@@ -1,0 +1,139 @@
+"""Frozen dataclasses to plain values and back, strictly, driven by their annotations.
+
+Plans, profiles and samples travel as JSON or TOML. A document has exactly the keys of its
+dataclass; whatever is wrong is named with its path, as in `profile.gemm[2].alpha_seconds`.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from moetune.domain.errors import InputError
+
+T = TypeVar("T")
+
+
+def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
+    """Return the value as dicts, lists and scalars; every field is present."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: encode(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [encode(item) for item in value]
+    return value
+
+
+def decode(cls: type[T], plain: object, where: str) -> T:
+    """Return the dataclass that `encode` wrote.
+
+    Args:
+        where: what the document is called in an error.
+
+    Raises:
+        InputError: an unknown or missing key, or a value of the wrong type or out of range.
+    """
+    return cast("T", _decode(cls, plain, where))
+
+
+def canonical_json(value: object) -> str:
+    """Return the one JSON text of a value: sorted keys, no spaces, finite numbers."""
+    return json.dumps(encode(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(value: object) -> str:
+    """Return the sha256 of the canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def _decode(kind: Any, plain: object, where: str) -> object:  # noqa: ANN401 - any annotation
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _decode_union(get_args(kind), plain, where)
+    if origin is Literal:
+        if plain in get_args(kind):
+            return plain
+        raise InputError(f"{where} must be one of {_names(get_args(kind))}, got {plain!r}")
+    if origin is tuple:
+        return _decode_tuple(get_args(kind), plain, where)
+    if origin is not None and issubclass(origin, Mapping):
+        return _decode_mapping(get_args(kind)[1], plain, where)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(cast("type", kind), plain, where)
+    return _decode_scalar(kind, plain, where)
+
+
+def _decode_scalar(kind: type, plain: object, where: str) -> object:
+    if kind is float and type(plain) in (int, float) and math.isfinite(cast("float", plain)):
+        return float(cast("float", plain))
+    if kind in (int, str, bool) and type(plain) is kind:
+        return plain
+    name = {float: "a finite number", int: "a whole number", str: "a text", bool: "true or false"}
+    raise InputError(f"{where} must be {name.get(kind, kind.__name__)}, got {plain!r}")
+
+
+def _decode_tuple(kinds: tuple[Any, ...], plain: object, where: str) -> tuple[object, ...]:
+    if not isinstance(plain, (list, tuple)):
+        raise InputError(f"{where} must be a list, got {plain!r}")
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(plain)
+    if len(kinds) != len(plain):
+        raise InputError(f"{where} must have {len(kinds)} entries, got {len(plain)}")
+    return tuple(
+        _decode(kind, item, f"{where}[{index}]")
+        for index, (kind, item) in enumerate(zip(kinds, plain, strict=True))
+    )
+
+
+def _decode_mapping(kind: Any, plain: object, where: str) -> Mapping[str, object]:  # noqa: ANN401
+    if not isinstance(plain, Mapping):
+        raise InputError(f"{where} must be a table, got {plain!r}")
+    return {str(key): _decode(kind, item, f"{where}.{key}") for key, item in plain.items()}
+
+
+def _decode_union(kinds: tuple[Any, ...], plain: object, where: str) -> object:
+    if plain is None and type(None) in kinds:
+        return None
+    choices = [kind for kind in kinds if kind is not type(None)]
+    if len(choices) == 1:
+        return _decode(choices[0], plain, where)
+    tags = {_tag(kind): kind for kind in choices}
+    tag = plain.get("kind") if isinstance(plain, Mapping) else None
+    if tag not in tags:
+        raise InputError(f"{where}.kind must be one of {_names(tags)}, got {tag!r}")
+    return _decode(tags[tag], plain, where)
+
+
+def _tag(kind: type) -> object:
+    return get_args(get_type_hints(kind)["kind"])[0]
+
+
+def _decode_dataclass(kind: type, plain: object, where: str) -> object:
+    if not isinstance(plain, Mapping):
+        raise InputError(f"{where} must be a table, got {plain!r}")
+    items = {item.name: item for item in dataclasses.fields(kind)}
+    for key in plain:
+        if key not in items:
+            near = difflib.get_close_matches(str(key), items, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {_names(items)}"
+            raise InputError(f"{where} has the unknown key {key!r}", hint)
+    hints = get_type_hints(kind)
+    values: dict[str, object] = {}
+    for name, item in items.items():
+        if name in plain:
+            values[name] = _decode(hints[name], plain[name], f"{where}.{name}")
+        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise InputError(f"{where} lacks the key {name!r}")
+    try:
+        return kind(**values)
+    except InputError as error:
+        raise InputError(f"{where}: {error.what}", error.hint) from None
+
+
+def _names(values: object) -> str:
+    return ", ".join(str(value) for value in cast("tuple[object, ...]", values))

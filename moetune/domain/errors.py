@@ -1,0 +1,80 @@
+"""Every error a user can meet, as one tree.
+
+MoetuneError                    1  something failed
+├── CollectiveError             1  a collective failed or a rank died
+├── RankMismatchError           1  ranks disagree on a plan, a shape or a dtype
+├── InputError                  2  a file, flag, unit, model or key is wrong
+├── InfeasiblePlanError         3  no plan satisfies the constraints
+├── NotAuthorisedError          4  a token is missing or wrong
+├── ProfileError                5  a profile or a measurement is missing or stale
+├── QualityError                6  measurements or predictions fail the gate
+└── SchemaMismatchError         7  the database has another schema
+
+The number is the exit code of the command line. Arguments are positional so that errors
+survive pickling between ranks.
+"""
+
+from typing import ClassVar
+
+
+class MoetuneError(Exception):
+    """Base of all errors: what happened, where, and what to do next.
+
+    Args:
+        what: what is wrong, with the object's name and the value that was found.
+        hint: the next step, often a command; empty when there is none.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what, hint)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  {self.hint}" if self.hint else self.what
+
+
+class CollectiveError(MoetuneError):
+    """A collective failed: the text names it, its chunk and the rank that saw it."""
+
+
+class RankMismatchError(MoetuneError):
+    """Ranks disagree; the same error is raised on every rank."""
+
+
+class InputError(MoetuneError):
+    """A file, flag, unit, model or key that cannot be used."""
+
+    exit_code = 2
+
+
+class InfeasiblePlanError(MoetuneError):
+    """No plan satisfies the constraints; the text names the one that binds."""
+
+    exit_code = 3
+
+
+class NotAuthorisedError(MoetuneError):
+    """A token is missing or wrong."""
+
+    exit_code = 4
+
+
+class ProfileError(MoetuneError):
+    """A profile or one of its measurements is missing or stale."""
+
+    exit_code = 5
+
+
+class QualityError(MoetuneError):
+    """Measurements or predictions fail the quality gate."""
+
+    exit_code = 6
+
+
+class SchemaMismatchError(MoetuneError):
+    """The database has another schema than this version."""
+
+    exit_code = 7

@@ -1,0 +1,96 @@
+"""The layer to plan for, and how many tokens meet it on how many ranks."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from moetune.domain.errors import InputError
+from moetune.domain.units import dtype_bytes
+
+Activation = Literal["relu", "gelu", "silu", "swiglu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """One MoE layer.
+
+    Raises:
+        InputError: a size below 1, more choices than experts, or an unknown activation.
+    """
+
+    d_model: int
+    d_hidden: int
+    num_experts: int
+    top_k: int = 1
+    activation: Activation = "gelu"
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "d_hidden", "num_experts", "top_k"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if self.top_k > self.num_experts:
+            raise InputError(
+                f"top_k ({self.top_k}) is larger than num_experts ({self.num_experts})"
+            )
+        if self.activation not in ACTIVATIONS:
+            raise InputError(
+                f"activation {self.activation!r} is unknown", f"use one of {', '.join(ACTIVATIONS)}"
+            )
+
+    @property
+    def num_gemms(self) -> int:
+        """Number of GEMMs of one expert's forward pass: 2, or 3 for swiglu."""
+        return 3 if self.activation == "swiglu" else 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A layer, the ranks that share its experts, and one step's tokens on each of them.
+
+    Raises:
+        InputError: a size below 1, an unknown dtype, or experts that do not divide by the ranks.
+    """
+
+    layer: LayerShape
+    world_size: int
+    tokens_per_rank: int
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "tokens_per_rank"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        dtype_bytes(self.dtype)
+        check_divisible(self.layer.num_experts, self.world_size)
+
+    @property
+    def local_experts(self) -> int:
+        """Number of experts on one rank."""
+        return self.layer.num_experts // self.world_size
+
+    @property
+    def rows(self) -> int:
+        """Rows on one rank after a balanced dispatch: T·k."""
+        return self.tokens_per_rank * self.layer.top_k
+
+    @property
+    def payload_bytes(self) -> int:
+        """Input bytes of one rank's unsplit all-to-all: y = T·k·M·s."""
+        return self.rows * self.layer.d_model * dtype_bytes(self.dtype)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one rank's unsplit expert GEMM: T·k·M·H."""
+        return self.rows * self.layer.d_model * self.layer.d_hidden
+
+
+def check_divisible(num_experts: int, world_size: int) -> None:
+    """Raise InputError, with the nearest counts that work, unless the ranks divide the experts."""
+    if num_experts % world_size:
+        below = num_experts // world_size * world_size
+        near = f"{below} or {below + world_size}" if below else f"{world_size}"
+        raise InputError(
+            f"num_experts ({num_experts}) does not divide by the {world_size} ranks that share them",
+            f"use {near} experts, or a number of ranks that divides {num_experts}",
+        )

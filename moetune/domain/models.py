@@ -1,0 +1,90 @@
+"""The layers of the papers' models, by name."""
+
+import difflib
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from moetune.domain.errors import InputError
+from moetune.domain.layer import Activation, LayerShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A named MoE layer; its experts are counted whole or per rank.
+
+    Args:
+        num_experts: experts of the layer, or None where they grow with the ranks.
+        experts_per_rank: experts on each rank, where `num_experts` is None.
+        tokens_per_rank: the tokens of one step in the source, used when none are asked for.
+    """
+
+    name: str
+    title: str
+    source: str
+    d_model: int
+    d_hidden: int
+    top_k: int
+    activation: Activation
+    tokens_per_rank: int
+    num_experts: int | None = None
+    experts_per_rank: int | None = None
+
+    def layer(self, world_size: int) -> LayerShape:
+        """Return the layer for so many expert-parallel ranks."""
+        experts = self.num_experts or (self.experts_per_rank or 1) * world_size
+        return LayerShape(
+            d_model=self.d_model,
+            d_hidden=self.d_hidden,
+            num_experts=experts,
+            top_k=self.top_k,
+            activation=self.activation,
+        )
+
+
+def _mpipemoe(name: str, title: str, d_model: int, d_hidden: int) -> Model:
+    return Model(
+        name=name, title=title, source="MPipeMoE, Table III", d_model=d_model, d_hidden=d_hidden,
+        num_experts=64, top_k=1, activation="gelu", tokens_per_rank=8192,
+    )  # fmt: skip
+
+
+def _pipemoe(
+    name: str, title: str, d_model: int, d_hidden: int, experts_per_rank: int, tokens: int,
+    activation: Activation,
+) -> Model:  # fmt: skip
+    return Model(
+        name=name, title=title, source="PipeMoE, Table V", d_model=d_model, d_hidden=d_hidden,
+        experts_per_rank=experts_per_rank, top_k=2, activation=activation, tokens_per_rank=tokens,
+    )  # fmt: skip
+
+
+MODELS = MappingProxyType(
+    {
+        model.name: model
+        for model in (
+            _mpipemoe("gpt-s", "GPT-S MoE", 768, 3072),
+            _mpipemoe("gpt-xl", "GPT-XL MoE", 2048, 8192),
+            _mpipemoe("bert-l", "BERT-L MoE", 1024, 4096),
+            _pipemoe("tm-1", "Transformer MoE, 1 expert a rank", 512, 1024, 1, 4 * 256, "relu"),
+            _pipemoe("tm-2", "Transformer MoE, 2 experts a rank", 512, 1024, 2, 4 * 256, "relu"),
+            _pipemoe("rm-1", "RoBERTa MoE, 1 expert a rank", 768, 3072, 1, 2 * 64, "gelu"),
+            _pipemoe("rm-2", "RoBERTa MoE, 2 experts a rank", 768, 3072, 2, 2 * 64, "gelu"),
+        )
+    }
+)
+
+
+def find_model(name: str) -> Model:
+    """Return the model of that name.
+
+    Raises:
+        InputError: there is none; the error names the nearest.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    near = difflib.get_close_matches(name.lower(), MODELS, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise InputError(
+        f"model {name!r} is unknown",
+        f"{meant}known: {', '.join(MODELS)}; or give --d-model, --d-hidden and --num-experts",
+    )

@@ -1,0 +1,254 @@
+"""The plan: what was decided, for which inputs, what it should cost, and why (plan file)."""
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from moetune.domain.costs import Trust
+from moetune.domain.document import decode, digest
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+
+PLAN_SCHEMA = 1
+Order = Literal["dispatch_first", "interleaved"]
+Strategy = Literal["none", "S1", "S2", "S3", "S4"]
+ExpertParallel = Literal["all_to_all", "tensor"]
+Binding = Literal["communication", "computation", "copies", "memory"]
+Range = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """Everything the decision depends on; the plan's id is the hash of it.
+
+    Args:
+        constraints: what the caller pinned or bounded, by flag name; empty when nothing.
+    """
+
+    model: str | None
+    layer: LayerShape
+    world_size: int
+    tokens_per_rank: int
+    dtype: str
+    memory_limit_bytes: int | None
+    profile: str
+    profile_fingerprint: str
+    constraints: Mapping[str, str]
+
+    @property
+    def plan_id(self) -> str:
+        """sha256 of the canonical inputs."""
+        return digest(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How ranks share the work."""
+
+    expert_parallel: ExpertParallel
+    dp: int
+    ep: int
+    tp: int
+    pp: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Chunks of forward and backward, and the degrees for other numbers of tokens.
+
+    Args:
+        ranges: (low_tokens, high_tokens, forward_degree, backward_degree), both ends
+            included, disjoint, sorted and without gaps.
+    """
+
+    forward_degree: int
+    backward_degree: int
+    order: Order
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes on one device, and what the strategy saves (MPipeMoE Eq. 1–6)."""
+
+    strategy: Strategy
+    state_bytes: int
+    activation_bytes: int
+    buffer_bytes: int
+    saved_bytes: int
+    saving_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """Model states in chunks (Elixir)."""
+
+    chunk_bytes: int
+    cache_bytes: int
+    scatter: bool
+    offload: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Predicted times of one step of the layer.
+
+    Args:
+        forward_seconds, backward_seconds: the pipelined part.
+        sequential_forward_seconds, sequential_backward_seconds: the same in one chunk.
+        overhead_seconds: gate and permutation, 0 where the profile has not measured them.
+    """
+
+    forward_seconds: float
+    backward_seconds: float
+    step_seconds: float
+    sequential_forward_seconds: float
+    sequential_backward_seconds: float
+    overhead_seconds: float
+    p05_step_seconds: float
+    p95_step_seconds: float
+    trust: Trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A choice that lost, with its predicted step and the reason."""
+
+    forward_degree: int
+    backward_degree: int
+    order: Order
+    strategy: Strategy
+    step_seconds: float
+    lost_because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The runner-up."""
+
+    forward_degree: int
+    backward_degree: int
+    order: Order
+    strategy: Strategy
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How sure the choice is, what binds it, and why it was made.
+
+    Args:
+        probability_best: share of the bootstrap fits in which no other choice is better.
+        expected_regret: mean relative loss over those fits.
+    """
+
+    probability_best: float
+    expected_regret: float
+    runner_up: Choice | None
+    binding: Binding
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a layer runs with for one number of tokens."""
+
+    forward_degree: int
+    backward_degree: int
+    order: Order = "dispatch_first"
+    strategy: Strategy = "none"
+
+
+SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One solved plan. Raises InputError where its id is not the hash of its inputs."""
+
+    schema: int = PLAN_SCHEMA
+    id: str
+    inputs: PlanInputs
+    layout: Layout
+    pipeline: Pipeline
+    memory: Memory
+    chunks: Chunks | None
+    predicted: Predicted
+    decision: Verdict
+    alternatives: tuple[Alternative, ...]
+    warnings: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.id != self.inputs.plan_id:
+            raise InputError(
+                "id is not the hash of inputs", "the file was edited: make the plan again"
+            )
+        _check_pipeline(self.pipeline)
+
+    def decide(self, tokens_per_rank: int) -> Decision:
+        """Return the degrees for so many tokens: the plan's own, else its range's.
+
+        Beyond the last range the last one holds, before the first one the first.
+        """
+        pipeline = self.pipeline
+        if tokens_per_rank == self.inputs.tokens_per_rank or not pipeline.ranges:
+            forward, backward = pipeline.forward_degree, pipeline.backward_degree
+        else:
+            index = bisect_right(pipeline.ranges, tokens_per_rank, key=lambda row: row[0])
+            _, _, forward, backward = pipeline.ranges[max(index - 1, 0)]
+        return Decision(
+            forward_degree=forward,
+            backward_degree=backward,
+            order=pipeline.order,
+            strategy=self.memory.strategy,
+        )
+
+
+def _check_pipeline(pipeline: Pipeline) -> None:
+    if pipeline.forward_degree < 1 or pipeline.backward_degree < 1:
+        raise InputError("pipeline: degrees must be at least 1")
+    expected_low = None
+    for low, high, forward, backward in pipeline.ranges:
+        if low < 1 or high < low or forward < 1 or backward < 1:
+            raise InputError(f"pipeline.ranges: {[low, high, forward, backward]} is no range")
+        if expected_low is not None and low != expected_low:
+            raise InputError(f"pipeline.ranges: {low} does not follow {expected_low - 1}")
+        expected_low = high + 1
+
+
+def plan_from_document(document: object) -> Plan:
+    """Return the plan in the plain values of a plan file.
+
+    Raises:
+        InputError: a foreign schema, an id that is not the hash of the inputs, or whatever
+            `decode` finds wrong.
+    """
+    if not isinstance(document, dict) or "schema" not in document:
+        raise InputError("plan lacks the key 'schema'", "is this a moetune plan file?")
+    if document["schema"] != PLAN_SCHEMA:
+        raise InputError(
+            f"plan has schema {document['schema']!r}, this moetune reads {PLAN_SCHEMA}",
+            "make the plan again with this version of moetune",
+        )
+    return decode(Plan, document, "plan")
+
+
+def plan_from_json(text: str | bytes, where: str) -> Plan:
+    """Return the plan in a JSON text.
+
+    Args:
+        where: the file's name for an error.
+
+    Raises:
+        InputError: the text is no JSON or no plan.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{where} is not valid JSON: {error}", "make the plan again") from None
+    try:
+        return plan_from_document(document)
+    except InputError as error:
+        raise InputError(f"{where}: {error.what}", error.hint) from None

@@ -1,0 +1,136 @@
+"""What the use cases need from the outside, as small protocols."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from moetune.domain.hardware import Cluster
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile, Provenance
+from moetune.domain.samples import Sample
+
+RunStatus = Literal["running", "complete", "partial"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """One measuring run, or one imported profile.
+
+    Args:
+        created_at: UTC, ISO 8601.
+    """
+
+    id: int
+    name: str
+    provenance: Provenance
+    device: str
+    num_devices: int
+    preset: str
+    status: RunStatus
+    num_samples: int
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A measured step beside the plan that predicted it.
+
+    Args:
+        seconds: raw times of single steps, in order.
+        source: who measured ("verify", "quickstart", "training").
+    """
+
+    plan_id: str
+    forward_degree: int
+    backward_degree: int
+    tokens_per_rank: int
+    predicted_seconds: float
+    seconds: tuple[float, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInfo:
+    """One stored plan in a list."""
+
+    id: str
+    model: str | None
+    profile: str
+    world_size: int
+    tokens_per_rank: int
+    created_at: str
+
+
+class Store(Protocol):
+    """Keeps what was measured and planned. Rows are appended, never averaged away.
+
+    Safe for several processes; every method commits before it returns.
+    """
+
+    @property
+    def location(self) -> str:
+        """Where the rows are, without a password."""
+        ...
+
+    def start_run(self, *, name: str, cluster: Cluster, preset: str) -> int:
+        """Append a running measurement under that profile name and return its id."""
+        ...
+
+    def open_run(self, *, name: str, hardware_id: str) -> int | None:
+        """Return the latest unfinished run of that name on that hardware, to resume it."""
+        ...
+
+    def add_samples(self, run_id: int, samples: Sequence[Sample]) -> None:
+        """Append samples to the run."""
+        ...
+
+    def samples(self, run_id: int) -> tuple[Sample, ...]:
+        """Return the run's samples in the order they were measured."""
+        ...
+
+    def finish_run(self, run_id: int, *, status: RunStatus) -> None:
+        """Close the run."""
+        ...
+
+    def save_profile(self, profile: Profile, *, run_id: int | None = None) -> None:
+        """Append the fitted or imported profile: the newest of its name is the current one.
+
+        Without `run_id` the profile is an imported one; its own samples are kept with it.
+        """
+        ...
+
+    def profile(self, name: str) -> Profile | None:
+        """Return the current profile of that name."""
+        ...
+
+    def runs(self) -> tuple[RunInfo, ...]:
+        """Return every run, newest first."""
+        ...
+
+    def remove_profile(self, name: str) -> int:
+        """Delete every run and fit of that name and return how many runs there were."""
+        ...
+
+    def save_plan(self, plan: Plan) -> None:
+        """Append the plan; a plan of the same id is left as it is when it is equal."""
+        ...
+
+    def plan(self, plan_id: str) -> Plan | None:
+        """Return the plan whose id starts with `plan_id`.
+
+        Raises:
+            InputError: several do.
+        """
+        ...
+
+    def plans(self) -> tuple[PlanInfo, ...]:
+        """Return every plan, newest first."""
+        ...
+
+    def add_observation(self, observation: Observation) -> None:
+        """Append one observation."""
+        ...
+
+    def observations(self, plan_id: str) -> tuple[Observation, ...]:
+        """Return the plan's observations, oldest first."""
+        ...

@@ -1,0 +1,143 @@
+"""A profile: everything known about one machine's speed, with the shape of `profiles/*.toml`."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from moetune.domain.costs import Interference, LinearCost
+from moetune.domain.document import decode, digest
+from moetune.domain.errors import InputError
+from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
+from moetune.domain.units import dtype_bytes
+
+PROFILE_SCHEMA = 1
+Provenance = Literal["measured", "published", "modelled"]
+
+
+def _check_line(alpha_seconds: float, beta_seconds: float) -> None:
+    if alpha_seconds < 0 or beta_seconds < 0 or alpha_seconds + beta_seconds == 0:
+        raise InputError("alpha and beta must be at least 0, and one of them above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitError:
+    """How well the prediction meets points it was not given, and where it holds.
+
+    Args:
+        median, p95: leave-one-out |relative error|.
+        low, high: range of the measured sizes, in bytes or MACs.
+        alpha_seconds, beta_seconds: bootstrap 90 % intervals of the line.
+    """
+
+    num_points: int
+    median: float
+    p95: float
+    low: float
+    high: float
+    quality: Quality
+    alpha_seconds: tuple[float, float]
+    beta_seconds: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmLine:
+    """α–β line of the matrix product of one dtype."""
+
+    dtype: str
+    alpha_seconds: float
+    beta_seconds_per_mac: float
+    error: FitError | None = None
+
+    def __post_init__(self) -> None:
+        dtype_bytes(self.dtype)
+        _check_line(self.alpha_seconds, self.beta_seconds_per_mac)
+
+    @property
+    def cost(self) -> LinearCost:
+        """The line over MACs."""
+        return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_mac)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveLine:
+    """α–β line of one collective over one group size, per input byte of one rank.
+
+    in_flight: 1 when issued alone, more when that many are issued at once.
+    """
+
+    op: CollectiveOp
+    group_size: int
+    alpha_seconds: float
+    beta_seconds_per_byte: float
+    in_flight: int = 1
+    error: FitError | None = None
+
+    def __post_init__(self) -> None:
+        _check_line(self.alpha_seconds, self.beta_seconds_per_byte)
+
+    @property
+    def cost(self) -> LinearCost:
+        """The line over bytes."""
+        return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_byte)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyLine:
+    """α–β line of one kind of copy between host and device."""
+
+    direction: Direction
+    pinned: bool
+    alpha_seconds: float
+    beta_seconds_per_byte: float
+    both_ways: bool = False
+    error: FitError | None = None
+
+    def __post_init__(self) -> None:
+        _check_line(self.alpha_seconds, self.beta_seconds_per_byte)
+
+    @property
+    def cost(self) -> LinearCost:
+        """The line over bytes."""
+        return LinearCost(alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_byte)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One machine's costs with where they come from.
+
+    Args:
+        samples: the raw measurements of a measured profile.
+    """
+
+    schema: int = PROFILE_SCHEMA
+    name: str
+    provenance: Provenance
+    citation: str = ""
+    machine: Machine
+    gemm: tuple[GemmLine, ...] = ()
+    collective: tuple[CollectiveLine, ...] = ()
+    copy: tuple[CopyLine, ...] = ()
+    interference: Interference = field(default_factory=Interference)
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
+    samples: tuple[Sample, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Hash of all but the name: what a plan that was made from it records."""
+        return digest(replace(self, name=""))
+
+
+def profile_from_document(document: object) -> Profile:
+    """Return the profile in the plain values of a profile file.
+
+    Raises:
+        InputError: a foreign schema, or whatever `decode` finds wrong.
+    """
+    if not isinstance(document, dict) or "schema" not in document:
+        raise InputError("profile lacks the key 'schema'", "is this a moetune profile file?")
+    if document["schema"] != PROFILE_SCHEMA:
+        raise InputError(
+            f"profile has schema {document['schema']!r}, this moetune reads {PROFILE_SCHEMA}",
+            "export it again with this version of moetune",
+        )
+    return decode(Profile, document, "profile")

@@ -1,0 +1,141 @@
+"""Measured points and their raw times. Statistics are derived, never stored."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from moetune.domain.errors import InputError
+
+Product = Literal["forward", "grad_input", "grad_weight"]
+CollectiveOp = Literal["all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"]
+Direction = Literal["h2d", "d2h"]
+ResourceClass = Literal["comp", "comm", "mem"]
+Quality = Literal["good", "usable", "suspect"]
+
+GOOD_SPREAD = 0.10
+USABLE_SPREAD = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class GemmPoint:
+    """The experts' matrix product of one chunk, by the sizes of its forward form.
+
+    forward (rows, d_in) x (d_in, d_out), grad_input (rows, d_out) x (d_out, d_in), and
+    grad_weight (d_in, rows) x (rows, d_out), once for each of `num_experts` experts.
+    """
+
+    kind: Literal["gemm"] = "gemm"
+    dtype: str
+    product: Product = "forward"
+    num_experts: int = 1
+    rows: int
+    d_in: int
+    d_out: int
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of all experts together."""
+        return self.num_experts * self.rows * self.d_in * self.d_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class RowsPoint:
+    """An operation bound by memory on a (rows, width) tensor.
+
+    op: an activation with its bias ("gelu", and "gelu_backward"), "gather", "scatter_add" or
+    "gate" (softmax and top-k over `width` experts).
+    """
+
+    kind: Literal["rows"] = "rows"
+    op: str
+    dtype: str
+    rows: int
+    width: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of the tensor."""
+        return self.rows * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CollectivePoint:
+    """A collective over `group_size` ranks with `num_bytes` of input on each.
+
+    in_flight: 1 for alone, more for as many issued at once as a pipeline issues them; the
+    time is then that of one of them.
+    """
+
+    kind: Literal["collective"] = "collective"
+    op: CollectiveOp
+    group_size: int
+    num_bytes: int
+    in_flight: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CopyPoint:
+    """A copy between host and device; both_ways: while one runs in the other direction."""
+
+    kind: Literal["copy"] = "copy"
+    direction: Direction
+    pinned: bool
+    num_bytes: int
+    both_ways: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class InterferencePoint:
+    """The victim's operation while the others provably run; none of them is the baseline."""
+
+    kind: Literal["interference"] = "interference"
+    victim: ResourceClass
+    others: tuple[ResourceClass, ...] = ()
+
+
+Point = GemmPoint | RowsPoint | CollectivePoint | CopyPoint | InterferencePoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Raw times of one point.
+
+    Args:
+        seconds: time of one operation in each block, in order; of collectives, the maximum
+            over the ranks.
+        num_iterations: operations in one block.
+        marks: what makes the sample doubtful ("unstable", "drift", "busy", "throttled").
+        error: why there are no times ("out of memory"), empty for a good sample.
+    """
+
+    point: Point
+    seconds: tuple[float, ...]
+    num_iterations: int = 1
+    marks: tuple[str, ...] = ()
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        if any(one <= 0 for one in self.seconds):
+            raise InputError("seconds must be positive")
+        if not self.seconds and not self.error:
+            raise InputError("seconds is empty and no error says why")
+
+    @property
+    def median_seconds(self) -> float:
+        """Median over the blocks."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over median; 0 for fewer than four blocks."""
+        if len(self.seconds) < 4:  # noqa: PLR2004 - quartiles need four values
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4)
+        return (high - low) / self.median_seconds
+
+    @property
+    def quality(self) -> Quality:
+        """Label from the spread and the marks."""
+        if self.error or self.marks or self.spread > USABLE_SPREAD:
+            return "suspect"
+        return "good" if self.spread <= GOOD_SPREAD else "usable"

@@ -1,0 +1,92 @@
+"""Units at the edge: text in, SI and bytes inside, short text out."""
+
+import math
+import re
+from types import MappingProxyType
+
+from moetune.domain.errors import InputError
+
+DTYPE_BYTES = MappingProxyType({"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2})
+
+_BYTES = MappingProxyType(
+    {
+        "": 1, "b": 1,
+        "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+        "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    }
+)  # fmt: skip
+_COUNTS = MappingProxyType({"": 1, "k": 2**10, "m": 2**20})
+_SECONDS = MappingProxyType({"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0})
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def _parse(
+    text: str, factors: MappingProxyType[str, int] | MappingProxyType[str, float], what: str
+) -> float:
+    match = _NUMBER.fullmatch(text)
+    if match is None or match[2].lower() not in factors:
+        known = ", ".join(unit for unit in factors if unit)
+        raise InputError(f"{what} {text!r} is not a number with one of the units {known}")
+    return float(match[1]) * factors[match[2].lower()]
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes in `text`, such as "40GiB", "512 MB" or "4096".
+
+    Raises:
+        InputError: the text is no size.
+    """
+    return round(_parse(text, _BYTES, "size"))
+
+
+def parse_count(text: str) -> int:
+    """Return the whole number in `text`, such as "8192" or "8k" (8192).
+
+    Raises:
+        InputError: the text is no count, or not a whole one.
+    """
+    value = _parse(text, _COUNTS, "count")
+    if value != int(value):
+        raise InputError(f"count {text!r} is not a whole number")
+    return int(value)
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds in `text`, such as "90s", "2m" or "1.5h".
+
+    Raises:
+        InputError: the text is no duration.
+    """
+    return _parse(text, _SECONDS, "duration")
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration with three significant digits: "21.4 ms", "87.3 µs", "1.25 s"."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= factor:
+            return f"{_three_digits(seconds / factor)} {unit}"
+    return f"{_three_digits(seconds / 1e-9)} ns" if seconds else "0 s"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a size with binary units: "9.8 GiB", "512 KiB", "96 B"."""
+    for factor, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(num_bytes) >= factor:
+            return f"{_three_digits(num_bytes / factor)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _three_digits(value: float) -> str:
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:.{digits}f}"
+
+
+def dtype_bytes(dtype: str) -> int:
+    """Return the bytes of one element.
+
+    Raises:
+        InputError: the dtype is not one of `DTYPE_BYTES`.
+    """
+    if dtype not in DTYPE_BYTES:
+        raise InputError(f"dtype {dtype!r} is unknown", f"use one of {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
