@@ -1,0 +1,144 @@
+"""The experts' parameters and their grouped products.
+
+E local experts, D model width, H hidden width, N rows sorted by expert.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from moetune.domain.layer import LayerShape
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_SEED_BITS = 63
+
+Blocks = Sequence[tuple[int, int, int]]
+"""(expert, low, high): rows low..high of a chunk belong to that local expert."""
+
+
+class Experts(nn.Module):
+    """Parameters of the local experts, rank r of P holding experts r·E/P … (r+1)·E/P − 1."""
+
+    w1: nn.Parameter
+    w2: nn.Parameter
+    b1: nn.Parameter | None
+    b2: nn.Parameter | None
+    w3: nn.Parameter | None
+
+    def __init__(
+        self,
+        layer: LayerShape,
+        *,
+        local_experts: int,
+        bias: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.local_experts = local_experts
+        wide, narrow = (layer.d_model, layer.d_hidden), (layer.d_hidden, layer.d_model)
+        gated = layer.activation == "swiglu"
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "w1": wide,
+            "b1": wide[1:] if bias and not gated else None,
+            "w2": narrow,
+            "b2": narrow[1:] if bias and not gated else None,
+            "w3": wide if gated else None,
+        }
+        for name, shape in shapes.items():
+            value = None
+            if shape is not None:
+                empty = torch.empty((local_experts, *shape), device=device, dtype=dtype)
+                value = nn.Parameter(empty)
+                # Data parallel wrappers must not average what only this rank holds.
+                value.allreduce = False  # type: ignore[attr-defined] # a tag others read
+            self.register_parameter(name, value)
+
+    def reset(self, seed: int, first_expert: int) -> None:
+        """Draw every expert from its own generator: the same values whatever the ranks.
+
+        Weights and biases are uniform within ±1/√fan_in, as those of `nn.Linear`.
+        """
+        for local in range(self.local_experts):
+            generator = torch.Generator()
+            mixed = seed ^ ((first_expert + local + 1) * _GOLDEN)
+            generator.manual_seed(mixed & (2**_SEED_BITS - 1))
+            for name, parameter in self.named_parameters():
+                fan_in = self.w2.shape[1] if name.endswith("2") else self.w1.shape[1]
+                bound = 1 / math.sqrt(fan_in)
+                values = torch.empty(parameter.shape[1:], dtype=torch.float64)
+                values.uniform_(-bound, bound, generator=generator)
+                with torch.no_grad():
+                    parameter[local].copy_(values)
+
+
+def multiply(
+    x: torch.Tensor, w: torch.Tensor, blocks: Blocks, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return (N, out): every block's rows times its expert's matrix `w` (E, in, out)."""
+    if _has_grouped(x, w) and len(blocks) > 1:
+        product = _grouped(x, w, blocks)
+        return product if out is None else out.copy_(product)
+    product = x.new_empty(len(x), w.shape[2]) if out is None else out
+    for expert, low, high in blocks:
+        torch.mm(x[low:high], w[expert], out=product[low:high])
+    return product
+
+
+def accumulate(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
+    """Add every block's xᵀ y to its expert's matrix in `total` (E, in, out).
+
+    `total` may have more precision than the rows, so that many chunks add up as well as one.
+    """
+    for expert, low, high in blocks:
+        if total.dtype == x.dtype:
+            total[expert].addmm_(x[low:high].T, y[low:high])
+        else:
+            total[expert].add_(torch.mm(x[low:high].T, y[low:high]))
+
+
+def accumulate_rows(total: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
+    """Add the sum of every block's rows to its expert's row in `total` (E, out)."""
+    for expert, low, high in blocks:
+        total[expert].add_(y[low:high].sum(dim=0))
+
+
+def add_bias(x: torch.Tensor, bias: torch.Tensor | None, blocks: Blocks) -> torch.Tensor:
+    """Add every expert's row of `bias` (E, out) to its blocks, in place."""
+    if bias is not None:
+        for expert, low, high in blocks:
+            x[low:high].add_(bias[expert])
+    return x
+
+
+def blocks_of(rows_CL: Sequence[Sequence[int]]) -> Blocks:
+    """Return the non-empty blocks of rows laid out by (piece, local expert).
+
+    Neighbouring blocks of one expert become one.
+    """
+    return tuple(_merged(rows_CL))
+
+
+def _merged(rows_CL: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
+    cells = [(expert, rows) for pieces in rows_CL for expert, rows in enumerate(pieces) if rows]
+    low = 0
+    for expert, run in itertools.groupby(cells, key=lambda cell: cell[0]):
+        high = low + sum(rows for _, rows in run)
+        yield expert, low, high
+        low = high
+
+
+def _has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether one kernel can take all blocks: CUDA's grouped GEMM wants 16-byte rows."""
+    aligned = all(size * x.element_size() % 16 == 0 for size in w.shape[1:])
+    return x.is_cuda and x.dtype == torch.bfloat16 and aligned and hasattr(torch, "_grouped_mm")
+
+
+def _grouped(x: torch.Tensor, w: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    experts = [expert for expert, _, _ in blocks]
+    matrices = w if experts == list(range(len(w))) else w[experts]
+    ends = torch.tensor([high for _, _, high in blocks], dtype=torch.int32, device=x.device)
+    return torch._grouped_mm(x, matrices, offs=ends)  # noqa: SLF001 - no public name in 2.10

@@ -1,0 +1,270 @@
+"""`MoELayer`: the module that executes a plan."""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moetune.domain.errors import InputError
+from moetune.domain.layer import Activation, LayerShape, check_divisible
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.runtime.agreement import agree_on_tokens
+from moetune.runtime.dispatch import plan_dispatch
+from moetune.runtime.experts import Experts
+from moetune.runtime.gate import Gate, Routing
+from moetune.runtime.links import Link, link_of
+from moetune.runtime.pipeline import Pipe, PipelinedExperts
+from moetune.runtime.planbook import PlanBook, Shelf, read_plans, warn_once
+from moetune.runtime.recorder import NoRecorder, Recorder
+
+_SEED_LIMIT = 2**62
+
+
+class MoELayer(nn.Module):
+    """A Mixture-of-Experts layer whose exchanges run behind its experts' computation.
+
+    The degree changes the time of a step, never its numbers.
+
+    Args:
+        d_model, d_hidden: width of the tokens and of the experts.
+        num_experts: experts of the whole group; every rank holds num_experts / ranks of them.
+        top_k: experts of a token.
+        activation: "relu", "gelu", "silu" or "swiglu" (gated, no biases).
+        bias: whether experts add biases.
+        capacity_factor: None drops no token; otherwise an expert takes at most
+            ceil(factor · tokens · top_k / num_experts) pairs of each rank.
+        normalize_topk: divide the chosen probabilities by their sum; default top_k > 1.
+        group: expert-parallel group, default the world. All its ranks construct the layer.
+        pipeline: True takes the degrees from the plan, False is one chunk, a number is that
+            degree, a pair those of forward and backward.
+        memory_reuse: True takes the strategy from the plan, False or "none" keeps everything.
+        plan: a plan, or the path of a plan file.
+        planbook: a book that all ranks share, see `moetune.open_planbook`.
+        device, dtype: of the parameters.
+
+    Attributes:
+        aux_loss: balance loss of the last forward pass, a scalar.
+        decision: what the last forward pass ran with.
+        num_dropped: pairs over the capacity in the last forward pass.
+        recorder: watches the steps of forward and backward; see `moetune.runtime.recorder`.
+
+    Raises:
+        InputError: an argument is out of range or the plan is for another layer.
+    """
+
+    aux_loss: torch.Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        num_experts: int,
+        top_k: int = 1,
+        *,
+        activation: Activation = "gelu",
+        bias: bool = True,
+        capacity_factor: float | None = None,
+        normalize_topk: bool | None = None,
+        group: dist.ProcessGroup | None = None,
+        pipeline: bool | int | tuple[int, int] = True,
+        memory_reuse: bool | str = True,
+        plan: Plan | str | os.PathLike[str] | None = None,
+        planbook: PlanBook | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        link: Link | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape = LayerShape(
+            d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
+            activation=activation,
+        )  # fmt: skip
+        if capacity_factor is not None and not capacity_factor > 0:
+            raise InputError(f"capacity_factor must be above 0 or None, got {capacity_factor}")
+        _check_memory_reuse(memory_reuse)
+        self.link = link if link is not None else link_of(group)
+        check_divisible(num_experts, self.link.num_ranks)
+        self.gate = Gate(
+            self.shape,
+            normalize_topk=top_k > 1 if normalize_topk is None else normalize_topk,
+            capacity_factor=capacity_factor,
+            device=device,
+            dtype=dtype,
+        )
+        local_experts = num_experts // self.link.num_ranks
+        self.experts = Experts(
+            self.shape, local_experts=local_experts, bias=bias, device=device, dtype=dtype
+        )
+        self.recorder: Recorder = NoRecorder()
+        self.decision = SAFE_DECISION
+        self.num_dropped = 0
+        self._fixed = _fixed_decision(pipeline)
+        self._book = _book_of(plan, planbook, self.shape, self.link.num_ranks)
+        self._shelves: dict[torch.dtype, Shelf | None] = {}
+        # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
+        self._ddp_params_and_buffers_to_ignore = [
+            f"experts.{name}" for name, _ in self.experts.named_parameters()
+        ]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew: equal gates, and experts that do not depend on the ranks.
+
+        The first rank draws one number from torch's generator and gives it to the others.
+        """
+        if self.gate.weight.is_meta:
+            return
+        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.gate.weight.device)
+        if self.link.num_ranks > 1:
+            seed = self.link.gather(seed, "the exchange of the experts' seed")[0]
+        generator = torch.Generator().manual_seed(int(seed))
+        bound = self.shape.d_model**-0.5
+        values = torch.empty(self.gate.weight.shape, dtype=torch.float64)
+        with torch.no_grad():
+            self.gate.weight.copy_(values.uniform_(-bound, bound, generator=generator))
+        self.experts.reset(int(seed), self.link.rank * self.experts.local_experts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the experts' weighted outputs.
+
+        Args:
+            x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
+
+        Returns:
+            The same shape and dtype as `x`.
+
+        Raises:
+            InputError: `x` has another width or dtype than the layer (one rank).
+            RankMismatchError: the ranks differ; the same on every rank.
+            CollectiveError: an exchange failed.
+        """
+        dtype = _compute_dtype(x)
+        width = x.shape[-1] if x.dim() else 0
+        num_tokens = x.numel() // width if width else 0
+        tokens = agree_on_tokens(
+            self.link,
+            num_tokens=num_tokens,
+            signature=self._signature(x, dtype),
+            problem=self._problem(x, dtype),
+            device=x.device,
+        )
+        x_TD = x.reshape(num_tokens, width)
+        routing = self.gate(x_TD)
+        self.aux_loss = routing.aux_loss
+        self.decision = self._decide(tokens, dtype)
+        return self._run(x_TD.to(dtype), routing).to(x.dtype).view(x.shape)
+
+    def extra_repr(self) -> str:
+        """Show the shape and the ranks."""
+        shape = self.shape
+        return (
+            f"d_model={shape.d_model}, d_hidden={shape.d_hidden}, "
+            f"num_experts={shape.num_experts}, top_k={shape.top_k}, "
+            f"activation={shape.activation}, ranks={self.link.num_ranks}"
+        )
+
+    def _run(self, x_TD: torch.Tensor, routing: Routing) -> torch.Tensor:
+        pipe = Pipe(
+            link=self.link,
+            dispatch=plan_dispatch(
+                routing.experts_TK,
+                routing.kept_TK,
+                num_experts=self.shape.num_experts,
+                forward_degree=self.decision.forward_degree,
+                backward_degree=self.decision.backward_degree,
+                link=self.link,
+            ),
+            issue_order=self.decision.order,
+            activation=self.shape.activation,
+            recorder=self.recorder,
+        )
+        self.num_dropped = pipe.dispatch.num_dropped
+        experts, dtype = self.experts, x_TD.dtype
+        parameters = (
+            None if each is None else each.to(dtype)
+            for each in (experts.w1, experts.b1, experts.w2, experts.b2, experts.w3)
+        )
+        with torch.autocast(x_TD.device.type, enabled=False):
+            y_TD: torch.Tensor = PipelinedExperts.apply(  # type: ignore[no-untyped-call]
+                x_TD, routing.weights_TK, pipe, *parameters
+            )
+        return y_TD
+
+    def _decide(self, tokens: int, dtype: torch.dtype) -> Decision:
+        if self._fixed is not None:
+            return self._fixed
+        if dtype not in self._shelves:
+            name = str(dtype).removeprefix("torch.")
+            shelf = self._book.shelf(self.shape, num_ranks=self.link.num_ranks, dtype=name)
+            if shelf is None:
+                warn_once(
+                    f"no plan for {self.shape} in {name} on {self.link.num_ranks} ranks: "
+                    "running one chunk. Make one with `moetune plan`.",
+                    rank=self.link.rank,
+                )
+            self._shelves[dtype] = shelf
+        shelf = self._shelves[dtype]
+        return SAFE_DECISION if shelf is None else shelf.decide(tokens)
+
+    def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
+        how = self._book.digest[:12] if self._fixed is None else str(self._fixed)
+        return (
+            f"{self.shape}, {dtype}, plan {how}, "
+            f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
+        )
+
+    def _problem(self, x: torch.Tensor, dtype: torch.dtype) -> str:
+        if not x.dim() or x.shape[-1] != self.shape.d_model:
+            return f"x has shape {tuple(x.shape)}, its last size must be {self.shape.d_model}"
+        weight = self.experts.w1
+        if x.device.type != weight.device.type:
+            return f"x is on {x.device}, the experts are on {weight.device}"
+        if dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            return f"x is {x.dtype}, the experts are {weight.dtype}"
+        return ""
+
+
+def _compute_dtype(x: torch.Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _fixed_decision(pipeline: bool | int | tuple[int, int]) -> Decision | None:
+    if pipeline is True:
+        return None
+    forward, backward = pipeline if isinstance(pipeline, tuple) else (pipeline, pipeline)
+    forward, backward = forward or 1, backward or 1
+    if forward < 1 or backward < 1:
+        raise InputError(f"pipeline must be True, False or a degree of at least 1, got {pipeline}")
+    return Decision(forward_degree=forward, backward_degree=backward)
+
+
+def _check_memory_reuse(memory_reuse: bool | str) -> None:
+    if memory_reuse not in (True, False, "none"):
+        raise InputError(
+            f"memory_reuse {memory_reuse!r} is not available", "use True, False or 'none'"
+        )
+
+
+def _book_of(
+    plan: Plan | str | os.PathLike[str] | None,
+    planbook: PlanBook | None,
+    layer: LayerShape,
+    num_ranks: int,
+) -> PlanBook:
+    if plan is None:
+        return planbook if planbook is not None else PlanBook()
+    if planbook is not None:
+        raise InputError("give either plan or planbook, not both")
+    plans = (plan,) if isinstance(plan, Plan) else read_plans([Path(plan)])
+    for one in plans:
+        inputs = one.inputs
+        if inputs.layer != layer or inputs.world_size != num_ranks:
+            raise InputError(
+                f"plan {one.id[:6]} is for {inputs.layer} on {inputs.world_size} ranks, "
+                f"the layer is {layer} on {num_ranks}",
+                "make a plan for this layer with `moetune plan`",
+            )
+    return PlanBook(plans)

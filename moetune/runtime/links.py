@@ -1,0 +1,242 @@
+"""Links: how rows travel between ranks, asynchronously and in the order of issue."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from moetune.domain.errors import CollectiveError
+
+
+class Transfer(Protocol):
+    """An exchange under way; it keeps its tensors alive until it is waited for."""
+
+    def wait(self) -> None:
+        """Order the current stream (on a CPU: the caller) behind the end of the exchange.
+
+        Raises:
+            CollectiveError: the exchange failed; the text names it.
+        """
+        ...
+
+    def future(self) -> torch.futures.Future[object] | None:
+        """Return a future that completes with the exchange, None where there is none."""
+        ...
+
+
+class Link(Protocol):
+    """All-to-all between the ranks of one expert-parallel group.
+
+    Every rank issues the same exchanges in the same order, also those of zero rows.
+    """
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the group."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the group."""
+        ...
+
+    def exchange(
+        self,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        name: str,
+    ) -> Transfer:
+        """Start one all-to-all of rows.
+
+        Args:
+            output: (sum of output_splits, width), filled in the order of the source ranks.
+            rows: (sum of input_splits, width), contiguous, in the order of the target ranks.
+            name: what an error calls the exchange.
+        """
+        ...
+
+    def swap(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
+        """Return block r of every rank's `blocks` (num_ranks, …) on rank r, blocking."""
+        ...
+
+    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Return every rank's `values` (n,) as (num_ranks, n), blocking."""
+        ...
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Return every rank's text, blocking."""
+        ...
+
+
+class _Done:
+    """A transfer that ended when it was issued."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def future(self) -> None:
+        """Return no future."""
+
+
+class LocalLink:
+    """One rank: rows stay where they are."""
+
+    num_ranks = 1
+    rank = 0
+
+    def exchange(self, output: torch.Tensor, rows: torch.Tensor, *_: object) -> Transfer:
+        """Copy the rows."""
+        output.copy_(rows)
+        return _Done()
+
+    def swap(self, blocks: torch.Tensor, *_: object) -> torch.Tensor:
+        """Return the blocks."""
+        return blocks
+
+    def gather(self, values: torch.Tensor, *_: object) -> torch.Tensor:
+        """Return the values as the only row."""
+        return values.unsqueeze(0)
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Return the only text."""
+        return [text]
+
+
+class _GroupTransfer:
+    def __init__(
+        self, work: dist.Work, tensors: tuple[torch.Tensor, ...], name: str, where: str
+    ) -> None:
+        self._work = work
+        self._tensors: tuple[torch.Tensor, ...] = tensors
+        self._name = name
+        self._where = where
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise _failed(self._name, self._where, error) from error
+        self._tensors = ()
+
+    def future(self) -> torch.futures.Future[object] | None:
+        return self._work.get_future()
+
+
+class GroupLink:
+    """A torch.distributed group (gloo or NCCL), which orders streams by itself.
+
+    With NCCL the exchange runs on the group's own stream behind what the current stream has
+    been given so far; waiting orders the current stream behind it, and the tensors are kept
+    alive until then, so that the caching allocator never hands them out early.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group if group is not None else dist.group.WORLD
+        self.num_ranks = dist.get_world_size(self._group)
+        self.rank = dist.get_rank(self._group)
+
+    def exchange(
+        self,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        name: str,
+    ) -> Transfer:
+        """Start one all_to_all_single."""
+        try:
+            work = dist.all_to_all_single(
+                output, rows, list(output_splits), list(input_splits),
+                group=self._group, async_op=True,
+            )  # fmt: skip
+        except RuntimeError as error:
+            raise _failed(name, self._where, error) from error
+        return _GroupTransfer(work, (output, rows), name, self._where)
+
+    def swap(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
+        """Exchange equal blocks."""
+        received = torch.empty_like(blocks)
+        try:
+            dist.all_to_all_single(received, blocks, group=self._group)
+        except RuntimeError as error:
+            raise _failed(name, self._where, error) from error
+        return received
+
+    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Gather equal vectors."""
+        parts = [torch.empty_like(values) for _ in range(self.num_ranks)]
+        try:
+            dist.all_gather(parts, values, group=self._group)
+        except RuntimeError as error:
+            raise _failed(name, self._where, error) from error
+        return torch.stack(parts)
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Gather texts of any length."""
+        texts: list[str] = [""] * self.num_ranks
+        try:
+            dist.all_gather_object(texts, text, group=self._group)
+        except RuntimeError as error:
+            raise _failed("the exchange of texts", self._where, error) from error
+        return texts
+
+    @property
+    def _where(self) -> str:
+        return f"rank {self.rank} of {self.num_ranks}"
+
+
+class _StagedTransfer:
+    def __init__(self, event: torch.cuda.Event, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._event = event
+        self._tensors: tuple[torch.Tensor, ...] = tensors
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+        self._tensors = ()
+
+    def future(self) -> None:
+        return None
+
+
+class HostStagedLink(LocalLink):
+    """One GPU's stand-in for a wire: device to pinned host to device on its own stream.
+
+    The pinned buffer is allocated once and grows to the largest exchange; transfers share it
+    safely because they run one after the other on one stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._host = torch.empty(0, dtype=torch.uint8, pin_memory=True)
+
+    def exchange(self, output: torch.Tensor, rows: torch.Tensor, *_: object) -> Transfer:
+        """Start the two copies."""
+        num_bytes = rows.numel() * rows.element_size()
+        if self._host.numel() < num_bytes:
+            self._stream.synchronize()
+            self._host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        staging = self._host[:num_bytes].view(rows.dtype).view(rows.shape)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            staging.copy_(rows, non_blocking=True)
+            output.copy_(staging, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return _StagedTransfer(event, (output, rows))
+
+
+def link_of(group: dist.ProcessGroup | None) -> Link:
+    """Return the link of a group: None is the world, or one rank without torch.distributed."""
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return LocalLink()
+    return LocalLink() if dist.get_world_size(group) == 1 else GroupLink(group)
+
+
+def _failed(name: str, where: str, error: Exception) -> CollectiveError:
+    return CollectiveError(
+        f"{name} failed on {where}: {str(error).splitlines()[0] if str(error) else error!r}",
+        "a rank died, left early or was too slow: look at the other ranks' output",
+    )

@@ -1,0 +1,126 @@
+"""The plan book: plans that all ranks share, looked up at the cost of a dictionary access."""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch.distributed as dist
+
+from moetune.domain.document import canonical_json, digest
+from moetune.domain.errors import InputError, MoetuneError, RankMismatchError
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan, plan_from_json
+
+_LOGGER = logging.getLogger("moetune")
+
+
+@dataclass(slots=True)
+class Shelf:
+    """The plans for one layer on one group; a look-up is a dictionary access."""
+
+    _plans: Sequence[Plan]
+    _known: dict[int, Decision] = field(default_factory=dict)
+
+    def decide(self, tokens_per_rank: int) -> Decision:
+        """Return what to run with for the group's agreed tokens.
+
+        A number of tokens seen before is a dictionary access; a new one is looked up in the
+        ranges of the plan made for the nearest number of tokens.
+        """
+        decision = self._known.get(tokens_per_rank)
+        if decision is None:
+            decision = self._nearest(tokens_per_rank).decide(tokens_per_rank)
+            self._known[tokens_per_rank] = decision
+        return decision
+
+    def _nearest(self, tokens: int) -> Plan:
+        return min(
+            self._plans,
+            key=lambda plan: abs(math.log(max(tokens, 1) / plan.inputs.tokens_per_rank)),
+        )
+
+
+class PlanBook:
+    """Plans by layer, ranks and dtype. Equal on all ranks: see `share_plans`.
+
+    A layer without a plan here runs the safe plan: one chunk, nothing reused.
+    """
+
+    def __init__(self, plans: Iterable[Plan] = ()) -> None:
+        self._shelves: dict[tuple[LayerShape, int, str], list[Plan]] = {}
+        self.plans = tuple(plans)
+        for plan in self.plans:
+            inputs = plan.inputs
+            key = (inputs.layer, inputs.world_size, inputs.dtype)
+            self._shelves.setdefault(key, []).append(plan)
+        self.digest = digest([plan.id for plan in self.plans])
+
+    def shelf(self, layer: LayerShape, *, num_ranks: int, dtype: str) -> Shelf | None:
+        """Return the plans for a layer, None where there is none."""
+        plans = self._shelves.get((layer, num_ranks, dtype))
+        return Shelf(plans) if plans else None
+
+    def decide(
+        self, layer: LayerShape, *, num_ranks: int, dtype: str, tokens_per_rank: int
+    ) -> Decision:
+        """Return what to run with, the safe decision where the book has no plan."""
+        shelf = self.shelf(layer, num_ranks=num_ranks, dtype=dtype)
+        return SAFE_DECISION if shelf is None else shelf.decide(tokens_per_rank)
+
+
+def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
+    """Return the plans in plan files, and in all `*.json` of folders.
+
+    Raises:
+        InputError: a path is missing or is no plan.
+    """
+    plans: list[Plan] = []
+    for path in paths:
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        for file in files:
+            try:
+                text = file.read_bytes()
+            except OSError as error:
+                raise InputError(f"plan {file} cannot be read: {error.strerror}") from None
+            plans.append(plan_from_json(text, str(file)))
+    return tuple(plans)
+
+
+def share_plans(
+    load: Callable[[], Iterable[Plan]], *, group: dist.ProcessGroup | None = None
+) -> PlanBook:
+    """Return the same book on every rank: the group's first rank loads, all others receive.
+
+    Args:
+        load: called on the group's first rank only.
+
+    Raises:
+        MoetuneError: what `load` raised, on every rank.
+        RankMismatchError: a rank received something else.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
+        return PlanBook(load())
+    parcel: list[tuple[list[str], MoetuneError | None]] = [([], None)]
+    if dist.get_rank(group) == 0:
+        try:
+            parcel = [([canonical_json(plan) for plan in load()], None)]
+        except MoetuneError as error:
+            parcel = [([], error)]
+    dist.broadcast_object_list(parcel, group=group, group_src=0)
+    texts, failure = parcel[0]
+    if failure is not None:
+        raise failure
+    book = PlanBook(plan_from_json(text, "plan from the first rank") for text in texts)
+    digests: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(digests, book.digest, group=group)
+    if len(set(digests)) > 1:
+        raise RankMismatchError(f"plan books differ between ranks: {', '.join(digests)}")
+    return book
+
+
+def warn_once(message: str, *, rank: int) -> None:
+    """Say something important once a job: on the first rank, in the log."""
+    if rank == 0:
+        _LOGGER.warning(message)
