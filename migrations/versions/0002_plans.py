@@ -1,0 +1,46 @@
+"""What was planned, and what then happened: plans and observations."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "plans",
+        sa.Column("id", sa.String(64), nullable=False),
+        sa.Column("model", sa.Text, nullable=True),
+        sa.Column("profile", sa.Text, nullable=False),
+        sa.Column("world_size", sa.BigInteger, nullable=False),
+        sa.Column("tokens_per_rank", sa.BigInteger, nullable=False),
+        sa.Column("document", sa.JSON, nullable=False),
+        sa.Column("created_at", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_plans")),
+    )
+    op.create_table(
+        "observations",
+        sa.Column("id", sa.Integer, nullable=False),
+        sa.Column("plan_id", sa.String(64), nullable=False),
+        sa.Column("forward_degree", sa.BigInteger, nullable=False),
+        sa.Column("backward_degree", sa.BigInteger, nullable=False),
+        sa.Column("tokens_per_rank", sa.BigInteger, nullable=False),
+        sa.Column("predicted_seconds", sa.Double, nullable=False),
+        sa.Column("seconds", sa.JSON, nullable=False),
+        sa.Column("source", sa.Text, nullable=False),
+        sa.Column("created_at", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_observations")),
+        sa.ForeignKeyConstraint(
+            ["plan_id"], ["plans.id"], name=op.f("fk_observations_plan_id_plans")
+        ),
+        sqlite_autoincrement=True,
+    )
+    op.create_index(op.f("ix_observations_plan_id"), "observations", ["plan_id"])
+
+
+def downgrade() -> None:
+    op.drop_table("observations")
+    op.drop_table("plans")

@@ -1,0 +1,148 @@
+"""Engines: how SQLite and PostgreSQL are opened so that several processes can share them.
+
+SQLAlchemy's defaults for SQLite lose concurrent updates without an error (the driver does
+not BEGIN before a SELECT), and deferred transactions fail as locked when they start to
+write. Hence: every writing transaction takes the write lock as its first statement.
+"""
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
+
+from moetune.domain.document import canonical_json
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.store.address import Address
+
+BUSY_TIMEOUT_SECONDS = 30.0
+# A server that vanished without a word is given up after half a minute.
+_POSTGRESQL_OPTIONS = MappingProxyType(
+    {
+        "application_name": "moetune",
+        "connect_timeout": 10,
+        "keepalives_idle": 30,
+        "tcp_user_timeout": 30_000,
+    }
+)
+_BEGIN_OPTION = "moetune_begin"
+# SQLite's shared-memory index of the write-ahead log does not work across hosts.
+_NETWORK_FILE_SYSTEMS = re.compile(
+    r"nfs\d?|cifs|smb\w*|9p|afs|ceph|glusterfs|lustre|gpfs|beegfs\w*|ocfs2|orangefs|pvfs2"
+    r"|fuse\.(sshfs|glusterfs|ceph|s3fs|rclone|gcsfuse|juicefs|moosefs|mfs|davfs)\S*"
+)
+
+
+def make_engine(
+    address: Address, *, read_only: bool = False, enforce_foreign_keys: bool = True
+) -> Engine:
+    """Return an engine; nothing is connected yet.
+
+    Args:
+        enforce_foreign_keys: False for migrations, in which SQLite replaces tables: dropping
+            the old one would delete the rows that refer to it.
+
+    Raises:
+        MoetuneError: the PostgreSQL driver is not installed.
+    """
+    if address.path is not None:
+        return _sqlite_engine(address.path, read_only, enforce_foreign_keys)
+    try:
+        engine = create_engine(
+            address.url,
+            connect_args={
+                key: value
+                for key, value in _POSTGRESQL_OPTIONS.items()
+                if key not in address.url.query
+            },
+            json_serializer=canonical_json,
+            json_deserializer=_read_json,
+            hide_parameters=True,
+        )
+    except ImportError as error:
+        raise MoetuneError(
+            f"PostgreSQL needs the driver psycopg, which is not here: {error}",
+            "run `pip install 'moetune[postgres]'`",
+        ) from None
+    return engine.execution_options(postgresql_readonly=True) if read_only else engine
+
+
+def reading(engine: Engine) -> Engine:
+    """Return the engine for transactions that only read: they never wait for a writer."""
+    return engine.execution_options(**{_BEGIN_OPTION: "BEGIN"})
+
+
+def without_transaction(engine: Engine) -> Engine:
+    """Return the engine for the pragmas that SQLite takes only outside of a transaction."""
+    return engine.execution_options(**{_BEGIN_OPTION: ""})
+
+
+def journal_mode(path: Path) -> str:
+    """Return the journal that suits the file system: "wal", or "delete" on a network."""
+    mounts = Path("/proc/self/mounts")
+    text = mounts.read_text(errors="replace") if mounts.exists() else ""
+    kind = file_system(path, mounts=text)
+    return "delete" if _NETWORK_FILE_SYSTEMS.fullmatch(kind) else "wal"
+
+
+def file_system(path: Path, *, mounts: str) -> str:
+    """Return the type of the file system that holds `path`, "" where it is unknown.
+
+    Args:
+        mounts: the text of /proc/self/mounts.
+    """
+    real, best, kind = path.resolve(), 0, ""
+    for line in mounts.splitlines():
+        _, mount_point, mount_kind, *_ = line.split(" ")
+        folder = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount_point))
+        # The later of two mounts on one folder hides the earlier.
+        if real.is_relative_to(folder) and len(folder.parts) >= best:
+            best, kind = len(folder.parts), mount_kind
+    return kind
+
+
+def _sqlite_engine(path: Path, read_only: bool, enforce_foreign_keys: bool) -> Engine:  # noqa: FBT001 - private, called once
+    mode = "ro" if read_only else "rwc"
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?mode={mode}",
+            uri=True,
+            timeout=BUSY_TIMEOUT_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        connection.execute(f"PRAGMA foreign_keys = {int(enforce_foreign_keys)}")
+        return connection
+
+    engine = create_engine(
+        "sqlite://",
+        creator=connect,
+        poolclass=QueuePool,
+        json_serializer=canonical_json,
+        json_deserializer=_read_json,
+        hide_parameters=True,
+    )
+    default = "BEGIN" if read_only else "BEGIN IMMEDIATE"
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        statement = connection.get_execution_options().get(_BEGIN_OPTION, default)
+        if statement:
+            connection.exec_driver_sql(statement)
+
+    return engine
+
+
+def _read_json(text: str | bytes) -> Any:  # noqa: ANN401 - plain values of any shape
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(
+            f"a row of the database holds no valid JSON: {error}",
+            "the file was changed by another program: restore a backup",
+        ) from None

@@ -1,0 +1,181 @@
+"""Revisions: which one a database has, which one this moetune wants, and the way up.
+
+Revisions are files `NNNN_name.py` in one line, so that opening a database needs to know no
+more than the file names and does not import Alembic.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.schema import SchemaItem
+
+from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
+from moetune.store.address import Address
+from moetune.store.database import Database
+from moetune.store.schema import VERSION_TABLE, metadata
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_ADVISORY_LOCK = 0x6D6F6574756E65  # "moetune" in ASCII
+
+
+def _is_ours(
+    item: SchemaItem,  # noqa: ARG001 - Alembic's signature
+    name: str | None,
+    kind: str,
+    reflected: bool,  # noqa: ARG001, FBT001 - Alembic's signature
+    compare_to: SchemaItem | None,  # noqa: ARG001 - Alembic's signature
+) -> bool:
+    """Return False for tables of others in the same database, such as Optuna's."""
+    return kind != "table" or name in metadata.tables
+
+
+# Optuna keeps its own `alembic_version`; batches because SQLite has almost no ALTER.
+CONTEXT_OPTIONS: MappingProxyType[str, Any] = MappingProxyType(
+    {
+        "version_table": VERSION_TABLE,
+        "render_as_batch": True,
+        "include_object": _is_ours,
+        "compare_type": True,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaState:
+    """The revision of a database and the one that this moetune wants.
+
+    Args:
+        found: None where there is no database yet.
+    """
+
+    found: str | None
+    head: str
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether they are the same."""
+        return self.found == self.head
+
+
+def migrations_folder(package: Path = _PACKAGE) -> Path:
+    """Return the revisions' folder: inside an installed package, else the checkout's.
+
+    Raises:
+        MoetuneError: there is neither.
+    """
+    for folder in (package / "_migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise MoetuneError(f"the migrations are missing beside {package}", "install moetune again")
+
+
+def known_revisions() -> tuple[str, ...]:
+    """Return this moetune's revisions, oldest first."""
+    files = (migrations_folder() / "versions").glob("[0-9]*_*.py")
+    return tuple(sorted(file.name.partition("_")[0] for file in files))
+
+
+def read_state(connection: Connection) -> SchemaState:
+    """Return the revision that is found in the database.
+
+    Raises:
+        InputError: the database has tables of our names that are not ours.
+    """
+    head = known_revisions()[-1]
+    tables = set(inspect(connection).get_table_names())
+    if VERSION_TABLE in tables:
+        rows = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars()  # noqa: S608 - a constant
+        if found := ", ".join(sorted(rows)):
+            return SchemaState(found=found, head=head)
+    if clashes := sorted(tables & metadata.tables.keys()):
+        raise InputError(
+            f"the database belongs to another program: it has its own table {clashes[0]!r}",
+            "name another database with --db",
+        )
+    return SchemaState(found=None, head=head)
+
+
+def check_head(state: SchemaState, address: Address) -> None:
+    """Raise SchemaMismatchError, with the way out, unless the revision is the wanted one."""
+    if state.up_to_date:
+        return
+    what = (
+        f"database {address.shown} has schema revision {state.found}, "
+        f"this moetune wants {state.head}"
+    )
+    if state.found in known_revisions():
+        raise SchemaMismatchError(what, "run `moetune db upgrade` on it")
+    raise SchemaMismatchError(what, "it was made by a newer moetune: install that one")
+
+
+def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
+    """Bring a database to the head revision in one transaction.
+
+    Processes that do so at the same time wait for each other, and the later ones find it
+    done.
+
+    Args:
+        only_new: leave a database that has a revision already as it is.
+
+    Returns:
+        The state before.
+
+    Raises:
+        SchemaMismatchError: the database is newer than this moetune.
+    """
+
+    def work(connection: Connection) -> SchemaState:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SET LOCAL lock_timeout = '30s'"))
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+        state = read_state(connection)
+        if state.found is None or not (only_new or state.up_to_date):
+            if state.found is not None and state.found not in known_revisions():
+                check_head(state, address)
+            _run_revisions(connection)
+        return state
+
+    database = Database.connect(address, enforce_foreign_keys=False)
+    try:
+        return database.write(work)
+    finally:
+        database.close()
+
+
+def differences(connection: Connection) -> tuple[str, ...]:
+    """Return how the database's tables differ from the ones in `schema`."""
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    context = MigrationContext.configure(connection, opts=dict(CONTEXT_OPTIONS))
+    return tuple(str(change) for change in compare_metadata(context, metadata))
+
+
+def _run_revisions(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise MoetuneError(f"the migrations cannot be run: {error}", "install moetune again") from (
+            error
+        )
+    broken = foreign_key_problems(connection)
+    if broken:
+        raise MoetuneError(f"the upgrade would break rows, and was undone: {broken[0]}")
+
+
+def foreign_key_problems(connection: Connection) -> tuple[str, ...]:
+    """Return the rows that refer to nothing; only SQLite lets them come to be."""
+    if connection.dialect.name != "sqlite":
+        return ()
+    rows = connection.execute(text("PRAGMA foreign_key_check")).all()
+    return tuple(f"row {row[1]} of {row[0]} refers to a missing row of {row[2]}" for row in rows)

@@ -1,0 +1,97 @@
+"""Open a database: make a new one, refuse a foreign schema, say what is wrong with a file."""
+
+from sqlalchemy import Connection
+
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.store.address import Address, parse_address
+from moetune.store.database import Database
+from moetune.store.engine import journal_mode
+from moetune.store.migrate import check_head, read_state, upgrade_to_head
+from moetune.store.sql_store import SqlStore
+
+
+def open_store(url: str, *, read_only: bool = False) -> SqlStore:
+    """Open the store at `url`; a new or empty database is given its tables first.
+
+    Args:
+        url: a file, `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`.
+        read_only: open without any right to write; there must be a database then.
+
+    Raises:
+        SchemaMismatchError: the database has an older or newer schema.
+        InputError: the address, or the file at it, is no database.
+        MoetuneError: the database cannot be reached, read or written.
+    """
+    address = parse_address(url)
+    check_place(address, must_exist=read_only)
+    database = Database.connect(address, read_only=read_only)
+    try:
+        _prepare(database, read_only=read_only)
+    except BaseException:
+        database.close()
+        raise
+    return SqlStore(database)
+
+
+def _prepare(database: Database, *, read_only: bool) -> None:
+    state = database.read(read_state)
+    if state.found is None and not read_only:
+        upgrade_to_head(database.address, only_new=True)
+        state = database.read(read_state)
+    if state.found is None:
+        raise no_database(database.address)
+    check_head(state, database.address)
+    if not read_only:
+        set_journal(database)
+
+
+def check_place(address: Address, *, must_exist: bool) -> None:
+    """Make the folder of a new SQLite file, and name what keeps it from being one.
+
+    Raises:
+        InputError: it is a folder, lies in a file, or is absent and must exist.
+        MoetuneError: the folder may not be made.
+    """
+    path = address.path
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a database", f"name a file: {path}/moetune.db")
+    if must_exist:
+        if not path.exists():
+            raise no_database(address)
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"{path.parent} is not a folder", "name another file with --db") from None
+    except OSError as error:
+        raise MoetuneError(
+            f"folder {path.parent} cannot be made: {error.strerror}", "name another file with --db"
+        ) from None
+
+
+def no_database(address: Address) -> InputError:
+    """Return the error for a place that holds no database of moetune."""
+    return InputError(
+        f"there is no moetune database at {address.shown}",
+        "`moetune profile` makes one, or name another with --db",
+    )
+
+
+def set_journal(database: Database) -> None:
+    """Give a SQLite file the write-ahead log, or on a network file system the old journal.
+
+    Raises:
+        MoetuneError: it cannot be written.
+    """
+    path = database.address.path
+    if path is None:
+        return
+    wanted = journal_mode(path)
+
+    def work(connection: Connection) -> None:
+        if connection.exec_driver_sql("PRAGMA journal_mode").scalar() != wanted:
+            connection.exec_driver_sql(f"PRAGMA journal_mode = {wanted}")
+
+    database.outside(work)

@@ -1,0 +1,107 @@
+"""Values of the domain to rows and back."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from moetune.domain.document import decode, digest, encode
+from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.plan import Plan, plan_from_document
+from moetune.domain.ports import Observation, PlanInfo, RunInfo
+from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.samples import Sample
+
+Values = dict[str, Any]
+
+
+def utc_now() -> str:
+    """Return the time of day, UTC, as ISO 8601 text of constant width."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def machine_values(machine: Machine, fingerprint: Fingerprint) -> Values:
+    """Return the columns of a machine."""
+    sizes = encode(machine)
+    facts = encode(fingerprint.hardware)
+    return {
+        **sizes,
+        "fingerprint": digest({"machine": sizes, "facts": facts}),
+        "hardware_id": fingerprint.hardware_id,
+        "facts": facts,
+        "created_at": utc_now(),
+    }
+
+
+def sample_values(sample: Sample, run_id: int) -> Values:
+    """Return the columns of a sample."""
+    return {**encode(sample), "kind": sample.point.kind, "run_id": run_id}
+
+
+def sample_from_row(row: RowMapping, where: str) -> Sample:
+    """Return the sample in a row.
+
+    Raises:
+        InputError: the row was changed by another program.
+    """
+    names = ("point", "seconds", "num_iterations", "marks", "error")
+    return decode(Sample, {name: row[name] for name in names}, f"{where}: sample {row['id']}")
+
+
+def profile_document(profile: Profile) -> Values:
+    """Return the document of a fit: the profile without its samples."""
+    document: Values = encode(replace(profile, samples=()))
+    del document["samples"]
+    return document
+
+
+def profile_from_parts(document: object, samples: tuple[Sample, ...]) -> Profile:
+    """Return the profile in a fit's document and its run's samples.
+
+    Raises:
+        InputError: the document was written by another moetune or program.
+    """
+    return replace(profile_from_document(document), samples=samples)
+
+
+def plan_values(plan: Plan) -> Values:
+    """Return the columns of a plan."""
+    return {
+        "id": plan.id,
+        "model": plan.inputs.model,
+        "profile": plan.inputs.profile,
+        "world_size": plan.inputs.world_size,
+        "tokens_per_rank": plan.inputs.tokens_per_rank,
+        "document": encode(plan),
+        "created_at": utc_now(),
+    }
+
+
+def plan_from_row(row: RowMapping) -> Plan:
+    """Return the plan in a row.
+
+    Raises:
+        InputError: the document was written by another moetune or program.
+    """
+    return plan_from_document(row["document"])
+
+
+def plan_info(row: RowMapping) -> PlanInfo:
+    """Return the list entry of a plan."""
+    return decode(PlanInfo, dict(row), "plan")
+
+
+def run_info(row: RowMapping) -> RunInfo:
+    """Return the list entry of a run."""
+    return decode(RunInfo, dict(row), "run")
+
+
+def observation_values(observation: Observation) -> Values:
+    """Return the columns of an observation."""
+    return {**encode(observation), "created_at": utc_now()}
+
+
+def observation_from_row(row: RowMapping) -> Observation:
+    """Return the observation in a row."""
+    return decode(Observation, dict(row), "observation")
