@@ -1,0 +1,166 @@
+"""What a profile knows of each operation: measured points, or else a published line."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.samples import CollectiveOp, Product
+from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, leave_one_out
+from moetune.fit.gemm import Surface
+from moetune.fit.pool import CollectiveKey, CopyKey, Pool, RowsKey, Series, Shape, pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Points:
+    """Measured points with what their curve needs besides them.
+
+    Args:
+        label: a text that is the same for the same operation in every run.
+        family: the operations that share one systematic error.
+        alpha_seconds: start-up time of the fitted line.
+        relative_error: typical error of a prediction.
+    """
+
+    label: str
+    family: str
+    series: Series
+    alpha_seconds: float
+    relative_error: float
+
+
+class Book:
+    """A profile's samples and lines by operation; what is not asked for is not worked out."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._gemm_lines = {line.dtype: line for line in profile.gemm}
+        self._collective_lines: dict[CollectiveKey, CollectiveLine] = {
+            (line.op, line.group_size, line.in_flight): line for line in profile.collective
+        }
+        self._copy_lines: dict[CopyKey, CopyLine] = {
+            (line.direction, line.pinned, line.both_ways): line for line in profile.copy
+        }
+        self._surfaces: dict[tuple[str, Product], Surface] = {}
+
+    @cached_property
+    def pool(self) -> Pool:
+        """The profile's samples by operation."""
+        return pool(self.profile.samples)
+
+    @cached_property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes with a matrix product."""
+        return tuple(sorted({dtype for dtype, _, _ in self.pool.gemm} | self._gemm_lines.keys()))
+
+    @cached_property
+    def products(self) -> tuple[tuple[str, Product], ...]:
+        """The measured forms of the matrix product, of each dtype."""
+        return tuple(sorted({(dtype, product) for dtype, product, _ in self.pool.gemm}))
+
+    def surface(self, dtype: str, product: Product) -> Surface:
+        """Return the shapes of one of `products`."""
+        key = (dtype, product)
+        if key not in self._surfaces:
+            line = self._gemm_lines.get(dtype)
+            self._surfaces[key] = Surface(
+                shapes={
+                    shape: series
+                    for (*form, shape), series in self.pool.gemm.items()
+                    if tuple(form) == key
+                },
+                family=f"gemm {dtype} {product}",
+                alpha_seconds=line.alpha_seconds if line else 0.0,
+                relative_error=line.error.median if line and line.error else None,
+            )
+        return self._surfaces[key]
+
+    def gemm_points(self, dtype: str, product: Product, shape: Shape) -> Points | None:
+        """Return the points over rows, None where the shape was not measured."""
+        surface = self.surface(dtype, product)
+        series = surface.series(shape)
+        if series is None:
+            return None
+        return Points(
+            label=f"{surface.family} {shape}",
+            family=surface.family,
+            series=series,
+            alpha_seconds=surface.alpha_seconds,
+            relative_error=surface.relative_error,
+        )
+
+    def gemm_line(self, dtype: str) -> Line | None:
+        """Return the dtype's line over MACs where it was not measured."""
+        line = self._gemm_lines.get(dtype)
+        if line is None or any(dtype == one for one, _ in self.products):
+            return None
+        return _line(line)
+
+    def group_sizes(self, op: CollectiveOp) -> tuple[int, ...]:
+        """Return the group sizes the collective is known for, ascending."""
+        keys = self.pool.collective.keys() | self._collective_lines.keys()
+        return tuple(sorted({group_size for one, group_size, _ in keys if one == op}))
+
+    def in_flight(self, op: CollectiveOp, group_size: int) -> tuple[int, ...]:
+        """Return the numbers in flight that it is known for; of lines only without samples."""
+        sources = (self.pool.collective, self._collective_lines)
+        found: tuple[int, ...] = ()
+        for keys in sources:
+            found = found or tuple(
+                sorted(several for one, size, several in keys if (one, size) == (op, group_size))
+            )
+        return found
+
+    def collective(self, key: CollectiveKey) -> Points | Line:
+        """Return what is known of a collective that `in_flight` names."""
+        line = self._collective_lines.get(key)
+        series = self.pool.collective.get(key)
+        return _known(f"collective {key}", series, line)
+
+    def copies(self) -> tuple[CopyKey, ...]:
+        """Return the known kinds of copy."""
+        return tuple(sorted(self.pool.copy.keys() | self._copy_lines.keys()))
+
+    def copy(self, key: CopyKey) -> Points | Line:
+        """Return what is known of one of `copies`."""
+        return _known(f"copy {key}", self.pool.copy.get(key), self._copy_lines.get(key))
+
+    def rows(self, key: RowsKey) -> Points | None:
+        """Return the points over elements, None where the operation was not measured."""
+        series = self.pool.rows.get(key)
+        return None if series is None else _points(f"rows {key}", series, None)
+
+
+_AnyLine = GemmLine | CollectiveLine | CopyLine
+
+
+def _known(label: str, series: Series | None, line: _AnyLine | None) -> Points | Line:
+    if series is not None:
+        return _points(label, series, line)
+    if line is None:
+        raise KeyError(label)
+    return _line(line)
+
+
+def _points(label: str, series: Series, line: _AnyLine | None) -> Points:
+    alpha_seconds = line.alpha_seconds if line else 0.0
+    return Points(
+        label=label,
+        family=label,
+        series=series,
+        alpha_seconds=alpha_seconds,
+        relative_error=_typical_error(series, alpha_seconds, line.error if line else None),
+    )
+
+
+def _typical_error(series: Series, alpha_seconds: float, error: FitError | None) -> float:
+    if error is not None:
+        return error.median
+    errors = leave_one_out(sizes=series.sizes, seconds=series.medians, alpha_seconds=alpha_seconds)
+    return float(np.median(errors)) if errors else ASSUMED_RELATIVE_ERROR
+
+
+def _line(line: _AnyLine) -> Line:
+    error = line.error.median if line.error else ASSUMED_RELATIVE_ERROR
+    return Line(cost=line.cost, relative_error=error)

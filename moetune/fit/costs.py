@@ -1,0 +1,196 @@
+"""A profile as the costs that the solvers read."""
+
+import math
+from collections.abc import Sequence
+
+from moetune.domain.costs import Estimate, Interference, LinearCost, Trust, least_trust
+from moetune.domain.profile import Profile
+from moetune.domain.samples import CollectiveOp, Direction, Product
+from moetune.fit.book import Book, Points
+from moetune.fit.curve import Line
+from moetune.fit.missing import copy_name, missing_collective, missing_copy, missing_gemm
+from moetune.fit.pool import CollectiveKey, RowsKey, Shape
+from moetune.fit.predictor import Curves, ExactCurves, Predictor, capped
+
+_FREE = Estimate(seconds=0.0, trust="measured")
+
+
+def costs_of(profile: Profile, *, allow_modelled: bool = False) -> "ProfileCosts":
+    """Return the costs that the profile's samples, or else its lines, predict.
+
+    Args:
+        allow_modelled: take the nearest group size where the one asked for was not measured.
+    """
+    return ProfileCosts(book=Book(profile), curves=ExactCurves(), allow_modelled=allow_modelled)
+
+
+class ProfileCosts:
+    """Predictions from one profile (`domain.costs.Costs`).
+
+    What was found for an operation is kept, so that the next question costs a dictionary
+    access and a bisection. Not for several threads at once.
+    """
+
+    def __init__(self, *, book: Book, curves: Curves, allow_modelled: bool) -> None:
+        self._book = book
+        self._curves = curves
+        self._allow_modelled = allow_modelled
+        self._gemms: dict[tuple[str, Product, int, int, int], Predictor] = {}
+        self._collectives: dict[CollectiveKey, Predictor] = {}
+        self._copies: dict[tuple[Direction, bool], Predictor] = {}
+        self._rows: dict[RowsKey, Predictor | None] = {}
+
+    @property
+    def interference(self) -> Interference:
+        """How operations of different classes disturb each other."""
+        return self._book.profile.interference
+
+    def gemm_line(self, *, dtype: str) -> LinearCost | None:
+        """Return the α–β line over MACs when that is all there is, else None."""
+        line = self._book.gemm_line(dtype)
+        return self._curves.line(line, label=f"gemm {dtype}").cost if line else None
+
+    def collective_line(self, *, op: CollectiveOp, group_size: int) -> LinearCost | None:
+        """Return the α–β line over bytes when that is all there is, else None."""
+        known = self._book.group_sizes(op)
+        if group_size == 1 or not (group_size in known or (known and self._allow_modelled)):
+            return None
+        found, label, _ = self._source(op, group_size, 1)
+        return self._curves.line(found, label=label).cost if isinstance(found, Line) else None
+
+    def gemm(
+        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+    ) -> Estimate:
+        """Return the time of one product of `num_experts` experts with `rows` rows each.
+
+        A measured shape is interpolated over its rows; another shape is blended from the
+        measured ones (`fit.gemm.Surface`). A form that was not measured takes the time of
+        the forward form, labelled "modelled".
+
+        Raises:
+            ProfileError: nothing is known about that dtype.
+        """
+        key = (dtype, product, num_experts, d_in, d_out)
+        found = self._gemms.get(key)
+        if found is None:
+            found = self._gemms[key] = self._gemm(dtype, product, (num_experts, d_in, d_out))
+        return found.predict(rows)
+
+    def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
+        """Return the time of an operation bound by memory, None where it was not measured."""
+        key = (op, dtype)
+        if key not in self._rows:
+            points = self._book.rows(key)
+            self._rows[key] = self._curves.through(points) if points else None
+        found = self._rows[key]
+        return found.predict(rows * width) if found else None
+
+    def collective(
+        self, *, op: CollectiveOp, group_size: int, num_bytes: float, in_flight: int = 1
+    ) -> Estimate:
+        """Return the time of one collective; in a group of one it costs nothing.
+
+        Where that number in flight was not measured, several take the nearest number of
+        several ("interpolated" at best), and else what there is ("extrapolated" at best).
+
+        Raises:
+            ProfileError: the group size was not measured; the text names the command that does.
+        """
+        if group_size == 1:
+            return _FREE
+        key = (op, group_size, in_flight)
+        found = self._collectives.get(key)
+        if found is None:
+            found = self._collectives[key] = self._collective(op, group_size, in_flight)
+        return found.predict(num_bytes)
+
+    def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
+        """Return the time of one copy while none runs the other way.
+
+        Raises:
+            ProfileError: no such copy was measured.
+        """
+        key = (direction, pinned)
+        found = self._copies.get(key)
+        if found is None:
+            found = self._copies[key] = self._copy(direction, pinned)
+        return found.predict(num_bytes)
+
+    def _gemm(self, dtype: str, product: Product, shape: Shape) -> Predictor:
+        form = self._form(dtype, product)
+        if form is None:
+            return self._gemm_line(dtype, shape)
+        cap: Trust = "measured" if form == product else "modelled"
+        points = self._book.gemm_points(dtype, form, shape)
+        if points is not None:
+            return capped(self._curves.through(points), cap)
+        surface = self._book.surface(dtype, form)
+        near: Trust = "interpolated" if surface.covers(shape) else "extrapolated"
+        curve = self._curves.blend(surface.blend(shape), family=surface.family)
+        return capped(curve, least_trust((cap, near)))
+
+    def _form(self, dtype: str, product: Product) -> Product | None:
+        """Return the measured form to predict with: the same one, forward, or any."""
+        forms = [form for one, form in self._book.products if one == dtype]
+        for wanted in (product, "forward", *forms):
+            if wanted in forms:
+                return wanted
+        return None
+
+    def _gemm_line(self, dtype: str, shape: Shape) -> Predictor:
+        cost = self.gemm_line(dtype=dtype)
+        line = self._book.gemm_line(dtype)
+        if cost is None or line is None:
+            raise missing_gemm(self._book.profile, dtype=dtype, known=self._book.dtypes)
+        per_row = LinearCost(
+            alpha_seconds=cost.alpha_seconds, beta_seconds=cost.beta_seconds * math.prod(shape)
+        )
+        return Line(cost=per_row, relative_error=line.relative_error)
+
+    def _collective(self, op: CollectiveOp, group_size: int, in_flight: int) -> Predictor:
+        found, label, cap = self._source(op, group_size, in_flight)
+        return capped(self._predictor(found, label), cap)
+
+    def _source(
+        self, op: CollectiveOp, group_size: int, in_flight: int
+    ) -> tuple[Points | Line, str, Trust]:
+        """Return the nearest thing known of a collective, its label and what that is worth."""
+        known = self._book.group_sizes(op)
+        cap: Trust = "measured"
+        if group_size not in known:
+            if not (known and self._allow_modelled):
+                raise missing_collective(
+                    self._book.profile, op=op, group_size=group_size, known=known
+                )
+            group_size, cap = _nearest(group_size, known), "modelled"
+        flights = self._book.in_flight(op, group_size)
+        flight, flight_cap = _nearest_flight(in_flight, flights)
+        key = (op, group_size, flight)
+        return self._book.collective(key), f"collective {key}", least_trust((cap, flight_cap))
+
+    def _copy(self, direction: Direction, pinned: bool) -> Predictor:  # noqa: FBT001 - private
+        alone = (direction, pinned, False)
+        known = self._book.copies()
+        if alone not in known:
+            names = [copy_name(direction=one, pinned=pin) for one, pin, both in known if not both]
+            raise missing_copy(self._book.profile, direction=direction, pinned=pinned, known=names)
+        return self._predictor(self._book.copy(alone), f"copy {alone}")
+
+    def _predictor(self, found: Points | Line, label: str) -> Predictor:
+        if isinstance(found, Line):
+            return self._curves.line(found, label=label)
+        return self._curves.through(found)
+
+
+def _nearest(wanted: int, known: Sequence[int]) -> int:
+    """Return the known number nearest in ratio, the smaller of two as near."""
+    return min(known, key=lambda one: (abs(math.log(one / wanted)), one))
+
+
+def _nearest_flight(wanted: int, known: Sequence[int]) -> tuple[int, Trust]:
+    if wanted in known:
+        return wanted, "measured"
+    several = [one for one in known if one > 1]
+    if wanted > 1 and several:
+        return _nearest(wanted, several), "interpolated"
+    return _nearest(wanted, known), "extrapolated"

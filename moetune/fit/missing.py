@@ -1,0 +1,68 @@
+"""What to say when a profile lacks what a plan needs, and how to get it."""
+
+import math
+from collections.abc import Sequence
+
+from moetune.domain.errors import ProfileError
+from moetune.domain.profile import Profile
+from moetune.domain.samples import CollectiveOp, Direction
+
+
+def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:
+    """Return the error for a dtype without any matrix product."""
+    return ProfileError(
+        f"no GEMM measured in {dtype} ({_has(profile, known)})",
+        f"measure it:  moetune profile --dtype {dtype} {_name(profile)}",
+    )
+
+
+def missing_collective(
+    profile: Profile, *, op: CollectiveOp, group_size: int, known: Sequence[int]
+) -> ProfileError:
+    """Return the error for a group size; the hint offers the estimate where there is one."""
+    hint = f"measure it on the cluster:  {_launch(profile, group_size)}"
+    if known:
+        hint += "\n  or accept an estimate:      moetune plan … --allow-modelled"
+    return ProfileError(
+        f"no {op} measured for {group_size} ranks ({_has(profile, known)})",
+        hint,
+    )
+
+
+def missing_copy(
+    profile: Profile, *, direction: Direction, pinned: bool, known: Sequence[str]
+) -> ProfileError:
+    """Return the error for a kind of copy."""
+    return ProfileError(
+        f"no {copy_name(direction=direction, pinned=pinned)} copy measured "
+        f"({_has(profile, known)})",
+        f"measure it:  moetune profile {_name(profile)}",
+    )
+
+
+def copy_name(*, direction: Direction, pinned: bool) -> str:
+    """Return "pinned h2d" and the like."""
+    return f"{'pinned' if pinned else 'pageable'} {direction}"
+
+
+def _has(profile: Profile, known: Sequence[object]) -> str:
+    there = ", ".join(str(one) for one in known) or "none"
+    return f'profile "{profile.name}" has {there}'
+
+
+def _name(profile: Profile) -> str:
+    """Return the options that add to the profile, or start one beside a published one."""
+    if profile.provenance == "measured":
+        return f"--name {profile.name} --resume"
+    return "--name NAME"
+
+
+def _launch(profile: Profile, group_size: int) -> str:
+    per_node = profile.machine.devices_per_node
+    if group_size <= per_node or profile.machine.kind == "cpu":
+        return f"moetune profile --nproc {group_size} {_name(profile)}"
+    num_nodes = math.ceil(group_size / per_node)
+    return (
+        f"torchrun --nnodes {num_nodes} --nproc-per-node {math.ceil(group_size / num_nodes)}"
+        f" -m moetune profile {_name(profile)}"
+    )

@@ -1,0 +1,189 @@
+"""From samples to a profile."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.errors import ProfileError
+from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.samples import ResourceClass, Sample
+from moetune.fit.curve import leave_one_out
+from moetune.fit.gemm import Surface
+from moetune.fit.line import fit_line, line_intervals
+from moetune.fit.pool import GemmKey, InterferenceKey, Pool, Series, pool
+from moetune.fit.quality import fit_error
+
+
+def fit_profile(
+    *,
+    name: str,
+    machine: Machine,
+    fingerprint: Fingerprint,
+    samples: Iterable[Sample],
+    seed: int = 0,
+) -> Profile:
+    """Return the measured profile: a line with its error for each operation, and the samples.
+
+    Raw times of the same point are pooled, in whatever order they came. Samples with an error
+    are kept and not fitted. An operation with a single size has a line through the origin and
+    no error, as nothing can be left out.
+
+    Args:
+        seed: of the bootstrap; the same samples and seed give the same profile.
+
+    Raises:
+        ProfileError: no sample has a time.
+    """
+    kept = tuple(samples)
+    if all(sample.error for sample in kept):
+        raise ProfileError(
+            f'profile "{name}" has no sample with a time ({len(kept)} failed)',
+            f"measure again:  moetune profile --name {name}",
+        )
+    found = pool(kept)
+    return Profile(
+        name=name,
+        provenance="measured",
+        machine=machine,
+        gemm=_gemm_lines(found, seed),
+        collective=_collective_lines(found, seed),
+        copy=_copy_lines(found, seed),
+        interference=interference_of(found.interference),
+        fingerprint=fingerprint,
+        samples=kept,
+    )
+
+
+def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Interference:
+    """Return speed = median alone / median with the others, at most 1.
+
+    A set of others that was not measured, or has no baseline, is taken as undisturbed.
+
+    Args:
+        times: raw seconds by victim and the others that run; no others is the baseline.
+
+    Source: MPipeMoE §II-C, Fig. 3.
+    """
+    speeds: dict[str, dict[str, float]] = {"comp": {}, "comm": {}, "mem": {}}
+    for (victim, others), disturbed in times.items():
+        alone = times.get((victim, frozenset[ResourceClass]()))
+        if alone and others:
+            key = "all" if len(others) > 1 else next(iter(others))
+            speed = statistics.median(alone) / statistics.median(disturbed)
+            speeds[victim][key] = min(1.0, speed)
+    return Interference(
+        comp=CompSpeed(**speeds["comp"]),
+        comm=CommSpeed(**speeds["comm"]),
+        mem=MemSpeed(**speeds["mem"]),
+    )
+
+
+def _gemm_lines(found: Pool, seed: int) -> tuple[GemmLine, ...]:
+    """Return one line over MACs for each dtype, whatever the form and the shape."""
+    lines = []
+    for dtype in sorted({dtype for dtype, _, _ in found.gemm}):
+        forms = {key: series for key, series in found.gemm.items() if key[0] == dtype}
+        sizes, times, medians = _over_macs(forms)
+        cost = fit_line(sizes=sizes, seconds=medians)
+        errors = _gemm_errors(found, dtype, cost.alpha_seconds)
+        lines.append(
+            GemmLine(
+                dtype=dtype,
+                alpha_seconds=cost.alpha_seconds,
+                beta_seconds_per_mac=cost.beta_seconds,
+                error=_error(sizes, times, errors, seed),
+            )
+        )
+    return tuple(lines)
+
+
+def _over_macs(
+    forms: Mapping[GemmKey, Series],
+) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...], tuple[float, ...]]:
+    """Return MACs, raw times and medians of all points; the same MACs may come several times."""
+    points = [
+        (rows * math.prod(shape), times, median)
+        for (_, _, shape), series in forms.items()
+        for rows, times, median in zip(series.sizes, series.times, series.medians, strict=True)
+    ]
+    macs, times, medians = zip(*points, strict=True)
+    return macs, times, medians
+
+
+def _gemm_errors(found: Pool, dtype: str, alpha_seconds: float) -> list[float]:
+    """Return the errors of rows left out; where no shape has enough rows, of shapes left out."""
+    surfaces = [
+        Surface(
+            shapes={
+                shape: series
+                for (one, form, shape), series in found.gemm.items()
+                if (one, form) == (dtype, product)
+            },
+            family=product,
+            alpha_seconds=alpha_seconds,
+        )
+        for product in sorted({form for one, form, _ in found.gemm if one == dtype})
+    ]
+    by_rows = [error for surface in surfaces for error in surface.row_errors()]
+    return by_rows or [error for surface in surfaces for error in surface.shape_errors()]
+
+
+def _collective_lines(found: Pool, seed: int) -> tuple[CollectiveLine, ...]:
+    lines = []
+    for (op, group_size, in_flight), series in found.collective.items():
+        alpha, beta, error = _line(series, seed)
+        lines.append(
+            CollectiveLine(
+                op=op,
+                group_size=group_size,
+                in_flight=in_flight,
+                alpha_seconds=alpha,
+                beta_seconds_per_byte=beta,
+                error=error,
+            )
+        )
+    return tuple(lines)
+
+
+def _copy_lines(found: Pool, seed: int) -> tuple[CopyLine, ...]:
+    lines = []
+    for (direction, pinned, both_ways), series in found.copy.items():
+        alpha, beta, error = _line(series, seed)
+        lines.append(
+            CopyLine(
+                direction=direction,
+                pinned=pinned,
+                both_ways=both_ways,
+                alpha_seconds=alpha,
+                beta_seconds_per_byte=beta,
+                error=error,
+            )
+        )
+    return tuple(lines)
+
+
+def _line(series: Series, seed: int) -> tuple[float, float, FitError | None]:
+    cost = fit_line(sizes=series.sizes, seconds=series.medians)
+    errors = leave_one_out(
+        sizes=series.sizes, seconds=series.medians, alpha_seconds=cost.alpha_seconds
+    )
+    return cost.alpha_seconds, cost.beta_seconds, _error(series.sizes, series.times, errors, seed)
+
+
+def _error(
+    sizes: tuple[float, ...], times: tuple[tuple[float, ...], ...], errors: list[float], seed: int
+) -> FitError | None:
+    alpha_seconds, beta_seconds = line_intervals(
+        sizes=sizes, times=times, rng=np.random.default_rng(seed)
+    )
+    return fit_error(
+        errors=errors,
+        num_points=len(sizes),
+        domain=(min(sizes), max(sizes)),
+        alpha_seconds=alpha_seconds,
+        beta_seconds=beta_seconds,
+    )

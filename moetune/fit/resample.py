@@ -1,0 +1,112 @@
+"""Many costs that one profile's noise allows: how sure is a decision?"""
+
+import zlib
+
+import numpy as np
+
+from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.profile import Profile
+from moetune.fit.book import Book, Points
+from moetune.fit.costs import ProfileCosts
+from moetune.fit.curve import Curve, Line, curve_through
+from moetune.fit.line import Floats, resampled_medians
+
+# The median of |z| of a normal z: turns a median absolute error into a standard deviation.
+_MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
+
+
+def resample_costs(
+    profile: Profile, *, num: int, seed: int, allow_modelled: bool = False
+) -> tuple[Costs, ...]:
+    """Return `num` costs drawn from what the samples and the fits' errors leave open.
+
+    In each draw every measured point has the median of raw times drawn again with
+    replacement, independent of its neighbours, and every curve one log-normal factor with the
+    curve's leave-one-out error: noise of points averages out over a plan, a smooth error of a
+    fit does not. Lines without samples have α and β each changed by their assumed error.
+
+    An operation is drawn when it is first asked for; its draws depend on the seed and on the
+    operation alone, not on the order of the questions.
+
+    Args:
+        num: at least 1.
+    """
+    book = Book(profile)
+    noise = _Noise(num=num, seed=seed)
+    return tuple(
+        ProfileCosts(
+            book=book,
+            curves=_DrawnCurves(noise=noise, draw=draw),
+            allow_modelled=allow_modelled,
+        )
+        for draw in range(num)
+    )
+
+
+class _Noise:
+    """All draws of an operation at once, made when the first of them is wanted."""
+
+    def __init__(self, *, num: int, seed: int) -> None:
+        self._num = num
+        self._seed = seed
+        self._medians: dict[str, list[list[float]]] = {}
+        self._normals: dict[str, list[list[float]]] = {}
+
+    def medians(self, points: Points) -> list[list[float]]:
+        """Return the points' medians, one row for each draw."""
+        if points.label not in self._medians:
+            drawn: Floats = resampled_medians(
+                times=points.series.times, num=self._num, rng=self._rng(points.label)
+            )
+            self._medians[points.label] = drawn.tolist()
+        return self._medians[points.label]
+
+    def factors(self, family: str, *, draw: int, relative_error: float) -> tuple[float, float]:
+        """Return two independent log-normal factors with that median absolute error."""
+        if family not in self._normals:
+            self._normals[family] = (
+                self._rng(f"{family}: factors").normal(size=(self._num, 2)).tolist()
+            )
+        scale = relative_error / _MEDIAN_OF_ABSOLUTE_NORMAL
+        one, other = self._normals[family][draw]
+        return float(np.exp(scale * one)), float(np.exp(scale * other))
+
+    def _rng(self, label: str) -> np.random.Generator:
+        # Not hash(): it differs between processes.
+        return np.random.default_rng([self._seed, zlib.crc32(label.encode())])
+
+
+class _DrawnCurves:
+    """The curves, lines and blends of one draw."""
+
+    def __init__(self, *, noise: _Noise, draw: int) -> None:
+        self._noise = noise
+        self._draw = draw
+
+    def through(self, points: Points) -> Curve:
+        factor, _ = self._noise.factors(
+            points.family, draw=self._draw, relative_error=points.relative_error
+        )
+        curve = curve_through(
+            sizes=points.series.sizes,
+            seconds=self._noise.medians(points)[self._draw],
+            alpha_seconds=points.alpha_seconds,
+            relative_error=points.relative_error,
+        )
+        return curve.scaled(factor)
+
+    def line(self, line: Line, *, label: str) -> Line:
+        for_alpha, for_beta = self._noise.factors(
+            label, draw=self._draw, relative_error=line.relative_error
+        )
+        cost = LinearCost(
+            alpha_seconds=line.cost.alpha_seconds * for_alpha,
+            beta_seconds=line.cost.beta_seconds * for_beta,
+        )
+        return Line(cost=cost, relative_error=line.relative_error)
+
+    def blend(self, curve: Curve, *, family: str) -> Curve:
+        factor, _ = self._noise.factors(
+            family, draw=self._draw, relative_error=curve.relative_error
+        )
+        return curve.scaled(factor)

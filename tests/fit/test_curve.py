@@ -1,0 +1,139 @@
+"""Monotone interpolation between measured sizes."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
+
+from moetune.fit.curve import Curve, curve_through, isotonic, leave_one_out
+
+times = st.floats(1e-7, 1e3)
+points = st.lists(
+    st.tuples(st.integers(1, 2**40), times), min_size=1, max_size=25, unique_by=lambda one: one[0]
+).map(sorted)
+
+
+def through(given_points: list[tuple[int, float]], alpha_seconds: float = 0.0) -> Curve:
+    return curve_through(
+        sizes=[size for size, _ in given_points],
+        seconds=[seconds for _, seconds in given_points],
+        alpha_seconds=alpha_seconds,
+    )
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
+def test_isotonic_equals_the_one_of_scipy(values: list[float]) -> None:
+    np.testing.assert_allclose(
+        isotonic(values), isotonic_regression(values).x, rtol=1e-9, atol=1e-9
+    )
+
+
+@given(points, st.lists(st.floats(0, 2**42), min_size=2, max_size=30), times)
+def test_time_never_falls_as_the_size_grows(
+    given_points: list[tuple[int, float]], sizes: list[float], alpha_seconds: float
+) -> None:
+    curve = through(given_points, alpha_seconds)
+    everywhere = sorted([*sizes, *(float(size) for size, _ in given_points)])
+
+    seconds = [curve.predict(size).seconds for size in everywhere]
+
+    assert all(one > 0 for one in seconds[1:])
+    assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(seconds))
+
+
+@given(points)
+def test_a_measured_size_returns_its_median_where_times_rise(
+    given_points: list[tuple[int, float]],
+) -> None:
+    rising = zip(given_points, sorted(seconds for _, seconds in given_points), strict=True)
+    kept = [(size, seconds) for (size, _), seconds in rising]
+    curve = through(kept)
+
+    for size, seconds in kept:
+        found = curve.predict(size)
+        assert found.seconds == seconds
+        assert found.trust == "measured"
+
+
+def test_contradicting_points_meet_at_their_geometric_mean() -> None:
+    curve = through([(1, 1.0), (2, 8.0), (4, 2.0), (8, 16.0)])
+
+    assert [curve.predict(size).seconds for size in (1, 2, 4, 8)] == pytest.approx(
+        [1.0, 4.0, 4.0, 16.0]
+    )
+
+
+def test_between_points_the_curve_is_a_power_of_the_size() -> None:
+    curve = through([(1024, 1e-3), (4096, 3e-3)])
+
+    found = curve.predict(2048)
+
+    assert found.seconds == pytest.approx(math.sqrt(1e-3 * 3e-3))
+    assert found.trust == "interpolated"
+
+
+def test_beyond_the_largest_size_the_rate_is_held() -> None:
+    curve = through([(1024, 1e-3), (4096, 3e-3)])
+
+    found = curve.predict(4096 * 2.5)
+
+    assert found.seconds == pytest.approx(7.5e-3)
+    assert found.trust == "extrapolated"
+
+
+def test_below_the_smallest_size_the_line_of_the_first_two_points_goes_on() -> None:
+    curve = through([(1000, 30e-6), (2000, 50e-6), (4000, 1.0)])
+
+    assert curve.predict(500).seconds == pytest.approx(20e-6)
+    assert curve.predict(0).seconds == pytest.approx(10e-6)
+    assert curve.predict(500).trust == "extrapolated"
+
+
+@given(points, times, st.floats(0, 1))
+def test_below_the_smallest_size_no_time_is_under_alpha(
+    given_points: list[tuple[int, float]], alpha_seconds: float, share: float
+) -> None:
+    curve = through(given_points, alpha_seconds)
+    smallest = curve.sizes[0]
+
+    found = curve.predict(smallest * share).seconds
+
+    assert found >= min(alpha_seconds, curve.seconds[0]) * (1 - 1e-12)
+    assert found <= curve.seconds[0] * (1 + 1e-12)
+
+
+def test_a_single_point_is_never_cheaper_than_measured() -> None:
+    curve = through([(1000, 1e-3)])
+
+    assert curve.predict(10).seconds == 1e-3
+    assert curve.predict(1000).seconds == 1e-3
+    assert curve.predict(3000).seconds == pytest.approx(3e-3)
+
+
+def test_scaled_curve_is_the_curve_times_the_factor_everywhere() -> None:
+    curve = through([(1000, 30e-6), (2000, 50e-6), (4000, 90e-6)])
+
+    for size in (0, 500, 1000, 1500, 3000, 9000):
+        assert curve.scaled(1.7).predict(size).seconds == pytest.approx(
+            1.7 * curve.predict(size).seconds
+        )
+
+
+def test_leave_one_out_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:
+    sizes = [2.0**at for at in range(10)]
+    seconds = [size**0.5 for size in sizes]
+
+    assert leave_one_out(sizes=sizes, seconds=seconds) == pytest.approx([0] * 8, abs=1e-12)
+    seconds[5] *= 1.2
+    errors = leave_one_out(sizes=sizes, seconds=seconds)
+    assert max(errors) == pytest.approx(1 - 1 / 1.2)
+    assert errors.index(max(errors)) == 4
+
+
+def test_leave_one_out_has_nothing_to_say_of_one_point() -> None:
+    assert leave_one_out(sizes=[1.0], seconds=[1.0]) == []
+    assert leave_one_out(sizes=[1.0, 2.0], seconds=[1.0, 3.0]) == pytest.approx([2.0, 1 / 3])
