@@ -1,0 +1,155 @@
+"""What one chunk of a layer costs: its all-to-all, its experts, and what lies around them.
+
+T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chunks. A chunk has
+T·k/r rows on each rank, a real number: costs are asked for shares.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from moetune.domain.costs import Costs, Estimate, LinearCost, least_trust
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.samples import Product
+from moetune.domain.units import dtype_bytes
+
+Phase = Literal["forward", "backward"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+PRODUCTS: tuple[Product, ...] = get_args(Product)
+NOTHING = Estimate(seconds=0.0, trust="measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCosts:
+    """The costs of one layer on so many ranks, whatever the number of tokens."""
+
+    layer: LayerShape
+    world_size: int
+    dtype: str
+    costs: Costs
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of one row on the link."""
+        return self.layer.d_model * dtype_bytes(self.dtype)
+
+    @property
+    def macs_per_row(self) -> int:
+        """Multiply-accumulates of one row in one GEMM."""
+        return self.layer.d_model * self.layer.d_hidden
+
+    def transfer(self, *, rows: float, degree: int) -> Estimate:
+        """Return one chunk's dispatch, which is also its combine; 0 on one rank.
+
+        Args:
+            rows: of the chunk on one rank.
+            degree: of the phase; its chunks are in flight together.
+        """
+        if self.world_size == 1:
+            return NOTHING
+        return self.costs.collective(
+            op="all_to_all",
+            group_size=self.world_size,
+            num_bytes=rows * self.bytes_per_row,
+            in_flight=degree,
+        )
+
+    def compute(self, *, phase: Phase, rows: float) -> Estimate:
+        """Return one chunk's experts: GEMMs, activation, and sorting its rows by expert.
+
+        The backward pass has two products for each of the forward pass, and evaluates the
+        activation again, since the layer keeps what went into it.
+        """
+        return _total(*self._gemms(phase, rows), *self._row_operations(phase, rows))
+
+    def overhead(self, *, tokens: float) -> Estimate:
+        """Return gate and permutation, forward and backward; 0 for what was not measured."""
+        experts, rows = self.layer.num_experts, tokens * self.layer.top_k
+        gate = self._rows_op("gate", tokens, experts)
+        permutation = (
+            self._rows_op("gather", rows, self.layer.d_model),
+            self._rows_op("scatter_add", rows, self.layer.d_model),
+        )
+        if gate is None:
+            return _total(*permutation, *permutation)
+        products = (
+            self.costs.gemm(
+                dtype=self.dtype,
+                product=product,
+                num_experts=1,
+                rows=tokens,
+                d_in=self.layer.d_model,
+                d_out=experts,
+            )
+            for product in PRODUCTS
+        )
+        gate_backward = self._rows_op("gate_backward", tokens, experts)
+        return _total(gate, gate_backward, *products, *permutation, *permutation)
+
+    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
+        """Return (all-to-all over bytes, all GEMMs over the MACs of one), if that is all there is.
+
+        The local experts are one GEMM: t_e = g·α + g·β·T·k·M·H/r, with g = 2 forward (3 for
+        swiglu) and twice that backward (PipeMoE Eq. 14).
+        """
+        gemm = self.costs.gemm_line(dtype=self.dtype)
+        transfer = self.costs.collective_line(op="all_to_all", group_size=self.world_size)
+        if gemm is None or transfer is None or any(self._row_operations(phase, 1.0)):
+            return None
+        if self.transfer(rows=1.0, degree=2).seconds != transfer.seconds(self.bytes_per_row):
+            return None  # several in flight have another line than one alone
+        num_gemms = self.layer.num_gemms * (1 if phase == "forward" else 2)
+        return transfer, LinearCost(
+            alpha_seconds=num_gemms * gemm.alpha_seconds,
+            beta_seconds=num_gemms * gemm.beta_seconds,
+        )
+
+    def _gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
+        inner, outer = self.layer.d_model, self.layer.d_hidden
+        local_experts = self.layer.num_experts // self.world_size
+        products: tuple[Product, ...] = (
+            ("forward",) if phase == "forward" else ("grad_input", "grad_weight")
+        )
+        for d_in, d_out, count in ((inner, outer, self.layer.num_gemms - 1), (outer, inner, 1)):
+            for product in products:
+                one = self.costs.gemm(
+                    dtype=self.dtype,
+                    product=product,
+                    num_experts=local_experts,
+                    rows=rows / local_experts,
+                    d_in=d_in,
+                    d_out=d_out,
+                )
+                yield from (one,) * count
+
+    def _row_operations(self, phase: Phase, rows: float) -> Iterator[Estimate]:
+        activation = self.layer.activation
+        found = [self._rows_op(activation, rows, self.layer.d_hidden)]
+        if phase == "backward":
+            found += [self._rows_op(f"{activation}_backward", rows, self.layer.d_hidden)]
+        if self.world_size > 1 and self.layer.num_experts > self.world_size:
+            # Rows arrive by sender and are computed by expert: sorted once, and back.
+            found += 2 * [self._rows_op("gather", rows, self.layer.d_model)]
+        return (one for one in found if one is not None)
+
+    def _rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
+        return self.costs.rows_op(op=op, dtype=self.dtype, rows=rows, width=width)
+
+
+def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
+    """Return the costs of the workload's layer."""
+    return LayerCosts(
+        layer=workload.layer, world_size=workload.world_size, dtype=workload.dtype, costs=costs
+    )
+
+
+def _total(*parts: Estimate | None) -> Estimate:
+    """Return the sum; its relative error is the mean one, weighted by time."""
+    known = [part for part in parts if part is not None]
+    seconds = sum((part.seconds for part in known), 0.0)
+    error = sum(part.seconds * part.relative_error for part in known)
+    return Estimate(
+        seconds=seconds,
+        trust=least_trust(part.trust for part in known),
+        relative_error=error / seconds if seconds else 0.0,
+    )

@@ -1,0 +1,183 @@
+"""Costs and inputs to a plan: the one door of the solver."""
+
+from collections.abc import Sequence
+
+from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.layer import Workload
+from moetune.domain.plan import (
+    Alternative,
+    Choice,
+    Layout,
+    Pipeline,
+    Plan,
+    PlanInputs,
+    Predicted,
+    Verdict,
+)
+from moetune.domain.profile import Provenance
+from moetune.solve.choice import Bounds
+from moetune.solve.feasible import check_memory, check_pins
+from moetune.solve.memory import layer_memory
+from moetune.solve.predict import StepTime
+from moetune.solve.ranges import solve_ranges
+from moetune.solve.ranking import Ranking, rank_choices
+from moetune.solve.uncertainty import Confidence, judge_choice
+from moetune.solve.words import (
+    ONE_RANK,
+    beware,
+    binding_resource,
+    explain_choice,
+    explain_loss,
+    explain_memory,
+)
+
+
+def solve_plan(
+    *,
+    inputs: PlanInputs,
+    costs: Costs,
+    resamples: Sequence[Costs],
+    bounds: Bounds,
+    device_memory_bytes: int,
+    provenance: Provenance,
+) -> Plan:
+    """Return the fastest plan within the bounds and the memory, and why it is.
+
+    Args:
+        costs: nominal costs of the profile that the inputs name.
+        resamples: refits of the same measurements, for how sure the choice is; may be empty.
+        bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
+        device_memory_bytes: the limit where the inputs set none.
+        provenance: of the profile.
+
+    Raises:
+        InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
+            memory than there is.
+        ProfileError: the profile lacks an operation that the layer needs.
+    """
+    workload = _workload(inputs)
+    limit_bytes = inputs.memory_limit_bytes or device_memory_bytes
+    check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
+    check_memory(workload=workload, bounds=bounds, limit_bytes=limit_bytes)
+    ranking = rank_choices(workload=workload, costs=costs, bounds=bounds, limit_bytes=limit_bytes)
+    confidence = judge_choice(
+        costs=ranking.costs,
+        resamples=resamples,
+        tokens=inputs.tokens_per_rank,
+        forward=ranking.forward,
+        backward=ranking.backward,
+        order=bounds.chosen_order,
+    )
+    others = ranking.others()
+    return Plan(
+        id=inputs.plan_id,
+        inputs=inputs,
+        layout=Layout(
+            expert_parallel="all_to_all", dp=inputs.world_size, ep=inputs.world_size, tp=1, pp=1
+        ),
+        pipeline=_pipeline(ranking),
+        memory=layer_memory(
+            workload=workload,
+            forward_degree=ranking.best.forward.degree,
+            backward_degree=ranking.best.backward.degree,
+        ),
+        chunks=None,
+        predicted=_predicted(ranking, confidence, provenance),
+        decision=_verdict(ranking, confidence, others),
+        alternatives=tuple(_alternative(ranking, other) for other in others),
+        warnings=(
+            *beware(
+                trust=ranking.best.trust,
+                provenance=provenance,
+                profile=inputs.profile,
+                assumed_spread=len(resamples) > 0,
+            ),
+            *ranking.pin_warnings(),
+        ),
+    )
+
+
+def _workload(inputs: PlanInputs) -> Workload:
+    return Workload(
+        layer=inputs.layer,
+        world_size=inputs.world_size,
+        tokens_per_rank=inputs.tokens_per_rank,
+        dtype=inputs.dtype,
+    )
+
+
+def _pipeline(ranking: Ranking) -> Pipeline:
+    chosen = ranking.best.forward.degree, ranking.best.backward.degree
+
+    def degrees(tokens: int) -> tuple[int, int]:
+        return chosen if tokens == ranking.tokens else ranking.chooser.degrees(tokens)
+
+    return Pipeline(
+        forward_degree=chosen[0],
+        backward_degree=chosen[1],
+        order=ranking.bounds.chosen_order,
+        ranges=solve_ranges(degrees=degrees, tokens=ranking.tokens),
+    )
+
+
+def _predicted(ranking: Ranking, confidence: Confidence, provenance: Provenance) -> Predicted:
+    best, sequential = ranking.best, ranking.sequential
+    not_measured: tuple[Trust, ...] = () if provenance == "measured" else ("modelled",)
+    return Predicted(
+        forward_seconds=best.forward.seconds,
+        backward_seconds=best.backward.seconds,
+        step_seconds=best.seconds,
+        sequential_forward_seconds=sequential.forward.seconds,
+        sequential_backward_seconds=sequential.backward.seconds,
+        overhead_seconds=best.overhead.seconds,
+        p05_step_seconds=confidence.p05_step_seconds,
+        p95_step_seconds=confidence.p95_step_seconds,
+        trust=least_trust((best.trust, *not_measured)),
+    )
+
+
+def _alternative(ranking: Ranking, other: StepTime) -> Alternative:
+    return Alternative(
+        forward_degree=other.forward.degree,
+        backward_degree=other.backward.degree,
+        order=ranking.bounds.chosen_order,
+        strategy="none",
+        step_seconds=other.seconds,
+        lost_because=explain_loss(other=other, best=ranking.best),
+    )
+
+
+def _verdict(ranking: Ranking, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
+    runner_up = others[0] if others else None
+    choice = None
+    if runner_up is not None:
+        choice = Choice(
+            forward_degree=runner_up.forward.degree,
+            backward_degree=runner_up.backward.degree,
+            order=ranking.bounds.chosen_order,
+            strategy="none",
+            step_seconds=runner_up.seconds,
+        )
+    return Verdict(
+        probability_best=confidence.probability_best,
+        expected_regret=confidence.expected_regret,
+        runner_up=choice,
+        binding="memory" if ranking.memory_forced else binding_resource(ranking.best),
+        why=_why(ranking, runner_up),
+    )
+
+
+def _why(ranking: Ranking, runner_up: StepTime | None) -> str:
+    if ranking.memory_forced:
+        return explain_memory(
+            tokens=ranking.tokens, max_pipelined_tokens=int(ranking.chooser.max_pipelined_tokens)
+        )
+    degrees = ranking.best.forward.degree, ranking.best.backward.degree
+    if ranking.costs.world_size == 1 and max(degrees) == 1:
+        return ONE_RANK
+    return explain_choice(
+        step=ranking.best,
+        sequential=ranking.sequential,
+        runner_up=runner_up,
+        interference=ranking.costs.costs.interference,
+    )

@@ -1,0 +1,98 @@
+"""A predicted step as a timeline and as a Chrome trace."""
+
+from collections.abc import Sequence
+
+from moetune.domain.costs import Costs
+from moetune.domain.layer import Workload
+from moetune.domain.plan import Plan
+from moetune.domain.samples import ResourceClass
+from moetune.solve.phases import Phase, layer_costs
+from moetune.solve.timeline import Span, Timeline, pipeline_tasks, simulate
+
+MICROSECONDS = 1e6
+
+
+def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
+    """Return the simulated forward and backward pass of the plan.
+
+    Args:
+        plan: any plan for the machine that the costs describe.
+        costs: the ones it was solved with, for the times it predicted.
+    """
+    inputs = plan.inputs
+    workload = Workload(
+        layer=inputs.layer,
+        world_size=inputs.world_size,
+        tokens_per_rank=inputs.tokens_per_rank,
+        dtype=inputs.dtype,
+    )
+    layer = layer_costs(workload=workload, costs=costs)
+
+    def timeline(phase: Phase, degree: int) -> Timeline:
+        rows = workload.rows / degree
+        transfers = [layer.transfer(rows=rows, degree=degree).seconds] * degree
+        tasks = pipeline_tasks(
+            dispatch_seconds=transfers,
+            compute_seconds=[layer.compute(phase=phase, rows=rows).seconds] * degree,
+            combine_seconds=transfers,
+            order=plan.pipeline.order,
+        )
+        return simulate(tasks, interference=costs.interference)
+
+    return (
+        timeline("forward", plan.pipeline.forward_degree),
+        timeline("backward", plan.pipeline.backward_degree),
+    )
+
+
+def trace_events(
+    *, forward: Timeline, backward: Timeline, process: str = "predicted"
+) -> list[dict[str, object]]:
+    """Return the step as complete events ("X") of the Chrome trace format, backward last.
+
+    `ts` and `dur` are in microseconds, `tid` is the stream.
+    """
+    backward_start = forward.makespan_seconds
+    return [
+        {
+            "name": f"{phase} {span.name}",
+            "cat": span.resource,
+            "ph": "X",
+            "pid": process,
+            "tid": span.stream,
+            "ts": (start + span.start_seconds) * MICROSECONDS,
+            "dur": (span.end_seconds - span.start_seconds) * MICROSECONDS,
+        }
+        for phase, start, timeline in (
+            ("forward", 0.0, forward),
+            ("backward", backward_start, backward),
+        )
+        for span in timeline.spans
+    ]
+
+
+def overlap_share(spans: Sequence[Span]) -> float:
+    """Return the share of the communication time in which computation runs; 0 without any.
+
+    Source: HTA's definition, time computing while communicating over time communicating.
+    """
+    comm, comp = _busy(spans, "comm"), _busy(spans, "comp")
+    total = sum(end - start for start, end in comm)
+    both = sum(
+        max(0.0, min(end, other_end) - max(start, other_start))
+        for start, end in comm
+        for other_start, other_end in comp
+    )
+    return both / total if total else 0.0
+
+
+def _busy(spans: Sequence[Span], resource: ResourceClass) -> list[tuple[float, float]]:
+    """Return the disjoint intervals in which the class runs."""
+    merged: list[tuple[float, float]] = []
+    wanted = [span for span in spans if span.resource == resource]
+    for span in sorted(wanted, key=lambda one: one.start_seconds):
+        if merged and span.start_seconds <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], span.end_seconds)
+        else:
+            merged.append((span.start_seconds, span.end_seconds))
+    return merged

@@ -1,0 +1,93 @@
+"""How sure a choice is: the same question asked of many refits of the same measurements."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Costs
+from moetune.domain.plan import Order
+from moetune.solve.degree import TIE
+from moetune.solve.phases import PHASES, LayerCosts
+from moetune.solve.predict import PhaseTime, phase_time
+
+NUM_CONTENDERS = 4
+HOPELESS = 1.3
+"""Times the nominal best above which no refit makes a degree the best one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """What the refits say about the choice.
+
+    Args:
+        probability_best: share of them in which no other choice is better.
+        expected_regret: mean relative loss over them.
+        p05_step_seconds, p95_step_seconds: of the chosen step over them.
+    """
+
+    probability_best: float
+    expected_regret: float
+    p05_step_seconds: float
+    p95_step_seconds: float
+
+
+def judge_choice(
+    *,
+    costs: LayerCosts,
+    resamples: Sequence[Costs],
+    tokens: int,
+    forward: Sequence[PhaseTime],
+    backward: Sequence[PhaseTime],
+    order: Order,
+) -> Confidence:
+    """Compare the chosen degrees with their contenders under each refit.
+
+    The phases share no decision, so each is compared alone and the best of both are added.
+    Without refits the nominal costs are taken for certain.
+
+    Args:
+        costs: the nominal ones.
+        forward: the ranked degrees of the phase, the chosen one first.
+        backward: the same.
+    """
+    contenders = _shortlist(forward), _shortlist(backward)
+    steps: list[float] = []
+    regrets: list[float] = []
+    for refit in (replace(costs, costs=one) for one in resamples or (costs.costs,)):
+        chosen = best = refit.overhead(tokens=tokens).seconds
+        for phase, degrees in zip(PHASES, contenders, strict=True):
+            times = [
+                phase_time(
+                    costs=refit, phase=phase, tokens=tokens, degree=degree, order=order
+                ).seconds
+                for degree in degrees
+            ]
+            chosen += times[0]
+            best += min(times)
+        steps.append(chosen)
+        regrets.append(chosen / best - 1 if best else 0.0)
+    steps.sort()
+    return Confidence(
+        probability_best=sum(regret <= TIE for regret in regrets) / len(regrets),
+        expected_regret=sum(regrets) / len(regrets),
+        p05_step_seconds=_quantile(steps, 0.05),
+        p95_step_seconds=_quantile(steps, 0.95),
+    )
+
+
+def _shortlist(ranked: Sequence[PhaseTime]) -> tuple[int, ...]:
+    """Return the chosen degree, then its nearest contenders and the powers of two."""
+    limit = ranked[0].seconds * HOPELESS
+    return tuple(
+        time.degree
+        for place, time in enumerate(ranked)
+        if place == 0
+        or (time.seconds <= limit and (place <= NUM_CONTENDERS or time.degree.bit_count() == 1))
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the quantile, linear between neighbours."""
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])

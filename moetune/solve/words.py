@@ -1,0 +1,142 @@
+"""Why a choice won, why others lost, and what to beware of, with figures."""
+
+from collections.abc import Iterator
+
+from moetune.domain.costs import Interference, Trust
+from moetune.domain.plan import Binding
+from moetune.domain.profile import Provenance
+from moetune.domain.units import format_seconds
+from moetune.solve.degree import TIE
+from moetune.solve.predict import StepTime
+
+ONE_RANK = (
+    "One rank sends nothing, so there is no transfer to hide, and more chunks would only repeat "
+    "the start-up of the experts."
+)
+
+
+def binding_resource(step: StepTime) -> Binding:
+    """Return what the critical path of the step consists of, for the most part."""
+    link, device = _critical_seconds(step)
+    return "communication" if link > device else "computation"
+
+
+def explain_choice(
+    *, step: StepTime, sequential: StepTime, runner_up: StepTime | None, interference: Interference
+) -> str:
+    """Return why the degrees of `step` are best.
+
+    Args:
+        sequential: one chunk each way.
+        runner_up: the best other choice; None where there is none.
+    """
+    if _chunks(step) != _chunks(sequential):
+        link, device = _critical_seconds(step)
+        return (
+            f"In one chunk the step would take {format_seconds(sequential.seconds)}; "
+            f"{_chunks(step)} hide {format_seconds(_hidden_seconds(step))} of it"
+            f"{_price(_work_seconds(step) - _work_seconds(sequential))}. "
+            f"{binding_resource(step).capitalize()} binds: transfers are on the critical path "
+            f"for {format_seconds(link)}, experts for {format_seconds(device)}."
+        )
+    if runner_up is None:
+        return "One chunk each way is the only choice that the bounds leave."
+    beside = ""
+    if not interference.is_none:
+        beside = (
+            f" Side by side, transfers run at {interference.comm.comp:.0%} of their speed "
+            f"and experts at {interference.comp.comm:.0%}."
+        )
+    return (
+        f"Overlapping cannot pay here: {_chunks(runner_up)} would take "
+        f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)} "
+        f"({explain_loss(other=runner_up, best=step)}).{beside}"
+    )
+
+
+def explain_loss(*, other: StepTime, best: StepTime) -> str:
+    """Return by how much the other choice is slower, and what it pays or misses."""
+    slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
+    if slower <= TIE:
+        return "as fast, with other numbers of chunks"
+    pieces = _work_seconds(other) - _work_seconds(best)
+    hidden = _hidden_seconds(other) - _hidden_seconds(best)
+    less = f"hides {format_seconds(-hidden)} less"
+    if pieces <= 0:
+        reason = f"saves {format_seconds(-pieces)} of start-up but {less}" if pieces else less
+    elif hidden > 0:
+        reason = (
+            f"smaller pieces cost {format_seconds(pieces)} and hide only {format_seconds(hidden)}"
+        )
+    else:
+        missed = f" and it {less}" if hidden < 0 else " and hide nothing more"
+        reason = f"smaller pieces cost {format_seconds(pieces)}{missed}"
+    return f"+{100 * slower:.1f} %: {reason}"
+
+
+def explain_memory(*, tokens: int, max_pipelined_tokens: int) -> str:
+    """Return why one chunk is taken although more would be faster."""
+    return (
+        f"Memory binds: the buffers of more than one chunk fit for at most "
+        f"{max(0, max_pipelined_tokens)} tokens per rank, and these are {tokens}, so one chunk "
+        "each way is all that fits."
+    )
+
+
+def beware(
+    *, trust: Trust, provenance: Provenance, profile: str, assumed_spread: bool
+) -> Iterator[str]:
+    """Yield what makes the prediction doubtful and what to run against it.
+
+    Args:
+        trust: the least trust in any number behind the step.
+        assumed_spread: whether the spread comes from an assumed error instead of a measured one.
+    """
+    if provenance != "measured":
+        yield (
+            f"the numbers come from the {provenance} profile {profile!r}, not from your machine: "
+            "run `moetune profile` there"
+        )
+        if assumed_spread:
+            yield f"p05 and p95 assume an error of 5 % in each number of {profile!r}"
+    elif trust == "modelled":
+        yield "some times were not measured and are modelled from similar operations"
+    elif trust == "extrapolated":
+        yield (
+            f"some sizes, or numbers of transfers in flight, lie outside what {profile!r} measured "
+            "and are extrapolated: run `moetune profile --preset full`"
+        )
+
+
+def explain_pin(*, phase: str, pinned: int, best: int, slower: float) -> str:
+    """Return what a pinned degree costs against the best one; `slower` is relative."""
+    return f"the pinned {phase} degree {pinned} makes the phase {slower:.1%} slower than {best}"
+
+
+def count_chunks(degree: int) -> str:
+    """Return "1 chunk", "2 chunks"."""
+    return f"{degree} chunk{'' if degree == 1 else 's'}"
+
+
+def _chunks(step: StepTime) -> str:
+    return f"{count_chunks(step.forward.degree)} forward and {step.backward.degree} backward"
+
+
+def _price(seconds: float) -> str:
+    if seconds < 0:
+        return f", and smaller pieces save {format_seconds(-seconds)} more"
+    return f" for {format_seconds(seconds)} of smaller pieces" if seconds else ""
+
+
+def _work_seconds(step: StepTime) -> float:
+    return step.forward.work_seconds + step.backward.work_seconds
+
+
+def _hidden_seconds(step: StepTime) -> float:
+    return _work_seconds(step) - step.forward.seconds - step.backward.seconds
+
+
+def _critical_seconds(step: StepTime) -> tuple[float, float]:
+    phases = (step.forward, step.backward)
+    link = sum(phase.critical_link_seconds for phase in phases)
+    return link, sum(phase.critical_device_seconds for phase in phases)
