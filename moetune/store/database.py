@@ -89,7 +89,7 @@ class Database:
                 time.sleep(delay)
             except SQLAlchemyError as error:
                 raise faults.translate(error, self.address) from error
-            except (OverflowError, UnicodeError) as error:
+            except (OverflowError, ValueError) as error:
                 raise faults.unstorable(error, self.address) from error
             else:
                 return result

@@ -1,0 +1,269 @@
+"""Databases for the store's tests: SQLite files, and a PostgreSQL server of their own."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from moetune.domain.hardware import Cluster, Fingerprint, Machine
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import (
+    Alternative,
+    Choice,
+    Layout,
+    Memory,
+    Pipeline,
+    Plan,
+    PlanInputs,
+    Predicted,
+    Verdict,
+)
+from moetune.domain.profile import CollectiveLine, FitError, GemmLine, Profile
+from moetune.domain.samples import (
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    InterferencePoint,
+    RowsPoint,
+    Sample,
+)
+from moetune.store import SqlStore, open_store
+
+PASSWORD = "correct horse:battery\\staple"  # noqa: S105 - of a server that lives for a minute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A running PostgreSQL: its socket's folder trusts everybody, its port asks a password."""
+
+    folder: Path
+    port: int
+    names: Iterator[int]
+
+    def create_database(self) -> str:
+        name = f"test_{next(self.names)}"
+        with psycopg.connect(self.conninfo("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return name
+
+    def conninfo(self, database: str) -> str:
+        return f"host={self.folder} port={self.port} user=moetune dbname={database}"
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://moetune@/{database}?host={self.folder}&port={self.port}"
+
+
+def _programs() -> Path | None:
+    found = shutil.which("initdb")
+    folders = [Path(found).resolve().parent] if found else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "postgres").exists()), None)
+
+
+def _as_ordinary_user(folder: Path) -> list[str]:
+    """Give the folder to an account without rights, and return the command's prefix."""
+    if os.getuid() != 0:
+        return []
+    accounts = {account.pw_name: account for account in pwd.getpwall()}
+    account = accounts.get("postgres") or accounts["nobody"]
+    os.chown(folder, account.pw_uid, account.pw_gid)
+    ids = (f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups")
+    return ["setpriv", *ids, "--pdeathsig=INT", "--"]
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            psycopg.connect(server.conninfo("postgres")).close()
+        except psycopg.OperationalError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"PostgreSQL did not start:\n{log.read_text()}")
+            time.sleep(0.05)
+        else:
+            return
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    programs = _programs()
+    if programs is None:
+        reason = "PostgreSQL is not installed: run tests/install_postgresql.sh as root"
+        if os.environ.get("CI") == "true":  # noqa: TID251 - the tests' own switch
+            pytest.fail(reason)
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="moetune-pg-"))
+    prefix = _as_ordinary_user(folder)
+    password_file, log = folder / "password", folder / "log"
+    password_file.write_text(PASSWORD)
+    password_file.chmod(0o644)
+    subprocess.run(
+        [*prefix, programs / "initdb", "--no-sync", "--encoding=UTF8", "--username=moetune",
+         "--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={password_file}",
+         folder / "data"],
+        check=True, capture_output=True, cwd=folder, timeout=60,
+    )  # fmt: skip
+    made = Server(folder=folder, port=_free_port(), names=count())
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*prefix, programs / "postgres", "-D", folder / "data", "-k", folder,
+             "-p", str(made.port), "-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"],
+            stdout=output, stderr=output, cwd=folder,
+        )  # fmt: skip
+    try:
+        _wait_until_ready(made, process, log)
+        yield made
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An absent or empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/moetune.db"
+    server: Server = request.getfixturevalue("server")
+    return server.url(server.create_database())
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SqlStore]:
+    with open_store(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(
+        machine=Machine(
+            kind="cuda", device="NVIDIA H200", num_devices=8, devices_per_node=8,
+            memory_bytes=150_754_820_096,
+        ),
+        fingerprint=Fingerprint(
+            hardware={"gpu": "NVIDIA H200", "cpu": "Größe"}, software={"torch": "2.13.0"}
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def measured() -> tuple[Sample, ...]:
+    """One sample of every kind, with times that need all the digits of a float."""
+    return (
+        Sample(
+            point=GemmPoint(dtype="float32", rows=128, d_in=512, d_out=2048),
+            seconds=(0.1 + 0.2, 1 / 3, 5e-324, 1e308),
+            num_iterations=7,
+            marks=("unstable", "drift"),
+        ),
+        Sample(point=RowsPoint(op="gelu", dtype="bfloat16", rows=4, width=8), seconds=(1e-6,)),
+        Sample(
+            point=CollectivePoint(op="all_to_all", group_size=2, num_bytes=2**40, in_flight=4),
+            seconds=(2e-3, 1e-3),
+        ),
+        Sample(
+            point=CopyPoint(direction="h2d", pinned=True, num_bytes=1 << 20, both_ways=True),
+            seconds=(),
+            error="out of memory",
+        ),
+        Sample(point=InterferencePoint(victim="comp", others=("comm", "mem")), seconds=(1.0,)),
+    )
+
+
+@pytest.fixture
+def make_profile(cluster: Cluster) -> Callable[..., Profile]:
+    def make(
+        name: str = "h200-x8", *, beta: float = 1e-12, samples: tuple[Sample, ...] = ()
+    ) -> Profile:
+        error = FitError(
+            num_points=9, median=0.01, p95=0.03, low=1.0, high=1e12, quality="good",
+            alpha_seconds=(1e-5, 2e-5), beta_seconds=(1e-12, 2e-12),
+        )  # fmt: skip
+        return Profile(
+            name=name,
+            provenance="measured",
+            machine=cluster.machine,
+            gemm=(
+                GemmLine(
+                    dtype="float32", alpha_seconds=1e-5, beta_seconds_per_mac=beta, error=error
+                ),
+            ),
+            collective=(
+                CollectiveLine(
+                    op="all_to_all", group_size=8, alpha_seconds=0.1, beta_seconds_per_byte=1 / 3
+                ),
+            ),
+            fingerprint=cluster.fingerprint,
+            samples=samples,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_plan() -> Callable[..., Plan]:
+    def make(tokens: int = 4096, *, step_seconds: float = 0.3) -> Plan:
+        inputs = PlanInputs(
+            model="gpt-s", layer=LayerShape(d_model=768, d_hidden=3072, num_experts=64),
+            world_size=8, tokens_per_rank=tokens, dtype="bfloat16", memory_limit_bytes=None,
+            profile="h200-x8", profile_fingerprint="ab" * 32, constraints={"max_degree": "16"},
+        )  # fmt: skip
+        choice = Choice(
+            forward_degree=2, backward_degree=2, order="dispatch_first", strategy="none",
+            step_seconds=0.31,
+        )  # fmt: skip
+        return Plan(
+            id=inputs.plan_id,
+            inputs=inputs,
+            layout=Layout(expert_parallel="all_to_all", dp=8, ep=8, tp=1, pp=1),
+            pipeline=Pipeline(
+                forward_degree=4, backward_degree=3, order="interleaved",
+                ranges=((1, 100, 1, 1), (101, 8192, 4, 3)),
+            ),
+            memory=Memory(
+                strategy="none", state_bytes=2**40, activation_bytes=1, buffer_bytes=2,
+                saved_bytes=0, saving_ratio=0.0,
+            ),
+            chunks=None,
+            predicted=Predicted(
+                forward_seconds=0.1, backward_seconds=0.2, step_seconds=step_seconds,
+                sequential_forward_seconds=0.15, sequential_backward_seconds=0.3,
+                overhead_seconds=0.0, p05_step_seconds=0.29, p95_step_seconds=1 / 3,
+                trust="measured",
+            ),
+            decision=Verdict(
+                probability_best=0.9, expected_regret=0.001, runner_up=choice,
+                binding="communication", why="T(4) is the minimum of T(1…16)",
+            ),
+            alternatives=(
+                Alternative(
+                    forward_degree=1, backward_degree=1, order="dispatch_first", strategy="S1",
+                    step_seconds=0.45, lost_because="nothing overlaps",
+                ),
+            ),
+            warnings=("the fit of all_to_all is suspect",),
+        )  # fmt: skip
+
+    return make

@@ -1,0 +1,340 @@
+"""The store's contract, run on SQLite and on a real PostgreSQL."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.errors import InputError
+from moetune.domain.hardware import Cluster, Fingerprint
+from moetune.domain.plan import Plan
+from moetune.domain.ports import Observation, RunStatus, Store
+from moetune.domain.profile import Profile
+from moetune.domain.samples import GemmPoint, Sample
+from moetune.store import open_store
+
+ProfileMaker = Callable[..., Profile]
+PlanMaker = Callable[..., Plan]
+
+
+def observation(plan_id: str, *seconds: float) -> Observation:
+    return Observation(
+        plan_id=plan_id, forward_degree=4, backward_degree=3, tokens_per_rank=2**33,
+        predicted_seconds=0.1 + 0.2, seconds=seconds, source="verify",
+    )  # fmt: skip
+
+
+class TestStore:
+    def test_a_new_store_is_empty(self, store: Store) -> None:
+        assert store.runs() == ()
+        assert store.plans() == ()
+        assert store.profile("nobody") is None
+        assert store.plan("ab") is None
+        assert store.observations("ab" * 32) == ()
+
+    def test_samples_come_back_exactly_in_the_order_they_were_measured(
+        self, store: Store, cluster: Cluster, measured: tuple[Sample, ...]
+    ) -> None:
+        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
+        store.add_samples(run_id, measured[2:])
+        store.add_samples(run_id, [])
+        store.add_samples(run_id, measured[:2])
+        assert store.samples(run_id) == measured[2:] + measured[:2]
+
+    def test_the_same_sample_twice_is_kept_twice(
+        self, store: Store, cluster: Cluster, measured: tuple[Sample, ...]
+    ) -> None:
+        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
+        store.add_samples(run_id, measured)
+        store.add_samples(run_id, measured)
+        assert store.samples(run_id) == measured + measured
+
+    def test_runs_are_listed_newest_first_with_what_they_hold(
+        self, store: Store, cluster: Cluster, measured: tuple[Sample, ...]
+    ) -> None:
+        first = store.start_run(name="one", cluster=cluster, preset="quick")
+        second = store.start_run(name="two", cluster=cluster, preset="full")
+        store.add_samples(first, measured)
+        store.finish_run(first, status="complete")
+        newest, oldest = store.runs()
+        assert (newest.id, newest.name, newest.preset) == (second, "two", "full")
+        assert (newest.status, newest.num_samples) == ("running", 0)
+        assert (oldest.status, oldest.num_samples) == ("complete", len(measured))
+        assert (oldest.device, oldest.num_devices) == ("NVIDIA H200", 8)
+        assert oldest.provenance == "measured"
+        assert oldest.created_at.endswith("+00:00")
+        assert newest.created_at > oldest.created_at
+
+    @pytest.mark.parametrize(("status", "found"), [("partial", True), ("complete", False)])
+    def test_open_run_finds_the_latest_run_that_is_not_complete(
+        self, store: Store, cluster: Cluster, status: RunStatus, found: bool  # noqa: FBT001 - a case
+    ) -> None:  # fmt: skip
+        hardware_id = cluster.fingerprint.hardware_id
+        assert store.open_run(name="h200", hardware_id=hardware_id) is None
+        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
+        assert store.open_run(name="h200", hardware_id=hardware_id) == run_id
+        store.finish_run(run_id, status=status)
+        assert store.open_run(name="h200", hardware_id=hardware_id) == (run_id if found else None)
+
+    def test_open_run_ignores_other_names_and_other_hardware(
+        self, store: Store, cluster: Cluster
+    ) -> None:
+        other = replace(cluster, fingerprint=Fingerprint(hardware={"gpu": "another"}))
+        store.start_run(name="h200", cluster=other, preset="quick")
+        store.start_run(name="else", cluster=cluster, preset="quick")
+        hardware_id = cluster.fingerprint.hardware_id
+        assert store.open_run(name="h200", hardware_id=hardware_id) is None
+
+    def test_one_host_with_several_numbers_of_devices_keeps_each(
+        self, store: Store, cluster: Cluster
+    ) -> None:
+        half = replace(cluster, machine=replace(cluster.machine, num_devices=4))
+        store.start_run(name="x8", cluster=cluster, preset="quick")
+        store.start_run(name="x4", cluster=half, preset="quick")
+        assert [run.num_devices for run in store.runs()] == [4, 8]
+
+    def test_a_run_that_is_not_there_is_named(
+        self, store: Store, measured: tuple[Sample, ...], make_profile: ProfileMaker
+    ) -> None:
+        for call in (
+            lambda: store.add_samples(17, measured),
+            lambda: store.finish_run(17, status="complete"),
+            lambda: store.samples(17),
+            lambda: store.save_profile(make_profile(), run_id=17),
+        ):
+            with pytest.raises(InputError, match="no run 17"):
+                call()
+
+    def test_a_fitted_profile_comes_back_with_the_samples_of_its_run(
+        self,
+        store: Store,
+        cluster: Cluster,
+        measured: tuple[Sample, ...],
+        make_profile: ProfileMaker,
+    ) -> None:
+        run_id = store.start_run(name="h200-x8", cluster=cluster, preset="quick")
+        store.add_samples(run_id, measured)
+        profile = make_profile(samples=measured)
+        store.save_profile(profile, run_id=run_id)
+        assert store.profile("h200-x8") == profile
+        assert len(store.runs()) == 1
+
+    def test_samples_added_after_a_fit_do_not_change_it(
+        self,
+        store: Store,
+        cluster: Cluster,
+        measured: tuple[Sample, ...],
+        make_profile: ProfileMaker,
+    ) -> None:
+        run_id = store.start_run(name="h200-x8", cluster=cluster, preset="quick")
+        store.add_samples(run_id, measured[:2])
+        profile = make_profile(samples=measured[:2])
+        store.save_profile(profile, run_id=run_id)
+        store.add_samples(run_id, measured[2:])
+        assert store.profile("h200-x8") == profile
+        store.save_profile(make_profile(samples=measured), run_id=run_id)
+        assert store.profile("h200-x8") == make_profile(samples=measured)
+
+    def test_a_fitted_profile_with_samples_that_are_not_its_runs_is_refused(
+        self,
+        store: Store,
+        cluster: Cluster,
+        measured: tuple[Sample, ...],
+        make_profile: ProfileMaker,
+    ) -> None:
+        run_id = store.start_run(name="h200-x8", cluster=cluster, preset="quick")
+        with pytest.raises(InputError, match=f"other samples than run {run_id}"):
+            store.save_profile(make_profile(samples=measured), run_id=run_id)
+        assert store.profile("h200-x8") is None
+
+    def test_an_imported_profile_comes_back_exactly(
+        self, store: Store, measured: tuple[Sample, ...], make_profile: ProfileMaker
+    ) -> None:
+        profile = replace(
+            make_profile("rtx", samples=measured),
+            provenance="published",
+            citation="PipeMoE, Fig. 6",
+        )
+        store.save_profile(profile)
+        assert store.profile("rtx") == profile
+        (run,) = store.runs()
+        assert (run.provenance, run.status, run.num_samples) == ("published", "complete", 5)
+
+    def test_published_profiles_without_a_fingerprint_keep_their_own_machines(
+        self, store: Store, make_profile: ProfileMaker
+    ) -> None:
+        for name, devices in (("x16", 16), ("x64", 64)):
+            profile = make_profile(name)
+            machine = replace(profile.machine, num_devices=devices)
+            store.save_profile(replace(profile, machine=machine, fingerprint=Fingerprint()))
+        assert [run.num_devices for run in store.runs()] == [64, 16]
+
+    def test_the_newest_profile_of_a_name_is_the_current_one(
+        self, store: Store, make_profile: ProfileMaker
+    ) -> None:
+        for beta in (1e-12, 3e-12, 2e-12):
+            store.save_profile(make_profile(beta=beta))
+        assert store.profile("h200-x8") == make_profile(beta=2e-12)
+        assert len(store.runs()) == 3
+
+    def test_removing_a_profile_takes_its_runs_and_nothing_else(
+        self,
+        store: Store,
+        cluster: Cluster,
+        measured: tuple[Sample, ...],
+        make_profile: ProfileMaker,
+    ) -> None:
+        store.save_profile(make_profile("kept", samples=measured))
+        store.save_profile(make_profile("gone", samples=measured))
+        run_id = store.start_run(name="gone", cluster=cluster, preset="quick")
+        assert store.remove_profile("gone") == 2
+        assert store.remove_profile("gone") == 0
+        assert store.profile("gone") is None
+        assert [run.name for run in store.runs()] == ["kept"]
+        assert store.profile("kept") == make_profile("kept", samples=measured)
+        with pytest.raises(InputError, match=f"no run {run_id}"):
+            store.add_samples(run_id, measured)
+
+    def test_the_id_of_a_removed_run_is_never_given_again(
+        self, store: Store, cluster: Cluster
+    ) -> None:
+        removed = store.start_run(name="gone", cluster=cluster, preset="quick")
+        store.remove_profile("gone")
+        assert store.start_run(name="new", cluster=cluster, preset="quick") > removed
+
+    def test_a_plan_comes_back_exactly_by_any_prefix_of_its_id(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        plan = make_plan()
+        store.save_plan(plan)
+        for length in (1, 8, 63, 64):
+            assert store.plan(plan.id[:length]) == plan
+
+    @pytest.mark.parametrize("prefix", ["", "%", "_", "z", "A", "0" * 65, "'"])
+    def test_what_is_no_prefix_of_an_id_finds_nothing(
+        self, store: Store, make_plan: PlanMaker, prefix: str
+    ) -> None:
+        store.save_plan(make_plan())
+        assert store.plan(prefix) is None
+
+    def test_a_prefix_of_several_plans_is_ambiguous_and_names_them(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        plans = [make_plan(tokens) for tokens in range(1, 40)]
+        for plan in plans:
+            store.save_plan(plan)
+        first = plans[0].id[0]
+        with pytest.raises(InputError, match="ambiguous") as caught:
+            store.plan(first)
+        same = sorted(plan.id for plan in plans if plan.id.startswith(first))
+        assert same[1][:8] in str(caught.value)
+        assert store.plan(same[1]) is not None
+
+    def test_an_equal_plan_is_stored_once(self, store: Store, make_plan: PlanMaker) -> None:
+        store.save_plan(make_plan())
+        (before,) = store.plans()
+        store.save_plan(make_plan())
+        assert store.plans() == (before,)
+
+    def test_another_plan_of_the_same_id_is_refused_and_the_first_one_stays(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        store.save_plan(make_plan())
+        with pytest.raises(InputError, match="stored already"):
+            store.save_plan(make_plan(step_seconds=0.25))
+        assert store.plan(make_plan().id) == make_plan()
+
+    def test_plans_are_listed_newest_first(self, store: Store, make_plan: PlanMaker) -> None:
+        for tokens in (512, 128, 256):
+            store.save_plan(make_plan(tokens))
+        assert [plan.tokens_per_rank for plan in store.plans()] == [256, 128, 512]
+        newest = store.plans()[0]
+        assert (newest.id, newest.model) == (make_plan(256).id, "gpt-s")
+        assert (newest.profile, newest.world_size) == ("h200-x8", 8)
+
+    def test_observations_come_back_exactly_oldest_first(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        for tokens in (1, 2):
+            store.save_plan(make_plan(tokens))
+        one, two = make_plan(1).id, make_plan(2).id
+        made = [observation(one, 1 / 3, 5e-324), observation(one), observation(one, 1 / 3, 5e-324)]
+        store.add_observation(made[0])
+        store.add_observation(observation(two, 1.0))
+        store.add_observation(made[1])
+        store.add_observation(made[2])
+        assert store.observations(one) == tuple(made)
+
+    def test_an_observation_of_an_unknown_plan_is_refused(self, store: Store) -> None:
+        with pytest.raises(InputError, match="no plan 'abababababab'"):
+            store.add_observation(observation("ab" * 32, 1.0))
+
+    def test_everything_is_there_after_it_is_opened_again(
+        self,
+        url: str,
+        measured: tuple[Sample, ...],
+        make_profile: ProfileMaker,
+        make_plan: PlanMaker,
+    ) -> None:
+        with open_store(url) as store:
+            store.save_profile(make_profile(samples=measured))
+            store.save_plan(make_plan())
+            store.add_observation(observation(make_plan().id, 0.5))
+        with open_store(url, read_only=True) as store:
+            assert store.profile("h200-x8") == make_profile(samples=measured)
+            assert store.plan(make_plan().id) == make_plan()
+            assert store.observations(make_plan().id) == (observation(make_plan().id, 0.5),)
+
+    @pytest.mark.parametrize("seconds", [math.inf, math.nan])
+    def test_a_time_that_is_not_finite_is_refused_and_nothing_is_written(
+        self, store: Store, cluster: Cluster, measured: tuple[Sample, ...], seconds: float
+    ) -> None:
+        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
+        bad = replace(measured[1], seconds=(1.0, seconds))
+        with pytest.raises(InputError, match="cannot hold this value"):
+            store.add_samples(run_id, [*measured, bad])
+        assert store.samples(run_id) == ()
+
+    def test_values_that_no_column_holds_are_refused(self, store: Store, cluster: Cluster) -> None:
+        for machine, name in (
+            (replace(cluster.machine, memory_bytes=2**70), "big"),
+            (cluster.machine, "half a character \ud800"),
+        ):
+            with pytest.raises(InputError, match="cannot hold this value"):
+                store.start_run(
+                    name=name, cluster=replace(cluster, machine=machine), preset="quick"
+                )
+        assert store.runs() == ()
+
+    @settings(
+        max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(
+        seconds=st.lists(st.floats(5e-324, 1.7e308), min_size=1),
+        marks=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9)),
+    )
+    def test_any_sample_comes_back_exactly(
+        self, store: Store, cluster: Cluster, seconds: list[float], marks: list[str]
+    ) -> None:
+        sample = Sample(
+            point=GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1),
+            seconds=tuple(seconds),
+            marks=tuple(marks),
+        )
+        run_id = store.start_run(name="any", cluster=cluster, preset="quick")
+        store.add_samples(run_id, [sample])
+        assert store.samples(run_id) == (sample,)
+
+    def test_a_read_only_store_refuses_to_write(
+        self, url: str, cluster: Cluster, make_plan: PlanMaker
+    ) -> None:
+        open_store(url).close()
+        with open_store(url, read_only=True) as store:
+            with pytest.raises(Exception, match="read-only"):
+                store.start_run(name="h200", cluster=cluster, preset="quick")
+            with pytest.raises(Exception, match="read-only"):
+                store.save_plan(make_plan())
+            assert store.runs() == ()
