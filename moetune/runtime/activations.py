@@ -1,29 +1,33 @@
-"""The experts' activation functions, with the backward from the kept pre-activation."""
+"""The experts' activation functions, and their backward from what the forward pass kept.
+
+Kept is the pre-activation; for relu its result, which serves as well, in place.
+"""
 
 from typing import cast
 
 import torch
-from torch.nn import functional
 
 from moetune.domain.layer import Activation
 
 
-def activate(pre: torch.Tensor, gate: torch.Tensor | None, activation: Activation) -> torch.Tensor:
-    """Return act(pre), or silu(pre) · gate for swiglu."""
+def activate(
+    pre: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
+) -> torch.Tensor:
+    """Return act(pre), for swiglu silu(pre) · gate, in `out`; relu happens in `pre` itself."""
     if activation == "relu":
-        return torch.relu(pre)
+        return pre.relu_()
     if activation == "gelu":
-        return functional.gelu(pre)
-    hidden = functional.silu(pre)
-    return hidden if gate is None else hidden.mul_(gate)
+        return cast("torch.Tensor", torch.ops.aten.gelu.out(pre, out=out))
+    torch.ops.aten.silu.out(pre, out=out)
+    return out if gate is None else out.mul_(gate)
 
 
-def activation_grad(grad: torch.Tensor, pre: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return grad · act'(pre); for swiglu the activation is silu."""
+def activation_grad_(grad: torch.Tensor, pre: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return grad · act'(pre) in place of `grad`; for swiglu the activation is silu."""
     if activation == "relu":
-        result = torch.ops.aten.threshold_backward(grad, pre, 0)
+        torch.ops.aten.threshold_backward.grad_input(grad, pre, 0, grad_input=grad)
     elif activation == "gelu":
-        result = torch.ops.aten.gelu_backward(grad, pre)
+        torch.ops.aten.gelu_backward.grad_input(grad, pre, grad_input=grad)
     else:
-        result = torch.ops.aten.silu_backward(grad, pre)
-    return cast("torch.Tensor", result)
+        torch.ops.aten.silu_backward.grad_input(grad, pre, grad_input=grad)
+    return grad

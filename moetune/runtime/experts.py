@@ -76,16 +76,32 @@ class Experts(nn.Module):
 
 
 def multiply(
-    x: torch.Tensor, w: torch.Tensor, blocks: Blocks, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    blocks: Blocks,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return (N, out): every block's rows times its expert's matrix `w` (E, in, out)."""
+    """Return every block's rows times its expert's matrix, plus its bias, in `out`.
+
+    Args:
+        x: (N, in), the blocks one after another.
+        w: (E, in, out).
+        out: (N, out).
+        bias: (E, out).
+    """
     if _has_grouped(x, w) and len(blocks) > 1:
-        product = _grouped(x, w, blocks)
-        return product if out is None else out.copy_(product)
-    product = x.new_empty(len(x), w.shape[2]) if out is None else out
+        out.copy_(_grouped(x, w, blocks))
+        if bias is not None:
+            for expert, low, high in blocks:
+                out[low:high].add_(bias[expert])
+        return out
     for expert, low, high in blocks:
-        torch.mm(x[low:high], w[expert], out=product[low:high])
-    return product
+        if bias is None:
+            torch.mm(x[low:high], w[expert], out=out[low:high])
+        else:
+            torch.addmm(bias[expert], x[low:high], w[expert], out=out[low:high])
+    return out
 
 
 def accumulate(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
@@ -104,14 +120,6 @@ def accumulate_rows(total: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> Non
     """Add the sum of every block's rows to its expert's row in `total` (E, out)."""
     for expert, low, high in blocks:
         total[expert].add_(y[low:high].sum(dim=0))
-
-
-def add_bias(x: torch.Tensor, bias: torch.Tensor | None, blocks: Blocks) -> torch.Tensor:
-    """Add every expert's row of `bias` (E, out) to its blocks, in place."""
-    if bias is not None:
-        for expert, low, high in blocks:
-            x[low:high].add_(bias[expert])
-    return x
 
 
 def blocks_of(rows_CL: Sequence[Sequence[int]]) -> Blocks:

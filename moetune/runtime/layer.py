@@ -15,9 +15,11 @@ from moetune.runtime.dispatch import plan_dispatch
 from moetune.runtime.experts import Experts
 from moetune.runtime.gate import Gate, Routing
 from moetune.runtime.links import Link, link_of
-from moetune.runtime.pipeline import Pipe, PipelinedExperts
+from moetune.runtime.pipeline import Pipe
+from moetune.runtime.pipelined_experts import PipelinedExperts
 from moetune.runtime.planbook import PlanBook, Shelf, read_plans, warn_once
 from moetune.runtime.recorder import NoRecorder, Recorder
+from moetune.runtime.scratch import Scratch
 
 _SEED_LIMIT = 2**62
 
@@ -102,6 +104,7 @@ class MoELayer(nn.Module):
         self.num_dropped = 0
         self._fixed = _fixed_decision(pipeline)
         self._book = _book_of(plan, planbook, self.shape, self.link.num_ranks)
+        self._scratch = Scratch()
         self._shelves: dict[torch.dtype, Shelf | None] = {}
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
         self._ddp_params_and_buffers_to_ignore = [
@@ -177,8 +180,8 @@ class MoELayer(nn.Module):
                 link=self.link,
             ),
             issue_order=self.decision.order,
-            activation=self.shape.activation,
             recorder=self.recorder,
+            scratch=self._scratch,
         )
         self.num_dropped = pipe.dispatch.num_dropped
         experts, dtype = self.experts, x_TD.dtype
@@ -188,7 +191,7 @@ class MoELayer(nn.Module):
         )
         with torch.autocast(x_TD.device.type, enabled=False):
             y_TD: torch.Tensor = PipelinedExperts.apply(  # type: ignore[no-untyped-call]
-                x_TD, routing.weights_TK, pipe, *parameters
+                x_TD, routing.weights_TK, pipe, self.shape.activation, *parameters
             )
         return y_TD
 

@@ -22,19 +22,22 @@ class Regroup:
             [count for cells in by_piece[low:high] for count in cells] for by_piece in counts_PCL
         ]
         self._by_expert = list(zip(*self._by_source, strict=True))
-        self._is_same = len(self._by_source) == 1 or len(self._by_expert) == 1
+        self.changes_nothing = len(self._by_source) == 1 or len(self._by_expert) == 1
 
-    def by_expert(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows (R, D) in the order of the experts."""
-        return rows if self._is_same else _transpose(rows, self._by_source)
+    def by_expert(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Return the rows (R, D) in the order of the experts, in `out`."""
+        return _transpose(rows, self._by_source, out)
 
-    def by_source(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows (R, D) in the order of the sources."""
-        return rows if self._is_same else _transpose(rows, self._by_expert)
+    def by_source(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Return the rows (R, D) in the order of the sources, in `out`."""
+        return _transpose(rows, self._by_expert, out)
 
 
-def _transpose(rows: torch.Tensor, counts: Sequence[Sequence[int]]) -> torch.Tensor:
+def _transpose(
+    rows: torch.Tensor, counts: Sequence[Sequence[int]], out: torch.Tensor
+) -> torch.Tensor:
     """Return the blocks [i][j] of `rows` in the order [j][i]."""
     blocks = iter(torch.split(rows, list(itertools.chain.from_iterable(counts))))
     grid = [[next(blocks) for _ in line] for line in counts]
-    return torch.cat([block for column in zip(*grid, strict=True) for block in column])
+    flat = [block for column in zip(*grid, strict=True) for block in column]
+    return torch.cat(flat, out=out)

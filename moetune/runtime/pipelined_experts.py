@@ -1,0 +1,238 @@
+"""The pipelined part as one autograd function with its own backward schedule.
+
+The automatic backward of chunked code does not overlap. T tokens, K choices, N rows this rank
+sends, R rows it receives, D model width, H hidden width.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from moetune.domain.layer import Activation
+from moetune.runtime.activations import activate, activation_grad_
+from moetune.runtime.dispatch import Dispatch, Order
+from moetune.runtime.experts import Blocks, accumulate, accumulate_rows, blocks_of, multiply
+from moetune.runtime.pipeline import Pipe, slices_of
+from moetune.runtime.scratch import Scratch
+
+
+class PipelinedExperts(torch.autograd.Function):
+    """y = Σₖ weights · expert(x): rows leave, are computed and come back in chunks.
+
+    Kept for the backward: what the experts received, their pre-activations, and the results
+    that came back (for the gradient of the weights). The activation is computed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context has no public type
+        x_TD: torch.Tensor,
+        weights_TK: torch.Tensor,
+        pipe: Pipe,
+        activation: Activation,
+        w1: torch.Tensor,
+        b1: torch.Tensor | None,
+        w2: torch.Tensor,
+        b2: torch.Tensor | None,
+        w3: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return (T, D)."""
+        order, scratch = pipe.dispatch.forward, pipe.scratch
+        kept = _Kept.room(pipe.dispatch, x_TD, w1, w3)
+        slots = _Slots(pipe.dispatch, order)
+
+        def compute(chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            blocks, mine = slots.blocks[chunk], slots.rows[chunk]
+            pre, gate = kept.pre_RH[mine], None
+            multiply(rows, w1, blocks, pre, b1)
+            if w3 is not None and kept.gate_RH is not None:
+                gate = multiply(rows, w3, blocks, kept.gate_RH[mine])
+            hidden = activate(pre, gate, activation, scratch.empty("hidden", pre.shape, pre))
+            return multiply(hidden, w2, blocks, out, b2)
+
+        rows_ND = _gather(x_TD, order, weights_TK.shape[1], scratch)
+        results_ND = pipe.run(
+            "forward", rows_ND, kept.received_RD, compute, torch.empty_like(rows_ND)
+        )
+        ctx.pipe, ctx.activation = pipe, activation
+        ctx.save_for_backward(
+            weights_TK, results_ND, kept.received_RD, kept.pre_RH, kept.gate_RH, w1, b1, w2, b2, w3
+        )
+        picked_TKD = _pick(results_ND, order.row_of_pair, weights_TK.shape[1])
+        return torch.bmm(weights_TK.to(x_TD.dtype).unsqueeze(1), picked_TKD).squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        grad_TD: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x, the weights and the parameters."""
+        weights_TK, results_ND, received_RD, pre_RH, gate_RH, *parameters = ctx.saved_tensors
+        kept = _Kept(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
+        pipe: Pipe = ctx.pipe
+        order, top_k = pipe.dispatch.backward, weights_TK.shape[1]
+        slots = _Slots(pipe.dispatch, order)
+        experts = _ExpertGrads(parameters, ctx.activation, order.degree, pipe.scratch)
+
+        def compute(chunk: int, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            return experts.run(grad, kept.part(slots.rows[chunk]), slots.blocks[chunk], out)
+
+        grad_weights_TK = None
+        if ctx.needs_input_grad[1]:
+            picked_TKD = _pick(results_ND, pipe.dispatch.forward.row_of_pair, top_k)
+            grad_weights_TK = torch.bmm(picked_TKD, grad_TD.unsqueeze(2)).squeeze(2)
+        rows_ND = _gather(grad_TD, order, top_k, pipe.scratch)
+        rows_ND *= _of_rows(weights_TK, order).to(grad_TD.dtype)
+        grad_x_ND = pipe.run(
+            "backward",
+            rows_ND,
+            pipe.scratch.empty("grad received", received_RD.shape, received_RD),
+            compute,
+            pipe.scratch.empty("grad results", rows_ND.shape, rows_ND),
+        )
+        grad_x_TD = _pick(grad_x_ND, order.row_of_pair, top_k).sum(dim=1)
+        return grad_x_TD, grad_weights_TK, None, None, *experts.totals()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What the backward needs of the experts: by piece and expert, for any cut into chunks."""
+
+    received_RD: torch.Tensor
+    pre_RH: torch.Tensor
+    gate_RH: torch.Tensor | None
+
+    @classmethod
+    def room(
+        cls, dispatch: Dispatch, x_TD: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None
+    ) -> "_Kept":
+        num_rows, (_, width, hidden) = dispatch.num_received, w1.shape
+        return cls(
+            received_RD=x_TD.new_empty(num_rows, width),
+            pre_RH=x_TD.new_empty(num_rows, hidden),
+            gate_RH=None if w3 is None else x_TD.new_empty(num_rows, hidden),
+        )
+
+    def part(self, mine: slice) -> "_Kept":
+        return _Kept(
+            received_RD=self.received_RD[mine],
+            pre_RH=self.pre_RH[mine],
+            gate_RH=None if self.gate_RH is None else self.gate_RH[mine],
+        )
+
+
+class _Slots:
+    """Where each chunk's rows lie in what is kept, and its experts' blocks."""
+
+    def __init__(self, dispatch: Dispatch, order: Order) -> None:
+        rows_CL = [
+            dispatch.rows_CL[low:high] for low, high in itertools.pairwise(order.chunk_pieces)
+        ]
+        self.rows = slices_of(sum(map(sum, rows)) for rows in rows_CL)
+        self.blocks: tuple[Blocks, ...] = tuple(map(blocks_of, rows_CL))
+
+
+class _ExpertGrads:
+    """The experts' backward, chunk by chunk; the parameters' gradients add up."""
+
+    def __init__(
+        self,
+        parameters: list[Any],
+        activation: Activation,
+        degree: int,
+        scratch: Scratch,
+    ) -> None:
+        w1, _, w2, _, w3 = parameters
+        self._w1_T, self._w2_T = _transposed(w1), _transposed(w2)
+        self._w3_T = None if w3 is None else _transposed(w3)
+        self._activation: Activation = activation
+        self._scratch = scratch
+        self._totals = [
+            None
+            if each is None
+            else torch.zeros_like(each, dtype=_accumulation_dtype(each.dtype, degree))
+            for each in parameters
+        ]
+        self._dtypes = [None if each is None else each.dtype for each in parameters]
+
+    def run(
+        self, grad: torch.Tensor, kept: _Kept, blocks: Blocks, out: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the gradient of the received rows in `out`.
+
+        Args:
+            grad: (R_c, D), of the experts' results.
+        """
+        total_w1, total_b1, total_w2, total_b2, total_w3 = self._totals
+        pre, gate = kept.pre_RH, kept.gate_RH
+        hidden = activate(pre, gate, self._activation, self._room("hidden", pre))
+        _add(total_w2, hidden, grad, blocks)
+        _add_rows(total_b2, grad, blocks)
+        grad_hidden = multiply(grad, self._w2_T, blocks, self._room("grad hidden", pre))
+        through_gate = None
+        if gate is not None and self._w3_T is not None:
+            grad_gate = activate(pre, None, "silu", hidden).mul_(grad_hidden)
+            grad_hidden.mul_(gate)
+            _add(total_w3, kept.received_RD, grad_gate, blocks)
+            through_gate = multiply(grad_gate, self._w3_T, blocks, self._room("through gate", out))
+        grad_pre = activation_grad_(grad_hidden, pre, self._activation)
+        _add(total_w1, kept.received_RD, grad_pre, blocks)
+        _add_rows(total_b1, grad_pre, blocks)
+        multiply(grad_pre, self._w1_T, blocks, out)
+        return out if through_gate is None else out.add_(through_gate)
+
+    def totals(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the parameters' gradients in their own dtypes."""
+        return tuple(
+            None if total is None else total.to(dtype)
+            for total, dtype in zip(self._totals, self._dtypes, strict=True)
+        )
+
+    def _room(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        return self._scratch.empty(name, like.shape, like)
+
+
+def _transposed(w: torch.Tensor) -> torch.Tensor:
+    return w.transpose(1, 2)
+
+
+def _add(total: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
+    if total is not None:
+        accumulate(total, x, y, blocks)
+
+
+def _add_rows(total: torch.Tensor | None, y: torch.Tensor, blocks: Blocks) -> None:
+    if total is not None:
+        accumulate_rows(total, y, blocks)
+
+
+def _accumulation_dtype(dtype: torch.dtype, degree: int) -> torch.dtype:
+    """Sums over several chunks of two-byte numbers are kept in float32."""
+    return torch.float32 if degree > 1 and dtype.itemsize < torch.float32.itemsize else dtype
+
+
+def _gather(x_TD: torch.Tensor, order: Order, top_k: int, scratch: Scratch) -> torch.Tensor:
+    """Return the tokens' rows in sending order."""
+    tokens_N = order.pairs_N if top_k == 1 else order.pairs_N // top_k
+    room = scratch.empty("rows", (len(tokens_N), x_TD.shape[1]), x_TD)
+    return torch.index_select(x_TD, 0, tokens_N, out=room)
+
+
+def _of_rows(weights_TK: torch.Tensor, order: Order) -> torch.Tensor:
+    return weights_TK.reshape(-1).index_select(0, order.pairs_N).unsqueeze(1)
+
+
+def _pick(rows_ND: torch.Tensor, row_of_pair: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Return every pair's row (T, K, D), zeros for dropped pairs."""
+    num_rows, width = rows_ND.shape
+    shape = (len(row_of_pair) // top_k, top_k, width)
+    if num_rows == len(row_of_pair):
+        return rows_ND.index_select(0, row_of_pair).view(shape)
+    if not num_rows:
+        return rows_ND.new_zeros(shape)
+    picked = rows_ND.index_select(0, row_of_pair.clamp(max=num_rows - 1))
+    return picked.masked_fill_((row_of_pair == num_rows).unsqueeze(1), 0).view(shape)
