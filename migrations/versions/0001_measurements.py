@@ -85,8 +85,3 @@ def _create_samples_and_fits() -> None:
     )
     op.create_index(op.f("ix_fits_run_id"), "fits", ["run_id"])
     op.create_index(op.f("ix_fits_name"), "fits", ["name"])
-
-
-def downgrade() -> None:
-    for table in ("fits", "samples", "runs", "machines"):
-        op.drop_table(table)

@@ -39,8 +39,3 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index(op.f("ix_observations_plan_id"), "observations", ["plan_id"])
-
-
-def downgrade() -> None:
-    op.drop_table("observations")
-    op.drop_table("plans")

@@ -1,0 +1,128 @@
+"""Several real processes on one database: nothing is lost, whoever dies."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from moetune.domain.hardware import Cluster
+from moetune.domain.samples import CopyPoint
+from moetune.store import check, open_store
+
+WORKER = Path(__file__).with_name("store_worker.py")
+NUM_WRITERS, NUM_WRITES = 8, 50
+
+Worker = subprocess.Popen[str]
+
+
+@contextmanager
+def worker(task: str, *arguments: object) -> Iterator[Worker]:
+    process = subprocess.Popen(
+        [sys.executable, WORKER, task, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def release(workers: list[Worker]) -> None:
+    """Let all of them start at once."""
+    for process in workers:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in workers:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def finish(process: Worker) -> list[int]:
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return [int(line) for line in output.split()]
+
+
+@pytest.mark.timeout(90)
+def test_eight_processes_writing_fifty_times_lose_nothing_while_others_read(
+    url: str, cluster: Cluster
+) -> None:
+    with open_store(url) as store, ExitStack() as stack:
+        run_id = store.start_run(name="shared", cluster=cluster, preset="quick")
+        writers = [
+            stack.enter_context(worker("write", url, run_id, tag, NUM_WRITES, 1))
+            for tag in range(NUM_WRITERS)
+        ]
+        readers = [
+            stack.enter_context(worker("read", url, run_id, NUM_WRITERS * NUM_WRITES))
+            for _ in range(2)
+        ]
+        release(writers + readers)
+        for process in writers:
+            assert finish(process) == list(range(NUM_WRITES))
+        for process in readers:
+            assert finish(process) == [NUM_WRITERS * NUM_WRITES]
+        kept = store.samples(run_id)
+    written = [
+        (sample.marks[0], sample.point.num_bytes)
+        for sample in kept
+        if isinstance(sample.point, CopyPoint)
+    ]
+    assert sorted(written) == sorted(
+        (str(tag), number) for tag in range(NUM_WRITERS) for number in range(NUM_WRITES)
+    )
+    for tag in range(NUM_WRITERS):
+        mine = [number for owner, number in written if owner == str(tag)]
+        assert mine == sorted(mine)
+
+
+@pytest.mark.timeout(90)
+def test_processes_that_open_the_same_new_database_at_once_all_get_it(url: str) -> None:
+    with ExitStack() as stack:
+        starters = [stack.enter_context(worker("start", url)) for _ in range(6)]
+        release(starters)
+        ids = [number for process in starters for number in finish(process)]
+    with open_store(url) as store:
+        assert sorted(run.id for run in store.runs()) == sorted(ids)
+    assert len(set(ids)) == len(starters)
+    assert check(url) == ()
+
+
+@pytest.mark.timeout(90)
+def test_everything_acknowledged_survives_kill_9_and_every_batch_is_whole(
+    url: str, cluster: Cluster
+) -> None:
+    size = 20
+    with open_store(url) as store, ExitStack() as stack:
+        run_id = store.start_run(name="killed", cluster=cluster, preset="quick")
+        writers = [
+            stack.enter_context(worker("write", url, run_id, tag, 0, size)) for tag in range(2)
+        ]
+        release(writers)
+        acknowledged = 0
+        for tag, process in enumerate(writers):
+            assert process.stdout is not None
+            for _ in range(15 + 7 * tag):
+                process.stdout.readline()
+            os.kill(process.pid, signal.SIGKILL)
+            acknowledged += 15 + 7 * tag + len(process.stdout.read().split())
+        kept = Counter(
+            (sample.marks[0], sample.point.num_bytes)
+            for sample in store.samples(run_id)
+            if isinstance(sample.point, CopyPoint)
+        )
+    assert set(kept.values()) == {size}
+    # A batch whose acknowledgement was cut off may be there too, one of each writer.
+    assert acknowledged <= len(kept) <= acknowledged + len(writers)
+    assert check(url) == ()
