@@ -43,7 +43,7 @@ class ProfileCosts:
     @property
     def interference(self) -> Interference:
         """How operations of different classes disturb each other."""
-        return self._book.profile.interference
+        return self._curves.interference(self._book)
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         """Return the α–β line over MACs when that is all there is, else None."""

@@ -4,33 +4,20 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through, leave_one_out
 from moetune.fit.line import Floats
 from moetune.fit.pool import Series, Shape
 
+Bools = NDArray[np.bool_]
+
 # The error of a shape that was not measured, when no second shape is there to check it:
 # the largest 95th percentile of the gate's "usable".
 _UNCHECKED_SHAPE_ERROR = 0.30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roofline:
-    """seconds = start + MACs · compute + elements moved · traffic, none of them negative."""
-
-    start_seconds: float
-    seconds_per_mac: float
-    seconds_per_element: float
-
-    def seconds(self, shape: Shape, rows: float) -> float:
-        """Return the time of one product."""
-        macs, elements = _work(shape, rows)
-        return (
-            self.start_seconds + self.seconds_per_mac * macs + self.seconds_per_element * elements
-        )
 
 
 class Surface:
@@ -84,8 +71,8 @@ class Surface:
     def blend(self, shape: Shape) -> Curve:
         """Return the curve over rows of a shape that was not measured."""
         if shape not in self._blends:
-            blend = self._blend(shape, self._curves, self._roofline, self.shape_error)
-            self._blends[shape] = blend
+            everyone = np.ones(len(self._shapes), bool)
+            self._blends[shape] = self._blend(shape, everyone, self.shape_error)
         return self._blends[shape]
 
     def covers(self, shape: Shape) -> bool:
@@ -110,10 +97,8 @@ class Surface:
         if len(self._shapes) == 1:
             return []
         errors = []
-        for shape, series in self._shapes.items():
-            shapes = {other: one for other, one in self._shapes.items() if other != shape}
-            curves = {other: self._curves[other] for other in shapes}
-            blend = self._blend(shape, curves, _roofline(shapes), 0.0)
+        for at, (shape, series) in enumerate(self._shapes.items()):
+            blend = self._blend(shape, np.arange(len(self._shapes)) != at, 0.0)
             errors += [
                 abs(blend.predict(rows).seconds / seconds - 1)
                 for rows, seconds in zip(series.sizes, series.medians, strict=True)
@@ -121,85 +106,97 @@ class Surface:
         return errors
 
     @cached_property
-    def _curves(self) -> dict[Shape, Curve]:
-        return {
-            shape: curve_through(
-                sizes=series.sizes,
-                seconds=series.medians,
-                alpha_seconds=self.alpha_seconds,
-                relative_error=self.relative_error,
-            )
-            for shape, series in self._shapes.items()
-        }
+    def _table(self) -> "_Table":
+        return _table(self._shapes, self.alpha_seconds)
 
-    @cached_property
-    def _roofline(self) -> Roofline:
-        return _roofline(self._shapes)
-
-    def _blend(
-        self, shape: Shape, curves: Mapping[Shape, Curve], roofline: Roofline, error: float
-    ) -> Curve:
-        best_rate = max(
-            _work(other, rows)[0] / seconds
-            for other, curve in curves.items()
-            for rows, seconds in zip(curve.sizes, curve.seconds, strict=True)
-        )
-        grid = sorted(set(chain.from_iterable(curve.sizes for curve in curves.values())))
-        near = [(other, curve, _distance(shape, other)) for other, curve in curves.items()]
-        seconds = []
-        for rows in grid:
-            total = correction = 0.0
-            for other, curve, apart in near:
-                weight = (apart + _outside(curve, rows)) ** -2
-                total += weight
-                modelled = roofline.seconds(other, rows)
-                correction += weight * math.log(curve.predict(rows).seconds / modelled)
-            wanted = roofline.seconds(shape, rows) * math.exp(correction / total)
-            seconds.append(max(wanted, _work(shape, rows)[0] / best_rate))
+    def _blend(self, shape: Shape, use: Bools, relative_error: float) -> Curve:
+        """Return the curve blended from the shapes in `use`."""
+        table = self._table
+        start, compute, traffic = _roofline(table, use)
+        macs, elements = _work(np.asarray([shape], float), table.rows)
+        others = table.shapes[use]
+        modelled = start + compute * table.macs[use] + traffic * table.elements[use]
+        correction = np.log(table.seconds[use] / modelled)
+        octaves = (np.log2(others / np.asarray(shape, float)) ** 2).sum(axis=1)
+        weights = (octaves[:, None] + table.octaves_outside[use]) ** -2
+        mean = (weights * correction).sum(axis=0) / weights.sum(axis=0)
+        seconds = (start + compute * macs[0] + traffic * elements[0]) * np.exp(mean)
         return curve_through(
-            sizes=grid,
-            seconds=seconds,
+            sizes=table.rows.tolist(),
+            seconds=np.maximum(seconds, macs[0] / table.best_rates[use].max()).tolist(),
             alpha_seconds=self.alpha_seconds,
-            relative_error=error,
+            relative_error=relative_error,
         )
 
 
-def _work(shape: Shape, rows: float) -> tuple[float, float]:
-    """Return the MACs, and the elements read and written, of all experts together."""
-    num_experts, d_in, d_out = shape
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """The measured shapes by all rows at which any of them was measured.
+
+    Args:
+        rows: shape (rows,).
+        shapes: shape (shapes, 3).
+        seconds, macs, elements: shape (shapes, rows); of each shape's curve.
+        measured: where a time is a measured one, shape (shapes, rows).
+        octaves_outside: squared distance from the shape's measured rows, shape (shapes, rows).
+        best_rates: highest MACs per second at measured rows, shape (shapes,).
+    """
+
+    rows: Floats
+    shapes: Floats
+    seconds: Floats
+    macs: Floats
+    elements: Floats
+    measured: Bools
+    octaves_outside: Floats
+    best_rates: Floats
+
+
+def _table(shapes: Mapping[Shape, Series], alpha_seconds: float) -> _Table:
+    rows = np.array(sorted({size for series in shapes.values() for size in series.sizes}))
+    curves = [
+        curve_through(sizes=one.sizes, seconds=one.medians, alpha_seconds=alpha_seconds)
+        for one in shapes.values()
+    ]
+    seconds = np.array([[curve.predict(size).seconds for size in rows] for curve in curves])
+    sizes = np.array(list(shapes), float)
+    macs, elements = _work(sizes, rows)
+    measured = np.array([np.isin(rows, curve.sizes) for curve in curves])
+    low = np.array([[curve.sizes[0]] for curve in curves])
+    high = np.array([[curve.sizes[-1]] for curve in curves])
+    return _Table(
+        rows=rows,
+        shapes=sizes,
+        seconds=seconds,
+        macs=macs,
+        elements=elements,
+        measured=measured,
+        octaves_outside=np.log2(rows / np.clip(rows, low, high)) ** 2,
+        best_rates=np.where(measured, macs / seconds, 0.0).max(axis=1),
+    )
+
+
+def _work(shapes: Floats, rows: Floats) -> tuple[Floats, Floats]:
+    """Return MACs, and elements read and written, by shape and rows."""
+    num_experts, d_in, d_out = shapes.T[:, :, None]
     return (
         num_experts * rows * d_in * d_out,
         num_experts * (rows * (d_in + d_out) + d_in * d_out),
     )
 
 
-def _distance(one: Shape, other: Shape) -> float:
-    """Return the squared distance in octaves."""
-    return sum(math.log2(a / b) ** 2 for a, b in zip(one, other, strict=True))
+def _roofline(table: _Table, use: Bools) -> tuple[float, float, float]:
+    """Return start, compute and traffic, none negative, with the least relative error.
 
-
-def _outside(curve: Curve, rows: float) -> float:
-    """Return the squared distance in octaves from the curve's measured rows."""
-    nearest = min(max(rows, curve.sizes[0]), curve.sizes[-1])
-    return math.log2(rows / nearest) ** 2
-
-
-def _roofline(shapes: Mapping[Shape, Series]) -> Roofline:
-    """Return the roofline with the least sum of squared relative errors."""
-    points = [
-        (*_work(shape, rows), seconds)
-        for shape, series in shapes.items()
-        for rows, seconds in zip(series.sizes, series.medians, strict=True)
-    ]
-    macs, elements, seconds = np.asarray(points, float).T
-    features = np.stack([np.ones_like(macs), macs, elements], axis=1) / seconds[:, None]
+    seconds = start + MACs · compute + elements moved · traffic
+    """
+    where = table.measured & use[:, None]
+    seconds = table.seconds[where]
+    work = [np.ones_like(seconds), table.macs[where], table.elements[where]]
+    features = np.stack(work, axis=1) / seconds[:, None]
     scale = features.max(axis=0)
     start, compute, traffic = _non_negative_least_squares(features / scale) / scale
-    return Roofline(
-        start_seconds=float(start),
-        seconds_per_mac=float(compute),
-        seconds_per_element=float(traffic),
-    )
+    return float(start), float(compute), float(traffic)
 
 
 def _non_negative_least_squares(features: Floats) -> Floats:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from moetune.domain.costs import Estimate, Trust, least_trust
-from moetune.fit.book import Points
+from moetune.domain.costs import Estimate, Interference, Trust, least_trust
+from moetune.fit.book import Book, Points
 from moetune.fit.curve import Curve, Line, curve_through
 
 
@@ -18,6 +18,10 @@ class Predictor(Protocol):
 
 class Curves(Protocol):
     """How points, lines and blends become predictors: as they are, or drawn anew."""
+
+    def interference(self, book: Book) -> Interference:
+        """Return how operations of different classes disturb each other."""
+        ...
 
     def through(self, points: Points) -> Curve:
         """Return the curve through the points."""
@@ -34,6 +38,10 @@ class Curves(Protocol):
 
 class ExactCurves:
     """Everything as it was measured or published."""
+
+    def interference(self, book: Book) -> Interference:
+        """Return the profile's factors."""
+        return book.profile.interference
 
     def through(self, points: Points) -> Curve:
         """Return the curve through the medians."""

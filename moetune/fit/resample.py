@@ -4,12 +4,13 @@ import zlib
 
 import numpy as np
 
-from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.costs import Costs, Interference, LinearCost
 from moetune.domain.profile import Profile
 from moetune.fit.book import Book, Points
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.line import Floats, resampled_medians
+from moetune.fit.profile import interference_of
 
 # The median of |z| of a normal z: turns a median absolute error into a standard deviation.
 _MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
@@ -24,6 +25,8 @@ def resample_costs(
     replacement, independent of its neighbours, and every curve one log-normal factor with the
     curve's leave-one-out error: noise of points averages out over a plan, a smooth error of a
     fit does not. Lines without samples have α and β each changed by their assumed error.
+    Interference factors come from raw times drawn again, unless the profile's factors are not
+    those of its samples: then somebody set them, and they stay.
 
     An operation is drawn when it is first asked for; its draws depend on the seed and on the
     operation alone, not on the order of the questions.
@@ -51,6 +54,7 @@ class _Noise:
         self._seed = seed
         self._medians: dict[str, list[list[float]]] = {}
         self._normals: dict[str, list[list[float]]] = {}
+        self._interference: list[list[float]] = []
 
     def medians(self, points: Points) -> list[list[float]]:
         """Return the points' medians, one row for each draw."""
@@ -71,6 +75,19 @@ class _Noise:
         one, other = self._normals[family][draw]
         return float(np.exp(scale * one)), float(np.exp(scale * other))
 
+    def interference(self, book: Book, *, draw: int) -> Interference:
+        """Return the factors from raw times drawn again."""
+        times = book.pool.interference
+        if not times or interference_of(times) != book.profile.interference:
+            return book.profile.interference
+        if not self._interference:
+            drawn = resampled_medians(
+                times=list(times.values()), num=self._num, rng=self._rng("interference")
+            )
+            self._interference = drawn.tolist()
+        medians = zip(times, self._interference[draw], strict=True)
+        return interference_of({key: (median,) for key, median in medians})
+
     def _rng(self, label: str) -> np.random.Generator:
         # Not hash(): it differs between processes.
         return np.random.default_rng([self._seed, zlib.crc32(label.encode())])
@@ -82,6 +99,12 @@ class _DrawnCurves:
     def __init__(self, *, noise: _Noise, draw: int) -> None:
         self._noise = noise
         self._draw = draw
+        self._interference: Interference | None = None
+
+    def interference(self, book: Book) -> Interference:
+        if self._interference is None:
+            self._interference = self._noise.interference(book, draw=self._draw)
+        return self._interference
 
     def through(self, points: Points) -> Curve:
         factor, _ = self._noise.factors(

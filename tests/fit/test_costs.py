@@ -1,0 +1,380 @@
+"""Predictions from measured and from published profiles."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.errors import ProfileError
+from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile
+from moetune.domain.samples import (
+    CollectiveOp,
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    InterferencePoint,
+    Product,
+    RowsPoint,
+    Sample,
+)
+from moetune.fit.costs import costs_of
+from moetune.fit.profile import fit_profile
+
+MACHINE = Machine(
+    kind="cuda", device="Lab GPU", num_devices=16, devices_per_node=8, memory_bytes=2**34
+)
+SIZES = tuple(2**at for at in range(12, 24, 2))
+
+
+def comm(
+    size: int,
+    seconds: float,
+    *,
+    ranks: int = 2,
+    in_flight: int = 1,
+    op: CollectiveOp = "all_to_all",
+) -> Sample:
+    point = CollectivePoint(op=op, group_size=ranks, num_bytes=size, in_flight=in_flight)
+    return Sample(point=point, seconds=(seconds,))
+
+
+def gemm(
+    rows: int,
+    seconds: float,
+    *,
+    shape: tuple[int, int, int] = (1, 512, 2048),
+    product: Product = "forward",
+    dtype: str = "float32",
+) -> Sample:
+    num_experts, d_in, d_out = shape
+    point = GemmPoint(
+        dtype=dtype, product=product, num_experts=num_experts, rows=rows, d_in=d_in, d_out=d_out
+    )
+    return Sample(point=point, seconds=(seconds,))
+
+
+def measured(samples: Sequence[Sample], machine: Machine = MACHINE) -> Profile:
+    return fit_profile(name="lab", machine=machine, fingerprint=Fingerprint(), samples=samples)
+
+
+PUBLISHED = Profile(
+    name="paper",
+    provenance="published",
+    machine=MACHINE,
+    gemm=(GemmLine(dtype="float32", alpha_seconds=6e-5, beta_seconds_per_mac=4e-14),),
+    collective=(
+        CollectiveLine(
+            op="all_to_all", group_size=16, alpha_seconds=1e-4, beta_seconds_per_byte=3e-10
+        ),
+    ),
+    copy=(CopyLine(direction="h2d", pinned=True, alpha_seconds=1e-5, beta_seconds_per_byte=8e-11),),
+)
+
+
+def test_published_profile_predicts_its_lines_and_calls_them_modelled() -> None:
+    costs: Costs = costs_of(PUBLISHED)
+
+    gemm_line = costs.gemm_line(dtype="float32")
+    comm_line = costs.collective_line(op="all_to_all", group_size=16)
+    found = costs.gemm(
+        dtype="float32", product="grad_weight", num_experts=2, rows=100.5, d_in=512, d_out=2048
+    )
+
+    assert gemm_line == LinearCost(alpha_seconds=6e-5, beta_seconds=4e-14)
+    assert comm_line == LinearCost(alpha_seconds=1e-4, beta_seconds=3e-10)
+    assert found.seconds == pytest.approx(6e-5 + 4e-14 * 2 * 100.5 * 512 * 2048)
+    assert (found.trust, found.relative_error) == ("modelled", 0.05)
+    several = costs.collective(op="all_to_all", group_size=16, num_bytes=1e6, in_flight=4)
+    assert several.seconds == pytest.approx(4e-4)
+    assert several.trust == "modelled"
+    assert costs.copy(direction="h2d", pinned=True, num_bytes=1e6).seconds == pytest.approx(9e-5)
+    assert costs.rows_op(op="gelu", dtype="float32", rows=10, width=10) is None
+
+
+def test_measured_profile_has_no_line_to_predict_with() -> None:
+    costs = costs_of(measured([comm(size, size * 1e-9) for size in SIZES] + [gemm(64, 1e-3)]))
+
+    assert costs.gemm_line(dtype="float32") is None
+    assert costs.collective_line(op="all_to_all", group_size=2) is None
+    assert costs.collective_line(op="all_to_all", group_size=1) is None
+    assert costs.collective_line(op="all_to_all", group_size=3) is None
+
+
+def test_collective_labels_say_measured_interpolated_and_extrapolated() -> None:
+    costs = costs_of(measured([comm(size, 1e-4 + size * 1e-9) for size in SIZES]))
+
+    def ask(num_bytes: float) -> tuple[float, str]:
+        found = costs.collective(op="all_to_all", group_size=2, num_bytes=num_bytes)
+        return found.seconds, found.trust
+
+    assert ask(2**14) == (1e-4 + 2**14 * 1e-9, "measured")
+    seconds, trust = ask(2**15)
+    assert 1e-4 + 2**14 * 1e-9 < seconds < 1e-4 + 2**16 * 1e-9
+    assert trust == "interpolated"
+    assert ask(2**11)[1] == ask(2**25)[1] == "extrapolated"
+
+
+def test_relative_error_is_the_leave_one_out_error_of_the_fit() -> None:
+    rng = np.random.default_rng(0)
+    samples = [comm(size, (1e-4 + size * 1e-9) * rng.uniform(0.9, 1.1)) for size in SIZES]
+    profile = measured(samples)
+
+    found = costs_of(profile).collective(op="all_to_all", group_size=2, num_bytes=5000)
+
+    error = profile.collective[0].error
+    assert error is not None
+    assert found.relative_error == error.median > 0
+
+
+def test_several_in_flight_take_their_own_curve_or_the_nearest() -> None:
+    costs = costs_of(
+        measured(
+            [
+                *(comm(size, 4e-9 * size) for size in SIZES),
+                *(comm(size, 2e-9 * size, in_flight=4) for size in SIZES),
+                *(comm(size, 1e-9 * size, in_flight=16) for size in SIZES),
+            ]
+        )
+    )
+
+    for in_flight, rate, trust in (
+        (1, 4e-9, "measured"),
+        (4, 2e-9, "measured"),
+        (2, 2e-9, "interpolated"),
+        (10, 1e-9, "interpolated"),
+        (64, 1e-9, "interpolated"),
+    ):
+        found = costs.collective(
+            op="all_to_all", group_size=2, num_bytes=2**14, in_flight=in_flight
+        )
+        assert found.seconds == pytest.approx(rate * 2**14)
+        assert found.trust == trust
+
+
+def test_several_in_flight_fall_back_on_one_alone_and_the_other_way_round() -> None:
+    alone = costs_of(measured([comm(size, 4e-9 * size) for size in SIZES]))
+    several = costs_of(measured([comm(size, 4e-9 * size, in_flight=8) for size in SIZES]))
+
+    for costs, in_flight in ((alone, 8), (several, 1)):
+        found = costs.collective(
+            op="all_to_all", group_size=2, num_bytes=2**14, in_flight=in_flight
+        )
+        assert found.seconds == pytest.approx(4e-9 * 2**14)
+        assert found.trust == "extrapolated"
+
+
+def test_a_group_of_one_talks_to_nobody() -> None:
+    found = costs_of(PUBLISHED).collective(op="all_reduce", group_size=1, num_bytes=1e9)
+
+    assert (found.seconds, found.trust) == (0.0, "measured")
+
+
+def test_missing_group_size_names_what_is_there_and_how_to_measure_it() -> None:
+    profile = measured([comm(size, size * 1e-9, ranks=ranks) for size in SIZES for ranks in (2, 4)])
+
+    with pytest.raises(ProfileError) as seen:
+        costs_of(profile).collective(op="all_to_all", group_size=16, num_bytes=1e6)
+
+    assert str(seen.value) == (
+        'no all_to_all measured for 16 ranks (profile "lab" has 2, 4)\n'
+        "  measure it on the cluster:  torchrun --nnodes 2 --nproc-per-node 8"
+        " -m moetune profile --name lab --resume\n"
+        "  or accept an estimate:      moetune plan … --allow-modelled"
+    )
+    assert seen.value.exit_code == 5
+
+
+def test_missing_operation_offers_no_estimate_where_there_is_none() -> None:
+    profile = measured([comm(size, size * 1e-9) for size in SIZES])
+
+    with pytest.raises(ProfileError) as seen:
+        costs_of(profile, allow_modelled=True).collective(
+            op="all_gather", group_size=4, num_bytes=1e6
+        )
+
+    assert seen.value.what == 'no all_gather measured for 4 ranks (profile "lab" has none)'
+    assert seen.value.hint == (
+        "measure it on the cluster:  moetune profile --nproc 4 --name lab --resume"
+    )
+
+
+@pytest.mark.parametrize(("wanted", "nearest"), [(3, 4), (5, 4), (6, 8), (64, 8)])
+def test_nearest_group_size_is_an_estimate_when_allowed(wanted: int, nearest: int) -> None:
+    profile = measured(
+        [comm(size, size * 1e-9 * ranks, ranks=ranks) for size in SIZES for ranks in (2, 4, 8)]
+    )
+    costs = costs_of(profile, allow_modelled=True)
+
+    found = costs.collective(op="all_to_all", group_size=wanted, num_bytes=2**14)
+
+    assert found.seconds == pytest.approx(2**14 * 1e-9 * nearest)
+    assert found.trust == "modelled"
+
+
+def test_nearest_group_size_of_a_published_profile_has_its_line() -> None:
+    costs = costs_of(PUBLISHED, allow_modelled=True)
+
+    assert costs.collective_line(op="all_to_all", group_size=8) == PUBLISHED.collective[0].cost
+    assert costs_of(PUBLISHED).collective_line(op="all_to_all", group_size=8) is None
+
+
+def test_missing_dtype_names_those_there() -> None:
+    profile = measured([gemm(64, 1e-3), gemm(64, 1e-3, dtype="float64")])
+
+    with pytest.raises(ProfileError) as seen:
+        costs_of(profile).gemm(
+            dtype="bfloat16", product="forward", num_experts=1, rows=8, d_in=8, d_out=8
+        )
+
+    assert seen.value.what == ('no GEMM measured in bfloat16 (profile "lab" has float32, float64)')
+    assert "--dtype bfloat16" in seen.value.hint
+
+
+def test_missing_copy_names_those_there() -> None:
+    with pytest.raises(ProfileError) as seen:
+        costs_of(PUBLISHED).copy(direction="d2h", pinned=False, num_bytes=10)
+
+    assert seen.value.what == 'no pageable d2h copy measured (profile "paper" has pinned h2d)'
+    assert seen.value.hint == "measure it:  moetune profile --name NAME"
+
+
+def test_copies_are_those_that_run_alone() -> None:
+    def sample(size: int, seconds: float, *, both_ways: bool) -> Sample:
+        point = CopyPoint(direction="d2h", pinned=True, num_bytes=size, both_ways=both_ways)
+        return Sample(point=point, seconds=(seconds,))
+
+    costs = costs_of(
+        measured(
+            [sample(size, 1e-9 * size, both_ways=False) for size in SIZES]
+            + [sample(size, 3e-9 * size, both_ways=True) for size in SIZES]
+        )
+    )
+
+    found = costs.copy(direction="d2h", pinned=True, num_bytes=2**14)
+    assert found.seconds == pytest.approx(2**14 * 1e-9)
+    assert found.trust == "measured"
+
+
+def gemm_seconds(rows: float, shape: tuple[int, int, int]) -> float:
+    num_experts, d_in, d_out = shape
+    return 1e-5 + num_experts * rows * d_in * d_out / (5e10 * rows / (rows + 30))
+
+
+SHAPES = ((1, 512, 2048), (1, 2048, 512), (4, 512, 2048), (4, 2048, 512))
+
+
+def expert_products() -> list[Sample]:
+    return [
+        gemm(rows, gemm_seconds(rows, shape), shape=shape)
+        for shape in SHAPES
+        for rows in (8, 32, 128, 512, 2048)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "trust"),
+    [
+        ((4, 512, 2048), 128, "measured"),
+        ((4, 512, 2048), 200.25, "interpolated"),
+        ((4, 512, 2048), 4, "extrapolated"),
+        ((2, 1024, 1024), 128, "interpolated"),
+        ((2, 1024, 1024), 99.5, "interpolated"),
+        ((2, 1024, 1024), 5000, "extrapolated"),
+        ((16, 512, 2048), 128, "extrapolated"),
+    ],
+)
+def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trust: str) -> None:
+    num_experts, d_in, d_out = shape
+    costs = costs_of(measured(expert_products()))
+
+    found = costs.gemm(
+        dtype="float32",
+        product="forward",
+        num_experts=num_experts,
+        rows=rows,
+        d_in=d_in,
+        d_out=d_out,
+    )
+
+    assert found.trust == trust
+    assert found.seconds == pytest.approx(gemm_seconds(rows, shape), rel=0.12)
+
+
+def test_a_form_that_was_not_measured_takes_the_forward_time_as_modelled() -> None:
+    costs = costs_of(measured(expert_products()))
+
+    def ask(product: Product, rows: float, d_in: int) -> tuple[float, str]:
+        found = costs.gemm(
+            dtype="float32", product=product, num_experts=1, rows=rows, d_in=d_in, d_out=2048
+        )
+        return found.seconds, found.trust
+
+    for rows, d_in in ((128, 512), (77.7, 512), (128, 700)):
+        assert ask("grad_weight", rows, d_in) == (ask("forward", rows, d_in)[0], "modelled")
+
+
+def test_each_form_of_the_product_has_its_own_times() -> None:
+    samples = expert_products() + [
+        gemm(rows, 2 * gemm_seconds(rows, SHAPES[0]), product="grad_weight")
+        for rows in (8, 32, 128, 512, 2048)
+    ]
+    costs = costs_of(measured(samples))
+
+    found = costs.gemm(
+        dtype="float32", product="grad_weight", num_experts=1, rows=128, d_in=512, d_out=2048
+    )
+
+    assert found.seconds == 2 * gemm_seconds(128, SHAPES[0])
+    assert found.trust == "measured"
+
+
+def test_rows_operation_is_interpolated_over_elements() -> None:
+    samples = [
+        Sample(
+            point=RowsPoint(op="gelu", dtype="float32", rows=rows, width=512),
+            seconds=(1e-6 + rows * 512 * 1e-10,),
+        )
+        for rows in (16, 64, 256, 1024)
+    ]
+    costs = costs_of(measured(samples))
+
+    same = costs.rows_op(op="gelu", dtype="float32", rows=32, width=1024)
+    between = costs.rows_op(op="gelu", dtype="float32", rows=100.5, width=512)
+
+    assert same is not None
+    assert between is not None
+    assert same.seconds == pytest.approx(1e-6 + 32 * 1024 * 1e-10)
+    assert same.trust == "measured"
+    assert between.seconds == pytest.approx(1e-6 + 100.5 * 512 * 1e-10, rel=0.1)
+    assert between.trust == "interpolated"
+    assert costs.rows_op(op="gelu", dtype="float64", rows=32, width=1024) is None
+    assert costs.rows_op(op="gather", dtype="float32", rows=32, width=1024) is None
+
+
+def test_interference_is_the_profiles() -> None:
+    profile = measured(
+        [
+            Sample(point=InterferencePoint(victim="comm"), seconds=(1.0,)),
+            Sample(point=InterferencePoint(victim="comm", others=("comp",)), seconds=(2.0,)),
+        ]
+    )
+
+    assert costs_of(profile).interference.comm.comp == 0.5
+
+
+def test_samples_without_lines_are_enough_to_predict() -> None:
+    profile = Profile(
+        name="raw",
+        provenance="measured",
+        machine=MACHINE,
+        samples=(*(comm(size, size * 1e-9) for size in SIZES), *expert_products()),
+    )
+    costs = costs_of(profile)
+
+    assert costs.collective(op="all_to_all", group_size=2, num_bytes=2**14).trust == "measured"
+    found = costs.gemm(
+        dtype="float32", product="forward", num_experts=1, rows=128, d_in=512, d_out=2048
+    )
+    assert found.seconds == gemm_seconds(128, SHAPES[0])

@@ -1,0 +1,252 @@
+"""From samples to a profile."""
+
+import json
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.domain.document import canonical_json, encode
+from moetune.domain.errors import ProfileError
+from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.samples import (
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    InterferencePoint,
+    Point,
+    RowsPoint,
+    Sample,
+)
+from moetune.fit.costs import costs_of
+from moetune.fit.profile import fit_profile
+from moetune.fit.quality import label
+
+MACHINE = Machine(
+    kind="cuda", device="Lab GPU", num_devices=16, devices_per_node=8, memory_bytes=2**34
+)
+FINGERPRINT = Fingerprint(hardware={"device": "Lab GPU"}, software={"torch": "2.13"})
+
+
+def fit(samples: Sequence[Sample], seed: int = 0) -> Profile:
+    return fit_profile(
+        name="lab", machine=MACHINE, fingerprint=FINGERPRINT, samples=samples, seed=seed
+    )
+
+
+def all_to_all(num_bytes: int, *seconds: float, in_flight: int = 1, ranks: int = 2) -> Sample:
+    point = CollectivePoint(
+        op="all_to_all", group_size=ranks, num_bytes=num_bytes, in_flight=in_flight
+    )
+    return Sample(point=point, seconds=seconds)
+
+
+def noisy(truth: Callable[[int], float], sizes: Sequence[int], seed: int = 0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    return [
+        all_to_all(size, *(truth(size) * np.exp(0.02 * rng.normal(size=20))).tolist())
+        for size in sizes
+    ]
+
+
+def test_profile_has_a_line_for_every_operation_that_was_measured() -> None:
+    def at(point: Point, seconds: float) -> Sample:
+        return Sample(point=point, seconds=(seconds,))
+
+    samples = [
+        *(
+            at(GemmPoint(dtype=dtype, rows=rows, d_in=64, d_out=64), 1e-5 + rows * 1e-8)
+            for dtype in ("float32", "bfloat16")
+            for rows in (8, 16, 32, 64)
+        ),
+        *(
+            all_to_all(size, 1e-4 + size * 1e-9, in_flight=several, ranks=ranks)
+            for ranks in (2, 4)
+            for several in (1, 4)
+            for size in (2**10, 2**14, 2**18)
+        ),
+        *(
+            at(
+                CopyPoint(direction="h2d", pinned=pinned, num_bytes=size, both_ways=both),
+                1e-5 + size * 1e-10,
+            )
+            for pinned in (True, False)
+            for both in (True, False)
+            for size in (2**10, 2**20)
+        ),
+        at(RowsPoint(op="gelu", dtype="float32", rows=8, width=64), 1e-6),
+    ]
+
+    profile = fit(samples)
+
+    assert [line.dtype for line in profile.gemm] == ["bfloat16", "float32"]
+    assert [(line.op, line.group_size, line.in_flight) for line in profile.collective] == [
+        ("all_to_all", 2, 1),
+        ("all_to_all", 2, 4),
+        ("all_to_all", 4, 1),
+        ("all_to_all", 4, 4),
+    ]
+    assert {(line.pinned, line.both_ways) for line in profile.copy} == {
+        (True, True), (True, False), (False, True), (False, False)
+    }  # fmt: skip
+    assert profile.samples == tuple(samples)
+    assert profile.provenance == "measured"
+    assert (profile.name, profile.machine, profile.fingerprint) == ("lab", MACHINE, FINGERPRINT)
+    line = profile.collective[0]
+    assert line.alpha_seconds == pytest.approx(1e-4)
+    assert line.beta_seconds_per_byte == pytest.approx(1e-9)
+
+
+def test_gemm_line_counts_the_work_of_all_experts() -> None:
+    samples = [
+        Sample(
+            point=GemmPoint(dtype="float32", num_experts=num_experts, rows=rows, d_in=64, d_out=32),
+            seconds=(2e-5 + num_experts * rows * 64 * 32 * 3e-12,),
+        )
+        for num_experts in (1, 4)
+        for rows in (16, 256, 4096)
+    ]
+
+    (line,) = fit(samples).gemm
+
+    assert line.alpha_seconds == pytest.approx(2e-5)
+    assert line.beta_seconds_per_mac == pytest.approx(3e-12)
+    assert line.error is not None
+    assert (line.error.low, line.error.high) == (16 * 64 * 32, 4 * 4096 * 64 * 32)
+    assert line.error.num_points == 6
+
+
+def test_a_clean_curve_is_good_and_a_wild_one_suspect() -> None:
+    sizes = [2**at for at in range(10, 26)]
+    clean = fit(noisy(lambda size: 2e-5 + size * 1e-9, sizes)).collective[0]
+    rng = np.random.default_rng(3)
+    wild = fit(noisy(lambda size: (2e-5 + size * 1e-9) * rng.uniform(0.5, 2), sizes)).collective[0]
+
+    assert clean.error is not None
+    assert wild.error is not None
+    assert clean.error.quality == "good"
+    assert clean.error.median < 0.03
+    assert clean.error.num_points == 16
+    assert (clean.error.low, clean.error.high) == (2**10, 2**25)
+    assert clean.error.alpha_seconds[0] < clean.alpha_seconds < clean.error.alpha_seconds[1]
+    low, high = clean.error.beta_seconds
+    assert low < clean.beta_seconds_per_byte < high
+    assert wild.error.quality == "suspect"
+
+
+@pytest.mark.parametrize(
+    ("median", "p95", "wanted"),
+    [
+        (0.05, 0.15, "good"),
+        (0.051, 0.15, "usable"),
+        (0.05, 0.151, "usable"),
+        (0.10, 0.30, "usable"),
+        (0.101, 0.30, "suspect"),
+        (0.10, 0.301, "suspect"),
+    ],
+)
+def test_labels_follow_the_gate(median: float, p95: float, wanted: str) -> None:
+    assert label(median=median, p95=p95) == wanted
+
+
+def test_a_single_size_has_a_line_through_the_origin_and_no_error() -> None:
+    (line,) = fit([all_to_all(1000, 2e-3, 2e-3, 9e-3)]).collective
+
+    assert line.alpha_seconds == 0
+    assert line.beta_seconds_per_byte == pytest.approx(2e-6)
+    assert line.error is None
+
+
+def test_later_samples_of_a_point_join_the_earlier_ones() -> None:
+    apart = fit([all_to_all(1000, 1.0, 5.0), all_to_all(2000, 8.0), all_to_all(1000, 3.0)])
+    joined = fit([all_to_all(1000, 1.0, 5.0, 3.0), all_to_all(2000, 8.0)])
+
+    assert apart.collective == joined.collective
+    assert len(apart.samples) == 3
+    found = costs_of(apart).collective(op="all_to_all", group_size=2, num_bytes=1000)
+    assert found.seconds == 3.0
+
+
+def test_failed_samples_are_kept_but_not_fitted() -> None:
+    good = [all_to_all(1000, 1e-3), all_to_all(2000, 2e-3)]
+    point = CollectivePoint(op="all_to_all", group_size=2, num_bytes=4000)
+    failed = [
+        Sample(point=point, seconds=(77.0,), error="rank 1 died"),
+        Sample(point=GemmPoint(dtype="float32", rows=1, d_in=1, d_out=1), seconds=(), error="oom"),
+    ]
+
+    profile = fit([*good, *failed])
+
+    assert profile.collective == fit(good).collective
+    assert profile.gemm == ()
+    assert profile.samples == (*good, *failed)
+
+
+def test_a_profile_without_any_time_is_refused_with_the_next_step() -> None:
+    point = CollectivePoint(op="all_to_all", group_size=2, num_bytes=4000)
+
+    with pytest.raises(ProfileError, match=r'"lab" has no sample with a time \(1 failed\)') as seen:
+        fit([Sample(point=point, seconds=(), error="rank 1 died")])
+
+    assert "moetune profile --name lab" in seen.value.hint
+
+
+def test_interference_is_the_time_alone_over_the_time_with_the_others() -> None:
+    def sample(victim: str, others: tuple[str, ...], *seconds: float) -> Sample:
+        point = InterferencePoint(victim=victim, others=others)  # type: ignore[arg-type]  # texts of the table below
+        return Sample(point=point, seconds=seconds)
+
+    profile = fit(
+        [
+            sample("comm", (), 1.0, 1.0, 9.0),
+            sample("comm", ("comp",), 1.25),
+            sample("comm", ("comp", "mem"), 2.0),
+            sample("comp", (), 1.0),
+            sample("comp", ("comm",), 0.98),
+            sample("mem", ("comp",), 3.0),
+        ]
+    )
+
+    assert profile.interference.comm.comp == pytest.approx(0.8)
+    assert profile.interference.comm.all == pytest.approx(0.5)
+    assert profile.interference.comm.mem == 1.0
+    assert profile.interference.comp.comm == 1.0  # noise cannot make an operation faster
+    assert profile.interference.mem.comp == 1.0  # no baseline
+
+
+def test_same_samples_and_seed_give_the_same_profile_and_order_does_not_matter() -> None:
+    samples = noisy(lambda size: 2e-5 + size * 1e-9, [2**at for at in range(10, 20)])
+
+    first = fit(samples, seed=4)
+
+    assert fit(samples, seed=4) == first
+    assert fit(samples[::-1], seed=4).collective == first.collective
+    assert fit(samples, seed=5).collective != first.collective
+
+
+def test_fitted_profile_survives_json() -> None:
+    profile = fit(noisy(lambda size: 2e-5 + size * 1e-9, [2**at for at in range(10, 20)]))
+
+    assert profile_from_document(json.loads(canonical_json(profile))) == profile
+    assert encode(profile)["collective"][0]["error"]["quality"] == "good"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2**40), st.lists(st.floats(1e-8, 1e3), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_whatever_was_measured_makes_a_valid_profile(
+    points: list[tuple[int, list[float]]],
+) -> None:
+    profile = fit([all_to_all(size, *seconds) for size, seconds in points])
+
+    for line in profile.collective:
+        assert line.alpha_seconds >= 0
+        assert line.beta_seconds_per_byte > 0
+    assert profile_from_document(json.loads(canonical_json(profile))) == profile

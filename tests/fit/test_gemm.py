@@ -1,0 +1,151 @@
+"""Products of shapes that were measured and of shapes that were not."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.fit.gemm import Surface
+from moetune.fit.pool import Series, Shape
+
+ROWS = tuple(float(2**at) for at in range(3, 13))
+SHAPES = tuple(
+    (num_experts, d_in, d_out)
+    for num_experts in (1, 4)
+    for d_in, d_out in ((512, 2048), (2048, 512), (1024, 4096), (4096, 1024))
+)
+Truth = Callable[[Shape, float], float]
+
+
+def saturating(shape: Shape, rows: float) -> float:
+    """A processor whose use of its peak grows with every side, and that reads weights."""
+    num_experts, d_in, d_out = shape
+    use = (rows / (rows + 24)) * (d_in / (d_in + 200)) * (d_out / (d_out + 150))
+    compute = num_experts * rows * d_in * d_out / (40e9 * use)
+    return 3e-6 * num_experts + compute + 4 * num_experts * d_in * d_out / 10e9
+
+
+def cliff(shape: Shape, rows: float) -> float:
+    """A processor that wastes most of itself on skinny products."""
+    num_experts, d_in, d_out = shape
+    use = min(1.0, math.pow(rows / 48, 1.5)) * math.sqrt(min(1.0, d_in / 1024))
+    return 10e-6 + num_experts * rows * d_in * d_out / (100e12 * use)
+
+
+def surface(truth: Truth, shapes: tuple[Shape, ...] = SHAPES) -> Surface:
+    def series(shape: Shape) -> Series:
+        medians = tuple(truth(shape, rows) for rows in ROWS)
+        return Series(sizes=ROWS, times=tuple((one,) for one in medians), medians=medians)
+
+    return Surface(
+        shapes={shape: series(shape) for shape in sorted(shapes)}, family="gemm", alpha_seconds=1e-6
+    )
+
+
+def rate_of_nearest(truth: Truth, shape: Shape, rows: float) -> float:
+    """The simple way: the time that the nearest measured shape's rate gives."""
+
+    def apart(other: Shape) -> float:
+        return sum(math.log(one / two) ** 2 for one, two in zip(shape, other, strict=True))
+
+    near = min((one for one in SHAPES if one != shape), key=apart)
+    return truth(near, rows) * math.prod(shape) / math.prod(near)
+
+
+@pytest.mark.parametrize(("truth", "median", "p95"), [(saturating, 0.10, 0.2), (cliff, 0.12, 0.4)])
+def test_left_out_shapes_are_predicted_better_than_by_the_nearest_rate(
+    truth: Truth, median: float, p95: float
+) -> None:
+    simple = [
+        abs(rate_of_nearest(truth, shape, rows) / truth(shape, rows) - 1)
+        for shape in SHAPES
+        for rows in ROWS
+    ]
+
+    errors = surface(truth).shape_errors()
+
+    assert len(errors) == len(SHAPES) * len(ROWS)
+    assert np.median(errors) < median
+    assert np.percentile(errors, 95) < p95
+    assert np.mean(errors) < np.mean(simple)
+
+
+@pytest.mark.parametrize(("truth", "median", "p95"), [(saturating, 0.05, 0.15), (cliff, 0.10, 0.4)])
+def test_shapes_between_the_measured_ones_are_predicted(
+    truth: Truth, median: float, p95: float
+) -> None:
+    made = surface(truth)
+    errors = []
+    for shape in ((2, 768, 3072), (2, 3072, 768), (1, 1024, 2048), (3, 2048, 1024), (4, 768, 768)):
+        curve = made.blend(shape)
+        errors += [
+            abs(curve.predict(rows).seconds / truth(shape, rows) - 1)
+            for rows in (12, 40, 100.5, 300, 1000, 3000)
+        ]
+
+    assert np.median(errors) < median
+    assert np.percentile(errors, 95) < p95
+
+
+def test_an_additive_roofline_is_found_exactly_wherever_it_is_asked() -> None:
+    def roofline(shape: Shape, rows: float) -> float:
+        num_experts, d_in, d_out = shape
+        moved = num_experts * (rows * (d_in + d_out) + d_in * d_out)
+        return 5e-6 + math.prod(shape) * rows * 1e-13 + moved * 1e-11
+
+    made = surface(roofline)
+
+    assert max(made.shape_errors()) < 1e-6
+    for shape in ((16, 128, 128), (2, 768, 3072)):
+        for rows in ROWS:
+            found = made.blend(shape).predict(rows).seconds
+            assert found == pytest.approx(roofline(shape, rows), rel=1e-6)
+
+
+@given(
+    st.tuples(st.integers(1, 64), st.integers(16, 2**15), st.integers(16, 2**15)),
+    st.lists(st.floats(0, 2**16), min_size=2, max_size=10),
+)
+def test_blended_times_never_fall_with_rows_and_never_beat_the_best_rate_seen(
+    shape: Shape, rows: list[float]
+) -> None:
+    made = surface(cliff)
+    best = max(math.prod(one) * at / cliff(one, at) for one in SHAPES for at in ROWS)
+    curve = made.blend(shape)
+
+    seconds = [curve.predict(one).seconds for one in sorted(rows)]
+
+    assert all(later >= earlier * (1 - 1e-9) for earlier, later in pairwise(seconds))
+    for one, time in zip(sorted(rows), seconds, strict=True):
+        if one >= ROWS[0]:
+            assert math.prod(shape) * one / time <= best * (1 + 1e-9)
+
+
+def test_box_of_measured_shapes() -> None:
+    made = surface(cliff)
+
+    assert made.covers((2, 768, 3072))
+    assert not made.covers((8, 768, 3072))
+    assert not made.covers((2, 256, 3072))
+
+
+def test_error_of_a_blend_is_the_one_of_left_out_shapes() -> None:
+    made = surface(cliff)
+
+    assert made.blend((2, 768, 3072)).relative_error == pytest.approx(
+        max(np.median(made.shape_errors()), np.median(made.row_errors()))
+    )
+
+
+def test_one_shape_alone_carries_a_blend_with_a_large_error() -> None:
+    made = surface(saturating, ((1, 512, 2048),))
+
+    curve = made.blend((1, 512, 1024))
+
+    assert made.shape_errors() == []
+    assert curve.relative_error == 0.30
+    assert curve.predict(512).seconds < saturating((1, 512, 2048), 512)
