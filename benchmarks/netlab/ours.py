@@ -1,0 +1,32 @@
+"""Our layer, forward and backward, at a set degree or with a plan."""
+
+from pathlib import Path
+
+from benchmarks.netlab.cell import Cell, Step, module_step
+
+
+def degree_step(cell: Cell, degree: int) -> Step:
+    """Return the step of our layer in `degree` chunks, forward and backward."""
+    return _step(cell, pipeline=degree, plan=None)
+
+
+def planned_step(cell: Cell, plan: Path) -> Step:
+    """Return the step of our layer with the plan in that file."""
+    return _step(cell, pipeline=True, plan=plan)
+
+
+def _step(cell: Cell, *, pipeline: bool | int, plan: Path | None) -> Step:
+    from moetune.runtime.layer import MoELayer
+
+    shape = cell.layer
+    layer = MoELayer(
+        d_model=shape.d_model,
+        d_hidden=shape.d_hidden,
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        activation=shape.activation,
+        pipeline=pipeline,
+        plan=plan,
+    )
+    layer.load_state_dict(cell.weights())
+    return module_step(cell, layer)
