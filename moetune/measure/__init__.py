@@ -1,0 +1,1 @@
+"""Run operations on this machine and keep their raw times."""

@@ -1,0 +1,169 @@
+"""One device to measure on: clock, streams, buffers. CPU and CUDA behind one small protocol."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+
+from moetune.domain.hardware import DeviceKind
+
+_FLUSHED_L2_SIZES = 2
+
+
+class Device(Protocol):
+    """Where operations run. A thread that uses it calls `use` first."""
+
+    @property
+    def kind(self) -> DeviceKind:
+        """What it is."""
+        ...
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Its name in torch."""
+        ...
+
+    def use(self) -> AbstractContextManager[object]:
+        """Return a context in which this thread issues work on a stream of its own."""
+        ...
+
+    def seconds(self, run: Callable[[], None]) -> float:
+        """Return the time that the work issued by `run` takes, to its very end."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for what this thread issued."""
+        ...
+
+    def mark(self) -> Callable[[], float]:
+        """Mark what this thread has issued so far.
+
+        Returns:
+            A function that waits for it and returns when it was done, on `perf_counter`.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Drop what the last block left in the device's cache, before a timed block."""
+        ...
+
+    def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
+        """Return an uninitialised buffer in host memory."""
+        ...
+
+    def clock_hertz(self) -> float | None:
+        """Return the current clock of the processors, None where it cannot be read."""
+        ...
+
+
+class CpuDevice:
+    """Host cores: operations are done when they return."""
+
+    kind: DeviceKind = "cpu"
+    torch_device = torch.device("cpu")
+
+    def use(self) -> AbstractContextManager[object]:
+        """Return an empty context: there are no streams."""
+        return nullcontext()
+
+    def seconds(self, run: Callable[[], None]) -> float:
+        """Return the time of `run`."""
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def mark(self) -> Callable[[], float]:
+        """Everything is done by now."""
+        now = time.perf_counter()
+        return lambda: now
+
+    def flush(self) -> None:
+        """Leave the caches: a chunk's rows come from the core that just received them."""
+
+    def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:  # noqa: ARG002
+        """Return a buffer; there is nothing to pin it to."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def clock_hertz(self) -> float | None:
+        """Return None: a virtual machine's clock says nothing."""
+        return None
+
+
+class CudaDevice:
+    """One CUDA device, timed by events on the calling thread's stream."""
+
+    kind: DeviceKind = "cuda"
+
+    def __init__(self, index: int) -> None:
+        self.torch_device = torch.device("cuda", index)
+        properties = torch.cuda.get_device_properties(index)
+        l2_bytes = int(getattr(properties, "L2_cache_size", 0)) or 2**26
+        self._flushed = torch.empty(
+            _FLUSHED_L2_SIZES * l2_bytes, dtype=torch.uint8, device=self.torch_device
+        )
+
+    def use(self) -> AbstractContextManager[object]:
+        """Return the context of a new stream; threads start on device 0 otherwise."""
+        torch.cuda.set_device(self.torch_device)
+        return torch.cuda.stream(torch.cuda.Stream(self.torch_device))
+
+    def seconds(self, run: Callable[[], None]) -> float:
+        """Return the time between two events around `run`."""
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def synchronize(self) -> None:
+        """Wait for this thread's stream."""
+        torch.cuda.current_stream(self.torch_device).synchronize()
+
+    def mark(self) -> Callable[[], float]:
+        """Record an event; it is done no later than when the host has seen it."""
+        event = torch.cuda.Event()
+        event.record()
+
+        def done() -> float:
+            event.synchronize()
+            return time.perf_counter()
+
+        return done
+
+    def flush(self) -> None:
+        """Overwrite twice the size of the L2 cache, ahead of the timed block in its stream."""
+        self._flushed.zero_()
+
+    def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
+        """Return a buffer, pinned or pageable."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+
+    def clock_hertz(self) -> float | None:
+        """Return the SM clock, None where the driver's library for it is missing."""
+        try:
+            return float(torch.cuda.clock_rate(self.torch_device)) * 1e6
+        except (ImportError, RuntimeError, AttributeError):
+            return None
+
+
+def open_device(local_rank: int = 0) -> Device:
+    """Return this rank's device: CUDA where torch can use it."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)
+        return CudaDevice(local_rank)
+    return CpuDevice()
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    """Return torch's dtype of that name."""
+    found = getattr(torch, dtype)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch.{dtype} is no dtype")
+    return found

@@ -1,0 +1,218 @@
+"""From a point to the function that runs it once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from moetune.domain.errors import InputError
+from moetune.domain.samples import (
+    CollectivePoint,
+    CopyPoint,
+    Direction,
+    GemmPoint,
+    InterferencePoint,
+    Point,
+    ResourceClass,
+    RowsPoint,
+)
+from moetune.measure import products
+from moetune.measure.device import Device
+from moetune.measure.ranks import Ranks
+
+_FLOAT_BYTES = 4
+_OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What one run does.
+
+    Args:
+        issue: starts a run and returns the function that orders the current stream (on a CPU:
+            the caller) behind its end.
+        at_once: operations of the point that one run issues together.
+        ranks_meet: whether all ranks must run it equally often.
+    """
+
+    issue: Callable[[], Callable[[], None]]
+    at_once: int = 1
+    ranks_meet: bool = False
+
+    def run(self) -> None:
+        """Run once; what follows in the current stream comes after it."""
+        self.issue()()
+
+
+def local_operation(run: Callable[[], None], *, at_once: int = 1) -> Operation:
+    """Return the operation of a function that is in the current stream's order by itself."""
+
+    def issue() -> Callable[[], None]:
+        run()
+        return _nothing
+
+    return Operation(issue=issue, at_once=at_once)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What is timed, and what must run beside it meanwhile."""
+
+    victim: Operation
+    aggressors: tuple[Operation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Representatives:
+    """The operations that stand for the three classes when they disturb each other.
+
+    Args:
+        comm: None where there is nobody to talk to.
+    """
+
+    comp: GemmPoint
+    comm: CollectivePoint | None
+    mem: CopyPoint
+
+    def of(self, victim: ResourceClass) -> Point:
+        """Return the class's operation.
+
+        Raises:
+            InputError: there is nobody to talk to.
+        """
+        point = {"comp": self.comp, "comm": self.comm, "mem": self.mem}[victim]
+        if point is None:
+            raise InputError("one rank has no communication to measure")
+        return point
+
+
+def set_scene(
+    point: Point, *, device: Device, ranks: Ranks, representatives: Representatives
+) -> Scene:
+    """Allocate and fill what the point needs.
+
+    Raises:
+        InputError: the point cannot be measured on these ranks.
+        RuntimeError: torch cannot do it, out of memory among the reasons.
+    """
+
+    def operation(one: Point) -> Operation:
+        return _operation(one, device, ranks)
+
+    if isinstance(point, InterferencePoint):
+        victim, *others = (
+            operation(representatives.of(name)) for name in (point.victim, *point.others)
+        )
+        return Scene(victim=victim, aggressors=tuple(others))
+    if isinstance(point, CopyPoint) and point.both_ways:
+        opposite = CopyPoint(
+            direction=_OPPOSITE[point.direction], pinned=point.pinned, num_bytes=point.num_bytes
+        )
+        return Scene(victim=operation(point), aggressors=(operation(opposite),))
+    return Scene(victim=operation(point))
+
+
+def _operation(point: Point, device: Device, ranks: Ranks) -> Operation:
+    if isinstance(point, GemmPoint):
+        return local_operation(products.gemm(point, device))
+    if isinstance(point, RowsPoint):
+        return local_operation(products.rows_op(point, device))
+    if isinstance(point, CopyPoint):
+        return local_operation(_copy(point, device))
+    if isinstance(point, CollectivePoint):
+        if point.group_size == 1:
+            return _loopback(point, device)
+        return _collective(point, device, ranks)
+    raise InputError(f"an interference point stands for no single operation: {point}")
+
+
+def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:
+    # Written pages: reading memory that was never written is reading one page of zeros.
+    host = device.host_bytes(point.num_bytes, pinned=point.pinned).fill_(1)
+    inside = torch.ones_like(host, device=device.torch_device)
+    target, source = (inside, host) if point.direction == "h2d" else (host, inside)
+    return lambda: _drop(target.copy_(source, non_blocking=point.pinned))
+
+
+def _loopback(point: CollectivePoint, device: Device) -> Operation:
+    """One rank's stand-in for a wire: device to pinned host to device."""
+    if point.op != "all_to_all":
+        raise InputError(f"{point.op} over one rank moves nothing")
+    sent = torch.ones(point.num_bytes, dtype=torch.uint8, device=device.torch_device)
+    received = [torch.zeros_like(sent) for _ in range(point.in_flight)]
+    host = device.host_bytes(point.num_bytes, pinned=True).fill_(1)
+
+    def run() -> None:
+        for target in received:
+            host.copy_(sent, non_blocking=True)
+            target.copy_(host, non_blocking=True)
+
+    return local_operation(run, at_once=point.in_flight)
+
+
+def _collective(point: CollectivePoint, device: Device, ranks: Ranks) -> Operation:
+    step = _FLOAT_BYTES * point.group_size
+    if point.num_bytes < step or point.num_bytes % step:
+        raise InputError(
+            f"{point.op} of {point.num_bytes} bytes does not divide into {point.group_size} ranks"
+        )
+    group = ranks.group(point.group_size)
+    starters = (
+        [] if group is None else [_starter(point, device, group) for _ in range(point.in_flight)]
+    )
+
+    def issue() -> Callable[[], None]:
+        works = [work for start in starters for work in start()]
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+
+        return finish
+
+    return Operation(issue=issue, at_once=point.in_flight, ranks_meet=True)
+
+
+def _starter(
+    point: CollectivePoint, device: Device, group: dist.ProcessGroup
+) -> Callable[[], list[dist.Work]]:
+    """Return the function that starts one collective on buffers of its own."""
+    count, size = point.num_bytes // _FLOAT_BYTES, point.group_size
+    sent = torch.ones(count, device=device.torch_device)
+    if point.op == "send":
+        return _chain(sent, group)
+    num_received = {"all_gather": count * size, "reduce_scatter": count // size}
+    received = torch.zeros(num_received.get(point.op, count), device=device.torch_device)
+    # Names of torch 2.13; earlier ones know only the second of each pair.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    start: dict[str, Callable[[], dist.Work]] = {
+        "all_to_all": lambda: dist.all_to_all_single(received, sent, group=group, async_op=True),
+        "all_reduce": lambda: dist.all_reduce(sent, group=group, async_op=True),
+        "all_gather": lambda: gather(received, sent, group=group, async_op=True),
+        "reduce_scatter": lambda: scatter(received, sent, group=group, async_op=True),
+    }
+    return lambda: [start[point.op]()]
+
+
+def _chain(sent: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], list[dist.Work]]:
+    """Every rank but the last sends to the next, as pipeline stages do."""
+    place, size = dist.get_rank(group), dist.get_world_size(group)
+    received = torch.zeros_like(sent)
+    ops: list[dist.P2POp] = []
+    if place + 1 < size:
+        peer = dist.get_global_rank(group, place + 1)
+        ops.append(dist.P2POp(dist.isend, sent, peer, group))
+    if place > 0:
+        peer = dist.get_global_rank(group, place - 1)
+        ops.append(dist.P2POp(dist.irecv, received, peer, group))
+    return lambda: dist.batch_isend_irecv(ops)
+
+
+def _drop(_: torch.Tensor) -> None:
+    """Let the result go: only its time matters."""
+
+
+def _nothing() -> None:
+    """Wait for nothing: the run is in the stream's order already."""

@@ -1,0 +1,70 @@
+"""A first look at the machine: what stands for each class, and rough speeds."""
+
+from collections.abc import Callable, Sequence
+
+from moetune.domain.samples import CollectivePoint, CopyPoint, GemmPoint, Point
+from moetune.measure.device import Device
+from moetune.measure.estimate import Rates
+from moetune.measure.operations import Representatives
+from moetune.measure.timing import FailedPointError, Timing
+
+_SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20
+_UNKNOWN_SECONDS = 1.0
+
+
+def representatives(points: Sequence[Point], device: Device) -> Representatives:
+    """Return operations of about a millisecond each, the same in every session."""
+    large = device.kind == "cuda"
+    dtypes = [point.dtype for point in points if isinstance(point, GemmPoint)]
+    width = 4096 if large else 512
+    comp = GemmPoint(
+        dtype=dtypes[0] if dtypes else "float32", rows=2 * width, d_in=width, d_out=width
+    )
+    num_bytes = 2**26 if large else 2**21
+    sizes = [point.group_size for point in points if isinstance(point, CollectivePoint)]
+    return Representatives(
+        comp=comp,
+        comm=_all_to_all(num_bytes, max(sizes)) if sizes else None,
+        mem=CopyPoint(direction="d2h", pinned=True, num_bytes=num_bytes),
+    )
+
+
+def probe(
+    points: Sequence[Point], representatives: Representatives, timed: Callable[[Point], Timing]
+) -> Rates:
+    """Return rough speeds from a handful of operations.
+
+    Args:
+        timed: measures a point in a moment; what fails with it counts as very slow.
+    """
+
+    def seconds(point: Point) -> float:
+        try:
+            return min(timed(point).seconds)
+        except FailedPointError:
+            return _UNKNOWN_SECONDS
+
+    macs: dict[str, float] = {}
+    width = min(representatives.comp.d_in, 2048)
+    for dtype in sorted({point.dtype for point in points if isinstance(point, GemmPoint)}):
+        product = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
+        macs[dtype] = product.macs / seconds(product)
+    copy = CopyPoint(direction="d2h", pinned=True, num_bytes=_LARGE_BYTES)
+    wire_seconds, wire_rate = 0.0, 1e15
+    if representatives.comm is not None:
+        size = representatives.comm.group_size
+        small, large = _all_to_all(_SMALL_BYTES, size), _all_to_all(_LARGE_BYTES, size)
+        wire_seconds = seconds(small)
+        wire_rate = large.num_bytes / max(seconds(large) - wire_seconds, 1e-7)
+    return Rates(
+        macs_per_second=macs,
+        copy_bytes_per_second=copy.num_bytes / seconds(copy),
+        wire_seconds=wire_seconds,
+        wire_bytes_per_second=wire_rate,
+    )
+
+
+def _all_to_all(num_bytes: int, group_size: int) -> CollectivePoint:
+    step = 4 * group_size
+    rounded = -(-num_bytes // step) * step
+    return CollectivePoint(op="all_to_all", group_size=group_size, num_bytes=rounded)

@@ -1,0 +1,151 @@
+"""A session: all points, in a shuffled order that every rank shares, one sample after another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from moetune.domain.errors import InputError
+from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
+from moetune.measure.device import Device
+from moetune.measure.estimate import Rates, point_seconds, within_budget
+from moetune.measure.load import BUSY, THROTTLED, Load
+from moetune.measure.operations import Representatives, set_scene
+from moetune.measure.points import Preset
+from moetune.measure.probe import probe, representatives
+from moetune.measure.ranks import Ranks
+from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
+
+_PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
+_EFFORTS: dict[Preset, Effort] = {
+    "quick": Effort(min_blocks=8, max_blocks=40, max_seconds=0.2, warmup_seconds=0.08),
+    "full": Effort(min_blocks=20, max_blocks=200, max_seconds=2.0, warmup_seconds=2.0),
+}
+_UNSTABLE = "unstable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a session is to do; rank 0's is everybody's.
+
+    Args:
+        points: candidates, the most wanted first.
+        budget_seconds: measure only what fits; None for all.
+        plan_only: estimate, and measure nothing but the probe.
+        seed: of the order.
+    """
+
+    points: tuple[Point, ...]
+    preset: Preset
+    budget_seconds: float | None = None
+    plan_only: bool = False
+    seed: int = 0
+
+
+class Listener(Protocol):
+    """Hears on rank 0 what the session does, as it happens."""
+
+    def planned(self, seconds: Mapping[Point, float]) -> None:
+        """Hear the points that will be measured, with the estimated seconds of each."""
+        ...
+
+    def measured(self, sample: Sample) -> None:
+        """Hear a finished sample."""
+        ...
+
+
+def run_session(
+    assignment: Assignment,
+    *,
+    device: Device,
+    ranks: Ranks,
+    listener: Listener,
+    sharers: int = 1,
+) -> None:
+    """Probe, plan, and measure every point; all ranks call this together.
+
+    A point that fails becomes a sample that says why. The first point is measured again at the
+    end, which shows a machine that changed meanwhile (`mark_drift`).
+
+    Args:
+        sharers: ranks on this rank's cores, itself included.
+
+    Raises:
+        InputError: the budget holds no point; on every rank.
+        CollectiveError: a rank is gone.
+    """
+    assignment = ranks.from_first(assignment)
+    points, effort = assignment.points, _EFFORTS[assignment.preset]
+    ranks.open_groups(point.group_size for point in points if isinstance(point, CollectivePoint))
+    bench = _Bench(device, ranks, representatives(points, device), sharers)
+    rates = ranks.from_first(bench.probe(points))
+    seconds = {point: point_seconds(point, rates, effort) for point in points}
+    if assignment.budget_seconds is not None:
+        points = within_budget(points, seconds, assignment.budget_seconds)
+    if ranks.rank == 0:
+        listener.planned({point: seconds[point] for point in points})
+    if assignment.plan_only or not points:
+        return
+    order = shuffled(points, assignment.seed)
+    for point in (*order, order[0]):
+        sample = bench.sample(point, effort)
+        if ranks.rank == 0:
+            listener.measured(sample)
+
+
+def shuffled(points: Sequence[Point], seed: int) -> tuple[Point, ...]:
+    """Return the points in an order that only the seed decides, a matrix product first.
+
+    The first one is measured twice, and a matrix product repeats best.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = [points[place] for place in torch.randperm(len(points), generator=generator).tolist()]
+    first = next((point for point in order if isinstance(point, GemmPoint)), order[0])
+    return (first, *(point for point in order if point != first))
+
+
+class _Bench:
+    """Measures one point after another on this rank."""
+
+    def __init__(
+        self, device: Device, ranks: Ranks, representatives: Representatives, sharers: int
+    ) -> None:
+        self._device, self._ranks, self._representatives = device, ranks, representatives
+        self._load = Load(device, sharers=sharers)
+
+    def probe(self, points: Sequence[Point]) -> Rates:
+        """Return rough speeds."""
+        return probe(points, self._representatives, lambda point: self._timed(point, _PROBE))
+
+    def sample(self, point: Point, effort: Effort) -> Sample:
+        """Return the point's times, or why there are none."""
+        try:
+            timing = self._timed(point, effort)
+        except FailedPointError as error:
+            return Sample(point=point, seconds=(), error=error.what)
+        signs = self._ranks.maximum([float(sign) for sign in self._load.signs()])
+        seen = {_UNSTABLE: timing.is_unstable, BUSY: signs[0] > 0, THROTTLED: signs[1] > 0}
+        return Sample(
+            point=point,
+            seconds=timing.seconds,
+            num_iterations=timing.num_iterations,
+            marks=tuple(mark for mark, is_seen in seen.items() if is_seen),
+        )
+
+    def _timed(self, point: Point, effort: Effort) -> Timing:
+        """Prepare on every rank and, only where all of them could, measure."""
+        scene, text = None, ""
+        try:
+            scene = set_scene(
+                point,
+                device=self._device,
+                ranks=self._ranks,
+                representatives=self._representatives,
+            )
+        except (RuntimeError, MemoryError, InputError) as error:
+            text = explain(error)
+        reason = self._ranks.first_text(text)
+        if scene is None or reason:
+            raise FailedPointError(reason)
+        return measure(scene, device=self._device, ranks=self._ranks, effort=effort)

@@ -1,0 +1,189 @@
+"""The measuring protocol: warm up until stable, then blocks whose raw times are kept.
+
+Every rank runs the same blocks at the same time, also of operations without communication, as
+in training. A block's time is the largest of all ranks, so that every rank sees the same
+numbers and takes the same decisions, and none is left waiting.
+"""
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+
+from moetune.domain.errors import MoetuneError
+from moetune.domain.samples import USABLE_SPREAD
+from moetune.measure.crowd import Crowd
+from moetune.measure.device import Device
+from moetune.measure.operations import Scene
+from moetune.measure.ranks import Ranks
+
+_MIN_QUARTILE_BLOCKS = 4
+_FEWEST_BLOCKS = 3
+_WARM_DIFFERENCE = 0.01
+_SETTLED_SPREAD = 0.05
+_MAX_GROWTH = 100
+# A window must hold several turns of each aggressor to show that none paused.
+_TURNS_IN_WINDOW = 3
+
+
+class FailedPointError(MoetuneError):
+    """This point cannot be measured here; the others can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much time one point is worth.
+
+    Args:
+        min_blocks: blocks before a small spread is believed.
+        max_seconds: time cap of all blocks; at least three are run.
+        warmup_seconds: time cap of the warm-up.
+        block_seconds: shortest block, far above what the clock resolves.
+    """
+
+    min_blocks: int
+    max_blocks: int
+    max_seconds: float
+    warmup_seconds: float
+    block_seconds: float = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Raw times of single operations, one for each block."""
+
+    seconds: tuple[float, ...]
+    num_iterations: int
+
+    @property
+    def is_unstable(self) -> bool:
+        """Whether too few blocks for quartiles differ by more than quartiles may."""
+        width = max(self.seconds) - min(self.seconds)
+        few = len(self.seconds) < _MIN_QUARTILE_BLOCKS
+        return few and width / statistics.median(self.seconds) > USABLE_SPREAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """One agreed block: time of one run, whether all aggressors ran, time since the start."""
+
+    seconds: float
+    counts: bool
+    elapsed_seconds: float
+
+
+class _Stopwatch:
+    """Times blocks of one scene on all ranks."""
+
+    def __init__(self, scene: Scene, crowd: Crowd, device: Device, ranks: Ranks) -> None:
+        self._scene, self._crowd, self._device, self._ranks = scene, crowd, device, ranks
+        self._start = time.perf_counter()
+
+    def restart(self) -> None:
+        """Count the elapsed time from now on."""
+        self._start = time.perf_counter()
+
+    def block(self, iterations: int) -> _Block:
+        """Run and time one block.
+
+        Raises:
+            FailedPointError: it failed on a rank; raised on all of them.
+            CollectiveError: a rank is gone.
+        """
+        text, seconds, counts = "", 0.0, False
+        self._device.flush()
+        self._ranks.barrier()
+        opened = time.perf_counter()
+        try:
+            seconds = self._device.seconds(lambda: self._repeat(iterations))
+            counts = self._crowd.ran_through((opened, time.perf_counter()))
+        except (RuntimeError, MemoryError, MoetuneError) as error:
+            text = explain(error)
+        agreed = self._ranks.maximum(
+            (seconds / iterations, not counts, bool(text), time.perf_counter() - self._start)
+        )
+        if agreed[2]:
+            raise FailedPointError(self._ranks.first_text(text))
+        return _Block(seconds=max(agreed[0], 1e-9), counts=not agreed[1], elapsed_seconds=agreed[3])
+
+    def _repeat(self, iterations: int) -> None:
+        for _ in range(iterations):
+            self._scene.victim.run()
+
+    def shortest_block_seconds(self, effort: Effort) -> float:
+        """Return how long a block must be at least, agreed."""
+        (slowest,) = self._ranks.maximum((self._crowd.slowest_turn_seconds(),))
+        return max(effort.block_seconds, _TURNS_IN_WINDOW * slowest)
+
+
+def measure(scene: Scene, *, device: Device, ranks: Ranks, effort: Effort) -> Timing:
+    """Time the scene's victim while its aggressors run.
+
+    Raises:
+        FailedPointError: it failed on a rank, or the aggressors did not keep running.
+        CollectiveError: a rank is gone.
+    """
+    device.synchronize()
+    ranks.barrier()
+    with Crowd(scene.aggressors, device=device, ranks=ranks) as crowd, device.use():
+        watch = _Stopwatch(scene, crowd, device, ranks)
+        iterations = _warm_up(watch, effort)
+        blocks = _blocks(watch, iterations, effort)
+    at_once = scene.victim.at_once
+    return Timing(
+        seconds=tuple(seconds / at_once for seconds in blocks),
+        num_iterations=iterations * at_once,
+    )
+
+
+def _warm_up(watch: _Stopwatch, effort: Effort) -> int:
+    """Run until two blocks in a row differ by less than 1 %; return the operations in a block."""
+    iterations, before = 1, math.inf
+    watch.block(iterations)
+    while True:
+        block = watch.block(iterations)
+        shortest = watch.shortest_block_seconds(effort)
+        late = block.elapsed_seconds > effort.warmup_seconds
+        if block.seconds * iterations < shortest:
+            growth = math.ceil(shortest / (block.seconds * iterations) * 1.1)
+            iterations, before = iterations * min(growth, _MAX_GROWTH), math.inf
+        elif late or abs(block.seconds / before - 1) < _WARM_DIFFERENCE:
+            return iterations
+        else:
+            before = block.seconds
+
+
+def _blocks(watch: _Stopwatch, iterations: int, effort: Effort) -> list[float]:
+    kept: list[float] = []
+    rejected = 0
+    watch.restart()
+    while True:
+        block = watch.block(iterations)
+        if block.counts:
+            kept.append(block.seconds)
+        else:
+            rejected += 1
+        late = block.elapsed_seconds > effort.max_seconds
+        settled = len(kept) >= effort.min_blocks and _spread(kept) < _SETTLED_SPREAD
+        if len(kept) >= _FEWEST_BLOCKS and (late or settled or len(kept) >= effort.max_blocks):
+            return kept
+        if late and rejected > len(kept) + effort.min_blocks:
+            raise FailedPointError(
+                f"the operations beside it ran through only {len(kept)} of "
+                f"{len(kept) + rejected} blocks"
+            )
+
+
+def _spread(seconds: list[float]) -> float:
+    if len(seconds) < _MIN_QUARTILE_BLOCKS:
+        return math.inf
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return (high - low) / middle
+
+
+def explain(error: BaseException) -> str:
+    """Return one line for a sample's `error`."""
+    text = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate" in text:
+        return "out of memory"
+    return text.splitlines()[0] if text else type(error).__name__
