@@ -1,0 +1,296 @@
+"""Older, newer, foreign and half-made schemas, on SQLite and on PostgreSQL."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, inspect, text
+
+from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
+from moetune.domain.hardware import Cluster
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.domain.samples import CollectivePoint, CopyPoint, Sample
+from moetune.store import backup, check, current, migrate, open_store, upgrade
+from moetune.store.address import parse_address
+from moetune.store.database import Database
+
+OLD_SCHEMA = Path(__file__).with_name("schema_0001.sql")
+HEAD = migrate.known_revisions()[-1]
+
+
+def run(url: str, work: Callable[[Connection], object]) -> None:
+    with closing(Database.connect(parse_address(url))) as database:
+        database.write(work)
+
+
+def execute(url: str, statement: str) -> None:
+    run(url, lambda connection: connection.execute(text(statement)))
+
+
+def tables(url: str) -> set[str]:
+    found: set[str] = set()
+    run(url, lambda connection: found.update(inspect(connection).get_table_names()))
+    return found
+
+
+@pytest.fixture
+def old_file(tmp_path: Path) -> str:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(OLD_SCHEMA.read_text())
+    return str(path)
+
+
+@pytest.fixture
+def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Make a moetune with one revision more, whose upgrade runs the given statements."""
+
+    def add(body: str) -> str:
+        folder = tmp_path / "migrations"
+        shutil.copytree(migrate.migrations_folder(), folder)
+        number = f"{int(HEAD) + 1:04}"
+        (folder / "versions" / f"{number}_next.py").write_text(
+            "import sqlalchemy as sa\nfrom alembic import op\n\n"
+            f"revision = {number!r}\ndown_revision = {HEAD!r}\n\n"
+            f"def upgrade() -> None:\n    {body}\n"
+        )
+        monkeypatch.setattr(migrate, "migrations_folder", lambda: folder)
+        return number
+
+    return add
+
+
+def test_the_revisions_are_one_line_and_named_like_their_files() -> None:
+    scripts = ScriptDirectory(str(migrate.migrations_folder()))
+    line = [script.revision for script in scripts.walk_revisions()]
+    assert tuple(reversed(line)) == migrate.known_revisions()
+    assert scripts.get_heads() == [HEAD]
+
+
+def test_a_database_made_by_the_revisions_has_the_tables_of_the_schema(url: str) -> None:
+    assert upgrade(url) == (None, HEAD)
+    assert check(url) == ()
+
+
+def test_the_comparison_with_the_schema_sees_a_changed_table(url: str) -> None:
+    open_store(url).close()
+    execute(url, "ALTER TABLE fits ADD COLUMN stray INTEGER")
+    execute(url, "DROP INDEX ix_samples_run_id")
+    problems = check(url)
+    assert len(problems) == 2
+    assert any("stray" in problem for problem in problems)
+    assert any("ix_samples_run_id" in problem for problem in problems)
+
+
+def test_current_makes_nothing(tmp_path: Path) -> None:
+    state = current(f"{tmp_path}/folder/new.db")
+    assert (state.found, state.head, state.up_to_date) == (None, HEAD, False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_upgrade_twice_changes_nothing(url: str) -> None:
+    assert upgrade(url) == (None, HEAD)
+    assert upgrade(url) == (HEAD, HEAD)
+    assert current(url).up_to_date
+
+
+def test_an_older_file_is_refused_untouched_until_it_is_upgraded_with_its_rows(
+    old_file: str, make_plan: Callable[..., Plan]
+) -> None:
+    before = Path(old_file).read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(SchemaMismatchError) as caught:
+            open_store(old_file, read_only=read_only)
+        assert caught.value.exit_code == 7
+        assert f"0001, this moetune wants {HEAD}" in caught.value.what
+        assert old_file in caught.value.what
+        assert "moetune db upgrade" in caught.value.hint
+    assert not current(old_file).up_to_date
+    assert "moetune db upgrade" in check(old_file)[0]
+    assert Path(old_file).read_bytes() == before
+
+    assert upgrade(old_file) == ("0001", HEAD)
+    assert check(old_file) == ()
+    with open_store(old_file) as store:
+        kept = store.profile("old")
+        assert kept is not None
+        assert kept.samples == (
+            Sample(
+                point=CopyPoint(direction="h2d", pinned=False, num_bytes=1024),
+                seconds=(0.1 + 0.2, 1e-6),
+                num_iterations=3,
+            ),
+            Sample(
+                point=CollectivePoint(op="all_to_all", group_size=2, num_bytes=4096),
+                seconds=(2e-3,),
+                marks=("drift",),
+            ),
+        )
+        hardware_id = kept.fingerprint.hardware_id
+        assert store.open_run(name="open", hardware_id=hardware_id) == 2
+        store.save_plan(make_plan())
+        assert len(store.plans()) == 1
+
+
+def test_an_older_postgresql_is_upgraded_too(url: str) -> None:
+    def to_first(connection: Connection) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(migrate.migrations_folder()))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+
+    run(url, to_first)
+    with pytest.raises(SchemaMismatchError, match="0001"):
+        open_store(url)
+    assert upgrade(url) == ("0001", HEAD)
+    assert check(url) == ()
+
+
+def test_an_older_database_can_be_backed_up_before_the_upgrade(
+    old_file: str, tmp_path: Path
+) -> None:
+    copy = backup(old_file, tmp_path / "copy.db")
+    assert current(str(copy)).found == "0001"
+
+
+def test_a_newer_database_asks_for_the_newer_moetune(url: str) -> None:
+    open_store(url).close()
+    execute(url, "UPDATE moetune_revision SET version_num = '9999'")
+    for attempt in (lambda: open_store(url), lambda: upgrade(url)):
+        with pytest.raises(SchemaMismatchError) as caught:
+            attempt()
+        assert "9999" in caught.value.what
+        assert "newer moetune" in caught.value.hint
+    assert current(url).found == "9999"
+
+
+def test_a_revision_that_replaces_a_table_keeps_the_rows_that_refer_to_it(
+    url: str,
+    next_revision: Callable[[str], str],
+    make_profile: Callable[..., Profile],
+    measured: tuple[Sample, ...],
+) -> None:
+    with open_store(url) as store:
+        store.save_profile(make_profile(samples=measured))
+    number = next_revision(
+        "with op.batch_alter_table('runs', recreate='auto') as batch:\n"
+        "        batch.alter_column('preset', type_=sa.String(99))\n"
+        "        batch.add_column(sa.Column('note', sa.Text, nullable=True))"
+    )
+    with pytest.raises(SchemaMismatchError, match=f"wants {number}"):
+        open_store(url)
+    assert upgrade(url) == (HEAD, number)
+    with open_store(url) as store:
+        assert store.profile("h200-x8") == make_profile(samples=measured)
+
+
+def test_a_revision_that_fails_half_way_leaves_the_database_as_it_was(
+    url: str,
+    next_revision: Callable[[str], str],
+    make_profile: Callable[..., Profile],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_store(url) as store:
+        store.save_profile(make_profile())
+    next_revision(
+        "op.create_table('half', sa.Column('id', sa.Integer))\n"
+        "    op.execute('DELETE FROM fits')\n"
+        "    op.execute('SELECT nonsense FROM nowhere')"
+    )
+    with pytest.raises(MoetuneError, match="nowhere"):
+        upgrade(url)
+    assert current(url).found == HEAD
+    assert "half" not in tables(url)
+    monkeypatch.undo()
+    with open_store(url) as store:
+        assert store.profile("h200-x8") == make_profile()
+
+
+def test_a_revision_that_would_leave_orphans_is_undone(
+    tmp_path: Path, next_revision: Callable[[str], str], make_profile: Callable[..., Profile]
+) -> None:
+    url = f"{tmp_path}/moetune.db"
+    with open_store(url) as store:
+        store.save_profile(make_profile())
+    next_revision("op.execute('DELETE FROM machines')")
+    with pytest.raises(MoetuneError, match="undone: row 1 of runs"):
+        upgrade(url)
+    assert current(url).found == HEAD
+
+
+def test_a_database_of_another_program_with_a_table_of_our_name_is_refused_untouched(
+    url: str, tmp_path: Path
+) -> None:
+    execute(url, "CREATE TABLE runs (id INTEGER)")
+    before = tables(url)
+    for attempt in (
+        lambda: open_store(url),
+        lambda: upgrade(url),
+        lambda: current(url),
+        lambda: check(url),
+        lambda: backup(url, tmp_path / "copy"),
+    ):
+        with pytest.raises(InputError, match="another program: it has its own table 'runs'"):
+            attempt()
+    assert tables(url) == before
+
+
+def test_other_tables_in_the_same_database_are_left_alone(url: str, cluster: Cluster) -> None:
+    execute(url, "CREATE TABLE theirs (id INTEGER)")
+    execute(url, "INSERT INTO theirs VALUES (7)")
+    with open_store(url) as store:
+        store.start_run(name="h200", cluster=cluster, preset="quick")
+    assert check(url) == ()
+    assert "theirs" in tables(url)
+    execute(url, "SELECT 1 / (SELECT count(*) FROM theirs WHERE id = 7)")
+
+
+def test_the_migrations_are_found_in_the_package_first_and_then_in_the_checkout(
+    tmp_path: Path,
+) -> None:
+    package = tmp_path / "moetune"
+    package.mkdir()
+    with pytest.raises(MoetuneError, match="migrations are missing"):
+        migrate.migrations_folder(package)
+    checkout, packaged = tmp_path / "migrations", package / "_migrations"
+    for folder in (checkout, packaged):
+        folder.mkdir()
+        (folder / "env.py").touch()
+    assert migrate.migrations_folder(package) == packaged
+    (packaged / "env.py").unlink()
+    assert migrate.migrations_folder(package) == checkout
+
+
+def test_this_moetune_finds_its_migrations() -> None:
+    assert (migrate.migrations_folder() / "versions").is_dir()
+
+
+@pytest.mark.parametrize("moetune_first", [True, False])
+def test_optuna_keeps_its_studies_in_the_same_file(
+    tmp_path: Path,
+    make_profile: Callable[..., Profile],
+    moetune_first: bool,  # noqa: FBT001 - a case
+) -> None:
+    import optuna
+
+    url = f"sqlite:///{tmp_path}/shared.db"
+    if moetune_first:
+        open_store(url).close()
+    study = optuna.create_study(storage=url, study_name="theirs")
+    study.tell(study.ask(), 1.0)
+    with open_store(url) as store:
+        store.save_profile(make_profile())
+        study.tell(study.ask(), 2.0)
+        assert store.profile("h200-x8") == make_profile()
+    again = optuna.load_study(storage=optuna.storages.RDBStorage(url), study_name="theirs")
+    assert [trial.value for trial in again.trials] == [1.0, 2.0]
+    assert upgrade(url) == (HEAD, HEAD)
+    assert check(url) == ()
+    assert "alembic_version" in tables(url)
