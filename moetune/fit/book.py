@@ -114,9 +114,10 @@ class Book:
 
     def collective(self, key: CollectiveKey) -> Points | Line:
         """Return what is known of a collective that `in_flight` names."""
-        line = self._collective_lines.get(key)
         series = self.pool.collective.get(key)
-        return _known(f"collective {key}", series, line)
+        if series is None:
+            return _line(self._collective_lines[key])
+        return _points(f"collective {key}", series, self._collective_lines.get(key))
 
     def copies(self) -> tuple[CopyKey, ...]:
         """Return the known kinds of copy."""
@@ -124,7 +125,10 @@ class Book:
 
     def copy(self, key: CopyKey) -> Points | Line:
         """Return what is known of one of `copies`."""
-        return _known(f"copy {key}", self.pool.copy.get(key), self._copy_lines.get(key))
+        series = self.pool.copy.get(key)
+        if series is None:
+            return _line(self._copy_lines[key])
+        return _points(f"copy {key}", series, self._copy_lines.get(key))
 
     def rows(self, key: RowsKey) -> Points | None:
         """Return the points over elements, None where the operation was not measured."""
@@ -133,14 +137,6 @@ class Book:
 
 
 _AnyLine = GemmLine | CollectiveLine | CopyLine
-
-
-def _known(label: str, series: Series | None, line: _AnyLine | None) -> Points | Line:
-    if series is not None:
-        return _points(label, series, line)
-    if line is None:
-        raise KeyError(label)
-    return _line(line)
 
 
 def _points(label: str, series: Series, line: _AnyLine | None) -> Points:

@@ -11,25 +11,26 @@ from moetune.domain.costs import Estimate, LinearCost
 ASSUMED_RELATIVE_ERROR = 0.05
 
 
+_Piece = tuple[float, float, float, float, float]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Times that never fall as the size grows, straight between points in log-log.
+    """Times that never fall as the size grows, a monotone cubic between points in log-log.
 
     Below the smallest size the time runs straight to `floor_seconds` at size 0; above the
     largest the rate is held.
 
     Args:
         sizes, seconds: the points, ascending.
-        log_sizes, log_seconds: their logarithms.
-        slopes: d log(seconds) / d log(size) from each point to the next.
+        pieces: from each point to the next, the logarithms of its size and time, and the
+            polynomial's coefficients of first to third degree in log(size) from there.
         relative_error: the typical error of a prediction.
     """
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
-    log_sizes: tuple[float, ...]
-    log_seconds: tuple[float, ...]
-    slopes: tuple[float, ...]
+    pieces: tuple[_Piece, ...]
     floor_seconds: float
     relative_error: float
 
@@ -52,8 +53,9 @@ class Curve:
             return Estimate(
                 seconds=seconds, trust="extrapolated", relative_error=self.relative_error
             )
-        step = math.log(size) - self.log_sizes[at - 1]
-        seconds = math.exp(self.log_seconds[at - 1] + self.slopes[at - 1] * step)
+        log_size, log_seconds, first, second, third = self.pieces[at - 1]
+        step = math.log(size) - log_size
+        seconds = math.exp(log_seconds + step * (first + step * (second + step * third)))
         return Estimate(seconds=seconds, trust="interpolated", relative_error=self.relative_error)
 
     def scaled(self, factor: float) -> "Curve":
@@ -62,7 +64,10 @@ class Curve:
         return replace(
             self,
             seconds=tuple(one * factor for one in self.seconds),
-            log_seconds=tuple(one + shift for one in self.log_seconds),
+            pieces=tuple(
+                (at, value + shift, first, second, third)
+                for at, value, first, second, third in self.pieces
+            ),
             floor_seconds=self.floor_seconds * factor,
         )
 
@@ -90,6 +95,9 @@ def curve_through(
 ) -> Curve:
     """Return the curve through the points.
 
+    A cubic, because coarse sizes are common: straight pieces in log-log overrate a start-up
+    time plus a rate by up to 25 % between sizes 16 times apart, the cubic by 7 %.
+
     Where the times fall as the size grows they are replaced by their isotonic regression
     (in log time), so only points that contradict each other move.
 
@@ -108,20 +116,54 @@ def curve_through(
         given if fitted == math.log(given) else math.exp(fitted)
         for given, fitted in zip(seconds, log_seconds, strict=True)
     )
-    log_sizes = tuple(math.log(size) for size in sizes)
-    slopes = tuple(
-        (log_seconds[at + 1] - log_seconds[at]) / (log_sizes[at + 1] - log_sizes[at])
-        for at in range(len(sizes) - 1)
-    )
     return Curve(
         sizes=tuple(float(size) for size in sizes),
         seconds=kept,
-        log_sizes=log_sizes,
-        log_seconds=tuple(log_seconds),
-        slopes=slopes,
+        pieces=_pieces([math.log(size) for size in sizes], log_seconds),
         floor_seconds=_floor(sizes, kept, alpha_seconds),
         relative_error=relative_error,
     )
+
+
+def _pieces(x: Sequence[float], y: Sequence[float]) -> tuple[_Piece, ...]:
+    """Return the cubics of the monotone Hermite interpolation.
+
+    Source: Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5 (1984).
+    """
+    steps = [x[at + 1] - x[at] for at in range(len(x) - 1)]
+    slopes = [(y[at + 1] - y[at]) / step for at, step in enumerate(steps)]
+    tangents = _tangents(steps, slopes)
+    return tuple(
+        (
+            x[at],
+            y[at],
+            tangents[at],
+            (3 * slope - 2 * tangents[at] - tangents[at + 1]) / step,
+            (tangents[at] + tangents[at + 1] - 2 * slope) / step**2,
+        )
+        for at, (step, slope) in enumerate(zip(steps, slopes, strict=True))
+    )
+
+
+def _tangents(steps: Sequence[float], slopes: Sequence[float]) -> list[float]:
+    """Return the slope at each point: a weighted harmonic mean of those on both sides."""
+    if len(slopes) < 2:  # noqa: PLR2004 - one piece is straight
+        return [*slopes, *slopes]
+    inner = []
+    for at in range(1, len(slopes)):
+        before, after = slopes[at - 1], slopes[at]
+        if before <= 0 or after <= 0:
+            inner.append(0.0)
+            continue
+        left, right = 2 * steps[at] + steps[at - 1], steps[at] + 2 * steps[at - 1]
+        inner.append((left + right) / (left / before + right / after))
+    return [_end(steps, slopes), *inner, _end(steps[::-1], slopes[::-1])]
+
+
+def _end(steps: Sequence[float], slopes: Sequence[float]) -> float:
+    """Return the slope at the first point: of a parabola through three, kept monotone."""
+    wanted = ((2 * steps[0] + steps[1]) * slopes[0] - steps[0] * slopes[1]) / (steps[0] + steps[1])
+    return max(wanted, 0.0)
 
 
 def _floor(sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float) -> float:

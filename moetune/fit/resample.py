@@ -32,7 +32,7 @@ def resample_costs(
     operation alone, not on the order of the questions.
 
     Args:
-        num: at least 1.
+        num: how many.
     """
     book = Book(profile)
     noise = _Noise(num=num, seed=seed)

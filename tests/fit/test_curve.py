@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
 from moetune.fit.curve import Curve, curve_through, isotonic, leave_one_out
@@ -67,7 +68,35 @@ def test_contradicting_points_meet_at_their_geometric_mean() -> None:
     )
 
 
-def test_between_points_the_curve_is_a_power_of_the_size() -> None:
+@given(points.filter(lambda given_points: len(given_points) > 1), st.floats(0, 1))
+def test_between_points_it_equals_the_monotone_cubic_of_scipy(
+    given_points: list[tuple[int, float]], share: float
+) -> None:
+    rising = sorted(seconds for _, seconds in given_points)
+    sizes = [float(size) for size, _ in given_points]
+    curve = curve_through(sizes=sizes, seconds=rising)
+    theirs = PchipInterpolator(np.log(sizes), np.log(rising))
+
+    for low, high in pairwise(sizes):
+        size = low + share * (high - low)
+        assert curve.predict(size).seconds == pytest.approx(
+            math.exp(theirs(math.log(size))), rel=1e-7
+        )
+
+
+@pytest.mark.parametrize(("spacing", "worst"), [(2, 0.002), (4, 0.01), (8, 0.03), (16, 0.075)])
+def test_start_up_and_rate_are_met_between_coarse_sizes(spacing: int, worst: float) -> None:
+    def truth(size: float) -> float:
+        return 1e-4 + size * 1e-9
+
+    sizes = [1024.0 * spacing**at for at in range(25) if 1024 * spacing**at <= 2**27]
+    curve = curve_through(sizes=sizes, seconds=[truth(size) for size in sizes])
+
+    for size in np.geomspace(sizes[0], sizes[-1], 301).tolist():
+        assert curve.predict(size).seconds == pytest.approx(truth(size), rel=worst)
+
+
+def test_between_two_points_the_curve_is_a_power_of_the_size() -> None:
     curve = through([(1024, 1e-3), (4096, 3e-3)])
 
     found = curve.predict(2048)
