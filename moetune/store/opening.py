@@ -49,25 +49,30 @@ def check_place(address: Address, *, must_exist: bool) -> None:
     """Make the folder of a new SQLite file, and name what keeps it from being one.
 
     Raises:
-        InputError: it is a folder, lies in a file, or is absent and must exist.
-        MoetuneError: the folder may not be made.
+        InputError: it is a folder or another file, lies in a file, or is absent and must exist.
+        MoetuneError: the file may not be read, or the folder not be made.
     """
     path = address.path
     if path is None:
         return
-    if path.is_dir():
-        raise InputError(f"{path} is a folder, not a database", f"name a file: {path}/moetune.db")
-    if must_exist:
-        if not path.exists():
-            raise no_database(address)
-        return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise InputError(f"{path} is a folder, not a database", f"name a file: {path}/it.db")
+        if path.exists():
+            # SQLite takes a single byte for an empty file. Only its size is looked at: to open
+            # and close the file here would drop the locks of this process's other connections.
+            if path.stat().st_size == 1:
+                raise InputError(f"{path} is no database", "name another file with --db")
+        elif must_exist:
+            raise no_database(address)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise InputError(f"{path.parent} is not a folder", "name another file with --db") from None
     except OSError as error:
         raise MoetuneError(
-            f"folder {path.parent} cannot be made: {error.strerror}", "name another file with --db"
+            f"database {path} cannot be opened or made: {error.strerror}",
+            "check the permissions, or name another file with --db",
         ) from None
 
 

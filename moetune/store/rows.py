@@ -1,5 +1,7 @@
 """Values of the domain to rows and back."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from moetune.domain.document import decode, digest, encode
+from moetune.domain.errors import InputError
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.plan import Plan, plan_from_document
 from moetune.domain.ports import Observation, PlanInfo, RunInfo
@@ -56,13 +59,14 @@ def profile_document(profile: Profile) -> Values:
     return document
 
 
-def profile_from_parts(document: object, samples: tuple[Sample, ...]) -> Profile:
+def profile_from_parts(document: object, samples: tuple[Sample, ...], where: str) -> Profile:
     """Return the profile in a fit's document and its run's samples.
 
     Raises:
         InputError: the document was written by another moetune or program.
     """
-    return replace(profile_from_document(document), samples=samples)
+    with _named(where):
+        return replace(profile_from_document(document), samples=samples)
 
 
 def plan_values(plan: Plan) -> Values:
@@ -78,13 +82,14 @@ def plan_values(plan: Plan) -> Values:
     }
 
 
-def plan_from_row(row: RowMapping) -> Plan:
+def plan_from_row(row: RowMapping, where: str) -> Plan:
     """Return the plan in a row.
 
     Raises:
         InputError: the document was written by another moetune or program.
     """
-    return plan_from_document(row["document"])
+    with _named(f"{where}: plan {row['id'][:12]}"):
+        return plan_from_document(row["document"])
 
 
 def plan_info(row: RowMapping) -> PlanInfo:
@@ -105,3 +110,11 @@ def observation_values(observation: Observation) -> Values:
 def observation_from_row(row: RowMapping) -> Observation:
     """Return the observation in a row."""
     return decode(Observation, dict(row), "observation")
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error.what}", error.hint) from None

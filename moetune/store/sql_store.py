@@ -168,7 +168,9 @@ class SqlStore:
             if fit is None:
                 return None
             measured = self._samples(connection, fit["run_id"], last_id=fit["last_sample_id"])
-            return rows.profile_from_parts(fit["document"], measured)
+            return rows.profile_from_parts(
+                fit["document"], measured, f"{self.location}: profile {name!r}"
+            )
 
         return self._database.read(work)
 
@@ -233,7 +235,7 @@ class SqlStore:
         if len(found) > 1:
             names = ", ".join(row["id"][: len(plan_id) + 8] for row in found)
             raise InputError(f"plan id {plan_id!r} is ambiguous", f"give more of it: {names}")
-        return rows.plan_from_row(found[0]) if found else None
+        return rows.plan_from_row(found[0], self.location) if found else None
 
     def plans(self) -> tuple[PlanInfo, ...]:
         """Return every plan, newest first."""

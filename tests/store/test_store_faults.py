@@ -1,0 +1,372 @@
+"""Bad addresses, broken files, locks and lost servers: one clear error each, nothing lost."""
+
+import os
+import pickle
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, event
+
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.hardware import Cluster
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.domain.samples import Sample
+from moetune.store import SqlStore, backup, check, current, database, engine, open_store, upgrade
+
+Maker = Callable[[], object]
+
+
+@pytest.fixture
+def file(
+    tmp_path: Path, make_profile: Callable[..., Profile], measured: tuple[Sample, ...]
+) -> Path:
+    """A database with some pages of rows, and nothing beside it."""
+    path = tmp_path / "moetune.db"
+    with open_store(str(path)) as store:
+        for _ in range(20):
+            store.save_profile(make_profile(samples=measured))
+    return path
+
+
+def every_use(url: str, target: Path) -> tuple[Maker, ...]:
+    return (
+        lambda: open_store(url).close(),
+        lambda: open_store(url, read_only=True).close(),
+        lambda: current(url),
+        lambda: check(url),
+        lambda: upgrade(url),
+        lambda: backup(url, target),
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "part"),
+    [
+        ("", "is no database"),
+        ("  ", "is no database"),
+        ("a\0b", "is no database"),
+        ("mysql://user:secret@host/db", "'mysql' are not supported"),
+        ("postgresql+psycopg2://user:secret@host/db", "'postgresql+psycopg2' are not supported"),
+        ("postgresql+psycopg://user:secret@host:port/db", "no database URL"),
+        ("postgresql:user:secret@host/db", "no database URL"),
+        ("nonsense://user:secret@", "not supported"),
+        ("://user:secret@host", "no database URL"),
+        ("sqlite:moetune.db", "no database URL"),
+        ("sqlite://moetune.db", "lacks a slash"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("sqlite:///moetune.db?mode=ro", "takes no options"),
+        ("~nobody-of-this-name/moetune.db", "unknown home directory"),
+    ],
+)
+def test_what_is_no_address_is_refused_without_its_password(address: str, part: str) -> None:
+    with pytest.raises(InputError) as caught:
+        open_store(address)
+    assert part in str(caught.value)
+    assert "postgresql+psycopg://USER@HOST/DATABASE" in caught.value.hint or "slash" in part
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_is_named_by_its_path_or_by_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    odd = "folder with spaces/100%20 ?#ü.db"
+    for address, path in (
+        ("plain.db", "plain.db"),
+        ("sqlite:///plain.db", "plain.db"),
+        (f"sqlite:///{tmp_path}/deep/er.db", "deep/er.db"),
+        ("~/home.db", "home.db"),
+        (odd, odd),
+    ):
+        with open_store(address) as store:
+            assert store.location == str(tmp_path / path)
+        assert (tmp_path / path).read_bytes().startswith(b"SQLite format 3\0")
+
+
+def test_no_journal_stays_beside_a_closed_file(file: Path) -> None:
+    assert [path.name for path in file.parent.iterdir()] == ["moetune.db"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"x", b"name = 'profile'\n" * 99, b"SQLite format 3\0" + b"\xff" * 4080, b"\0" * 4096],
+)
+def test_a_file_that_is_no_database_is_bad_input_and_stays_as_it_is(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "other.toml"
+    path.write_bytes(content)
+    for use in every_use(str(path), tmp_path / "copy"):
+        with pytest.raises(InputError) as caught:
+            use()
+        assert str(path) in caught.value.what
+        assert caught.value.hint
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("keep", [1, 99, 100, 512, 4095, 4096, 4097, 20_000, -4096])
+def test_a_truncated_file_is_bad_input(file: Path, tmp_path: Path, keep: int) -> None:
+    whole = file.read_bytes()
+    assert len(whole) > 40_000
+    file.write_bytes(whole[:keep])
+    for use in every_use(str(file), tmp_path / "copy"):
+        with pytest.raises(InputError, match=r"is (damaged|no database)"):
+            use()
+    assert not (tmp_path / "copy").exists()
+
+
+def test_an_empty_file_is_a_new_database_but_not_for_reading(tmp_path: Path) -> None:
+    path = tmp_path / "empty.db"
+    path.touch()
+    assert current(str(path)).found is None
+    with pytest.raises(InputError, match="no moetune database"):
+        open_store(str(path), read_only=True)
+    for use in (lambda: check(str(path)), lambda: backup(str(path), tmp_path / "copy")):
+        with pytest.raises(InputError, match="no moetune database"):
+            use()
+    assert path.stat().st_size == 0
+    open_store(str(path)).close()
+    assert check(str(path)) == ()
+
+
+def test_an_absent_file_is_not_made_by_reading(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "absent.db"
+    uses = every_use(str(path), tmp_path / "copy")
+    for use in (uses[1], uses[3], uses[5]):
+        with pytest.raises(InputError, match="no moetune database"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_or_a_path_through_a_file_is_bad_input(file: Path, tmp_path: Path) -> None:
+    for use in every_use(str(tmp_path), tmp_path / "copy"):
+        with pytest.raises(InputError, match="is a folder"):
+            use()
+    for path in (file / "deeper.db", file / "deeper" / "still.db"):
+        with pytest.raises(InputError, match="is not a folder"):
+            open_store(str(path))
+
+
+def test_a_name_that_no_file_can_have_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MoetuneError, match="File name too long"):
+        open_store(str(tmp_path / ("x" * 300)))
+
+
+def _in_child(work: Callable[[], str], *, as_nobody: bool) -> str:
+    """Run `work` in a forked process; the modules that it needs are loaded already."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if as_nobody and os.getuid() == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+            os.write(writing, work().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as pipe:
+        return pipe.read()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may enter, unlike those of pytest."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder
+    folder.chmod(0o777)
+    shutil.rmtree(folder)
+
+
+def _failure(work: Maker) -> str:
+    try:
+        work()
+    except MoetuneError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_what_one_may_not_read_or_write_is_said(open_folder: Path, cluster: Cluster) -> None:
+    path = open_folder / "moetune.db"
+    open_store(str(path)).close()
+    url = str(path)
+
+    def write() -> None:
+        with open_store(url) as store:
+            store.start_run(name="h200", cluster=cluster, preset="quick")
+
+    def as_nobody(work: Maker) -> str:
+        return _in_child(lambda: _failure(work), as_nobody=True)
+
+    path.chmod(0o444)
+    assert "read-only" in as_nobody(write)
+    path.chmod(0o000)
+    assert "cannot be opened" in as_nobody(write)
+    open_folder.chmod(0o555)
+    new = str(open_folder / "new.db")
+    assert "cannot be opened" in as_nobody(lambda: open_store(new))
+    open_folder.chmod(0o000)
+    assert "cannot be opened" in as_nobody(lambda: open_store(url))
+    open_folder.chmod(0o555)
+    deeper = str(open_folder / "deeper" / "new.db")
+    assert "cannot be opened or made" in as_nobody(lambda: open_store(deeper))
+    with open_store(url) as store:
+        assert store.runs() == ()
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_whatever_bytes_of_a_file_change_only_our_errors_come_out(
+    file: Path, make_plan: Callable[..., Plan], data: st.DataObject
+) -> None:
+    whole = file.read_bytes()
+    start = data.draw(st.integers(0, len(whole) - 1))
+    junk = data.draw(st.binary(min_size=1, max_size=300))
+    broken = file.with_name("broken.db")
+    for rest in ("", "-wal", "-shm"):
+        broken.with_name(broken.name + rest).unlink(missing_ok=True)
+    broken.write_bytes((whole[:start] + junk + whole[start + len(junk) :])[: len(whole)])
+
+    def read_everything() -> None:
+        with open_store(str(broken)) as store:
+            for run in store.runs():
+                store.samples(run.id)
+            store.profile("h200-x8")
+            store.save_plan(make_plan())
+            store.plans()
+
+    for use in (read_everything, lambda: check(str(broken)), lambda: current(str(broken))):
+        with suppress(MoetuneError):
+            use()
+
+
+def test_a_row_that_another_program_changed_is_named(file: Path) -> None:
+    for statement, part in (
+        ("UPDATE fits SET document = '{}'", "profile 'h200-x8': profile lacks the key 'schema'"),
+        ('UPDATE samples SET point = \'{"kind": "copy"}\'', "sample 1.point lacks the key"),
+        ("UPDATE samples SET point = '{'", "no valid JSON"),
+    ):
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute(statement)
+            connection.commit()
+        assert any(part in problem for problem in check(str(file)))
+        with open_store(str(file)) as store, pytest.raises(InputError):
+            store.profile("h200-x8")
+
+
+def test_check_names_orphans_that_another_program_left(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DELETE FROM runs WHERE id = 20")
+        connection.commit()
+    problems = check(str(file))
+    assert any("of fits refers to a missing row of runs" in problem for problem in problems)
+
+
+def test_a_full_database_says_so_and_keeps_the_rows_whole(
+    file: Path, cluster: Cluster, measured: tuple[Sample, ...]
+) -> None:
+    store = open_store(str(file))
+    run_id = store.start_run(name="full", cluster=cluster, preset="quick")
+
+    @event.listens_for(store._database.engine, "begin")
+    def limit(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1")  # what is there, not a page more
+
+    with pytest.raises(MoetuneError, match="the disk is full; nothing was written"):
+        store.add_samples(run_id, measured * 500)
+    assert store.samples(run_id) == ()
+    store.close()
+    assert check(str(file)) == ()
+
+
+def test_a_file_size_limit_says_so_and_keeps_the_rows_whole(
+    file: Path, cluster: Cluster, measured: tuple[Sample, ...]
+) -> None:
+    import resource
+
+    with open_store(str(file)) as store:
+        run_id = store.start_run(name="full", cluster=cluster, preset="quick")
+
+    def write_too_much() -> str:
+        limit = file.stat().st_size + 50_000
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+        def write() -> None:
+            with open_store(str(file)) as store:
+                store.add_samples(run_id, measured * 2000)
+
+        return _failure(write)
+
+    said = _in_child(write_too_much, as_nobody=False)
+    assert "nothing was written" in said
+    assert check(str(file)) == ()
+    with open_store(str(file)) as store:
+        assert store.samples(run_id) == ()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "BUSY_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr(database, "_RETRY_DELAYS_SECONDS", (0.05, 0.4))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_file_that_stays_locked_is_given_up_with_a_clear_error(
+    file: Path, cluster: Cluster
+) -> None:
+    with open_store(str(file)) as store, closing(sqlite3.connect(file)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(MoetuneError, match="stayed locked by another process") as caught:
+            store.start_run(name="h200", cluster=cluster, preset="quick")
+        assert caught.value.exit_code == 1
+        assert len(store.runs()) == 20  # reading goes on
+        other.rollback()
+        assert store.start_run(name="h200", cluster=cluster, preset="quick") == 21
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_lock_that_goes_away_is_waited_for(file: Path, cluster: Cluster) -> None:
+    other = sqlite3.connect(file, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    releaser = threading.Timer(0.2, other.rollback)
+    with open_store(str(file)) as store:
+        releaser.start()
+        assert store.start_run(name="h200", cluster=cluster, preset="quick") == 21
+    releaser.join()
+    other.close()
+
+
+def test_many_threads_share_one_store(store: SqlStore, cluster: Cluster) -> None:
+    def work() -> None:
+        for _ in range(5):
+            store.start_run(name="threads", cluster=cluster, preset="quick")
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.runs()) == 40
+
+
+def test_errors_survive_pickling_between_ranks(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        open_store(str(tmp_path))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - our own bytes
