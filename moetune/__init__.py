@@ -1,0 +1,64 @@
+"""Measure a cluster once, solve for the best Mixture-of-Experts plan, and run it in PyTorch.
+
+Names are imported when they are first used: `import moetune` loads no library.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moetune.domain.errors import (
+        CollectiveError,
+        InfeasiblePlanError,
+        InputError,
+        MoetuneError,
+        NotAuthorisedError,
+        ProfileError,
+        QualityError,
+        RankMismatchError,
+        SchemaMismatchError,
+    )
+    from moetune.domain.plan import Plan
+    from moetune.domain.profile import Profile
+    from moetune.runtime.layer import MoELayer
+    from moetune.runtime.planbook import PlanBook
+    from moetune.workflows.planbook import open_planbook
+
+__all__ = [
+    "CollectiveError",
+    "InfeasiblePlanError",
+    "InputError",
+    "MoELayer",
+    "MoetuneError",
+    "NotAuthorisedError",
+    "Plan",
+    "PlanBook",
+    "Profile",
+    "ProfileError",
+    "QualityError",
+    "RankMismatchError",
+    "SchemaMismatchError",
+    "open_planbook",
+]
+
+_HOMES = {
+    "MoELayer": "moetune.runtime.layer",
+    "Plan": "moetune.domain.plan",
+    "PlanBook": "moetune.runtime.planbook",
+    "Profile": "moetune.domain.profile",
+    "open_planbook": "moetune.workflows.planbook",
+}
+_ERRORS = "moetune.domain.errors"
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of the front door (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_HOMES.get(name, _ERRORS)), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

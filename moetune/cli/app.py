@@ -1,0 +1,130 @@
+"""The program: options before the command, the commands, errors to exit codes."""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from moetune.cli import config, db, doctor, explain, models, plan, profiles
+from moetune.cli.session import Session, session_of
+from moetune.domain.errors import InputError, MoetuneError
+
+INTERRUPTED = 130
+
+# Click is a part of typer in some of its versions and a package in others: this is its
+# UsageError, the base of all complaints about arguments, in both.
+_UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
+
+# No rich markup: its help takes longer to import than the command line may take to start.
+app = typer.Typer(
+    name="moetune",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+app.command("plan", epilog=plan.EPILOG)(plan.plan)
+app.command("explain", epilog=explain.EPILOG)(explain.explain)
+app.add_typer(profiles.app, name="profiles")
+app.add_typer(models.app, name="models")
+app.add_typer(db.app, name="db")
+app.add_typer(config.app, name="config")
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
+
+
+def run() -> None:
+    """Run the command of this process and leave with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show µ or × shows a question mark instead of failing.
+        cast("io.TextIOWrapper", stream).reconfigure(errors="replace")
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone; what is still in the buffer must not fail again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    session = Session()
+    as_json = "--json" in arguments
+    try:
+        code = app(args=list(arguments), prog_name="moetune", standalone_mode=False, obj=session)
+    except MoetuneError as error:
+        session.screen.error(error, as_json=as_json)
+        return error.exit_code
+    except _UsageError as error:
+        return _complain(session, error, as_json=as_json)
+    except (typer.Abort, KeyboardInterrupt):
+        session.screen.note("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - no traceback without -vv, whatever happens
+        return _confess(session, error, as_json=as_json)
+    return code if isinstance(code, int) else 0
+
+
+def _complain(session: Session, error: Exception, *, as_json: bool) -> int:
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context else "moetune"
+    what = str(getattr(error, "format_message", error.__str__)())
+    complaint = InputError(what, f"see `{where} --help`")
+    session.screen.error(complaint, as_json=as_json)
+    return complaint.exit_code
+
+
+def _confess(session: Session, error: Exception, *, as_json: bool) -> int:
+    bug = MoetuneError(
+        f"moetune failed: {type(error).__name__}: {error}",
+        "this is a defect of moetune: run it again with -vv and report what it prints",
+    )
+    bug.__cause__ = error
+    session.screen.error(bug, as_json=as_json)
+    return bug.exit_code
+
+
+@app.callback(invoke_without_command=True)
+def _moetune(
+    context: typer.Context,
+    db: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database: a file, sqlite:///… or postgresql+psycopg://…"),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Read settings from this file only.")
+    ] = None,
+    no_config: Annotated[
+        bool, typer.Option("--no-config", help="Read no settings file.")
+    ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option(
+            "--verbose", "-v", count=True, show_default=False,
+            help="Say more; -vv prints tracebacks.",
+        ),
+    ] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes on stderr.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colour.")] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Measure a cluster once, solve for the best Mixture-of-Experts plan, and run it."""
+    session = session_of(context)
+    session.db, session.config_file, session.no_config = db, config, no_config
+    session.verbosity, session.quiet, session.color = verbose, quiet, not no_color
+    if show_version:
+        from importlib.metadata import version
+
+        session.screen.line(f"moetune {version('moetune')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        session.screen.line(context.get_help())

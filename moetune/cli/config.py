@@ -1,0 +1,47 @@
+"""`moetune config`: the settings that hold here."""
+
+from typing import Annotated
+
+import typer
+
+from moetune.cli.session import Json, example, session_of
+from moetune.domain.document import encode
+
+app = typer.Typer(help="The settings that hold here.", rich_markup_mode=None)
+
+
+@app.callback()
+def _config() -> None:
+    """The settings that hold here."""
+
+
+@app.command("show", epilog=example("moetune config show --origin"))
+def show(
+    context: typer.Context,
+    *,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Say where each value comes from.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show every setting that holds here, and with --origin where it comes from."""
+    from moetune.config import without_password
+
+    session = session_of(context)
+    found = session.configuration()
+    settings = encode(found.settings)
+    settings["db"] = without_password(settings["db"])
+    if json:
+        document = {"schema": "moetune.config/1", "settings": settings}
+        session.screen.document({**document, "origins": found.origins} if origin else document)
+        return
+    rows = [(name, _shown(value), found.origins[name]) for name, value in settings.items()]
+    columns = 3 if origin else 2
+    header = ("setting", "value", "from")[:columns]
+    session.screen.table(header, [row[:columns] for row in rows], indent=0)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "—" if value is None else str(value)

@@ -1,0 +1,111 @@
+"""`moetune db`: the database of profiles, plans and observations."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moetune.cli.session import Json, example, session_of
+from moetune.domain.errors import MoetuneError, SchemaMismatchError
+
+app = typer.Typer(help="The database of profiles, plans and observations.", rich_markup_mode=None)
+
+
+@app.command(epilog=example("moetune db upgrade"))
+def upgrade(context: typer.Context, *, json: Json = False) -> None:
+    """Bring the database to this version's schema, or make a new one."""
+    from moetune.config import without_password
+    from moetune.workflows import wiring
+
+    session = session_of(context)
+    settings = session.settings
+    before, after = wiring.upgrade_store(settings)
+    location = without_password(settings.db)
+    if json:
+        session.screen.document(
+            {"schema": "moetune.db.upgrade/1", "location": location, "from": before, "to": after}
+        )
+    elif before == after:
+        session.screen.line(f"{location} has schema {after} already")
+    elif before is None:
+        session.screen.line(f"{location} is made, with schema {after}")
+    else:
+        session.screen.line(f"{location} is upgraded from schema {before} to {after}")
+
+
+@app.command(epilog=example("moetune db current"))
+def current(context: typer.Context, *, json: Json = False) -> None:
+    """Print the database's schema beside the one that this version wants."""
+    from moetune.config import without_password
+    from moetune.workflows import wiring
+
+    session = session_of(context)
+    settings = session.settings
+    state = wiring.schema_state(settings)
+    location = without_password(settings.db)
+    if json:
+        session.screen.document(
+            {
+                "schema": "moetune.db.current/1",
+                "location": location,
+                "revision": state.found,
+                "wanted": state.head,
+            }
+        )
+    elif state.found is None:
+        session.screen.line(f"there is no database at {location} yet")
+    else:
+        session.screen.line(f"{location} has schema {state.found}, this moetune wants {state.head}")
+    if state.found is not None and not state.up_to_date:
+        session.screen.note("run `moetune db upgrade`")
+        raise typer.Exit(SchemaMismatchError.exit_code)
+
+
+@app.command(epilog=example("moetune db check"))
+def check(context: typer.Context, *, json: Json = False) -> None:
+    """Look for damage: pages, references, the schema, and every stored document."""
+    from moetune.config import without_password
+    from moetune.workflows import wiring
+
+    session = session_of(context)
+    settings = session.settings
+    problems = wiring.check_store(settings)
+    state = wiring.schema_state(settings)
+    if json:
+        session.screen.document(
+            {
+                "schema": "moetune.db.check/1",
+                "location": without_password(settings.db),
+                "problems": problems,
+            }
+        )
+    else:
+        for problem in problems or ("no problem found",):
+            session.screen.line(problem)
+    if not state.up_to_date:
+        raise typer.Exit(SchemaMismatchError.exit_code)
+    if problems:
+        raise typer.Exit(MoetuneError.exit_code)
+
+
+@app.command(epilog=example("moetune db backup moetune-backup.db"))
+def backup(
+    context: typer.Context,
+    target: Annotated[Path, typer.Argument(help="New file to copy the database to.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Copy the database to a new file, while others may use it."""
+    from moetune.config import without_password
+    from moetune.workflows import wiring
+
+    session = session_of(context)
+    settings = session.settings
+    file = wiring.backup_store(settings, target)
+    location = without_password(settings.db)
+    if json:
+        session.screen.document(
+            {"schema": "moetune.db.backup/1", "location": location, "file": str(file)}
+        )
+    else:
+        session.screen.line(f"{location} is copied to {file}")

@@ -1,0 +1,87 @@
+"""`moetune doctor`: everything that a report of a problem needs."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import typer
+
+from moetune.cli.render import Screen, plural
+from moetune.cli.session import Json, example, session_of
+from moetune.domain.document import encode
+from moetune.domain.units import format_bytes
+
+if TYPE_CHECKING:
+    from moetune.workflows.doctor import Problem, Report
+
+EPILOG = example("moetune doctor --json > report.json")
+
+
+def doctor(context: typer.Context, *, json: Json = False) -> None:
+    """Print what is known of this machine, its software, the database and the settings."""
+    from moetune.workflows.doctor import examine
+
+    session = session_of(context)
+    report = examine(session.configuration())
+    if json:
+        session.screen.document({"schema": "moetune.doctor/1", **encode(report)})
+    else:
+        _show(session.screen, report)
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
+
+
+def _show(screen: Screen, report: "Report") -> None:
+    _show_machine(screen, report)
+    _show_store(screen, report)
+    origins = report.origins
+    screen.say("Settings", style="bold")
+    rows = [
+        (name, "—" if value is None else str(value), origins[name])
+        for name, value in report.settings.items()
+    ]
+    screen.table(("setting", "value", "from"), rows)
+    _facts(screen, "Versions", report.versions)
+
+
+def _show_machine(screen: Screen, report: "Report") -> None:
+    screen.say("Machine", style="bold")
+    if report.cluster is None:
+        _problem(screen, report.machine_problem)
+        return
+    machine = report.cluster.machine
+    screen.say(
+        f"{machine.kind.upper()} · {machine.device} · "
+        f"{format_bytes(machine.memory_bytes)} of memory for each device",
+        indent=2,
+    )
+    for note in report.cluster.notes:
+        screen.say(f"note: {note}", indent=2)
+    fingerprint = report.cluster.fingerprint
+    _facts(screen, f"Hardware fingerprint {report.hardware_id}", fingerprint.hardware)
+    _facts(screen, f"Software fingerprint {report.software_id}", fingerprint.software)
+
+
+def _show_store(screen: Screen, report: "Report") -> None:
+    store = report.store
+    screen.say("Store", style="bold")
+    screen.line(f"  {store.location}")
+    if store.revision is None and store.problem is None:
+        screen.say("There is no database yet: the first profile or plan makes it.", indent=2)
+    elif store.revision is not None:
+        screen.say(
+            f"Schema {store.revision}, this moetune wants {store.wanted} · "
+            f"{plural(store.num_runs, 'run')}, {plural(store.num_plans, 'plan')}",
+            indent=2,
+        )
+    _problem(screen, store.problem)
+
+
+def _problem(screen: Screen, problem: "Problem | None") -> None:
+    if problem is not None:
+        screen.line(f"  problem: {problem.error}")
+        screen.line(f"    {problem.hint}")
+
+
+def _facts(screen: Screen, title: str, facts: Mapping[str, str]) -> None:
+    screen.say(title, style="bold")
+    screen.table(("", ""), list(facts.items()))

@@ -1,0 +1,109 @@
+"""Why a plan is as it is, in words and tables."""
+
+from moetune.cli.plan_view import how_sure, is_one_chunk, sentence, title
+from moetune.cli.render import Screen, seconds_span
+from moetune.domain.plan import Plan
+from moetune.domain.units import format_seconds
+from moetune.workflows.explain import Explanation, PhaseTerms
+
+
+def show_explanation(screen: Screen, explanation: Explanation) -> None:
+    """Print why, the terms, what lost, the degrees for other sizes, and how sure it is."""
+    plan = explanation.plan
+    screen.say(title(explanation), style="bold")
+    screen.say(f"Plan {plan.id[:8]}, made with profile {plan.inputs.profile}.")
+    for flag, value in sorted(plan.inputs.constraints.items()):
+        screen.say(f"--{flag} {value}", indent=2)
+    _paragraph(screen, "Why", plan.decision.why)
+    _show_terms(screen, explanation)
+    _show_alternatives(screen, plan)
+    _show_ranges(screen, plan)
+    _show_trust(screen, plan)
+
+
+def _show_terms(screen: Screen, explanation: Explanation) -> None:
+    screen.say("What the time consists of", style="bold")
+    forward, backward = explanation.forward, explanation.backward
+    if forward is None or backward is None:
+        screen.say(sentence(explanation.note), indent=2)
+        screen.say()
+        return
+    header = ("phase", "chunks", "transfer", "experts", "all experts", "exposed", "planned")
+    rows = [_terms("forward", forward), _terms("backward", backward)]
+    screen.table(header, rows, right=range(1, 7))
+    screen.say(
+        "transfer: one chunk's dispatch, and the same again for its combine; experts: one chunk's; "
+        "exposed: communication that the experts do not hide.",
+        indent=2,
+    )
+    hidden = forward.hidden_seconds + backward.hidden_seconds
+    transfers = forward.total_transfer_seconds + backward.total_transfer_seconds
+    if transfers == 0:
+        screen.say("Nothing can be hidden: one rank sends nothing.", indent=2)
+    elif is_one_chunk(explanation.plan):
+        screen.say(
+            f"Nothing is hidden: all {format_seconds(transfers)} of transfers are waited for.",
+            indent=2,
+        )
+    else:
+        screen.say(
+            f"{format_seconds(hidden)} of {format_seconds(transfers)} of transfers are hidden.",
+            indent=2,
+        )
+    screen.say()
+
+
+def _terms(name: str, terms: PhaseTerms) -> tuple[str, ...]:
+    seconds = (
+        terms.transfer_seconds,
+        terms.compute_seconds,
+        terms.total_compute_seconds,
+        terms.exposed_communication_seconds,
+        terms.seconds,
+    )
+    return name, str(terms.degree), *map(format_seconds, seconds)
+
+
+def _show_alternatives(screen: Screen, plan: Plan) -> None:
+    screen.say("What lost", style="bold")
+    rows = [
+        (
+            f"{one.forward_degree} and {one.backward_degree}",
+            format_seconds(one.step_seconds),
+            one.lost_because,
+        )
+        for one in plan.alternatives
+    ]
+    if rows:
+        screen.table(("chunks", "step", "because"), rows, right=(1,))
+    else:
+        screen.say("The bounds leave no other choice.", indent=2)
+    screen.say()
+
+
+def _show_ranges(screen: Screen, plan: Plan) -> None:
+    screen.say("Chunks for other numbers of tokens", style="bold")
+    rows = [
+        (f"{low:,}–{high:,}", str(forward), str(backward))
+        for low, high, forward, backward in plan.pipeline.ranges
+    ]
+    screen.table(("tokens per rank", "forward", "backward"), rows, right=(0, 1, 2))
+    screen.say()
+
+
+def _show_trust(screen: Screen, plan: Plan) -> None:
+    times = plan.predicted
+    span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
+    screen.say("How far to trust it", style="bold")
+    screen.say(f"One step: {span}, 90 % of the fits that the noise allows. ", indent=2)
+    screen.say(f"The least trusted number behind it is {times.trust}.", indent=2)
+    screen.say(how_sure(plan), indent=2)
+    for warning in plan.warnings:
+        screen.say(sentence(warning), indent=2)
+
+
+def _paragraph(screen: Screen, name: str, text: str) -> None:
+    screen.say()
+    screen.say(name, style="bold")
+    screen.say(text, indent=2)
+    screen.say()

@@ -1,0 +1,226 @@
+"""`moetune profile`: measure this machine."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moetune import config
+from moetune.cli.profile_progress import ScreenProgress, clock
+from moetune.cli.session import Json, Session, example, session_of
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError
+from moetune.domain.layer import Activation, LayerShape
+from moetune.domain.models import find_model
+from moetune.domain.samples import Point
+from moetune.domain.units import parse_count, parse_seconds
+from moetune.measure.points import Preset
+from moetune.workflows import wiring
+
+if TYPE_CHECKING:
+    from moetune.workflows.profile import ProfileOutcome, ProfileRequest, Setting
+
+EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
+_INTERRUPTED = 130
+
+
+def profile(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Option(help="Of the profile. Default: the device and its number.")
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Ranks to start here. Default: 1; not in a launch.")
+    ] = None,
+    preset: Annotated[Preset | None, typer.Option(help="How much to measure.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Longest time, such as 90s or 2m.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Element types, such as float32,bfloat16.")
+    ] = None,
+    group_sizes: Annotated[
+        str | None,
+        typer.Option(help="Ranks that talk, such as 2,4. Default: divisors and powers of two."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Cover a named model: see `moetune models list`.")
+    ] = None,
+    d_model: Annotated[int | None, typer.Option(min=1, help="Cover a layer: its width.")] = None,
+    d_hidden: Annotated[int | None, typer.Option(min=1, help="Width of its experts.")] = None,
+    num_experts: Annotated[int | None, typer.Option(min=1, help="Experts of all ranks.")] = None,
+    top_k: Annotated[int, typer.Option(min=1, help="Experts of a token.")] = 1,
+    activation: Annotated[Activation, typer.Option(help="Of the experts.")] = "gelu",
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens per rank and step, such as 8k.")
+    ] = None,
+    *,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Count points and time, measure nothing.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Measure only what an earlier run lacks.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Measure this machine: products, collectives, copies and how they disturb each other.
+
+    Under torchrun every rank runs this command, and rank 0 keeps what is measured.
+    """
+    from moetune.workflows.profile import ProfileRequest, Setting, take_part
+
+    session = session_of(context)
+    environ = config.environment()
+    launch = config.launch(environ)
+    if launch is not None and nproc is not None:
+        raise InputError("--nproc is of no use in a launch, which sets the ranks", "leave it out")
+    num_ranks = launch.world_size if launch else nproc or 1
+    settings = session.settings
+    layer, default_tokens = _layer(
+        model, d_model, d_hidden, num_experts, top_k, activation, num_ranks
+    )
+    limit = budget or settings.budget
+    request = ProfileRequest(
+        name=name,
+        num_ranks=num_ranks,
+        preset=preset or settings.preset,
+        dtypes=_words(dtype),
+        group_sizes=tuple(map(parse_count, _words(group_sizes))),
+        layers=() if layer is None else (layer,),
+        max_tokens=parse_count(tokens) if tokens else default_tokens,
+        budget_seconds=parse_seconds(limit) if limit else None,
+    )
+    setting = Setting(environment=environ, launch=launch)
+    if not setting.is_writer:
+        take_part(request, setting)
+    elif plan_only:
+        _plan(session, request, setting, resume=resume, as_json=json)
+    else:
+        _measure(session, request, setting, resume=resume, as_json=json)
+
+
+def _plan(
+    session: Session, request: "ProfileRequest", setting: "Setting", *, resume: bool, as_json: bool
+) -> None:
+    from moetune.workflows.measuring import group_of
+    from moetune.workflows.profile import estimate_profile
+
+    with wiring.find_store(session.settings) as store:
+        seconds = estimate_profile(request, setting, store=store if resume else None)
+    if as_json:
+        session.screen.document(_plan_document(seconds))
+        return
+    groups: dict[str, list[float]] = {}
+    for point, estimate in seconds.items():
+        groups.setdefault(group_of(point), []).append(estimate)
+    session.screen.say(f"{len(seconds)} points, about {clock(sum(seconds.values()))}")
+    rows = [(group, str(len(times)), clock(sum(times))) for group, times in groups.items()]
+    session.screen.table(("group", "points", "time"), rows, right=(1, 2))
+
+
+def _plan_document(seconds: Mapping[Point, float]) -> dict[str, object]:
+    points = [{"point": encode(point), "seconds": one} for point, one in seconds.items()]
+    return {
+        "schema": "moetune.profile-plan/1",
+        "num_points": len(points),
+        "seconds": sum(seconds.values()),
+        "points": points,
+    }
+
+
+def _measure(
+    session: Session, request: "ProfileRequest", setting: "Setting", *, resume: bool, as_json: bool
+) -> None:
+    from moetune.workflows.profile import detect_cluster, profile_machine, profile_name
+
+    screen = session.screen
+    cluster = detect_cluster(request, setting)
+    machine, backend = cluster.machine, cluster.fingerprint.software["backend"]
+    ranks = "1 rank" if machine.num_devices == 1 else f"{backend}, {machine.num_devices} ranks"
+    cores = cluster.fingerprint.hardware["cores"]
+    screen.note(f"{machine.kind.upper()} · {machine.device}, {cores} cores · {ranks}")
+    for note in cluster.notes:
+        screen.detail(note)
+    progress = ScreenProgress(screen)
+    name = profile_name(request, cluster)
+    with wiring.open_store(session.settings) as store:
+        try:
+            outcome = profile_machine(
+                request, setting, store=store, progress=progress, resume=resume
+            )
+        except KeyboardInterrupt:
+            progress.finish(())
+            screen.note(
+                f"interrupted: {progress.num_done} of {progress.num_points} points are kept\n"
+                f"  measure the rest:  moetune profile --name {name} … --resume"
+            )
+            raise typer.Exit(_INTERRUPTED) from None
+    if as_json:
+        screen.document(_document(outcome))
+    else:
+        _show(session, outcome)
+
+
+def _document(outcome: "ProfileOutcome") -> dict[str, object]:
+    return {
+        "schema": "moetune.profile-run/1",
+        "name": outcome.profile.name,
+        "run_id": outcome.run_id,
+        "store": outcome.location,
+        "machine": encode(outcome.profile.machine),
+        "num_samples": len(outcome.profile.samples),
+        "num_reused": outcome.num_reused,
+        "num_failed": len(outcome.failed),
+        "drifted": outcome.has_drifted,
+        "groups": encode(outcome.groups),
+    }
+
+
+def _show(session: Session, outcome: "ProfileOutcome") -> None:
+    screen, name = session.screen, outcome.profile.name
+    reused = f", {outcome.num_reused} of them from before" if outcome.num_reused else ""
+    screen.say(f'Profile "{name}" has {len(outcome.profile.samples)} samples{reused}.')
+    screen.line(f"It is kept in {outcome.location}")
+    if outcome.has_drifted:
+        screen.say("The machine changed while it was measured: all samples are marked suspect.")
+    for sample in outcome.failed[:3]:
+        screen.say(f"Not measured: {sample.point} ({sample.error})")
+    screen.line(f"See it:        moetune profiles show {name}")
+    screen.line(f"Plan with it:  moetune plan --profile {name} --model bert-l")
+
+
+def _layer(
+    model: str | None,
+    d_model: int | None,
+    d_hidden: int | None,
+    num_experts: int | None,
+    top_k: int,
+    activation: Activation,
+    num_ranks: int,
+) -> tuple[LayerShape | None, int]:
+    """Return the layer to cover, if any, and the tokens where none are given."""
+    default_tokens = 4096
+    sizes = {"--d-model": d_model, "--d-hidden": d_hidden, "--num-experts": num_experts}
+    given = [flag for flag, value in sizes.items() if value is not None]
+    if model is not None:
+        if given:
+            raise InputError(f"--model {model} and {given[0]} exclude each other", "give one")
+        found = find_model(model)
+        return found.layer(num_ranks), found.tokens_per_rank
+    if not given:
+        return None, default_tokens
+    if d_model is None or d_hidden is None or num_experts is None:
+        missing = ", ".join(flag for flag in sizes if flag not in given)
+        raise InputError(f"a layer lacks {missing}", "or name a model with --model")
+    layer = LayerShape(
+        d_model=d_model,
+        d_hidden=d_hidden,
+        num_experts=num_experts,
+        top_k=top_k,
+        activation=activation,
+    )
+    return layer, default_tokens
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip()) if text else ()

@@ -1,0 +1,168 @@
+"""`moetune profiles`: what is known of the speed of machines."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moetune.cli.render import plural
+from moetune.cli.session import Json, Session, example, session_of
+from moetune.domain.document import encode
+
+if TYPE_CHECKING:
+    from moetune.workflows.profiles import Difference, FoundProfile
+
+app = typer.Typer(help="What is known of the speed of machines.", rich_markup_mode=None)
+
+Name = Annotated[
+    str, typer.Argument(metavar="FILE|NAME", help="A .toml file, or the name of a profile.")
+]
+
+
+@app.command("list", epilog=example("moetune profiles list"))
+def list_(context: typer.Context, *, json: Json = False) -> None:
+    """List the profiles of the store and the reference machines."""
+    from moetune.workflows.profiles import list_profiles
+
+    session = session_of(context)
+    with session.find_store() as store:
+        found = list_profiles(store)
+    if json:
+        session.screen.document({"schema": "moetune.profiles/1", "profiles": found})
+        return
+    rows = [
+        (
+            one.name, one.provenance, f"{one.num_devices} × {one.device}",
+            " ".join(filter(None, (one.source, one.status))), one.created_at[:10],
+        )
+        for one in found
+    ]  # fmt: skip
+    session.screen.table(("name", "provenance", "machine", "from", "date"), rows, indent=0)
+
+
+@app.command("show", epilog=example("moetune profiles show rtx2080ti-x64"))
+def show(context: typer.Context, name: Name, *, json: Json = False) -> None:
+    """Show a profile: its machine, its lines and how well they fit."""
+    from moetune.cli.profile_view import show_profile
+
+    session = session_of(context)
+    found = _find(session, name)
+    if json:
+        session.screen.document(found.profile)
+    else:
+        show_profile(session.screen, found)
+
+
+@app.command("export", epilog=example("moetune profiles export lab --output lab.toml"))
+def export(
+    context: typer.Context,
+    name: Name,
+    *,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write this file instead of stdout.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print a profile as the TOML that `import` and `plan --profile` read, or write a file."""
+    from moetune.workflows.files import profile_to_toml, write_text
+
+    session = session_of(context)
+    profile = _find(session, name).profile
+    if output is not None:
+        write_text(output, profile_to_toml(profile))
+    if json and output is None:
+        session.screen.document(profile)
+    elif json:
+        document = {"schema": "moetune.profiles.export/1", "name": profile.name}
+        session.screen.document({**document, "file": str(output)})
+    elif output is None:
+        typer.echo(profile_to_toml(profile), nl=False)
+    else:
+        session.screen.note(f"profile {profile.name} is written to {output}")
+
+
+@app.command("import", epilog=example("moetune profiles import lab.toml --name lab"))
+def import_(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="A profile's TOML file.")],
+    *,
+    name: Annotated[
+        str | None, typer.Option(help="Keep it under this name instead of its own.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Keep a profile in the store; the newest of a name is the one that counts."""
+    from moetune.workflows import wiring
+    from moetune.workflows.profiles import import_profile
+
+    session = session_of(context)
+    with wiring.open_store(session.settings) as store:
+        profile = import_profile(file, name=name, store=store)
+        location = store.location
+    if json:
+        document = {"schema": "moetune.profiles.import/1", "name": profile.name}
+        session.screen.document({**document, "file": str(file), "location": location})
+    else:
+        session.screen.line(f"profile {profile.name} is kept in {location}")
+        session.screen.note(f"Plan with it:  moetune plan --model gpt-s --profile {profile.name}")
+
+
+@app.command("diff", epilog=example("moetune profiles diff rtx2080ti-x32 rtx2080ti-x64"))
+def diff(context: typer.Context, first: Name, second: Name, *, json: Json = False) -> None:
+    """Show every number and fact in which two profiles differ."""
+    from moetune.workflows.profiles import compare_profiles
+
+    session = session_of(context)
+    profiles = [_find(session, name).profile for name in (first, second)]
+    found = compare_profiles(*profiles)
+    if json:
+        rows = [{**encode(one), "ratio": one.ratio} for one in found]
+        document = {"schema": "moetune.profiles.diff/1", "first": first, "second": second}
+        session.screen.document({**document, "differences": rows})
+    elif not found:
+        session.screen.line(f"{first} and {second} say the same")
+    else:
+        cells = [(one.key, _cell(one.first), _cell(one.second), _ratio(one)) for one in found]
+        session.screen.table(("", first, second, "ratio"), cells, right=(1, 2, 3), indent=0)
+
+
+@app.command("remove", epilog=example("moetune profiles remove lab"))
+def remove(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of a profile in the store.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Delete all measurements and fits of a name from the store. Plans made with it stay."""
+    from moetune.workflows import wiring
+    from moetune.workflows.profiles import remove_profile
+
+    session = session_of(context)
+    with session.find_store() as existing:
+        exists = existing is not None
+    if exists:
+        with wiring.open_store(session.settings) as store:
+            count = remove_profile(name, store=store)
+    else:
+        count = remove_profile(name, store=None)
+    if json:
+        document = {"schema": "moetune.profiles.remove/1", "name": name}
+        session.screen.document({**document, "num_runs": count})
+    else:
+        session.screen.line(f"profile {name} and its {plural(count, 'run')} are removed")
+
+
+def _find(session: Session, name: str) -> "FoundProfile":
+    from moetune.workflows.profiles import find_profile
+
+    return find_profile(name, stores=session.find_store)
+
+
+def _cell(value: float | str | None) -> str:
+    if value is None:
+        return "—"
+    return value if isinstance(value, str) else f"{value:.4g}" if value < 1 else f"{value:,.12g}"
+
+
+def _ratio(one: "Difference") -> str:
+    return "" if one.ratio is None else f"{one.ratio:.2f}"

@@ -1,0 +1,289 @@
+"""Settings and the environment: the only reader of `os.environ` in the package.
+
+A setting is taken from the first of: a flag, `MOETUNE_<SETTING>`, the nearest `moetune.toml`
+(walking up from the working directory, or `[tool.moetune]` of a `pyproject.toml` beside where
+it would be), the user's `moetune.toml`, its default.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from moetune.domain.document import decode
+from moetune.domain.errors import InputError
+from moetune.domain.units import dtype_bytes, parse_count, parse_seconds
+
+FILE_NAME = "moetune.toml"
+PREFIX = "MOETUNE_"
+
+_TRUE = ("1", "true")
+_FALSE = ("0", "false")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a user can set once instead of with every command.
+
+    Args:
+        db: database, a file or a URL.
+        profile: profile to plan with: a name or a `.toml` file; None for the newest measured.
+        dtype: element type of activations; None for the profile's own choice.
+        allow_modelled: accept an estimate where a measurement is missing.
+        max_degree: largest number of chunks of a plan.
+        min_chunk_tokens: fewest tokens of one chunk.
+        preset: which points `profile` measures.
+        budget: longest time `profile` may take, such as "2m"; None for no limit.
+
+    Raises:
+        InputError: a value out of range; the text names the setting.
+    """
+
+    db: str
+    profile: str | None = None
+    dtype: str | None = None
+    allow_modelled: bool = False
+    max_degree: int = 64
+    min_chunk_tokens: int = 1
+    preset: Literal["quick", "full"] = "full"
+    budget: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_degree", "min_chunk_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("db", "profile", "budget"):
+            if getattr(self, name) == "":
+                raise InputError(f"{name} must not be empty")
+        if self.dtype is not None:
+            dtype_bytes(self.dtype)
+        if self.budget is not None:
+            parse_seconds(self.budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """The settings, and where each one comes from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What `torchrun` or another launcher tells a rank.
+
+    Args:
+        rank, world_size: of the whole job.
+        local_rank, local_world_size: on this node.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+
+
+def environment() -> Mapping[str, str]:
+    """Return this process's environment."""
+    return MappingProxyType(dict(os.environ))
+
+
+def load(
+    *,
+    environ: Mapping[str, str],
+    directory: Path,
+    db: str | None = None,
+    file: Path | None = None,
+    no_files: bool = False,
+) -> Configuration:
+    """Return the settings that hold in a directory.
+
+    Args:
+        directory: where the walk up to the nearest file starts.
+        db: the flag.
+        file: read this file instead of the nearest and the user's.
+        no_files: read no file at all.
+
+    Raises:
+        InputError: a file or a variable has an unknown key or a wrong value; the text names it.
+    """
+    default_db = default_database(environ)
+    layers: list[tuple[str, dict[str, object]]] = [("default", {"db": default_db})]
+    if file is not None:
+        layers.append((str(file), _read(file)))
+    elif not no_files:
+        layers += [layer for layer in (_user_layer(environ), _nearest_layer(directory)) if layer]
+    layers += [(PREFIX + name.upper(), {name: value}) for name, value in _variables(environ)]
+    if db is not None:
+        layers.append(("--db", {"db": db}))
+    plain: dict[str, object] = {}
+    origins = dict.fromkeys((item.name for item in fields(Settings)), "default")
+    for origin, values in layers:
+        _check(origin, {"db": default_db, **values})
+        plain |= values
+        origins |= dict.fromkeys(values, origin)
+    return Configuration(
+        settings=decode(Settings, plain, "settings"), origins=MappingProxyType(origins)
+    )
+
+
+def default_database(environ: Mapping[str, str]) -> str:
+    """Return the file in the user's data folder."""
+    home = environ.get("XDG_DATA_HOME") or str(_home(environ) / ".local" / "share")
+    return str(Path(home) / "moetune" / "moetune.db")
+
+
+def without_password(db: str) -> str:
+    """Return a database's address as it may be shown."""
+    return re.sub(r"(?<=//)([^/@:]*):[^@]*(?=@)|(?<=password=)[^&]*", _hidden, db)
+
+
+def launch(environ: Mapping[str, str]) -> Launch | None:
+    """Return the launch this process is a rank of, None when it was started by hand.
+
+    Raises:
+        InputError: the launcher's variables are incomplete or no numbers.
+    """
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return None
+    world_size = _number(environ, "WORLD_SIZE")
+    rank = _number(environ, "RANK")
+    if not 0 <= rank < world_size:
+        raise InputError(f"RANK is {rank}, but WORLD_SIZE is {world_size}")
+    return Launch(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number(environ, "LOCAL_RANK", rank),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", world_size),
+        master_addr=environ.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=_number(environ, "MASTER_PORT", 29500),
+    )
+
+
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """Return whether MOETUNE_DISABLE asks for stock behaviour: no plan, one chunk."""
+    name = PREFIX + "DISABLE"
+    return _boolean(name, environ[name]) if environ.get(name) else False
+
+
+def _hidden(match: re.Match[str]) -> str:
+    return f"{match[1]}:***" if match[1] is not None else "***"
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+
+
+def _user_layer(environ: Mapping[str, str]) -> tuple[str, dict[str, object]] | None:
+    home = environ.get("XDG_CONFIG_HOME") or str(_home(environ) / ".config")
+    file = Path(home) / "moetune" / FILE_NAME
+    return (str(file), _read(file)) if file.is_file() else None
+
+
+def _nearest_layer(directory: Path) -> tuple[str, dict[str, object]] | None:
+    for folder in (directory, *directory.parents):
+        if (folder / FILE_NAME).is_file():
+            return str(folder / FILE_NAME), _read(folder / FILE_NAME)
+        project = folder / "pyproject.toml"
+        if project.is_file() and (found := _read_project(project)) is not None:
+            return f"{project} [tool.moetune]", found
+    return None
+
+
+def _read(file: Path) -> dict[str, object]:
+    return _place_files(_parse(file, _read_text(file)), file.parent)
+
+
+def _read_project(file: Path) -> dict[str, object] | None:
+    """Return the project's table, None without one; a broken file without one is let be."""
+    text = _read_text(file)
+    if "moetune" not in text:
+        return None
+    tool = _parse(file, text).get("tool")
+    table = tool.get("moetune") if isinstance(tool, dict) else None
+    return _place_files(table, file.parent) if isinstance(table, dict) else None
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        problem = "is not UTF-8 text"
+    raise InputError(
+        f"settings file {file} {problem}",
+        "name another with --config, or read none with --no-config",
+    )
+
+
+def _parse(file: Path, text: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"settings file {file} is not valid TOML: {error}") from None
+
+
+def _place_files(values: dict[str, object], folder: Path) -> dict[str, object]:
+    """Take relative files as beside the settings file, wherever it is used."""
+    placed = dict(values)
+    for key in ("db", "profile"):
+        text = values.get(key)
+        is_file = isinstance(text, str) and (key == "db" or text.endswith(".toml") or "/" in text)
+        if isinstance(text, str) and text and is_file and "://" not in text:
+            placed[key] = str(folder / Path(text).expanduser())
+    return placed
+
+
+def _check(origin: str, values: Mapping[str, object]) -> None:
+    try:
+        decode(Settings, values, "settings")
+    except InputError as error:
+        raise InputError(f"{origin}: {error.what}", error.hint) from None
+
+
+def _variables(environ: Mapping[str, str]) -> list[tuple[str, object]]:
+    default = Settings(db="-")
+    found: list[tuple[str, object]] = []
+    for item in fields(Settings):
+        name = PREFIX + item.name.upper()
+        text = environ.get(name)
+        if text:
+            found.append((item.name, _as_kind(name, text, getattr(default, item.name))))
+    return found
+
+
+def _as_kind(name: str, text: str, default: object) -> object:
+    if isinstance(default, bool):
+        return _boolean(name, text)
+    if isinstance(default, int):
+        try:
+            return parse_count(text)
+        except InputError as error:
+            raise InputError(f"{name}: {error.what}") from None
+    return text
+
+
+def _boolean(name: str, text: str) -> bool:
+    if text.lower() in (*_TRUE, *_FALSE):
+        return text.lower() in _TRUE
+    raise InputError(f"{name} must be one of 1, 0, true, false, got {text!r}")
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal():
+        raise InputError(
+            f"the launcher set {name} to {text!r}, which is no number",
+            "start the ranks with torchrun, or unset RANK and WORLD_SIZE",
+        )
+    return int(text)

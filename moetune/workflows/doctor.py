@@ -1,0 +1,132 @@
+"""Everything that a report of a problem needs: machine, software, store, settings."""
+
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
+
+from moetune.config import Configuration, without_password
+from moetune.domain.document import encode
+from moetune.domain.errors import MoetuneError
+from moetune.domain.hardware import Cluster
+from moetune.workflows import wiring
+
+T = TypeVar("T")
+PACKAGES = (
+    "moetune", "torch", "numpy", "sqlalchemy", "alembic", "optuna", "typer", "rich", "psycopg",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that will keep commands from working, and the way out."""
+
+    error: str
+    hint: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReport:
+    """The database: what schema it has and how much is in it.
+
+    Args:
+        revision: None where there is no database yet, or it cannot be read.
+        wanted: None where the database cannot be read.
+    """
+
+    location: str
+    revision: str | None
+    wanted: str | None
+    num_runs: int
+    num_plans: int
+    problem: Problem | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `moetune doctor` prints.
+
+    Args:
+        versions: of the packages; "not installed" for absent ones.
+        cluster: as one rank sees it; None where it could not be detected.
+    """
+
+    versions: Mapping[str, str]
+    cluster: Cluster | None
+    hardware_id: str | None
+    software_id: str | None
+    machine_problem: Problem | None
+    store: StoreReport
+    settings: Mapping[str, object]
+    origins: Mapping[str, str]
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first problem, 0 without one."""
+        problem = self.store.problem or self.machine_problem
+        return problem.exit_code if problem else 0
+
+
+def examine(configuration: Configuration) -> Report:
+    """Return a report of this machine; what is broken is reported, never raised."""
+    cluster, problem = _attempt(wiring.detect_cluster)
+    return Report(
+        versions=_versions(),
+        cluster=cluster,
+        hardware_id=cluster.fingerprint.hardware_id if cluster else None,
+        software_id=cluster.fingerprint.software_id if cluster else None,
+        machine_problem=problem,
+        store=_store_report(configuration),
+        settings=_shown_settings(configuration),
+        origins=configuration.origins,
+    )
+
+
+def _store_report(configuration: Configuration) -> StoreReport:
+    settings = configuration.settings
+    report = StoreReport(
+        location=without_password(settings.db),
+        revision=None,
+        wanted=None,
+        num_runs=0,
+        num_plans=0,
+        problem=None,
+    )
+    state, problem = _attempt(lambda: wiring.schema_state(settings))
+    if state is None:
+        return replace(report, problem=problem)
+    report = replace(report, revision=state.found, wanted=state.head)
+
+    def count() -> tuple[int, int]:
+        with wiring.find_store(settings) as store:
+            return (len(store.runs()), len(store.plans())) if store else (0, 0)
+
+    counts, problem = _attempt(count)
+    num_runs, num_plans = counts or (0, 0)
+    return replace(report, num_runs=num_runs, num_plans=num_plans, problem=problem)
+
+
+def _attempt(work: Callable[[], T]) -> tuple[T | None, Problem | None]:
+    try:
+        return work(), None
+    except MoetuneError as error:
+        return None, Problem(error=error.what, hint=error.hint, exit_code=error.exit_code)
+
+
+def _shown_settings(configuration: Configuration) -> Mapping[str, object]:
+    shown: dict[str, object] = encode(configuration.settings)
+    return {**shown, "db": without_password(configuration.settings.db)}
+
+
+def _versions() -> Mapping[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    found["executable"] = sys.executable
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,143 @@
+"""What a plan's numbers consist of, from the profile that it was made with."""
+
+from dataclasses import dataclass
+
+from moetune.domain.costs import Trust
+from moetune.domain.errors import ProfileError
+from moetune.domain.layer import Workload
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.fit.costs import costs_of
+from moetune.solve.phases import layer_costs
+from moetune.solve.predict import PhaseTime, step_time
+from moetune.workflows.plan import ALLOW_MODELLED
+from moetune.workflows.profiles import find_profile
+from moetune.workflows.wiring import StoreFinder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTerms:
+    """One phase of the plan, in seconds.
+
+    Args:
+        transfer_seconds: one chunk's dispatch, which is also its combine.
+        compute_seconds: one chunk's experts.
+        total_transfer_seconds: all dispatches and combines, undisturbed.
+        total_compute_seconds: all experts, undisturbed.
+        exposed_communication_seconds: what the phase takes beyond its experts.
+        hidden_seconds: what the overlap saves of everything one after another.
+    """
+
+    degree: int
+    seconds: float
+    transfer_seconds: float
+    compute_seconds: float
+    total_transfer_seconds: float
+    total_compute_seconds: float
+    exposed_communication_seconds: float
+    hidden_seconds: float
+    transfer_trust: Trust
+    compute_trust: Trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A plan with the terms behind it.
+
+    Args:
+        forward, backward: None where the profile cannot be had; `note` says why.
+        profile: what the terms were computed from.
+    """
+
+    plan: Plan
+    forward: PhaseTerms | None
+    backward: PhaseTerms | None
+    profile: Profile | None
+    note: str
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """Of one device: the plan's limit, else all that the profile's device has."""
+        known = self.profile.machine.memory_bytes if self.profile else None
+        return self.plan.inputs.memory_limit_bytes or known
+
+
+def explain_plan(plan: Plan, *, profile: Profile) -> Explanation:
+    """Return the terms of a plan that was made with this profile.
+
+    Raises:
+        ProfileError: the profile lacks an operation of the plan.
+    """
+    inputs = plan.inputs
+    workload = Workload(
+        layer=inputs.layer,
+        world_size=inputs.world_size,
+        tokens_per_rank=inputs.tokens_per_rank,
+        dtype=inputs.dtype,
+    )
+    costs = costs_of(profile, allow_modelled=ALLOW_MODELLED in inputs.constraints)
+    step = step_time(
+        costs=layer_costs(workload=workload, costs=costs),
+        tokens=inputs.tokens_per_rank,
+        forward_degree=plan.pipeline.forward_degree,
+        backward_degree=plan.pipeline.backward_degree,
+        order=plan.pipeline.order,
+    )
+    return Explanation(
+        plan=plan,
+        forward=_terms(step.forward),
+        backward=_terms(step.backward),
+        profile=profile,
+        note="",
+    )
+
+
+def explain_found(plan: Plan, *, profile: str | None, stores: StoreFinder) -> Explanation:
+    """Return the terms of a plan from anywhere; without its profile, only the plan itself.
+
+    Args:
+        profile: where the plan's profile is, as in `find_profile`; default, by its name.
+
+    Raises:
+        MoetuneError: the profile that is named is missing or broken.
+    """
+    inputs = plan.inputs
+    try:
+        found = find_profile(profile or inputs.profile, stores=stores).profile
+    except ProfileError:
+        if profile is not None:
+            raise
+        return _without_terms(
+            plan, f"profile {inputs.profile!r} is not here, name it with --profile"
+        )
+    if found.digest != inputs.profile_fingerprint:
+        return _without_terms(
+            plan,
+            f"profile {found.name!r} is not the one the plan was made with, or has changed since",
+        )
+    return explain_plan(plan, profile=found)
+
+
+def _without_terms(plan: Plan, reason: str) -> Explanation:
+    return Explanation(
+        plan=plan,
+        forward=None,
+        backward=None,
+        profile=None,
+        note=f"{reason}: the terms behind the times cannot be shown",
+    )
+
+
+def _terms(phase: PhaseTime) -> PhaseTerms:
+    return PhaseTerms(
+        degree=phase.degree,
+        seconds=phase.seconds,
+        transfer_seconds=phase.transfer.seconds,
+        compute_seconds=phase.compute.seconds,
+        total_transfer_seconds=phase.link_seconds,
+        total_compute_seconds=phase.device_seconds,
+        exposed_communication_seconds=max(0.0, phase.seconds - phase.device_seconds),
+        hidden_seconds=max(0.0, phase.work_seconds - phase.seconds),
+        transfer_trust=phase.transfer.trust,
+        compute_trust=phase.compute.trust,
+    )

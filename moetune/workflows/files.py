@@ -1,0 +1,202 @@
+"""Profile and plan files: read with errors that say where, written whole or not at all."""
+
+import dataclasses
+import json
+import os
+import re
+import secrets
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from moetune.domain.document import canonical_json, encode
+from moetune.domain.errors import InputError
+from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.profile import (
+    CollectiveLine,
+    CopyLine,
+    GemmLine,
+    Profile,
+    profile_from_document,
+)
+from moetune.domain.samples import Sample
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_Row: TypeAlias = GemmLine | CollectiveLine | CopyLine | Sample
+
+
+def load_profile_file(path: Path) -> Profile:
+    """Return the profile in a TOML file.
+
+    Raises:
+        InputError: the file is missing, broken or no profile; the text names the file, the line
+            where the TOML is broken, and the key where the profile is.
+    """
+    text = _read_text(path, "profile")
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(
+            f"profile {path} is not valid TOML: {error}",
+            "export or measure it again; a file that was cut short cannot be mended",
+        ) from None
+    try:
+        return profile_from_document(document)
+    except InputError as error:
+        raise InputError(f"{path}: {error.what}", error.hint) from None
+
+
+def load_plan_file(path: Path) -> Plan:
+    """Return the plan in a JSON file.
+
+    Raises:
+        InputError: the file is missing, broken or no plan; the text names the file, the line
+            where the JSON is broken, and the key where the plan is.
+    """
+    text = _read_text(path, "plan")
+    try:
+        return plan_from_json(text, str(path))
+    except RecursionError:
+        raise InputError(f"{path} is no plan: it is nested too deeply") from None
+
+
+def plan_to_json(plan: Plan) -> str:
+    """Return the plan file: canonical JSON and a line end."""
+    return canonical_json(plan) + "\n"
+
+
+def profile_to_toml(profile: Profile) -> str:
+    """Return the profile file; `load_profile_file` reads the equal profile from it.
+
+    What equals its default is left out, and so are tables without entries.
+    """
+    return "\n".join(_profile_lines(profile)) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: under a temporary name, to the disk, then renamed.
+
+    A device or a pipe is written straight to.
+
+    Raises:
+        InputError: the file cannot be written there.
+    """
+    target = path.resolve()
+    try:
+        if target.exists() and not target.is_file() and not target.is_dir():
+            path.write_text(text, encoding="utf-8")
+        else:
+            _replace(target, text.encode())
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}",
+            "name a file in a folder that exists and that you may write",
+        ) from None
+    except UnicodeEncodeError as error:
+        raise InputError(f"{path} cannot hold this text: {error.reason}") from None
+
+
+def bundled_profiles() -> dict[str, Path]:
+    """Return the reference profiles' files by name: in an installed package, else the checkout."""
+    for folder in (_PACKAGE / "_profiles", _PACKAGE.parent / "profiles"):
+        if folder.is_dir():
+            return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    return {}
+
+
+def _read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{what} {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{what} {path} is not UTF-8 text") from None
+
+
+def _replace(target: Path, data: bytes) -> None:
+    if target.is_dir():
+        raise IsADirectoryError(0, "it is a folder")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _profile_lines(profile: Profile) -> Iterator[str]:
+    yield f"schema = {profile.schema}"
+    for key in ("name", "provenance", "citation"):
+        yield f"{key} = {_value(getattr(profile, key))}"
+    yield from _table("machine", encode(profile.machine))
+    for key, rows in (
+        ("gemm", profile.gemm),
+        ("collective", profile.collective),
+        ("copy", profile.copy),
+    ):
+        yield from _rows(key, rows)
+    if not profile.interference.is_none:
+        yield from _table("interference", encode(profile.interference))
+    for key in ("hardware", "software"):
+        if facts := getattr(profile.fingerprint, key):
+            yield from _table(f"fingerprint.{key}", facts)
+    yield from _rows("samples", profile.samples)
+
+
+def _table(name: str, values: Mapping[str, object]) -> Iterator[str]:
+    yield f"\n[{name}]"
+    yield from _pairs(values)
+
+
+def _rows(name: str, rows: Iterable[_Row]) -> Iterator[str]:
+    for row in rows:
+        yield f"\n[[{name}]]"
+        yield from _pairs(_without_defaults(row))
+
+
+def _without_defaults(row: _Row) -> dict[str, object]:
+    items = ((item, getattr(row, item.name)) for item in dataclasses.fields(row))
+    return {item.name: encode(value) for item, value in items if value != item.default}
+
+
+def _pairs(values: Mapping[str, object]) -> Iterator[str]:
+    for key, value in values.items():
+        yield f"{_key(key)} = {_value(value)}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, str):
+        # TOML's escapes are JSON's, but for the one control character that JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
+        return f"{{ {inside} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    raise TypeError(f"TOML has no {value!r}")
+
+
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _value(key)

@@ -1,0 +1,185 @@
+"""Make a plan from a request and a profile, and find plans again."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from moetune.config import Settings
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.models import find_model
+from moetune.domain.plan import Plan, PlanInputs
+from moetune.domain.profile import Profile
+from moetune.fit.costs import costs_of
+from moetune.fit.resample import resample_costs
+from moetune.solve.choice import Bounds
+from moetune.solve.plan import solve_plan
+from moetune.workflows import wiring
+from moetune.workflows.files import load_plan_file, plan_to_json, write_text
+from moetune.workflows.profiles import FoundProfile, find_profile
+from moetune.workflows.wiring import StoreFinder
+
+NUM_RESAMPLES = 100
+SEED = 0
+ALLOW_MODELLED = "allow-modelled"
+"""Among the constraints where estimates were accepted for what was not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What to plan for: a named model or a layer, and what is pinned; None for the default.
+
+    Args:
+        model: a name of `moetune models list`.
+        layer: where there is no `model`.
+        world_size: default, the profile's number of devices.
+        tokens_per_rank: default, the model's; a layer needs it.
+        dtype: default, what the profile is for: see `default_dtype`.
+        memory_limit_bytes: default, the device's memory.
+    """
+
+    model: str | None = None
+    layer: LayerShape | None = None
+    world_size: int | None = None
+    tokens_per_rank: int | None = None
+    dtype: str | None = None
+    memory_limit_bytes: int | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    allow_modelled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A new plan, and the profile it was made with."""
+
+    plan: Plan
+    found: FoundProfile
+
+
+def plan_layer(
+    request: PlanRequest,
+    *,
+    profile: str | None,
+    settings: Settings,
+    output: Path | None = None,
+    save: bool = True,
+) -> Planned:
+    """Find the profile, make the plan, write it to a file and keep it in the store.
+
+    Args:
+        profile: as in `find_profile`.
+        output: file to write, whole or not at all.
+
+    Raises:
+        MoetuneError: whatever is wrong with the request, the profile, the file or the store.
+    """
+    with ExitStack() as stack:
+        store = stack.enter_context(wiring.open_store(settings)) if save else None
+        find = (
+            partial(wiring.find_store, settings) if store is None else partial(nullcontext, store)
+        )
+        found = find_profile(profile, stores=find)
+        plan = make_plan(request, profile=found.profile)
+        if output is not None:
+            write_text(output, plan_to_json(plan))
+        if store is not None:
+            store.save_plan(plan)
+    return Planned(plan=plan, found=found)
+
+
+def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
+    """Return the best plan for the request on the profile's machine.
+
+    Raises:
+        InputError: the request is incomplete or contradicts itself.
+        InfeasiblePlanError: nothing satisfies the bounds or the memory limit.
+        ProfileError: the profile lacks an operation that the layer needs.
+    """
+    inputs = plan_inputs(request, profile=profile)
+    allowed = request.allow_modelled
+    return solve_plan(
+        inputs=inputs,
+        costs=costs_of(profile, allow_modelled=allowed),
+        resamples=resample_costs(profile, num=NUM_RESAMPLES, seed=SEED, allow_modelled=allowed),
+        bounds=request.bounds,
+        device_memory_bytes=profile.machine.memory_bytes,
+        provenance=profile.provenance,
+    )
+
+
+def plan_inputs(request: PlanRequest, *, profile: Profile) -> PlanInputs:
+    """Return the request with every default filled in.
+
+    Raises:
+        InputError: the request is incomplete or contradicts itself.
+    """
+    for name in ("world_size", "tokens_per_rank", "memory_limit_bytes"):
+        value = getattr(request, name)
+        if value is not None and value < 1:
+            raise InputError(f"{name} must be at least 1, got {value}")
+    world_size = request.world_size or profile.machine.num_devices
+    model = find_model(request.model) if request.model is not None else None
+    if (model is None) == (request.layer is None):
+        raise InputError(
+            "there is nothing to plan for" if model is None else "a model and a layer are given",
+            "name a model with --model, or a layer with --d-model, --d-hidden and --num-experts",
+        )
+    layer = request.layer or (model.layer(world_size) if model else None)
+    tokens = request.tokens_per_rank or (model.tokens_per_rank if model else None)
+    if tokens is None or layer is None:
+        raise InputError("the number of tokens is missing", "give --tokens, or --batch and --seq")
+    return PlanInputs(
+        model=model.name if model else None,
+        layer=layer,
+        world_size=world_size,
+        tokens_per_rank=tokens,
+        dtype=request.dtype or default_dtype(profile),
+        memory_limit_bytes=request.memory_limit_bytes,
+        profile=profile.name,
+        profile_fingerprint=profile.digest,
+        constraints=_constraints(request),
+    )
+
+
+def default_dtype(profile: Profile) -> str:
+    """Return bfloat16 where a CUDA profile has it, else float32, else the profile's first."""
+    known = list(dict.fromkeys(line.dtype for line in profile.gemm))
+    known += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
+    wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
+    return next((dtype for dtype in (*wanted, *known) if dtype in known), "float32")
+
+
+def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
+    """Return the plan of a file, else of an id or the beginning of one in the store.
+
+    Args:
+        wanted: an id prefix, or a path that ends in .json or has a folder.
+
+    Raises:
+        InputError: the file is missing or broken, or no or several plans have such an id.
+    """
+    if wanted.endswith(".json") or "/" in wanted:
+        return load_plan_file(Path(wanted))
+    with stores() as store:
+        plan = store.plan(wanted) if store and wanted else None
+        newest = store.plans()[:1] if store and plan is None else ()
+    if plan is not None:
+        return plan
+    hint = (
+        f"the newest is {newest[0].id[:8]}" if newest else "make one:  moetune plan --model gpt-s"
+    )
+    raise InputError(f"no plan has an id that begins with {wanted!r}", hint)
+
+
+def _constraints(request: PlanRequest) -> Mapping[str, str]:
+    """Return what differs from the defaults: the same question always has the same id."""
+    bounds, default = request.bounds, Bounds()
+    names = ("forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "order")
+    found = {
+        name.replace("_", "-"): str(getattr(bounds, name))
+        for name in names
+        if getattr(bounds, name) != getattr(default, name)
+    }
+    return {**found, ALLOW_MODELLED: "true"} if request.allow_modelled else found

@@ -1,0 +1,259 @@
+"""Find, list, compare, import and remove profiles."""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from moetune.domain.errors import MoetuneError, ProfileError
+from moetune.domain.ports import RunInfo, Store
+from moetune.domain.profile import Profile, Provenance
+from moetune.workflows import wiring
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.wiring import StoreFinder
+
+_SPEED_OF_SOFTWARE = ("torch", "cuda", "nccl", "driver")
+
+Source = Literal["file", "store", "bundled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundProfile:
+    """A profile and where it was found."""
+
+    profile: Profile
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileInfo:
+    """One profile in a list.
+
+    Args:
+        status: of its newest run; "" for a bundled one.
+        created_at: of its newest run, UTC; "" for a bundled one.
+    """
+
+    name: str
+    source: Source
+    provenance: Provenance
+    device: str
+    num_devices: int
+    num_runs: int
+    num_samples: int
+    status: str
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One number or fact of two profiles; None where one of them lacks it."""
+
+    key: str
+    first: float | str | None
+    second: float | str | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Second over first, where both are numbers."""
+        if isinstance(self.first, str) or isinstance(self.second, str):
+            return None
+        return self.second / self.first if self.first and self.second is not None else None
+
+
+def find_profile(wanted: str | None, *, stores: StoreFinder) -> FoundProfile:
+    """Return the profile of a file, else of a name in the store, else of a bundled name.
+
+    Args:
+        wanted: a name, or a path that ends in .toml or has a folder; None takes the newest
+            measured profile of the store.
+
+    Raises:
+        InputError: the file is missing or broken.
+        ProfileError: nothing has that name, or nothing was measured yet.
+    """
+    if wanted is None:
+        return FoundProfile(profile=_newest_measured(stores), source="store")
+    if wanted.endswith(".toml") or "/" in wanted:
+        return FoundProfile(profile=load_profile_file(Path(wanted)), source="file")
+    with stores() as store:
+        stored = store.profile(wanted) if store else None
+        known = {run.name for run in store.runs()} if store and stored is None else set()
+    if stored is not None:
+        return FoundProfile(profile=stored, source="store")
+    bundled = bundled_profiles()
+    if wanted in bundled:
+        return FoundProfile(profile=load_profile_file(bundled[wanted]), source="bundled")
+    raise _unknown(wanted, known, bundled)
+
+
+def list_profiles(store: Store | None) -> tuple[ProfileInfo, ...]:
+    """Return the profiles of the store, newest first, and then the bundled ones."""
+    runs: dict[str, list[RunInfo]] = {}
+    for run in store.runs() if store else ():
+        runs.setdefault(run.name, []).append(run)
+    return (*map(_of_runs, runs.values()), *map(_of_file, bundled_profiles().values()))
+
+
+def import_profile(path: Path, *, name: str | None, store: Store) -> Profile:
+    """Append the profile of a file to the store, under another name if one is given.
+
+    Raises:
+        InputError: the file is missing or broken.
+    """
+    profile = load_profile_file(path)
+    if name is not None:
+        profile = replace(profile, name=name)
+    store.save_profile(profile)
+    return profile
+
+
+def remove_profile(name: str, *, store: Store | None) -> int:
+    """Delete all runs and fits of a name and return how many runs there were.
+
+    Raises:
+        ProfileError: the store has none of that name.
+    """
+    removed = store.remove_profile(name) if store else 0
+    if removed:
+        return removed
+    if name in bundled_profiles():
+        raise ProfileError(f"profile {name!r} comes with moetune and is not in the store")
+    raise _unknown(name, {run.name for run in store.runs()} if store else set(), {})
+
+
+def compare_profiles(first: Profile, second: Profile) -> tuple[Difference, ...]:
+    """Return every number and fact in which two profiles differ."""
+    left, right = dict(_facts(first)), dict(_facts(second))
+    keys = [*left, *(key for key in right if key not in left)]
+    return tuple(
+        Difference(key=key, first=left.get(key), second=right.get(key))
+        for key in keys
+        if left.get(key) != right.get(key)
+    )
+
+
+def machine_note(profile: Profile) -> str:
+    """Return how this machine differs from the one that was measured, "" where it does not.
+
+    To plan on a laptop for a cluster is normal, so this is never an error. Loads torch.
+    """
+    there, machine = profile.fingerprint, profile.machine
+    if not there.hardware:
+        return ""
+    try:
+        cluster = wiring.detect_cluster(
+            num_ranks=machine.num_devices, ranks_per_node=machine.devices_per_node
+        )
+    except MoetuneError as error:
+        return f"this machine cannot be compared with the profile's: {error.what}"
+    here = cluster.fingerprint
+    if there.hardware_id != here.hardware_id:
+        changed = _changed(
+            there.hardware, here.hardware, tuple({**there.hardware, **here.hardware})
+        )
+        return f"the profile was measured on another machine than this one ({changed})"
+    if changed := _changed(there.software, here.software, _SPEED_OF_SOFTWARE):
+        return f"the software changed since the profile was measured ({changed}): measure again"
+    return ""
+
+
+def _newest_measured(stores: StoreFinder) -> Profile:
+    with stores() as store:
+        names = [run.name for run in store.runs() if run.provenance == "measured"] if store else []
+        for name in dict.fromkeys(names):
+            profile = store.profile(name) if store else None
+            if profile is not None:
+                return profile
+    raise ProfileError(
+        "no machine was measured yet, and no profile is named",
+        "measure this one:  moetune profile --nproc 2\n"
+        f"  or name one:       --profile {next(iter(bundled_profiles()), 'FILE.toml')}",
+    )
+
+
+def _unknown(name: str, known: set[str], bundled: Mapping[str, Path]) -> MoetuneError:
+    names = sorted({*known, *bundled})
+    near = difflib.get_close_matches(name, names, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    there = f"known: {', '.join(names)}" if names else "there is none yet"
+    return ProfileError(
+        f"profile {name!r} is unknown",
+        f"{meant}{there}\n  measure it on the cluster:  moetune profile --name {name}",
+    )
+
+
+def _of_runs(runs: list[RunInfo]) -> ProfileInfo:
+    newest = runs[0]
+    return ProfileInfo(
+        name=newest.name,
+        source="store",
+        provenance=newest.provenance,
+        device=newest.device,
+        num_devices=newest.num_devices,
+        num_runs=len(runs),
+        num_samples=sum(run.num_samples for run in runs),
+        status=newest.status,
+        created_at=newest.created_at,
+    )
+
+
+def _of_file(path: Path) -> ProfileInfo:
+    profile = load_profile_file(path)
+    return ProfileInfo(
+        name=profile.name,
+        source="bundled",
+        provenance=profile.provenance,
+        device=profile.machine.device,
+        num_devices=profile.machine.num_devices,
+        num_runs=0,
+        num_samples=len(profile.samples),
+        status="",
+        created_at="",
+    )
+
+
+def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
+    machine = profile.machine
+    yield "provenance", profile.provenance
+    yield "device", machine.device
+    yield "num_devices", machine.num_devices
+    yield "devices_per_node", machine.devices_per_node
+    yield "memory_bytes", machine.memory_bytes
+    for gemm in profile.gemm:
+        yield f"gemm {gemm.dtype} alpha_seconds", gemm.alpha_seconds
+        yield f"gemm {gemm.dtype} beta_seconds_per_mac", gemm.beta_seconds_per_mac
+    for line in profile.collective:
+        flight = f" {line.in_flight} in flight" if line.in_flight > 1 else ""
+        label = f"{line.op} {line.group_size} ranks{flight}"
+        yield f"{label} alpha_seconds", line.alpha_seconds
+        yield f"{label} beta_seconds_per_byte", line.beta_seconds_per_byte
+    for copy in profile.copy:
+        both = " both ways" if copy.both_ways else ""
+        label = f"{copy.direction} {'pinned' if copy.pinned else 'pageable'}{both}"
+        yield f"{label} alpha_seconds", copy.alpha_seconds
+        yield f"{label} beta_seconds_per_byte", copy.beta_seconds_per_byte
+    yield from _speeds(profile)
+    for key, value in profile.fingerprint.hardware.items():
+        yield f"hardware {key}", value
+    for key, value in profile.fingerprint.software.items():
+        yield f"software {key}", value
+
+
+def _speeds(profile: Profile) -> Iterator[tuple[str, float]]:
+    speeds = profile.interference
+    yield "comp beside comm", speeds.comp.comm
+    yield "comp beside mem", speeds.comp.mem
+    yield "comp beside all", speeds.comp.all
+    yield "comm beside comp", speeds.comm.comp
+    yield "comm beside mem", speeds.comm.mem
+    yield "comm beside all", speeds.comm.all
+    yield "mem beside comp", speeds.mem.comp
+    yield "mem beside comm", speeds.mem.comm
+    yield "mem beside all", speeds.mem.all
+
+
+def _changed(there: Mapping[str, str], here: Mapping[str, str], keys: Iterable[str]) -> str:
+    found = [key for key in keys if there.get(key) != here.get(key)]
+    return ", ".join(f"{key} {there.get(key)} there, {here.get(key)} here" for key in found[:2])

@@ -1,0 +1,124 @@
+"""The real adapters, made from the settings. Heavy libraries are imported when one is made."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from moetune import config
+from moetune.config import Configuration, Settings
+from moetune.domain.hardware import Cluster
+from moetune.domain.ports import Store
+
+if TYPE_CHECKING:
+    from moetune.store import SchemaState
+
+StoreFinder: TypeAlias = Callable[[], AbstractContextManager[Store | None]]
+"""Opens the store when it is asked to; None where there is none yet."""
+
+
+def configure(
+    *, db: str | None = None, file: Path | None = None, no_files: bool = False
+) -> Configuration:
+    """Return the settings of this process, in this working directory.
+
+    Raises:
+        InputError: a settings file or variable is wrong.
+    """
+    return config.load(
+        environ=config.environment(), directory=Path.cwd(), db=db, file=file, no_files=no_files
+    )
+
+
+def open_store(settings: Settings, *, read_only: bool = False) -> AbstractContextManager[Store]:
+    """Open the store that the settings name; without `read_only` a new one is made.
+
+    Raises:
+        SchemaMismatchError: the database has another schema.
+        InputError: what lies there is no database, or nothing to read does.
+        MoetuneError: it cannot be reached, read or written.
+    """
+    from moetune import store
+
+    return store.open_store(settings.db, read_only=read_only)
+
+
+@contextmanager
+def find_store(settings: Settings) -> Iterator[Store | None]:
+    """Open the store to read, None where none was made yet.
+
+    Raises:
+        SchemaMismatchError: the database has another schema.
+        InputError: what lies there is no database.
+        MoetuneError: it cannot be reached or read.
+    """
+    from moetune import store
+
+    if store.current(settings.db).found is None:
+        yield None
+        return
+    with store.open_store(settings.db, read_only=True) as found:
+        yield found
+
+
+def schema_state(settings: Settings) -> "SchemaState":
+    """Return the revision of the database beside the wanted one; nothing is made or changed.
+
+    Raises:
+        InputError: what lies there is no database.
+        MoetuneError: it cannot be reached or read.
+    """
+    from moetune import store
+
+    return store.current(settings.db)
+
+
+def upgrade_store(settings: Settings) -> tuple[str | None, str]:
+    """Bring the database to this version's schema, or make it; return (before, after).
+
+    Raises:
+        SchemaMismatchError: the database is newer than this version.
+        MoetuneError: it cannot be reached or written, and is as it was.
+    """
+    from moetune import store
+
+    return store.upgrade(settings.db)
+
+
+def check_store(settings: Settings) -> tuple[str, ...]:
+    """Return everything that is wrong with the database; empty for a sound one.
+
+    Raises:
+        InputError: there is none.
+    """
+    from moetune import store
+
+    return store.check(settings.db)
+
+
+def backup_store(settings: Settings, target: Path) -> Path:
+    """Copy the database to a new file and return its absolute path.
+
+    Raises:
+        InputError: there is no database, or the target exists.
+        MoetuneError: the copy could not be made; there is no target then.
+    """
+    from moetune import store
+
+    return store.backup(settings.db, target)
+
+
+def detect_cluster(
+    *,
+    num_ranks: int = 1,
+    ranks_per_node: int | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Cluster:
+    """Return this machine as so many ranks see it; loads torch."""
+    from moetune import hardware
+
+    return hardware.detect(
+        num_ranks=num_ranks,
+        ranks_per_node=ranks_per_node,
+        environment=config.environment() if environ is None else environ,
+    )
