@@ -14,11 +14,10 @@ from moetune.domain.samples import (
 )
 from moetune.domain.units import dtype_bytes, format_seconds
 from moetune.measure.points import memory_bytes
-from moetune.measure.timing import Effort
+from moetune.measure.timing import COMPANY_SECONDS, Effort
 
 _AGREEMENT_SECONDS = 2e-3
 _BLOCKS_TO_SETTLE = 2
-_INTERFERENCE_SECONDS = 0.4
 # Random numbers are drawn once for each tensor; a core draws a few hundred million a second.
 _FILL_BYTES_PER_SECOND = 1e9
 
@@ -56,7 +55,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
 def point_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     """Return about how long measuring the point takes, with its preparation."""
     if isinstance(point, InterferencePoint):
-        return effort.warmup_seconds + max(effort.max_seconds, _INTERFERENCE_SECONDS)
+        return effort.warmup_seconds + max(effort.max_seconds, COMPANY_SECONDS)
     block = max(operation_seconds(point, rates), effort.block_seconds) + _AGREEMENT_SECONDS
     return (
         memory_bytes(point) / _FILL_BYTES_PER_SECOND

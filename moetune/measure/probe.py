@@ -6,10 +6,14 @@ from moetune.domain.samples import CollectivePoint, CopyPoint, GemmPoint, Point
 from moetune.measure.device import Device
 from moetune.measure.estimate import Rates
 from moetune.measure.operations import Representatives
+from moetune.measure.points import Preset
+from moetune.measure.products import gemm
 from moetune.measure.timing import FailedPointError, Timing
 
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20
 _UNKNOWN_SECONDS = 1.0
+_FAST_SHARE = 0.8
+_TRIES = 5
 
 
 def representatives(points: Sequence[Point], device: Device) -> Representatives:
@@ -62,6 +66,26 @@ def probe(
         wire_seconds=wire_seconds,
         wire_bytes_per_second=wire_rate,
     )
+
+
+def default_dtypes(device: Device, preset: Preset) -> tuple[str, ...]:
+    """Return the element types to measure where none is asked for.
+
+    A CPU's quick look takes float32 alone, a full one bfloat16 too where it is faster.
+    """
+    if device.kind == "cuda":
+        half = ("float16",) if preset == "full" else ()
+        return ("float32", "bfloat16", *half)
+    if preset == "quick" or _product_seconds(device, "bfloat16") > _FAST_SHARE * _product_seconds(
+        device, "float32"
+    ):
+        return ("float32",)
+    return ("float32", "bfloat16")
+
+
+def _product_seconds(device: Device, dtype: str) -> float:
+    run = gemm(GemmPoint(dtype=dtype, rows=256, d_in=512, d_out=512), device)
+    return min(device.seconds(run) for _ in range(_TRIES))
 
 
 def _all_to_all(num_bytes: int, group_size: int) -> CollectivePoint:

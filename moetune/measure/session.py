@@ -77,6 +77,8 @@ def run_session(
     """
     assignment = ranks.from_first(assignment)
     points, effort = assignment.points, _EFFORTS[assignment.preset]
+    if not points:
+        return
     ranks.open_groups(point.group_size for point in points if isinstance(point, CollectivePoint))
     bench = _Bench(device, ranks, representatives(points, device), sharers)
     rates = ranks.from_first(bench.probe(points))
@@ -85,7 +87,7 @@ def run_session(
         points = within_budget(points, seconds, assignment.budget_seconds)
     if ranks.rank == 0:
         listener.planned({point: seconds[point] for point in points})
-    if assignment.plan_only or not points:
+    if assignment.plan_only:
         return
     order = shuffled(points, assignment.seed)
     for point in (*order, order[0]):

@@ -8,7 +8,7 @@ numbers and takes the same decisions, and none is left waiting.
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.samples import USABLE_SPREAD
@@ -22,6 +22,7 @@ _FEWEST_BLOCKS = 3
 _WARM_DIFFERENCE = 0.01
 _SETTLED_SPREAD = 0.05
 _MAX_GROWTH = 100
+COMPANY_SECONDS = 0.6
 # A window must hold several turns of each aggressor to show that none paused.
 _TURNS_IN_WINDOW = 3
 
@@ -46,6 +47,12 @@ class Effort:
     max_seconds: float
     warmup_seconds: float
     block_seconds: float = 1e-3
+
+    def for_scene(self, scene: Scene) -> "Effort":
+        """Return the effort with the time that the long windows beside aggressors need."""
+        if not scene.aggressors:
+            return self
+        return replace(self, max_seconds=max(self.max_seconds, COMPANY_SECONDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +130,7 @@ def measure(scene: Scene, *, device: Device, ranks: Ranks, effort: Effort) -> Ti
         FailedPointError: it failed on a rank, or the aggressors did not keep running.
         CollectiveError: a rank is gone.
     """
+    effort = effort.for_scene(scene)
     device.synchronize()
     ranks.barrier()
     with Crowd(scene.aggressors, device=device, ranks=ranks) as crowd, device.use():

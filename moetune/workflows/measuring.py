@@ -1,0 +1,137 @@
+"""What a measurement shows while it runs, and how good each group of its points became."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from moetune.domain.profile import FitError, Profile
+from moetune.domain.samples import CollectivePoint, Point, Quality, Sample
+
+_NAMES = {"gemm": "GEMM", "rows": "row operations", "copy": "copies"}
+_QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """One group of points after the fit.
+
+    Args:
+        median_error: middle of its fits' leave-one-out errors; None where nothing was fitted.
+    """
+
+    group: str
+    num_points: int
+    num_failed: int
+    quality: Quality
+    median_error: float | None
+
+
+class Progress(Protocol):
+    """Shows a measurement while it runs."""
+
+    def start(self, groups: Mapping[str, int], seconds: float) -> None:
+        """Show how many points each group has, and about how long all will take."""
+        ...
+
+    def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
+        """Show one more finished point."""
+        ...
+
+    def finish(self, summaries: Sequence[GroupSummary]) -> None:
+        """Show how good the groups became; none of them where the measurement ended early."""
+        ...
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def start(self, groups: Mapping[str, int], seconds: float) -> None:
+        """Show nothing."""
+
+    def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
+        """Show nothing."""
+
+    def finish(self, summaries: Sequence[GroupSummary]) -> None:
+        """Show nothing."""
+
+
+class Recorder:
+    """Hears a session on rank 0: keeps samples, hands them on at once, tells the time left.
+
+    Args:
+        keep: stores a sample before the next point is measured.
+    """
+
+    def __init__(self, *, keep: Callable[[Sample], None], progress: Progress) -> None:
+        self.seconds: dict[Point, float] = {}
+        self.samples: list[Sample] = []
+        self._keep, self._progress = keep, progress
+        self._left: dict[Point, float] = {}
+        self._start = 0.0
+
+    def planned(self, seconds: Mapping[Point, float]) -> None:
+        """Show what will be measured."""
+        self.seconds, self._left = dict(seconds), dict(seconds)
+        self._start = time.monotonic()
+        self._progress.start(Counter(map(group_of, seconds)), sum(seconds.values()))
+
+    def measured(self, sample: Sample) -> None:
+        """Keep the sample, then show it; the repeated first point is kept alone."""
+        self._keep(sample)
+        self.samples.append(sample)
+        if self._left.pop(sample.point, None) is not None:
+            self._progress.advance(sample, group_of(sample.point), self._seconds_left())
+
+    def _seconds_left(self) -> float:
+        """Return the estimates that are left, at the pace of those that are done."""
+        left = sum(self._left.values())
+        done = sum(self.seconds.values()) - left
+        return left * (time.monotonic() - self._start) / done
+
+
+def group_of(point: Point) -> str:
+    """Return the name of the group that a point is shown in."""
+    if isinstance(point, CollectivePoint):
+        return point.op
+    return _NAMES.get(point.kind, point.kind)
+
+
+def summarize(profile: Profile) -> tuple[GroupSummary, ...]:
+    """Return how good each group of a measured profile is, in the order of measuring."""
+    by_group: dict[str, list[Sample]] = {}
+    for sample in profile.samples:
+        by_group.setdefault(group_of(sample.point), []).append(sample)
+    errors = _fit_errors(profile)
+    return tuple(
+        _summary(group, samples, errors.get(group, [])) for group, samples in by_group.items()
+    )
+
+
+def _summary(group: str, samples: Sequence[Sample], errors: Sequence[FitError]) -> GroupSummary:
+    """The fits' worst label; where there is no fit, that of the middle sample."""
+    timed = [_QUALITIES.index(sample.quality) for sample in samples if not sample.error]
+    labels = [_QUALITIES.index(error.quality) for error in errors]
+    middle = round(statistics.median(timed)) if timed else len(_QUALITIES) - 1
+    return GroupSummary(
+        group=group,
+        num_points=len({sample.point for sample in samples}),
+        num_failed=sum(bool(sample.error) for sample in samples),
+        quality=_QUALITIES[max(labels, default=middle)],
+        median_error=statistics.median(error.median for error in errors) if errors else None,
+    )
+
+
+def _fit_errors(profile: Profile) -> dict[str, list[FitError]]:
+    named = [
+        *(("GEMM", line.error) for line in profile.gemm),
+        *((line.op, line.error) for line in profile.collective),
+        *(("copies", line.error) for line in profile.copy),
+    ]
+    errors: dict[str, list[FitError]] = {}
+    for name, error in named:
+        if error is not None:
+            errors.setdefault(name, []).append(error)
+    return errors

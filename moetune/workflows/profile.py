@@ -1,0 +1,311 @@
+"""Measure this machine: choose points, run the ranks, keep every sample, fit the profile."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from moetune.config import Launch
+from moetune.domain.errors import InputError
+from moetune.domain.hardware import Cluster
+from moetune.domain.layer import LayerShape
+from moetune.domain.ports import RunStatus, Store
+from moetune.domain.profile import Profile
+from moetune.domain.samples import Point, Sample
+from moetune.domain.units import dtype_bytes
+from moetune.fit.profile import fit_profile
+from moetune.measure.drift import DRIFT, mark_drift
+from moetune.measure.points import Preset, choose_points, default_group_sizes
+from moetune.workflows.measuring import GroupSummary, Progress, Recorder, SilentProgress, summarize
+
+if TYPE_CHECKING:
+    from moetune.measure.session import Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """What to measure; empty tuples and None for the defaults.
+
+    Args:
+        name: of the profile; default, the device's with the number of ranks.
+        num_ranks: ranks to start on this node, ignored in a launch that sets their number.
+        dtypes: default, what the device is fast with.
+        group_sizes: default, the divisors and powers of two up to the number of ranks.
+        layers: shapes that must be covered exactly.
+        max_tokens: tokens of one step on one rank.
+        budget_seconds: longest time to measure; the fit comes on top.
+    """
+
+    name: str | None = None
+    num_ranks: int = 1
+    preset: Preset = "quick"
+    dtypes: tuple[str, ...] = ()
+    group_sizes: tuple[int, ...] = ()
+    layers: tuple[LayerShape, ...] = ()
+    max_tokens: int = 4096
+    budget_seconds: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for dtype in self.dtypes:
+            dtype_bytes(dtype)
+        for name in ("num_ranks", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Where to measure.
+
+    Args:
+        environment: the process's; what can change speed goes into the fingerprint.
+        launch: set where this process is a rank of a launch.
+    """
+
+    environment: Mapping[str, str]
+    launch: Launch | None = None
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process keeps what is measured: rank 0 alone."""
+        return self.launch is None or self.launch.rank == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOutcome:
+    """A finished measurement.
+
+    Args:
+        num_reused: samples of an earlier run that were not measured again.
+    """
+
+    profile: Profile
+    run_id: int
+    location: str
+    num_reused: int
+    groups: tuple[GroupSummary, ...]
+
+    @property
+    def failed(self) -> tuple[Sample, ...]:
+        """Samples without times."""
+        return tuple(sample for sample in self.profile.samples if sample.error)
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether the machine changed while it was measured."""
+        return any(DRIFT in sample.marks for sample in mark_drift(self.profile.samples))
+
+
+def detect_cluster(request: ProfileRequest, setting: Setting) -> Cluster:
+    """Return the machine as the measuring ranks see it."""
+    from moetune.hardware import detect
+
+    launch = setting.launch
+    if launch is not None:
+        return detect(
+            num_ranks=launch.world_size,
+            ranks_per_node=launch.local_world_size,
+            environment=setting.environment,
+        )
+    from moetune.measure.launch import threads_of
+
+    return detect(
+        num_ranks=request.num_ranks,
+        ranks_per_node=request.num_ranks,
+        environment=setting.environment,
+        threads_per_rank=threads_of(request.num_ranks),
+    )
+
+
+def estimate_profile(
+    request: ProfileRequest, setting: Setting, *, store: Store | None = None
+) -> Mapping[Point, float]:
+    """Return the points that would be measured with the seconds of each, after a short probe.
+
+    Args:
+        store: where an earlier run is to be resumed: its points are left out.
+
+    Raises:
+        InputError: the request cannot be met.
+        CollectiveError: a rank died.
+    """
+    cluster = detect_cluster(request, setting)
+    known = _known_samples(store, request, cluster)[1] if store else ()
+    recorder = Recorder(keep=_ignore, progress=SilentProgress())
+    _run(request, setting, cluster, known, recorder, plan_only=True)
+    return recorder.seconds
+
+
+def measure_profile(
+    request: ProfileRequest, setting: Setting, *, progress: Progress | None = None
+) -> Profile:
+    """Measure and fit without a database, alone or as rank 0 of a launch.
+
+    Raises:
+        InputError: the request cannot be met.
+        CollectiveError: a rank died.
+        ProfileError: nothing could be measured.
+    """
+    cluster = detect_cluster(request, setting)
+    shown = progress or SilentProgress()
+    recorder = Recorder(keep=_ignore, progress=shown)
+    _run(request, setting, cluster, (), recorder)
+    profile = _fit(request, cluster, recorder.samples)
+    shown.finish(summarize(profile))
+    return profile
+
+
+def take_part(request: ProfileRequest, setting: Setting) -> None:
+    """Measure as a rank above 0 of a launch; rank 0 decides what and keeps it.
+
+    Raises:
+        CollectiveError: a rank is gone.
+    """
+    from moetune.measure.session import Assignment
+
+    recorder = Recorder(keep=_ignore, progress=SilentProgress())
+    _start(Assignment(points=(), preset=request.preset), request, setting, recorder)
+
+
+def profile_machine(
+    request: ProfileRequest,
+    setting: Setting,
+    *,
+    store: Store,
+    progress: Progress,
+    resume: bool = False,
+) -> ProfileOutcome:
+    """Measure, keep every sample in the store as soon as it is done, and fit.
+
+    Ctrl-C and a dying rank leave the run "partial", and a killed process leaves it "running":
+    both can be resumed.
+
+    Args:
+        resume: measure only what the last unfinished run of that name on this machine lacks;
+            where all are finished, what the current profile lacks.
+
+    Raises:
+        InputError: the request cannot be met.
+        CollectiveError: a rank died.
+        ProfileError: nothing could be measured.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    cluster = detect_cluster(request, setting)
+    run_id, known = _known_samples(store, request, cluster) if resume else (None, ())
+    if run_id is None:
+        name = profile_name(request, cluster)
+        run_id = store.start_run(name=name, cluster=cluster, preset=request.preset)
+        if known:
+            store.add_samples(run_id, known)
+    recorder = Recorder(keep=lambda sample: store.add_samples(run_id, [sample]), progress=progress)
+    status: RunStatus = "partial"
+    try:
+        _run(request, setting, cluster, known, recorder)
+        raw = store.samples(run_id)
+        # The fit hears of drift; the rows stay as they were measured, and it is derived again.
+        profile = replace(_fit(request, cluster, raw), samples=raw)
+        store.save_profile(profile, run_id=run_id)
+        status = "complete"
+    finally:
+        store.finish_run(run_id, status=status)
+    groups = summarize(profile)
+    progress.finish(groups)
+    return ProfileOutcome(
+        profile=profile,
+        run_id=run_id,
+        location=store.location,
+        num_reused=len(known),
+        groups=groups,
+    )
+
+
+def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
+    """Return the name asked for, or one of the device and the number of ranks."""
+    if request.name is not None:
+        return request.name
+    words = re.sub(r"\([^)]*\)", "", cluster.machine.device)
+    slug = "-".join(re.findall(r"[a-z0-9.]+", words.lower())) or cluster.machine.kind
+    return f"{slug}-x{cluster.machine.num_devices}"
+
+
+def _known_samples(
+    store: Store, request: ProfileRequest, cluster: Cluster
+) -> tuple[int | None, tuple[Sample, ...]]:
+    """Return the run to resume, or None, and the samples that need no measuring again."""
+    name = profile_name(request, cluster)
+    run_id = store.open_run(name=name, hardware_id=cluster.fingerprint.hardware_id)
+    if run_id is not None:
+        return run_id, store.samples(run_id)
+    current = store.profile(name)
+    if current is None or current.fingerprint != cluster.fingerprint:
+        return None, ()
+    return None, current.samples
+
+
+def _run(
+    request: ProfileRequest,
+    setting: Setting,
+    cluster: Cluster,
+    known: Sequence[Sample],
+    recorder: Recorder,
+    *,
+    plan_only: bool = False,
+) -> None:
+    """Measure what is not known yet."""
+    from moetune.measure.device import open_device
+    from moetune.measure.probe import default_dtypes
+    from moetune.measure.session import Assignment
+
+    group_sizes = request.group_sizes or default_group_sizes(cluster.machine.num_devices)
+    dtypes = request.dtypes or default_dtypes(open_device(), request.preset)
+    points = choose_points(
+        cluster=cluster,
+        dtypes=dtypes,
+        group_sizes=group_sizes,
+        layers=request.layers,
+        preset=request.preset,
+        max_tokens=request.max_tokens,
+    )
+    done = {sample.point for sample in known if not sample.error}
+    assignment = Assignment(
+        points=tuple(point for point in points if point not in done),
+        preset=request.preset,
+        budget_seconds=request.budget_seconds,
+        plan_only=plan_only,
+        seed=request.seed,
+    )
+    _start(assignment, request, setting, recorder)
+
+
+def _start(
+    assignment: "Assignment", request: ProfileRequest, setting: Setting, recorder: Recorder
+) -> None:
+    from moetune.measure import launch as ranks
+
+    if (joined := setting.launch) is not None:
+        place = ranks.Place(
+            rank=joined.rank,
+            world_size=joined.world_size,
+            local_rank=joined.local_rank,
+            local_world_size=joined.local_world_size,
+        )
+        ranks.run_joined(assignment, place=place, listener=recorder)
+    elif request.num_ranks == 1:
+        ranks.run_here(assignment, listener=recorder)
+    else:
+        ranks.run_spawned(assignment, num_ranks=request.num_ranks, listener=recorder)
+
+
+def _fit(request: ProfileRequest, cluster: Cluster, samples: Sequence[Sample]) -> Profile:
+    return fit_profile(
+        name=profile_name(request, cluster),
+        machine=cluster.machine,
+        fingerprint=cluster.fingerprint,
+        samples=mark_drift(samples),
+        seed=request.seed,
+    )
+
+
+def _ignore(sample: Sample) -> None:
+    """Keep nothing beyond the recorder's own list."""
