@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy import URL
 
 from moetune.domain.hardware import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
@@ -140,13 +141,27 @@ def server() -> Iterator[Server]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def socket_url(server: Server) -> str:
+    """An empty PostgreSQL database by the way that needs no password."""
+    return server.url(server.create_database())
+
+
+@pytest.fixture
+def network_url(server: Server) -> URL:
+    """An empty PostgreSQL database by the way that needs one."""
+    return URL.create(
+        "postgresql+psycopg", username="moetune", password=PASSWORD, host="127.0.0.1",
+        port=server.port, database=server.create_database(),
+    )  # fmt: skip
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An absent or empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/moetune.db"
-    server: Server = request.getfixturevalue("server")
-    return server.url(server.create_database())
+    return str(request.getfixturevalue("socket_url"))
 
 
 @pytest.fixture

@@ -1,0 +1,224 @@
+"""What only a server can do: refuse, vanish, conflict. And no password in any text."""
+
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from sqlalchemy import URL, Connection, event, text
+
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.hardware import Cluster
+from moetune.store import check, current, database, open_store, upgrade
+from moetune.store.address import parse_address
+from moetune.store.database import Database
+
+END_THE_OTHERS = text(
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+
+
+def shown(url: URL) -> str:
+    return url.render_as_string(hide_password=False)
+
+
+def without_password(url: URL) -> URL:
+    return URL.create(
+        url.drivername, url.username, host=url.host, port=url.port, database=url.database
+    )
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_RETRY_DELAYS_SECONDS", (0.01, 0.02))
+
+
+def refusal(url: URL) -> MoetuneError:
+    """Return the one error of every way to open it, which tells no password."""
+    errors = []
+    for use in (open_store, current, check, upgrade):
+        with pytest.raises(MoetuneError) as caught:
+            use(shown(url))
+        errors.append(caught.value)
+        if url.password:
+            assert str(url.password) not in "".join(traceback.format_exception(caught.value))
+    assert len({(type(error), error.hint) for error in errors}) == 1
+    return errors[0]
+
+
+def test_a_right_password_opens_and_is_shown_nowhere(network_url: URL) -> None:
+    with open_store(shown(network_url)) as store:
+        assert store.location == shown(without_password(network_url))
+        assert str(network_url.password) not in repr(store._database)
+    assert check(shown(network_url)) == ()
+
+
+def test_a_password_among_the_options_is_shown_nowhere(network_url: URL) -> None:
+    moved = without_password(network_url).set(query={"password": str(network_url.password)})
+    with open_store(shown(moved)) as store:
+        assert store.location == shown(without_password(network_url))
+    with pytest.raises(MoetuneError) as caught:
+        open_store(shown(moved.set(query={"password": "guess-word"})))
+    assert "guess-word" not in str(caught.value)
+
+
+def test_the_short_name_of_postgresql_means_the_same_driver(network_url: URL) -> None:
+    with open_store(shown(network_url.set(drivername="postgresql"))) as store:
+        assert store.location.startswith("postgresql+psycopg://")
+
+
+def test_a_wrong_password_is_said(network_url: URL) -> None:
+    error = refusal(network_url.set(password="guess-word"))  # noqa: S106 - a wrong one
+    assert "refuses this user or password" in error.what
+    assert error.exit_code == 1
+
+
+def test_a_missing_password_is_said(network_url: URL) -> None:
+    assert "refuses this user or password" in refusal(without_password(network_url)).what
+
+
+def test_a_database_that_does_not_exist_is_bad_input(network_url: URL) -> None:
+    error = refusal(network_url.set(database="absent"))
+    assert isinstance(error, InputError)
+    assert "does not exist" in error.what
+    assert "createdb" in error.hint
+
+
+def test_a_server_that_does_not_run_is_said_with_its_place(network_url: URL) -> None:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        error = refusal(network_url.set(port=port))
+    assert f"127.0.0.1:{port}" in error.what
+    assert "cannot be reached" in error.what
+
+
+def test_an_option_that_libpq_does_not_know_is_an_error_of_ours(network_url: URL) -> None:
+    with pytest.raises(MoetuneError, match="nonsense"):
+        open_store(shown(network_url.update_query_dict({"nonsense": "1"})))
+
+
+def test_a_user_without_rights_is_told(network_url: URL, socket_url: str) -> None:
+    with closing(Database.connect(parse_address(socket_url))) as owner:
+        owner.write(lambda c: c.execute(text("DROP ROLE IF EXISTS guest")))
+        owner.write(lambda c: c.execute(text("CREATE ROLE guest LOGIN PASSWORD 'guest-word'")))
+    guest = network_url.set(username="guest", password="guest-word")  # noqa: S106 - made here
+    with pytest.raises(MoetuneError, match="does not allow this user"):
+        open_store(shown(guest))
+    open_store(shown(network_url)).close()
+    with pytest.raises(MoetuneError, match="does not allow this user"):
+        open_store(shown(guest))
+
+
+def test_without_the_driver_the_command_that_installs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MoetuneError) as caught:
+        open_store("postgresql+psycopg://user:guess-word@host/db")
+    assert "pip install 'moetune[postgres]'" in caught.value.hint
+    assert "guess-word" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lost_connection_is_made_again(socket_url: str, cluster: Cluster) -> None:
+    with open_store(socket_url) as store:
+        for _ in range(3):
+            with closing(Database.connect(parse_address(socket_url))) as other:
+                other.write(lambda connection: connection.execute(END_THE_OTHERS))
+            store.start_run(name="h200", cluster=cluster, preset="quick")
+        assert len(store.runs()) == 3
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_connection_lost_at_the_commit_is_not_tried_again_and_said_to_be_open(
+    socket_url: str, cluster: Cluster
+) -> None:
+    with open_store(socket_url) as store:
+        commits = []
+
+        @event.listens_for(store._database.engine, "commit")
+        def lose(_connection: Connection) -> None:
+            commits.append(1)
+            with closing(Database.connect(parse_address(socket_url))) as other:
+                other.read(lambda connection: connection.execute(END_THE_OTHERS))
+
+        with pytest.raises(MoetuneError, match="it may or may not be stored"):
+            store.start_run(name="h200", cluster=cluster, preset="quick")
+        assert len(commits) == 1
+    with open_store(socket_url) as store:
+        assert store.runs() == ()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03"])
+@pytest.mark.parametrize(("failures", "succeeds"), [(2, True), (3, False)])
+def test_conflicts_are_tried_again_so_often_and_no_more(
+    socket_url: str,
+    sqlstate: str,
+    failures: int,
+    succeeds: bool,  # noqa: FBT001 - a case
+) -> None:
+    attempts = []
+
+    def work(connection: Connection) -> int:
+        attempts.append(1)
+        connection.execute(text("CREATE TABLE attempted (id INTEGER)"))
+        if len(attempts) <= failures:
+            connection.execute(
+                text(f"DO $$ BEGIN RAISE EXCEPTION 'clash' USING ERRCODE = '{sqlstate}'; END $$")
+            )
+        return len(attempts)
+
+    with closing(Database.connect(parse_address(socket_url))) as opened:
+        if succeeds:
+            assert opened.write(work) == 3
+        else:
+            with pytest.raises(MoetuneError, match="clash"):
+                opened.write(work)
+    assert len(attempts) == 3
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "part"),
+    [
+        ("53100", "no space left; nothing was written"),
+        ("25006", "is read-only"),
+        ("53300", "too many connections"),
+        ("22001", "cannot hold this value"),
+        ("XX000", "failed"),
+    ],
+)
+def test_errors_of_the_server_are_translated_and_not_tried_again(
+    socket_url: str, sqlstate: str, part: str
+) -> None:
+    attempts = []
+
+    def work(connection: Connection) -> None:
+        attempts.append(1)
+        connection.execute(
+            text(f"DO $$ BEGIN RAISE EXCEPTION 'clash' USING ERRCODE = '{sqlstate}'; END $$")
+        )
+
+    with closing(Database.connect(parse_address(socket_url))) as opened:
+        with pytest.raises(MoetuneError, match=part) as caught:
+            opened.write(work)
+        assert caught.value.hint
+    assert len(attempts) == 1
+
+
+def test_errors_of_sqlalchemy_itself_do_not_leave_the_store(url: str) -> None:
+    misuses: tuple[Callable[[Connection], object], ...] = (
+        lambda connection: connection.execute(text("nonsense")),
+        lambda connection: connection.execute(text("SELECT :one")),
+        lambda connection: connection.execute(text("SELECT 1 WHERE 1 = 0")).one(),
+        lambda connection: connection.begin(),
+    )
+    with closing(Database.connect(parse_address(url))) as opened:
+        for misuse in misuses:
+            with pytest.raises(MoetuneError) as caught:
+                opened.write(misuse)
+            assert caught.value.what
