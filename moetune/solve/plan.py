@@ -107,16 +107,18 @@ def _workload(inputs: PlanInputs) -> Workload:
 
 
 def _pipeline(ranking: Ranking) -> Pipeline:
-    chosen = ranking.best.forward.degree, ranking.best.backward.degree
-
-    def degrees(tokens: int) -> tuple[int, int]:
-        return chosen if tokens == ranking.tokens else ranking.chooser.degrees(tokens)
-
+    forward_degree = ranking.best.forward.degree
+    backward_degree = ranking.best.backward.degree
     return Pipeline(
-        forward_degree=chosen[0],
-        backward_degree=chosen[1],
+        forward_degree=forward_degree,
+        backward_degree=backward_degree,
         order=ranking.bounds.chosen_order,
-        ranges=solve_ranges(degrees=degrees, tokens=ranking.tokens),
+        ranges=solve_ranges(
+            chooser=ranking.chooser,
+            tokens=ranking.tokens,
+            forward_degree=forward_degree,
+            backward_degree=backward_degree,
+        ),
     )
 
 

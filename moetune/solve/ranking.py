@@ -42,9 +42,9 @@ class Ranking:
     @property
     def memory_forced(self) -> bool:
         """Whether the buffers of more than one chunk would be taken if they fitted."""
-        return self.tokens > self.chooser.max_pipelined_tokens and max(
-            self.free.degrees(self.tokens)
-        ) > max(self.best.forward.degree, self.best.backward.degree)
+        best = self.best.forward.degree, self.best.backward.degree
+        wanted = (self.free.degree(phase, self.tokens) for phase in PHASES)
+        return self.tokens > self.chooser.max_pipelined_tokens and max(wanted) > max(best)
 
     def step(self, forward: PhaseTime, backward: PhaseTime) -> StepTime:
         """Return the step of these phases."""

@@ -10,7 +10,7 @@ from moetune.solve.phases import PHASES, LayerCosts
 from moetune.solve.predict import PhaseTime, phase_time
 
 NUM_CONTENDERS = 4
-HOPELESS = 1.3
+HOPELESS = 1.2
 """Times the nominal best above which no refit makes a degree the best one."""
 
 

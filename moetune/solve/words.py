@@ -31,13 +31,10 @@ def explain_choice(
         runner_up: the best other choice; None where there is none.
     """
     if _chunks(step) != _chunks(sequential):
-        link, device = _critical_seconds(step)
         return (
             f"In one chunk the step would take {format_seconds(sequential.seconds)}; "
             f"{_chunks(step)} hide {format_seconds(_hidden_seconds(step))} of it"
-            f"{_price(_work_seconds(step) - _work_seconds(sequential))}. "
-            f"{binding_resource(step).capitalize()} binds: transfers are on the critical path "
-            f"for {format_seconds(link)}, experts for {format_seconds(device)}."
+            f"{_price(_work_seconds(step) - _work_seconds(sequential))}. {_critical_path(step)}"
         )
     if runner_up is None:
         return "One chunk each way is the only choice that the bounds leave."
@@ -61,17 +58,14 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
         return "as fast, with other numbers of chunks"
     pieces = _work_seconds(other) - _work_seconds(best)
     hidden = _hidden_seconds(other) - _hidden_seconds(best)
-    less = f"hides {format_seconds(-hidden)} less"
     if pieces <= 0:
-        reason = f"saves {format_seconds(-pieces)} of start-up but {less}" if pieces else less
-    elif hidden > 0:
-        reason = (
-            f"smaller pieces cost {format_seconds(pieces)} and hide only {format_seconds(hidden)}"
-        )
-    else:
-        missed = f" and it {less}" if hidden < 0 else " and hide nothing more"
-        reason = f"smaller pieces cost {format_seconds(pieces)}{missed}"
-    return f"+{100 * slower:.1f} %: {reason}"
+        cost = f"its pieces cost {format_seconds(-pieces)} less, but it " if pieces else ""
+        return f"+{100 * slower:.1f} %: {cost}hides {format_seconds(-hidden)} less"
+    cost = f"its pieces cost {format_seconds(pieces)} more"
+    if hidden > 0:
+        return f"+{100 * slower:.1f} %: {cost} and hide only {format_seconds(hidden)} more"
+    less = f"it hides {format_seconds(-hidden)} less" if hidden else "it hides nothing more"
+    return f"+{100 * slower:.1f} %: {cost}, and {less}"
 
 
 def explain_memory(*, tokens: int, max_pipelined_tokens: int) -> str:
@@ -120,6 +114,16 @@ def count_chunks(degree: int) -> str:
 
 def _chunks(step: StepTime) -> str:
     return f"{count_chunks(step.forward.degree)} forward and {step.backward.degree} backward"
+
+
+def _critical_path(step: StepTime) -> str:
+    link, device = _critical_seconds(step)
+    if device == 0:
+        return "Communication binds: all experts hide behind the transfers."
+    return (
+        f"{binding_resource(step).capitalize()} binds: {format_seconds(link)} of transfers and "
+        f"{format_seconds(device)} of experts are on the critical path."
+    )
 
 
 def _price(seconds: float) -> str:
