@@ -3,6 +3,11 @@
 The floor: the two GEMMs of the forward and the four of the backward pass, two all-to-alls in
 each, one after the other, of the sizes that a balanced layer has; no gate, no permutation, no
 activation function.
+
+A lone all-to-all of gloo takes once or twice its wire time: it posts its send before its
+receive, so the message with which a rank that comes late asks for its rows waits behind the
+rows that it sends itself, and the two directions of the link run one after the other. In a
+queue of several that does not show.
 """
 
 import torch

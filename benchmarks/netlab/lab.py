@@ -65,8 +65,7 @@ class Lab:
     def __enter__(self) -> Self:
         if self.rate_mbit is None:
             return self
-        if reasons := unsupported_reasons():
-            raise MoetuneError(f"the network lab cannot run: {'; '.join(reasons)}")
+        check_supported()
         with ExitStack() as opening:
             self._build(opening, rate=f"{round(self.rate_mbit * 1000)}kbit")
             self._open = opening.pop_all()
@@ -96,7 +95,7 @@ class Lab:
 
         Args:
             env: further variables; they win.
-            echo: where rank 0's output goes line by line, while it runs.
+            echo: where rank 0's stderr (its progress) goes while it runs.
 
         Returns:
             What each rank wrote, by rank.
@@ -132,6 +131,7 @@ class Lab:
             "GLOO_SOCKET_IFNAME": "eth0" if self._namespaces else "lo",
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # there is no name service to look hosts up in
         }
 
     def _build(self, opening: ExitStack, *, rate: str) -> None:
@@ -162,6 +162,12 @@ def unsupported_reasons() -> tuple[str, ...]:
         except MoetuneError as error:
             return (f"{error.what} (the kernel needs veth, bridge and sch_tbf)",)
     return ()
+
+
+def check_supported() -> None:
+    """Raise MoetuneError, which says what to do, where this machine can build no lab."""
+    if reasons := unsupported_reasons():
+        raise MoetuneError(f"the network lab cannot run: {'; '.join(reasons)}")
 
 
 def _has(tool: str) -> bool:

@@ -13,9 +13,10 @@ from pathlib import Path
 from moetune.domain.errors import MoetuneError
 
 _ROOT = Path(__file__).parents[2]
+PEER = "deepspeed 0.19.8"
 # DeepSpeed's other requirements (numpy, packaging, pydantic, tqdm, torch) come with moetune's.
 _REQUIREMENTS = (
-    "deepspeed==0.19.8",
+    PEER.replace(" ", "=="),
     "einops==0.8.2",
     "hjson==3.1.0",
     "msgpack==1.2.4",

@@ -70,7 +70,7 @@ def run_ranks(
     Args:
         envs: the whole environment, per rank.
         pass_fds: file descriptors that the rank inherits, per rank.
-        echo: where rank 0's output goes while it runs.
+        echo: where rank 0's stderr goes while it runs.
 
     Raises:
         MoetuneError: a rank failed or the time was over; every rank is dead by then.
@@ -141,7 +141,7 @@ def _handle(
         events.unregister(key.fileobj)
         return
     rank.written[what] += block
-    if echo is not None and rank.number == 0:
+    if echo is not None and rank.number == 0 and what == "stderr":
         echo.write(block.decode(errors="replace"))
         echo.flush()
 

@@ -63,7 +63,7 @@ class Ready:
             print(json.dumps({"namespaces": spaces, "ranks": text.split()[1:]}), flush=True)
     def flush(self): pass
 with Lab(num_ranks=2, rate_mbit=200) as lab:
-    lab.run(["sh", "-c", "echo ready $$; exec sleep 60"], timeout_seconds=60, echo=Ready())
+    lab.run(["sh", "-c", "echo ready $$ >&2; exec sleep 60"], timeout_seconds=60, echo=Ready())
 """
 
 

@@ -1,0 +1,236 @@
+"""The tables of `docs/results/netlab.md`, and the targets they are checked against."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.netlab.experiment import CellResult
+
+_MAX_MEDIAN_ERROR = 0.10
+_MAX_REGRET = 0.05
+_MIN_BEST_SPEED_UP = 1.7
+_MAX_SLOWDOWN = 0.02
+_MIN_PEER_RATIO = 1.5
+_PEER_SHARE = 1 / 3
+_MAX_OWN_COST = 0.10
+_SAFE = (1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The figures of one cell; every time is a median over the rounds, in seconds."""
+
+    cell: CellResult
+
+    def measured(self, variant: str) -> float:
+        """Return the median step of a variant."""
+        return statistics.median(self.cell.seconds[variant])
+
+    def degree(self, degree: int) -> float:
+        """Return the median step of our layer at a degree."""
+        return self.measured(f"ours:{degree}")
+
+    def error(self, degree: int) -> float:
+        """Return (predicted − measured) / measured of a degree."""
+        return self.cell.predicted_seconds[degree] / self.degree(degree) - 1
+
+    @property
+    def rate(self) -> str:
+        """The rate in words."""
+        rate = self.cell.rate_mbit
+        return "loopback" if rate is None else f"{rate:g} Mbit/s"
+
+    @property
+    def planned_degrees(self) -> tuple[int, int]:
+        """Forward and backward degree of the plan."""
+        pipeline = self.cell.plan.pipeline
+        return pipeline.forward_degree, pipeline.backward_degree
+
+    @property
+    def planned(self) -> float:
+        """Median step with the plan."""
+        return self.measured("planned")
+
+    @property
+    def planned_error(self) -> float:
+        """(predicted − measured) / measured of the plan."""
+        return self.cell.plan.predicted.step_seconds / self.planned - 1
+
+    @property
+    def best_degree(self) -> int:
+        """The fastest measured degree."""
+        return min(self.cell.predicted_seconds, key=self.degree)
+
+    @property
+    def regret(self) -> float:
+        """How much slower the plan is than the fastest measured degree."""
+        return self.planned / self.degree(self.best_degree) - 1
+
+    @property
+    def speed_up(self) -> float:
+        """Degree 1 over the plan."""
+        return self.degree(1) / self.planned
+
+    @property
+    def own_cost(self) -> float:
+        """What degree 1 costs more than its bare products and collectives."""
+        return self.degree(1) / self.measured("bare") - 1
+
+    @property
+    def peer_ratio(self) -> float | None:
+        """DeepSpeed over the plan."""
+        if "deepspeed" not in self.cell.seconds:
+            return None
+        return self.measured("deepspeed") / self.planned
+
+    @property
+    def peer_share(self) -> float | None:
+        """Bare collectives over DeepSpeed's step: the share of it that is communication."""
+        if "deepspeed" not in self.cell.seconds:
+            return None
+        return self.measured("bare_collectives") / self.measured("deepspeed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One promise and whether it was kept."""
+
+    promise: str
+    found: str
+    is_met: bool
+
+
+def check_targets(summaries: Sequence[Summary]) -> tuple[Target, ...]:
+    """Return every target that these cells can be checked against."""
+    lab = [one for one in summaries if one.cell.rate_mbit is not None]
+    loopback = [one for one in summaries if one.cell.rate_mbit is None]
+    return (
+        *(_lab_targets(lab) if lab else ()),
+        *(_loopback_targets(loopback) if loopback else ()),
+        *_peer_targets(summaries),
+        _own_cost_target(summaries),
+    )
+
+
+def degree_table(summaries: Sequence[Summary]) -> str:
+    """Return predicted and measured steps of every cell and degree as Markdown."""
+    rows = [
+        (one.rate, f"{one.cell.tokens}", f"{degree}", _ms(seconds), _ms(one.degree(degree)),
+         f"{one.error(degree):+.1%}")
+        for one in summaries
+        for degree, seconds in one.cell.predicted_seconds.items()
+    ]  # fmt: skip
+    return _table(("link", "tokens a rank", "degree", "predicted ms", "measured ms", "error"), rows)
+
+
+def cell_table(summaries: Sequence[Summary]) -> str:
+    """Return one row per cell as Markdown."""
+    header = (
+        "link", "tokens a rank", "planned degree (forward, backward)", "predicted ms",
+        "measured ms", "error", "best degree", "regret", "speed-up over degree 1",
+        "DeepSpeed ms", "DeepSpeed / planned", "communication in DeepSpeed's step",
+        "bare ms (collectives, products)", "own cost over bare", "busiest expert / mean",
+    )  # fmt: skip
+    return _table(header, [_cell_row(one) for one in summaries])
+
+
+def _cell_row(one: Summary) -> tuple[str, ...]:
+    peer = one.measured("deepspeed") if one.peer_ratio else None
+    return (
+        one.rate,
+        f"{one.cell.tokens}",
+        "{}, {}".format(*one.planned_degrees),
+        _ms(one.cell.plan.predicted.step_seconds),
+        _ms(one.planned),
+        f"{one.planned_error:+.1%}",
+        f"{one.best_degree}",
+        f"{one.regret:+.1%}",
+        f"{one.speed_up:.2f}",
+        _ms(peer) if peer else "–",
+        f"{one.peer_ratio:.2f}" if one.peer_ratio else "–",
+        f"{one.peer_share:.0%}" if one.peer_share else "–",
+        f"{_ms(one.measured('bare'))} ({_ms(one.measured('bare_collectives'))}, "
+        f"{_ms(one.measured('bare_gemms'))})",
+        f"{one.own_cost:+.1%}",
+        f"{one.cell.imbalance:.2f}",
+    )
+
+
+def _lab_targets(lab: Sequence[Summary]) -> Iterator[Target]:
+    errors = [abs(one.error(degree)) for one in lab for degree in one.cell.predicted_seconds]
+    error = statistics.median(errors)
+    yield Target(
+        promise=f"median |predicted − measured| over cells and degrees ≤ {_MAX_MEDIAN_ERROR:.0%}",
+        found=f"{error:.1%} of {len(errors)}, largest {max(errors):.1%}",
+        is_met=error <= _MAX_MEDIAN_ERROR,
+    )
+    worst = max(lab, key=lambda one: one.regret)
+    yield Target(
+        promise=f"the plan is within {_MAX_REGRET:.0%} of the best degree in every cell",
+        found=f"at worst {worst.regret:+.1%} ({_name(worst)})",
+        is_met=worst.regret <= _MAX_REGRET,
+    )
+    best = max(lab, key=lambda one: one.speed_up)
+    yield Target(
+        promise=f"≥ {_MIN_BEST_SPEED_UP} × as fast as degree 1 in the best cell",
+        found=f"{best.speed_up:.2f} × ({_name(best)})",
+        is_met=best.speed_up >= _MIN_BEST_SPEED_UP,
+    )
+    slowest = min(lab, key=lambda one: one.speed_up)
+    yield Target(
+        promise=f"nowhere slower than degree 1 by more than {_MAX_SLOWDOWN:.0%}",
+        found=f"at worst {slowest.speed_up:.2f} × ({_name(slowest)})",
+        is_met=1 / slowest.speed_up - 1 <= _MAX_SLOWDOWN,
+    )
+
+
+def _loopback_targets(loopback: Sequence[Summary]) -> Iterator[Target]:
+    plans = ", ".join("{}+{}".format(*one.planned_degrees) for one in loopback)
+    yield Target(
+        promise="on plain loopback the plan says degree 1, and why",
+        found=f"{plans}: {loopback[-1].cell.plan.decision.why}",
+        is_met=all(one.planned_degrees == _SAFE for one in loopback),
+    )
+
+
+def _peer_targets(summaries: Sequence[Summary]) -> Iterator[Target]:
+    ratios = [(one, one.peer_ratio, one.peer_share) for one in summaries]
+    known = [(one, ratio, share) for one, ratio, share in ratios if ratio and share]
+    bound = [(ratio, _name(one)) for one, ratio, share in known if share >= _PEER_SHARE]
+    if bound:
+        ratio, name = min(bound)
+        yield Target(
+            promise=f"DeepSpeed takes ≥ {_MIN_PEER_RATIO} × as long where communication is a "
+            "third or more of its step",
+            found=f"at least {ratio:.2f} × ({name}), in {len(bound)} cells",
+            is_met=ratio >= _MIN_PEER_RATIO,
+        )
+    if known:
+        ratio, name = min((ratio, _name(one)) for one, ratio, _ in known)
+        yield Target(
+            promise="DeepSpeed is nowhere faster",
+            found=f"at least {ratio:.2f} × ({name})",
+            is_met=ratio >= 1,
+        )
+
+
+def _own_cost_target(summaries: Sequence[Summary]) -> Target:
+    worst = max(summaries, key=lambda one: one.own_cost)
+    return Target(
+        promise=f"degree 1 costs ≤ {_MAX_OWN_COST:.0%} more than its bare products and collectives",
+        found=f"at worst {worst.own_cost:+.1%} ({_name(worst)})",
+        is_met=worst.own_cost <= _MAX_OWN_COST,
+    )
+
+
+def _name(one: Summary) -> str:
+    return f"{one.rate}, {one.cell.tokens} tokens"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
