@@ -69,7 +69,9 @@ def check(url: str) -> tuple[str, ...]:
         state = database.read(read_state)
         if state.found is None:
             raise no_database(address)
-        problems = database.read(_page_problems) + database.read(foreign_key_problems)
+        if damage := database.read(_page_problems):
+            return damage
+        problems = database.read(foreign_key_problems)
         if not state.up_to_date:
             found = f"schema revision is {state.found}, this moetune wants {state.head}"
             return (*problems, f"{found}: run `moetune db upgrade`")

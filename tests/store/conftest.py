@@ -48,6 +48,7 @@ PASSWORD = "correct horse:battery\\staple"  # noqa: S105 - of a server that live
 class Server:
     """A running PostgreSQL: its socket's folder trusts everybody, its port asks a password."""
 
+    programs: Path
     folder: Path
     port: int
     names: Iterator[int]
@@ -121,7 +122,7 @@ def server() -> Iterator[Server]:
          folder / "data"],
         check=True, capture_output=True, cwd=folder, timeout=60,
     )  # fmt: skip
-    made = Server(folder=folder, port=_free_port(), names=count())
+    made = Server(programs=programs, folder=folder, port=_free_port(), names=count())
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*prefix, programs / "postgres", "-D", folder / "data", "-k", folder,
@@ -139,6 +140,12 @@ def server() -> Iterator[Server]:
             process.kill()
             process.wait()
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def programs(server: Server) -> Path:
+    """The folder of the server's own programs, such as pg_dump."""
+    return server.programs
 
 
 @pytest.fixture

@@ -1,0 +1,243 @@
+"""Backups while others write, whole or not at all; and the journal that suits a file system."""
+
+import os
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import URL
+
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.hardware import Cluster
+from moetune.domain.profile import Profile
+from moetune.domain.samples import Sample
+from moetune.store import backup, check, engine, open_store, upgrade
+from moetune.store.engine import file_system
+
+BATCH = 5
+
+
+@contextmanager
+def writing(url: str, run_id: int, batch: tuple[Sample, ...]) -> Iterator[None]:
+    """Append batches without a pause in another thread with a store of its own."""
+    stop = threading.Event()
+    started = threading.Event()
+
+    def work() -> None:
+        with open_store(url) as store:
+            while not stop.is_set():
+                store.add_samples(run_id, batch)
+                started.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_backup_taken_while_others_write_is_whole(
+    tmp_path: Path, cluster: Cluster, measured: tuple[Sample, ...]
+) -> None:
+    url = f"sqlite:///{tmp_path}/moetune.db"
+    with open_store(url) as store:
+        run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
+        with writing(url, run_id, measured):
+            before = len(store.samples(run_id))
+            copy = backup(url, tmp_path / "copy.db")
+            after = len(store.samples(run_id))
+    assert copy == tmp_path / "copy.db"
+    assert check(str(copy)) == ()
+    with open_store(str(copy)) as restored:
+        kept = restored.samples(run_id)
+        restored.add_samples(run_id, measured)
+    assert before <= len(kept) <= after + BATCH
+    assert kept == measured * (len(kept) // BATCH)
+
+
+def test_a_backup_is_one_file_and_nothing_else_is_left(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    open_store(str(tmp_path / "moetune.db")).close()
+    backup(str(tmp_path / "moetune.db"), tmp_path / "copies" / "copy.db")
+    assert [path.name for path in (tmp_path / "copies").iterdir()] == ["copy.db"]
+
+
+def test_a_backup_is_taken_from_a_file_that_another_process_holds_locked(tmp_path: Path) -> None:
+    path = tmp_path / "moetune.db"
+    open_store(str(path)).close()
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert check(str(backup(str(path), tmp_path / "copy.db"))) == ()
+
+
+def test_a_backup_replaces_nothing_and_makes_no_folder(url: str, tmp_path: Path) -> None:
+    open_store(url).close()
+    taken = tmp_path / "taken"
+    taken.write_text("precious")
+    with pytest.raises(InputError, match="exists already"):
+        backup(url, taken)
+    assert taken.read_text() == "precious"
+    with pytest.raises(InputError, match="no folder"):
+        backup(url, tmp_path / "absent" / "copy")
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_damaged_database_gives_no_backup(
+    tmp_path: Path, make_profile: Callable[..., Profile], measured: tuple[Sample, ...]
+) -> None:
+    path, target = tmp_path / "moetune.db", tmp_path / "copies" / "copy.db"
+    target.parent.mkdir()
+    with open_store(str(path)) as store:
+        for _ in range(20):
+            store.save_profile(make_profile(samples=measured))
+    whole = bytearray(path.read_bytes())
+    whole[30_000:34_000] = b"\xff" * 4000
+    path.write_bytes(whole)
+    assert check(str(path)) != ()
+    with pytest.raises(InputError, match="damaged"):
+        backup(str(path), target)
+    assert list(target.parent.iterdir()) == []
+
+
+def test_a_backup_into_a_folder_that_takes_nothing_fails_with_a_clear_error(
+    tmp_path: Path,
+) -> None:
+    open_store(str(tmp_path / "moetune.db")).close()
+    with pytest.raises(MoetuneError, match=r"backup /proc/copy\.db failed"):
+        backup(str(tmp_path / "moetune.db"), Path("/proc/copy.db"))
+
+
+@pytest.mark.parametrize("with_password", [True, False])
+def test_a_backup_of_postgresql_can_be_restored(
+    network_url: URL,
+    socket_url: str,
+    programs: Path,
+    tmp_path: Path,
+    make_profile: Callable[..., Profile],
+    measured: tuple[Sample, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    with_password: bool,  # noqa: FBT001 - a case
+) -> None:
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    network, local = network_url.render_as_string(hide_password=False), socket_url
+    source, target = (network, local) if with_password else (local, network)
+    with open_store(source) as store:
+        store.save_profile(make_profile(samples=measured))
+    copy = backup(source, tmp_path / "copy.dump")
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.dump"]
+    assert str(network_url.password).encode() not in copy.read_bytes()
+    conninfo = target.replace("+psycopg", "")
+    subprocess.run(
+        [programs / "pg_restore", f"--dbname={conninfo}", copy], check=True, capture_output=True
+    )
+    assert check(target) == ()
+    with open_store(target) as restored:
+        assert restored.profile("h200-x8") == make_profile(samples=measured)
+        assert restored.remove_profile("h200-x8") == 1
+        restored.save_profile(make_profile())
+
+
+def test_without_pg_dump_the_backup_says_what_to_install(
+    socket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store(socket_url).close()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MoetuneError, match="pg_dump is not installed") as caught:
+        backup(socket_url, tmp_path / "copy.dump")
+    assert "postgresql-client" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pg_dump_that_fails_leaves_no_file(
+    socket_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_store(socket_url).close()
+    program = tmp_path / "pg_dump"
+    program.write_text("#!/bin/sh\necho 'server version mismatch' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "copies").mkdir()
+    with pytest.raises(MoetuneError, match="server version mismatch"):
+        backup(socket_url, tmp_path / "copies" / "copy.dump")
+    assert list((tmp_path / "copies").iterdir()) == []
+
+
+MOUNTS = r"""
+/dev/sda1 / ext4 rw,relatime 0 0
+tmpfs /home tmpfs rw 0 0
+server:/home /home nfs4 rw,vers=4.2 0 0
+server:/with\040space /mnt/with\040space fuse.sshfs rw 0 0
+/dev/sdb1 /home/me/local xfs rw 0 0
+""".lstrip()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/moetune.db", "ext4"),
+        ("/home/me/moetune.db", "nfs4"),
+        ("/home/me/local/moetune.db", "xfs"),
+        ("/home/me/localised/moetune.db", "nfs4"),
+        ("/homestead/moetune.db", "ext4"),
+        ("/mnt/with space/moetune.db", "fuse.sshfs"),
+    ],
+)
+def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(path: str, kind: str) -> None:
+    assert file_system(Path(path), mounts=MOUNTS) == kind
+
+
+def test_without_a_list_of_mounts_the_file_system_is_unknown() -> None:
+    assert file_system(Path("/var"), mounts="") == ""
+
+
+def journal_of(path: Path) -> str:
+    with closing(sqlite3.connect(path)) as connection:
+        return str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "journal"),
+    [("ext4", "wal"), ("overlay", "wal"), ("", "wal"), ("nfs4", "delete"), ("nfs", "delete"),
+     ("cifs", "delete"), ("lustre", "delete"), ("fuse.sshfs", "delete"), ("9p", "delete")],
+)  # fmt: skip
+def test_a_network_file_system_gets_the_journal_that_works_there(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kind: str, journal: str
+) -> None:
+    path = tmp_path / "moetune.db"
+    open_store(str(path)).close()
+    assert journal_of(path) == "wal"
+    monkeypatch.setattr(engine, "file_system", lambda _path, *, mounts: kind if mounts else "")
+    with open_store(str(path)) as store:
+        store.start_run(name="h200", cluster=cluster, preset="quick")
+    assert journal_of(path) == journal
+    upgrade(str(path))
+    assert check(str(path)) == ()
+
+
+def test_several_writers_lose_nothing_with_the_journal_of_a_network_file_system(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "file_system", lambda _path, *, mounts: "nfs" if mounts else "")
+    url = str(tmp_path / "moetune.db")
+
+    def work() -> None:
+        with open_store(url) as store:
+            for _ in range(10):
+                store.start_run(name="h200", cluster=cluster, preset="quick")
+                store.runs()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with open_store(url) as store:
+        assert len(store.runs()) == 40
+    assert journal_of(tmp_path / "moetune.db") == "delete"
