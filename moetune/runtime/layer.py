@@ -40,7 +40,7 @@ class MoELayer(nn.Module):
         normalize_topk: divide the chosen probabilities by their sum; default top_k > 1.
         group: expert-parallel group, default the world. All its ranks construct the layer.
         pipeline: True takes the degrees from the plan, False is one chunk, a number is that
-            degree, a pair those of forward and backward.
+            degree forward and backward; see also `pin`.
         memory_reuse: True takes the strategy from the plan, False or "none" keeps everything.
         plan: a plan, or the path of a plan file.
         planbook: a book that all ranks share, see `moetune.open_planbook`.
@@ -70,7 +70,7 @@ class MoELayer(nn.Module):
         capacity_factor: float | None = None,
         normalize_topk: bool | None = None,
         group: dist.ProcessGroup | None = None,
-        pipeline: bool | int | tuple[int, int] = True,
+        pipeline: bool | int = True,
         memory_reuse: bool | str = True,
         plan: Plan | str | os.PathLike[str] | None = None,
         planbook: PlanBook | None = None,
@@ -159,6 +159,10 @@ class MoELayer(nn.Module):
         self.decision = self._decide(tokens, dtype)
         return self._run(x_TD.to(dtype), routing).to(x.dtype).view(x.shape)
 
+    def pin(self, decision: Decision | None) -> None:
+        """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
+        self._fixed = decision
+
     def extra_repr(self) -> str:
         """Show the shape and the ranks."""
         shape = self.shape
@@ -234,14 +238,13 @@ def _compute_dtype(x: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _fixed_decision(pipeline: bool | int | tuple[int, int]) -> Decision | None:
+def _fixed_decision(pipeline: bool | int) -> Decision | None:
     if pipeline is True:
         return None
-    forward, backward = pipeline if isinstance(pipeline, tuple) else (pipeline, pipeline)
-    forward, backward = forward or 1, backward or 1
-    if forward < 1 or backward < 1:
+    degree = pipeline or 1
+    if not isinstance(degree, int) or degree < 1:
         raise InputError(f"pipeline must be True, False or a degree of at least 1, got {pipeline}")
-    return Decision(forward_degree=forward, backward_degree=backward)
+    return Decision(forward_degree=degree, backward_degree=degree)
 
 
 def _check_memory_reuse(memory_reuse: bool | str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from moetune.domain.plan import Decision
 from moetune.runtime.layer import MoELayer
 from tests.runtime.reference import Weights, dense_moe
 
@@ -122,7 +123,7 @@ def dense_matrix(activations: Sequence[str]) -> None:
             top_k,
             activation=activation,  # type: ignore[arg-type]  # the grid holds plain strings
             capacity_factor=capacity_factor,
-            pipeline=(degree, backward_degree),
             dtype=torch.float64,
         )
+        layer.pin(Decision(forward_degree=degree, backward_degree=backward_degree))
         check_against_dense(layer, tokens)

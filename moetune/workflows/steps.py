@@ -1,0 +1,179 @@
+"""Real steps of the layer on this rank: their times, and that chunks change no number.
+
+T tokens of a rank, D model width, E experts.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from moetune.domain.layer import Workload
+from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.runtime.layer import MoELayer
+from moetune.runtime.links import Link
+from moetune.runtime.recorder import HostRecorder, NoRecorder, RecordedSpan
+
+_WARM_UP_ROUNDS = 2
+_SEED = 20240229
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSteps:
+    """Steps with one decision; times are the maximum over the ranks, round by round.
+
+    Args:
+        deviation: largest relative difference of output and gradients from one chunk.
+        imbalance: rows of the busiest rank over the mean.
+    """
+
+    decision: Decision
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    deviation: float
+    imbalance: float
+
+
+class Steps:
+    """Single steps of one layer on this rank.
+
+    Args:
+        x_TD, grad_TD: tokens, and the gradient of the output.
+    """
+
+    def __init__(self, layer: MoELayer, x_TD: torch.Tensor, grad_TD: torch.Tensor) -> None:
+        self.layer = layer
+        self.x_TD = x_TD.detach().requires_grad_()
+        self.grad_TD = grad_TD
+
+    def run(self, decision: Decision) -> tuple[float, float, float]:
+        """Run one step and return the seconds of forward, backward and both."""
+        self.layer.pin(decision)
+        self.layer.zero_grad(set_to_none=True)
+        self.x_TD.grad = None
+        start = self._now()
+        self.y_TD = self.layer(self.x_TD)
+        middle = self._now()
+        self.y_TD.backward(self.grad_TD)
+        end = self._now()
+        return middle - start, end - middle, end - start
+
+    def record(self, decision: Decision) -> tuple[RecordedSpan, ...]:
+        """Run one step and return when each of its parts ran on this rank."""
+        recorder = HostRecorder()
+        self.layer.recorder = recorder
+        try:
+            self.run(decision)
+        finally:
+            self.layer.recorder = NoRecorder()
+        return recorder.spans()
+
+    def results(self) -> list[torch.Tensor]:
+        """Return the last step's output and gradients."""
+        grads = [self.x_TD.grad, *(parameter.grad for parameter in self.layer.parameters())]
+        return [self.y_TD.detach(), *(grad.clone() for grad in grads if grad is not None)]
+
+    def _now(self) -> float:
+        if self.x_TD.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def random_steps(workload: Workload, *, device: torch.device, link: Link | None = None) -> Steps:
+    """Return steps of a layer with random weights, tokens and output gradients.
+
+    The gate's rows are orthonormal where there is room, so that random tokens choose all
+    experts alike, as a plan assumes.
+    """
+    dtype = getattr(torch, workload.dtype)
+    shape = workload.layer
+    torch.manual_seed(_SEED)
+    layer = MoELayer(
+        shape.d_model,
+        shape.d_hidden,
+        shape.num_experts,
+        shape.top_k,
+        activation=shape.activation,
+        device=device,
+        dtype=dtype,
+        link=link,
+    )
+    generator = torch.Generator().manual_seed(_SEED)
+    if shape.num_experts <= shape.d_model:
+        gate_DE = torch.randn(shape.d_model, shape.num_experts, generator=generator)
+        with torch.no_grad():
+            layer.gate.weight.copy_(torch.linalg.qr(gate_DE).Q.T)
+    generator.manual_seed(_SEED + 1 + layer.link.rank)
+    size = (workload.tokens_per_rank, shape.d_model)
+    x_TD, grad_TD = (torch.randn(size, generator=generator).to(device, dtype) for _ in "xg")
+    return Steps(layer, x_TD, grad_TD)
+
+
+def measure_steps(
+    steps: Steps, decisions: Sequence[Decision], *, num_rounds: int
+) -> tuple[MeasuredSteps, ...]:
+    """Time every decision in turn, in an order that moves by one from round to round.
+
+    All ranks call this together and all return the same.
+
+    Raises:
+        CollectiveError: an exchange failed.
+    """
+    deviations = [_deviation(steps, decision) for decision in decisions]
+    for _ in range(_WARM_UP_ROUNDS):
+        for decision in decisions:
+            steps.run(decision)
+    seconds = torch.zeros(num_rounds, len(decisions), 3, dtype=torch.float64)
+    for number in range(num_rounds):
+        for place in range(len(decisions)):
+            index = (number + place) % len(decisions)
+            _barrier()
+            seconds[number, index] = torch.tensor(steps.run(decisions[index]))
+    seconds = _maximum(seconds)
+    deviation = _maximum(torch.tensor(deviations))
+    imbalance = _imbalance(steps)
+    return tuple(
+        MeasuredSteps(
+            decision=decision,
+            forward_seconds=tuple(seconds[:, index, 0].tolist()),
+            backward_seconds=tuple(seconds[:, index, 1].tolist()),
+            step_seconds=tuple(seconds[:, index, 2].tolist()),
+            deviation=float(deviation[index]),
+            imbalance=imbalance,
+        )
+        for index, decision in enumerate(decisions)
+    )
+
+
+def _deviation(steps: Steps, decision: Decision) -> float:
+    steps.run(SAFE_DECISION)
+    wanted = steps.results()
+    steps.run(decision)
+    return max(
+        float((found - one).double().norm() / one.double().norm().clamp(min=1e-30))
+        for found, one in zip(steps.results(), wanted, strict=True)
+    )
+
+
+def _imbalance(steps: Steps) -> float:
+    layer = steps.layer
+    experts_TK = layer.gate(steps.x_TD.detach()).experts_TK
+    counts_E = torch.bincount(experts_TK.reshape(-1), minlength=layer.shape.num_experts).cpu()
+    if dist.is_initialized():
+        dist.all_reduce(counts_E)
+    rows_P = counts_E.view(layer.link.num_ranks, -1).sum(dim=1).double()
+    return float(rows_P.max() / rows_P.mean())
+
+
+def _maximum(values: torch.Tensor) -> torch.Tensor:
+    if dist.is_initialized():
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values
+
+
+def _barrier() -> None:
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,172 @@
+"""Train the byte-level example on real text, on this rank.
+
+B sequences of a rank, S bytes each, D model width, T = B·S tokens.
+"""
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.runtime.ddp import prepare_ddp
+from moetune.runtime.language_model import ByteLanguageModel
+from moetune.runtime.layer import MoELayer
+from moetune.workflows.steps import MeasuredSteps, Steps, measure_steps
+
+AUX_WEIGHT = 0.01
+_SEED = 7
+_LEARNING_RATE = 2e-3
+_NUM_ROUNDS = 10
+_HELD_OUT_FILES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What to train, and how long.
+
+    Args:
+        batch, length: sequences of a rank and the bytes of each: T = batch · length tokens.
+    """
+
+    plan: Plan
+    batch: int
+    length: int
+    num_blocks: int
+    num_heads: int
+    num_steps: int
+
+    @property
+    def layer(self) -> LayerShape:
+        """The MoE layer of every block."""
+        return self.plan.inputs.layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """One training, and steps of its first MoE layer on its own tokens.
+
+    Args:
+        loss_before, loss_after: cross-entropy on held-out text, nats per byte.
+    """
+
+    decision: Decision
+    loss_before: float
+    loss_after: float
+    steps: MeasuredSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Bytes of real files.
+
+    Args:
+        learned: to train on.
+        held_out: (B, S + 1), the same on every rank.
+    """
+
+    learned: torch.Tensor
+    held_out: torch.Tensor
+    num_files: int
+
+
+def train_twice(lesson: Lesson) -> tuple[Trained, Trained]:
+    """Train with the plan and again with one chunk; all ranks call this together."""
+    text = standard_library(lesson)
+    planned = lesson.plan.decide(lesson.batch * lesson.length)
+    return _train(lesson, text, planned), _train(lesson, text, SAFE_DECISION)
+
+
+def standard_library(lesson: Lesson) -> Text:
+    """Return the sources of the standard library, the text that every Python has."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    files = sorted(folder.glob("*.py"))
+    learned, held_out = files[:-_HELD_OUT_FILES], files[-_HELD_OUT_FILES:]
+    some = _bytes(held_out)
+    size = lesson.length + 1
+    rows = min(lesson.batch, len(some) // size)
+    return Text(
+        learned=_bytes(learned),
+        held_out=some[: rows * size].view(rows, size).long(),
+        num_files=len(files),
+    )
+
+
+def _bytes(files: list[Path]) -> torch.Tensor:
+    joined = b"\n".join(file.read_bytes() for file in files)
+    return torch.frombuffer(bytearray(joined), dtype=torch.uint8)
+
+
+def _train(lesson: Lesson, text: Text, decision: Decision) -> Trained:
+    torch.manual_seed(_SEED)
+    model = _model(lesson)
+    layers = [module for module in model.modules() if isinstance(module, MoELayer)]
+    for layer in layers:
+        layer.pin(decision)
+    wrapped: nn.Module = prepare_ddp(model)
+    if dist.is_initialized():
+        wrapped = DistributedDataParallel(wrapped)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
+    before = _loss(model, text)
+    generator = torch.Generator().manual_seed(_SEED + layers[0].link.rank)
+    for _ in range(lesson.num_steps):
+        loss, aux_loss = wrapped(_batch(lesson, text, generator))
+        (loss + AUX_WEIGHT * aux_loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return Trained(
+        decision=decision,
+        loss_before=before,
+        loss_after=_loss(model, text),
+        steps=_time_first(model, layers[0], _batch(lesson, text, generator), decision),
+    )
+
+
+def _model(lesson: Lesson) -> ByteLanguageModel:
+    shape = lesson.layer
+    return ByteLanguageModel(
+        d_model=shape.d_model,
+        num_heads=lesson.num_heads,
+        num_blocks=lesson.num_blocks,
+        context=lesson.length,
+        make_moe=lambda: MoELayer(
+            shape.d_model,
+            shape.d_hidden,
+            shape.num_experts,
+            shape.top_k,
+            activation=shape.activation,
+            pipeline=False,
+        ),
+    )
+
+
+def _batch(lesson: Lesson, text: Text, generator: torch.Generator) -> torch.Tensor:
+    last = len(text.learned) - lesson.length - 1
+    starts = torch.randint(last, (lesson.batch, 1), generator=generator)
+    places_BS = starts + torch.arange(lesson.length + 1)
+    return text.learned[places_BS].long()
+
+
+def _loss(model: ByteLanguageModel, text: Text) -> float:
+    with torch.no_grad():
+        loss, _ = model(text.held_out)
+    return float(loss)
+
+
+def _time_first(
+    model: ByteLanguageModel, layer: MoELayer, text_BS: torch.Tensor, decision: Decision
+) -> MeasuredSteps:
+    """Time the first MoE layer alone, on the tokens that reach it in the trained model."""
+    caught: list[torch.Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach()))
+    with torch.no_grad():
+        model(text_BS)
+    hook.remove()
+    x_TD = caught[0].flatten(0, -2)
+    steps = Steps(layer, x_TD, torch.randn_like(x_TD))
+    return measure_steps(steps, [decision], num_rounds=_NUM_ROUNDS)[0]

@@ -1,0 +1,246 @@
+"""Compare a plan with what its layer really does on the caller's machine."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moetune.config import Launch
+from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.layer import Workload
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.ports import Observation
+from moetune.domain.profile import Profile
+from moetune.fit.costs import costs_of
+from moetune.solve.phases import layer_costs
+from moetune.solve.predict import step_time
+from moetune.workflows.plan import ALLOW_MODELLED
+from moetune.workflows.profiles import find_profile
+from moetune.workflows.wiring import StoreFinder
+
+if TYPE_CHECKING:
+    from moetune.workflows.steps import MeasuredSteps
+
+DEGREES = (1, 2, 4, 8, 16)
+NUM_ROUNDS = 7
+_TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedStep:
+    """One decision, predicted and measured; medians over the rounds.
+
+    Args:
+        predicted_seconds: None without a profile to predict from.
+        deviation: largest relative difference of output and gradients from one chunk.
+    """
+
+    forward_degree: int
+    backward_degree: int
+    is_planned: bool
+    predicted_seconds: float | None
+    forward_seconds: float
+    backward_seconds: float
+    step_seconds: float
+    raw_step_seconds: tuple[float, ...]
+    deviation: float
+
+    @property
+    def error(self) -> float | None:
+        """(predicted − measured) / measured."""
+        if self.predicted_seconds is None:
+            return None
+        return self.predicted_seconds / self.step_seconds - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What was found.
+
+    Args:
+        tolerance: deviation up to which two results of this dtype count as equal.
+        imbalance: rows of the busiest rank over the mean; a plan assumes 1.
+    """
+
+    plan_id: str
+    steps: tuple[VerifiedStep, ...]
+    tolerance: float
+    imbalance: float
+
+    @property
+    def planned(self) -> VerifiedStep:
+        """The plan's own decision."""
+        return next(step for step in self.steps if step.is_planned)
+
+    @property
+    def fastest(self) -> VerifiedStep:
+        """The decision with the shortest measured step."""
+        return min(self.steps, key=lambda step: step.step_seconds)
+
+    @property
+    def one_chunk(self) -> VerifiedStep:
+        """Degree 1."""
+        return next(s for s in self.steps if s.forward_degree == s.backward_degree == 1)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether chunks change no number."""
+        return all(step.deviation <= self.tolerance for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    workload: Workload
+    decisions: tuple[Decision, ...]
+
+
+def verify_plan(
+    plan: Plan,
+    *,
+    profile: Profile | None,
+    num_ranks: int | None,
+    launch: Launch | None,
+    environ: Mapping[str, str],
+) -> Verification | None:
+    """Run the plan's layer at every degree and return the comparison, None on ranks above 0.
+
+    Args:
+        profile: what the plan was made from, to predict the other degrees.
+        num_ranks: to start; default, those of the plan.
+
+    Raises:
+        InputError: the plan is for another number of ranks.
+        MoetuneError: a rank failed.
+    """
+    ranks = launch.world_size if launch else num_ranks or plan.inputs.world_size
+    if ranks != plan.inputs.world_size:
+        raise InputError(
+            f"plan {plan.id[:6]} is for {plan.inputs.world_size} ranks, there are {ranks}",
+            f"make one with `moetune plan --world-size {ranks}`, or run this on its ranks",
+        )
+    from moetune.workflows.launch import run_on_ranks
+
+    order = _Order(workload=workload_of(plan), decisions=_decisions(plan))
+    measured = run_on_ranks(_measure, order, num_ranks=ranks, launch=launch, environ=environ)
+    if launch is not None and launch.rank:
+        return None
+    planned = plan.decide(plan.inputs.tokens_per_rank)
+    steps = tuple(
+        VerifiedStep(
+            forward_degree=one.decision.forward_degree,
+            backward_degree=one.decision.backward_degree,
+            is_planned=one.decision == planned,
+            predicted_seconds=_predicted(plan, profile, one.decision),
+            forward_seconds=statistics.median(one.forward_seconds),
+            backward_seconds=statistics.median(one.backward_seconds),
+            step_seconds=statistics.median(one.step_seconds),
+            raw_step_seconds=one.step_seconds,
+            deviation=one.deviation,
+        )
+        for one in measured
+    )
+    return Verification(
+        plan_id=plan.id,
+        steps=steps,
+        tolerance=_TOLERANCES[plan.inputs.dtype],
+        imbalance=measured[0].imbalance,
+    )
+
+
+def profile_behind(plan: Plan, *, wanted: str | None, stores: StoreFinder) -> Profile | None:
+    """Return the profile that a plan was made from, None where it is gone or has changed.
+
+    Args:
+        wanted: where it is, as in `find_profile`; default, by its name.
+
+    Raises:
+        MoetuneError: the profile that is named is missing or broken, or another one.
+    """
+    inputs = plan.inputs
+    try:
+        found = find_profile(wanted or inputs.profile, stores=stores).profile
+    except ProfileError:
+        if wanted is not None:
+            raise
+        return None
+    if found.digest == inputs.profile_fingerprint:
+        return found
+    if wanted is not None:
+        raise ProfileError(
+            f"profile {wanted!r} is not the one that plan {plan.id[:6]} was made from",
+            "make the plan again with `moetune plan`",
+        )
+    return None
+
+
+def observations_of(plan: Plan, verification: Verification) -> tuple[Observation, ...]:
+    """Return what the store keeps of a verification."""
+    return tuple(
+        Observation(
+            plan_id=plan.id,
+            forward_degree=step.forward_degree,
+            backward_degree=step.backward_degree,
+            tokens_per_rank=plan.inputs.tokens_per_rank,
+            predicted_seconds=step.predicted_seconds,
+            seconds=step.raw_step_seconds,
+            source="verify",
+        )
+        for step in verification.steps
+        if step.predicted_seconds is not None
+    )
+
+
+def workload_of(plan: Plan) -> Workload:
+    """Return what a plan is for."""
+    inputs = plan.inputs
+    return Workload(
+        layer=inputs.layer,
+        world_size=inputs.world_size,
+        tokens_per_rank=inputs.tokens_per_rank,
+        dtype=inputs.dtype,
+    )
+
+
+def _decisions(plan: Plan) -> tuple[Decision, ...]:
+    order = plan.pipeline.order
+    planned = plan.decide(plan.inputs.tokens_per_rank)
+    even = (
+        Decision(forward_degree=degree, backward_degree=degree, order=order)
+        for degree in DEGREES
+        if degree <= max(1, plan.inputs.tokens_per_rank)
+    )
+    return tuple(dict.fromkeys((*even, planned)))
+
+
+def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float | None:
+    predicted = plan.predicted
+    if decision == plan.decide(plan.inputs.tokens_per_rank):
+        return predicted.step_seconds
+    if profile is None:
+        return None
+    allowed = ALLOW_MODELLED in plan.inputs.constraints
+    costs = costs_of(profile, allow_modelled=allowed)
+    try:
+        return step_time(
+            costs=layer_costs(workload=workload_of(plan), costs=costs),
+            tokens=plan.inputs.tokens_per_rank,
+            forward_degree=decision.forward_degree,
+            backward_degree=decision.backward_degree,
+            order=decision.order,
+        ).seconds
+    except ProfileError:
+        return None
+
+
+def _measure(order: _Order) -> "Sequence[MeasuredSteps]":
+    """Measure on this rank; all ranks of the launch call this together."""
+    import torch
+
+    from moetune import config
+    from moetune.workflows.steps import measure_steps, random_steps
+
+    launch = config.launch(config.environment())
+    local_rank = launch.local_rank if launch else 0
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    steps = random_steps(order.workload, device=device)
+    return measure_steps(steps, order.decisions, num_rounds=NUM_ROUNDS)

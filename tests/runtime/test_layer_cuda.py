@@ -1,0 +1,93 @@
+"""The layer on one CUDA device, over the host-staged loopback link."""
+
+import copy
+
+import pytest
+import torch
+
+from moetune.domain.plan import Decision
+from moetune.runtime.layer import MoELayer
+from moetune.runtime.links import HostStagedLink, LocalLink
+from tests.runtime.workers import relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+
+
+def _run(layer: MoELayer, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+    x = x.detach().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    (torch.sum(y * dy) + 0.1 * layer.aux_loss).backward()
+    grads = [x.grad, *(parameter.grad for parameter in layer.parameters())]
+    return [y.detach(), *(grad for grad in grads if grad is not None)]
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swiglu"])
+@pytest.mark.parametrize("capacity_factor", [None, 0.7])
+def test_cuda_equals_cpu_in_float64_at_every_degree(
+    activation: str, capacity_factor: float | None
+) -> None:
+    torch.manual_seed(0)
+    layer = MoELayer(
+        32, 64, 8, 2, activation=activation, capacity_factor=capacity_factor,  # type: ignore[arg-type]  # the grid holds plain strings
+        dtype=torch.float64, link=LocalLink(),
+    )  # fmt: skip
+    x, dy = torch.randn(2, 301, 32, dtype=torch.float64)
+    wanted = _run(layer, x, dy)
+    on_device = MoELayer(
+        32, 64, 8, 2, activation=activation, capacity_factor=capacity_factor,  # type: ignore[arg-type]  # as above
+        dtype=torch.float64, device=CUDA, link=HostStagedLink(CUDA),
+    )  # fmt: skip
+    on_device.load_state_dict(layer.state_dict())
+    for degree in (1, 2, 3, 8):
+        on_device.pin(Decision(forward_degree=degree, backward_degree=9 - degree))
+        found = _run(on_device, x.to(CUDA), dy.to(CUDA))
+        for one, other in zip(found, wanted, strict=True):
+            assert relative_error(one.cpu(), other) <= 1e-12
+
+
+def test_bfloat16_grouped_products_agree_with_float32_experts_without_tokens_included() -> None:
+    torch.manual_seed(0)
+    exact = MoELayer(64, 128, 8, 2, device=CUDA, link=LocalLink())
+    with torch.no_grad():
+        exact.gate.weight[5] = -10
+    x, dy = torch.rand(2, 512, 64, device=CUDA)
+    wanted = _run(exact, x, dy)
+    rounded = MoELayer(64, 128, 8, 2, device=CUDA, dtype=torch.bfloat16, link=LocalLink())
+    rounded.load_state_dict(exact.state_dict())
+    found = _run(rounded, x.bfloat16(), dy.bfloat16())
+    for one, other in zip(found, wanted, strict=True):
+        assert relative_error(one.float(), other) <= 0.1
+
+
+def test_repeated_steps_give_the_same_bits_whatever_the_allocator_does_between() -> None:
+    torch.manual_seed(0)
+    layer = MoELayer(256, 512, 4, device=CUDA, link=HostStagedLink(CUDA), pipeline=8)
+    x, dy = torch.randn(2, 4096, 256, device=CUDA)
+    first = [one.clone() for one in _run(layer, x, dy)]
+    for size in (1, 2**20, 2**24):
+        garbage = torch.full((size,), float("nan"), device=CUDA)
+        del garbage
+        for one, other in zip(_run(layer, x, dy), first, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_memory_does_not_grow_over_steps() -> None:
+    layer = MoELayer(256, 512, 4, device=CUDA, link=HostStagedLink(CUDA), pipeline=4)
+    x, dy = torch.randn(2, 4096, 256, device=CUDA)
+    peaks = []
+    for _ in range(4):
+        torch.cuda.reset_peak_memory_stats()
+        _run(layer, x, dy)
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[-1] <= peaks[1]
+
+
+def test_deep_copy_of_the_layer_runs() -> None:
+    layer = MoELayer(16, 32, 2, device=CUDA, link=LocalLink())
+    x = torch.randn(5, 16, device=CUDA)
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
