@@ -56,7 +56,7 @@ class _Grid:
 _GRIDS: dict[tuple[Preset, DeviceKind], _Grid] = {
     ("quick", "cpu"): _Grid(
         degrees=(1, 4, 16, 64), shapes=((512, 1024),), row_divisors=(1, 16, 256), experts=(1, 2),
-        max_macs=2**31, max_bytes=2**22, bytes_step=8, copy_bytes_step=16, queued=("all_to_all",),
+        max_macs=2**31, max_bytes=2**22, bytes_step=4, copy_bytes_step=8, queued=("all_to_all",),
     ),
     ("full", "cpu"): _Grid(
         degrees=(1, 2, 4, 8, 16, 32, 64), shapes=((256, 1024), (512, 2048), (1024, 4096)),
@@ -65,7 +65,7 @@ _GRIDS: dict[tuple[Preset, DeviceKind], _Grid] = {
     ),
     ("quick", "cuda"): _Grid(
         degrees=(1, 4, 16, 64), shapes=((1024, 4096), (2048, 8192)), row_divisors=(1, 8, 64, 512),
-        experts=(1, 4), max_macs=2**39, max_bytes=2**28, bytes_step=8, copy_bytes_step=16,
+        experts=(1, 4), max_macs=2**39, max_bytes=2**28, bytes_step=4, copy_bytes_step=8,
         queued=("all_to_all",),
     ),
     ("full", "cuda"): _Grid(
@@ -130,7 +130,7 @@ def choose_points(
         *_interference(has_link=bool(linked)),
         *_gemm_grid(dtypes, max_tokens, grid, covered=bool(workloads)),
         *_collective_grid(linked, grid),
-        *_copy_grid(cluster.machine.kind, grid, preset),
+        *_copy_grid(cluster.machine.kind, grid),
     ]
     if not workloads:
         chosen += _rows_grid(dtypes, max_tokens, grid)
@@ -225,7 +225,7 @@ def _products(dtype: str, experts: int, rows: int, d_in: int, d_out: int) -> Ite
 def _collective_grid(linked: Sequence[int], grid: _Grid) -> Iterator[Point]:
     for size in linked:
         for op in _OPS if size > _STAGED else _OPS[:1]:
-            step = grid.bytes_step if op == "all_to_all" else max(grid.bytes_step, 4)
+            step = grid.bytes_step if op == "all_to_all" else 2 * grid.bytes_step
             for num_bytes in _ladder(_SMALLEST_BYTES, grid.max_bytes, step):
                 for in_flight in (1, IN_FLIGHT) if op in grid.queued else (1,):
                     yield _collective(op, size, num_bytes, in_flight)
@@ -240,14 +240,12 @@ def _collective(
     return CollectivePoint(op=op, group_size=group_size, num_bytes=rounded, in_flight=in_flight)
 
 
-def _copy_grid(kind: DeviceKind, grid: _Grid, preset: Preset) -> Iterator[Point]:
+def _copy_grid(kind: DeviceKind, grid: _Grid) -> Iterator[Point]:
     """Host memory cannot be pinned to a CPU: there the pinned ones are all."""
     for num_bytes in _ladder(_SMALLEST_COPY_BYTES, 4 * grid.max_bytes, grid.copy_bytes_step):
         for direction in _DIRECTIONS:
             for pinned in (True, False) if kind == "cuda" else (True,):
                 for both_ways in (False, True):
-                    if both_ways and preset == "quick" and num_bytes < grid.max_bytes // 16:
-                        continue
                     yield CopyPoint(
                         direction=direction, pinned=pinned, num_bytes=num_bytes,
                         both_ways=both_ways,

@@ -22,6 +22,7 @@ _FEWEST_BLOCKS = 3
 _WARM_DIFFERENCE = 0.01
 _SETTLED_SPREAD = 0.05
 _MAX_GROWTH = 100
+_CLOCK_SECONDS = 1e-9
 COMPANY_SECONDS = 0.6
 # A window must hold several turns of each aggressor to show that none paused.
 _TURNS_IN_WINDOW = 3
@@ -72,10 +73,18 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """One agreed block: time of one run, whether all aggressors ran, time since the start."""
+    """One block, agreed.
+
+    Args:
+        seconds: time of one run.
+        counts: whether all aggressors provably ran.
+        turn_seconds: the slowest aggressor's turn, 0 without any.
+        elapsed_seconds: since the stopwatch was started.
+    """
 
     seconds: float
     counts: bool
+    turn_seconds: float
     elapsed_seconds: float
 
 
@@ -97,30 +106,32 @@ class _Stopwatch:
             FailedPointError: it failed on a rank; raised on all of them.
             CollectiveError: a rank is gone.
         """
-        text, seconds, counts = "", 0.0, False
+        text, seconds, counts, turn = "", 0.0, False, 0.0
         self._device.flush()
         self._ranks.barrier()
         opened = time.perf_counter()
         try:
             seconds = self._device.seconds(lambda: self._repeat(iterations))
             counts = self._crowd.ran_through((opened, time.perf_counter()))
+            turn = self._crowd.slowest_turn_seconds()
         except (RuntimeError, MemoryError, MoetuneError) as error:
             text = explain(error)
-        agreed = self._ranks.maximum(
-            (seconds / iterations, not counts, bool(text), time.perf_counter() - self._start)
+        elapsed = time.perf_counter() - self._start
+        slowest, uncounted, failed, turn, elapsed = self._ranks.maximum(
+            (seconds / iterations, not counts, bool(text), turn, elapsed)
         )
-        if agreed[2]:
+        if failed:
             raise FailedPointError(self._ranks.first_text(text))
-        return _Block(seconds=max(agreed[0], 1e-9), counts=not agreed[1], elapsed_seconds=agreed[3])
+        return _Block(
+            seconds=max(slowest, _CLOCK_SECONDS),
+            counts=not uncounted,
+            turn_seconds=turn,
+            elapsed_seconds=elapsed,
+        )
 
     def _repeat(self, iterations: int) -> None:
         for _ in range(iterations):
             self._scene.victim.run()
-
-    def shortest_block_seconds(self, effort: Effort) -> float:
-        """Return how long a block must be at least, agreed."""
-        (slowest,) = self._ranks.maximum((self._crowd.slowest_turn_seconds(),))
-        return max(effort.block_seconds, _TURNS_IN_WINDOW * slowest)
 
 
 def measure(scene: Scene, *, device: Device, ranks: Ranks, effort: Effort) -> Timing:
@@ -150,7 +161,7 @@ def _warm_up(watch: _Stopwatch, effort: Effort) -> int:
     watch.block(iterations)
     while True:
         block = watch.block(iterations)
-        shortest = watch.shortest_block_seconds(effort)
+        shortest = max(effort.block_seconds, _TURNS_IN_WINDOW * block.turn_seconds)
         late = block.elapsed_seconds > effort.warmup_seconds
         if block.seconds * iterations < shortest:
             growth = math.ceil(shortest / (block.seconds * iterations) * 1.1)

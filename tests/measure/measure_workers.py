@@ -1,0 +1,50 @@
+"""What the ranks of the tests run; importable, because they are spawned."""
+
+import time
+
+from moetune.domain.errors import InputError
+from moetune.measure.device import CpuDevice
+from moetune.measure.operations import Scene, local_operation
+from moetune.measure.ranks import Ranks
+from moetune.measure.timing import Effort, FailedPointError, measure
+
+EFFORT = Effort(min_blocks=4, max_blocks=4, max_seconds=0.5, warmup_seconds=0.1)
+SLOW_SECONDS = 0.02
+
+
+def agree(_: object = None) -> None:
+    """Time something that is slow on rank 1, fail on rank 1, and go on."""
+    ranks = Ranks()
+    assert ranks.from_first(ranks.rank) == 0
+    assert ranks.maximum((ranks.rank, -ranks.rank)) == (1.0, 0.0)
+    assert ranks.first_text("late" if ranks.rank else "") == "late"
+
+    pause = SLOW_SECONDS if ranks.rank == 1 else SLOW_SECONDS / 20
+    slow = Scene(victim=local_operation(lambda: time.sleep(pause)))
+    timing = measure(slow, device=CpuDevice(), ranks=ranks, effort=EFFORT)
+    assert min(timing.seconds) >= SLOW_SECONDS
+    assert ranks.from_first(timing) == timing
+
+    def fail_on_rank_1() -> None:
+        if ranks.rank == 1:
+            raise RuntimeError("[enforce fail] can't allocate memory: you tried 1 TB")
+
+    broken = Scene(victim=local_operation(fail_on_rank_1))
+    try:
+        measure(broken, device=CpuDevice(), ranks=ranks, effort=EFFORT)
+    except FailedPointError as error:
+        assert error.what == "out of memory"  # noqa: PT017 - on every rank
+    else:
+        raise InputError("the failure of rank 1 was not heard")
+    assert measure(slow, device=CpuDevice(), ranks=ranks, effort=EFFORT).seconds
+
+
+def stop_by_vote(_: object = None) -> None:
+    """Stop on all ranks after the same operation, although only rank 1 wishes to."""
+    ranks = Ranks()
+    rounds, stopped = 0, False
+    while not stopped:
+        outcome = ranks.vote(ranks.rank == 1 and rounds == 5)
+        rounds += 1
+        stopped = outcome()
+    assert rounds == 6

@@ -1,0 +1,132 @@
+"""Two real ranks: the slowest counts, all agree, and a session survives what fails in it."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+
+import pytest
+
+from moetune.domain.errors import CollectiveError
+from moetune.domain.samples import (
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    InterferencePoint,
+    Point,
+    RowsPoint,
+    Sample,
+)
+from moetune.measure.launch import cores_of, run_here, run_spawned
+from moetune.measure.session import Assignment, shuffled
+from tests.measure import measure_workers
+from tests.ranks import run_ranks
+
+GEMM = GemmPoint(dtype="float32", num_experts=2, rows=16, d_in=32, d_out=32)
+FAILING = RowsPoint(op="teleport", dtype="float32", rows=4, width=4)
+POINTS: tuple[Point, ...] = (
+    GEMM,
+    GemmPoint(dtype="float32", product="grad_weight", rows=16, d_in=32, d_out=64),
+    GemmPoint(dtype="bfloat16", product="grad_input", num_experts=2, rows=8, d_in=32, d_out=64),
+    RowsPoint(op="swiglu_backward", dtype="float32", rows=16, width=32),
+    RowsPoint(op="gate", dtype="float32", rows=16, width=4),
+    CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024),
+    CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
+    CollectivePoint(op="all_reduce", group_size=2, num_bytes=1024),
+    CollectivePoint(op="all_gather", group_size=2, num_bytes=1024),
+    CollectivePoint(op="reduce_scatter", group_size=2, num_bytes=1024),
+    CollectivePoint(op="send", group_size=2, num_bytes=1024),
+    CopyPoint(direction="h2d", pinned=True, num_bytes=4096),
+    InterferencePoint(victim="comp", others=()),
+    InterferencePoint(victim="mem", others=("comm",)),
+    FAILING,
+    CollectivePoint(op="all_reduce", group_size=2, num_bytes=1023),
+)
+
+
+class Ear:
+    """Remembers what it hears."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[Point, float] = {}
+        self.samples: list[Sample] = []
+
+    def planned(self, seconds: Mapping[Point, float]) -> None:
+        self.seconds = dict(seconds)
+
+    def measured(self, sample: Sample) -> None:
+        self.samples.append(sample)
+
+
+@pytest.mark.dist
+def test_the_slowest_rank_counts_and_a_failure_on_one_is_heard_by_all() -> None:
+    assert run_ranks(measure_workers.agree, 2) == ["", ""]
+
+
+@pytest.mark.dist
+def test_ranks_stop_after_the_same_operation() -> None:
+    assert run_ranks(measure_workers.stop_by_vote, 2) == ["", ""]
+
+
+@pytest.mark.dist
+def test_a_session_samples_every_kind_and_goes_on_after_points_that_fail() -> None:
+    ear = Ear()
+    run_spawned(Assignment(points=POINTS, preset="quick"), num_ranks=2, listener=ear)
+    assert tuple(ear.seconds) == POINTS
+    assert {sample.point for sample in ear.samples} == set(POINTS)
+    assert ear.samples[0].point == ear.samples[-1].point
+    failed = {sample.point: sample.error for sample in ear.samples if sample.error}
+    # A crowded machine may keep the aggressors from a proof; that is an answer, too.
+    failed.pop(InterferencePoint(victim="mem", others=("comm",)), None)
+    assert failed.keys() == {FAILING, POINTS[-1]}
+    assert "'teleport' is unknown" in failed[FAILING]
+    for sample in ear.samples:
+        assert sample.error or len(sample.seconds) >= 3
+    assert not multiprocessing.active_children()
+
+
+class Killer(Ear):
+    """Kills a rank when the first sample is done."""
+
+    def measured(self, sample: Sample) -> None:
+        if not self.samples:
+            victim = multiprocessing.active_children()[-1]
+            assert victim.pid is not None
+            os.kill(victim.pid, signal.SIGKILL)
+        super().measured(sample)
+
+
+@pytest.mark.dist
+def test_a_rank_that_dies_ends_the_others_with_an_error() -> None:
+    killer = Killer()
+    assignment = Assignment(points=POINTS * 20, preset="full")
+    with pytest.raises(CollectiveError, match="of 2 was ended by SIGKILL"):
+        run_spawned(assignment, num_ranks=2, listener=killer, timeout_seconds=20)
+    assert killer.samples
+    assert not multiprocessing.active_children()
+
+
+def test_one_rank_measures_here_and_talks_through_memory() -> None:
+    ear = Ear()
+    loop = CollectivePoint(op="all_to_all", group_size=1, num_bytes=4096, in_flight=2)
+    alone: tuple[Point, ...] = (GEMM, loop, CopyPoint(direction="d2h", pinned=True, num_bytes=64))
+    run_here(Assignment(points=alone, preset="quick", budget_seconds=60.0), listener=ear)
+    assert {sample.point for sample in ear.samples if not sample.error} == set(alone)
+
+
+def test_the_order_is_the_seeds_alone_and_begins_with_a_product() -> None:
+    order = shuffled(POINTS, 7)
+    assert order == shuffled(POINTS, 7)
+    assert order != shuffled(POINTS, 8)
+    assert sorted(map(repr, order)) == sorted(map(repr, POINTS))
+    assert isinstance(order[0], GemmPoint)
+
+
+@pytest.mark.parametrize(("num_ranks", "num_cores"), [(1, 4), (2, 4), (3, 8), (4, 4)])
+def test_ranks_have_disjoint_cores_that_use_all(num_ranks: int, num_cores: int) -> None:
+    shares = [cores_of(rank, num_ranks, range(num_cores)) for rank in range(num_ranks)]
+    assert sorted(core for share in shares for core in share) == list(range(num_cores))
+
+
+def test_more_ranks_than_cores_have_one_each() -> None:
+    assert [cores_of(rank, 5, (4, 7)) for rank in range(5)] == [(4,), (7,), (4,), (7,), (4,)]

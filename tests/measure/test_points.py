@@ -1,0 +1,194 @@
+"""Which points are chosen, and which of them a budget keeps."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.domain.errors import InputError
+from moetune.domain.hardware import Cluster, DeviceKind, Fingerprint, Machine
+from moetune.domain.layer import LayerShape
+from moetune.domain.samples import (
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    InterferencePoint,
+    Point,
+    RowsPoint,
+)
+from moetune.measure.estimate import Rates, point_seconds, within_budget
+from moetune.measure.points import Preset, choose_points, default_group_sizes, memory_bytes
+from moetune.measure.timing import Effort
+
+GIB = 2**30
+
+
+def cluster_of(num_ranks: int, kind: DeviceKind = "cpu", memory: int = 64 * GIB) -> Cluster:
+    machine = Machine(
+        kind=kind,
+        device="test",
+        num_devices=num_ranks,
+        devices_per_node=num_ranks,
+        memory_bytes=memory,
+    )
+    return Cluster(machine=machine, fingerprint=Fingerprint())
+
+
+def choose(num_ranks: int = 2, preset: Preset = "quick", **more: object) -> tuple[Point, ...]:
+    arguments: dict[str, object] = {
+        "cluster": cluster_of(num_ranks),
+        "dtypes": ("float32",),
+        "group_sizes": default_group_sizes(num_ranks),
+        "preset": preset,
+        **more,
+    }
+    return choose_points(**arguments)  # type: ignore[arg-type] # the keywords are the test's own
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sizes"), [(1, (1,)), (2, (2,)), (6, (2, 3, 4, 6)), (8, (2, 4, 8))]
+)
+def test_default_groups_are_divisors_and_powers_of_two(
+    world_size: int, sizes: tuple[int, ...]
+) -> None:
+    assert default_group_sizes(world_size) == sizes
+
+
+@pytest.mark.parametrize("preset", ["quick", "full"])
+def test_a_layers_own_products_and_payloads_are_covered(preset: Preset) -> None:
+    layer = LayerShape(d_model=96, d_hidden=384, num_experts=8, top_k=2, activation="swiglu")
+    points = set(choose(4, preset, layers=(layer,), max_tokens=1024, group_sizes=(2, 4)))
+    for group_size in (2, 4):
+        experts = 8 // group_size
+        for degree in (1, 4, 16, 64):
+            rows = 1024 * 2 // degree
+            for d_in, d_out in ((96, 384), (384, 96)):
+                for product in ("forward", "grad_input", "grad_weight"):
+                    assert (
+                        GemmPoint(
+                            dtype="float32", product=product, num_experts=experts,
+                            rows=max(rows // experts, 1), d_in=d_in, d_out=d_out,
+                        )
+                        in points
+                    )  # fmt: skip
+            for in_flight in (1, 4):
+                payload = CollectivePoint(
+                    op="all_to_all", group_size=group_size, num_bytes=rows * 96 * 4,
+                    in_flight=in_flight,
+                )  # fmt: skip
+                assert payload in points
+    ops = {point.op for point in points if isinstance(point, RowsPoint)}
+    assert ops == {
+        "swiglu", "swiglu_backward", "gather", "scatter_add", "gate", "gate_backward",
+    }  # fmt: skip
+
+
+def test_a_layers_points_come_first() -> None:
+    layer = LayerShape(d_model=96, d_hidden=384, num_experts=4)
+    first = choose(layers=(layer,))[0]
+    assert isinstance(first, GemmPoint)
+    assert (first.d_in, first.d_out) == (96, 384)
+
+
+@pytest.mark.parametrize("preset", ["quick", "full"])
+def test_every_collective_is_measured_for_every_group_from_small_to_large(preset: Preset) -> None:
+    points = choose(4, preset)
+    for op in ("all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"):
+        for group_size in (2, 4):
+            sizes = [
+                point.num_bytes
+                for point in points
+                if isinstance(point, CollectivePoint)
+                and (point.op, point.group_size, point.in_flight) == (op, group_size, 1)
+            ]
+            assert min(sizes) == 2**10
+            assert max(sizes) >= 2**22
+            assert len(sizes) >= 4
+            assert all(size % (4 * group_size) == 0 for size in sizes)
+
+
+def test_interference_has_each_class_alone_beside_each_other_and_beside_both() -> None:
+    found = {
+        (point.victim, point.others) for point in choose() if isinstance(point, InterferencePoint)
+    }
+    assert len(found) == 12
+    assert found >= {
+        ("comp", ()),
+        ("comp", ("comm",)),
+        ("comp", ("mem",)),
+        ("mem", ("comp", "comm")),
+    }
+
+
+def test_one_cpu_rank_has_nobody_to_talk_to() -> None:
+    points = choose(1)
+    assert not [point for point in points if isinstance(point, CollectivePoint)]
+    for point in points:
+        if isinstance(point, InterferencePoint):
+            assert "comm" not in (point.victim, *point.others)
+
+
+def test_one_gpu_talks_through_host_memory() -> None:
+    points = choose(1, cluster=cluster_of(1, "cuda"))
+    ops = {point.op for point in points if isinstance(point, CollectivePoint)}
+    assert ops == {"all_to_all"}
+    assert InterferencePoint(victim="comm", others=("comp", "mem")) in points
+    assert {point.pinned for point in points if isinstance(point, CopyPoint)} == {True, False}
+
+
+def test_no_point_takes_the_memory_away() -> None:
+    points = choose(cluster=cluster_of(2, memory=2**24))
+    assert points
+    assert max(map(memory_bytes, points)) <= 2**21
+
+
+def test_impossible_groups_and_layers_are_refused() -> None:
+    with pytest.raises(InputError, match="group size 4 is not possible with 2 ranks"):
+        choose(2, group_sizes=(4,))
+    with pytest.raises(InputError, match="3 experts divide by none of the group sizes 2"):
+        choose(2, layers=(LayerShape(d_model=8, d_hidden=8, num_experts=3),))
+
+
+EFFORT = Effort(min_blocks=8, max_blocks=40, max_seconds=0.2, warmup_seconds=0.08)
+RATES = Rates(
+    macs_per_second={"float32": 5e10},
+    copy_bytes_per_second=5e9,
+    wire_seconds=3e-4,
+    wire_bytes_per_second=1e9,
+)
+ALL = choose()
+SECONDS = {point: point_seconds(point, RATES, EFFORT) for point in ALL}
+
+
+@given(st.floats(0.5, 60.0))
+def test_a_budget_is_never_exceeded_and_not_wasted(budget: float) -> None:
+    kept = within_budget(ALL, SECONDS, budget)
+    spent = sum(SECONDS[point] for point in kept)
+    assert spent <= budget + 1e-9
+    left_out = [SECONDS[point] for point in ALL if point not in kept]
+    assert all(spent + seconds > budget for seconds in left_out)
+
+
+@given(st.floats(5.0, 60.0))
+def test_a_budget_keeps_the_extremes_of_the_sizes_that_it_keeps(budget: float) -> None:
+    kept = within_budget(ALL, SECONDS, budget)
+
+    def sizes(points: tuple[Point, ...]) -> list[int]:
+        return [
+            point.num_bytes
+            for point in points
+            if isinstance(point, CollectivePoint)
+            and (point.op, point.in_flight) == ("all_to_all", 1)
+        ]
+
+    some = sizes(kept)
+    if len(some) >= 2:
+        assert {min(some), max(some)} == {min(sizes(ALL)), max(sizes(ALL))}
+
+
+def test_a_large_budget_keeps_everything_in_order() -> None:
+    assert within_budget(ALL, SECONDS, 1e9) == ALL
+
+
+def test_a_budget_for_nothing_is_refused_with_the_cheapest_price() -> None:
+    with pytest.raises(InputError, match="holds not one point"):
+        within_budget(ALL, SECONDS, 1e-6)
