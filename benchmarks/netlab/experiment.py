@@ -22,6 +22,8 @@ from moetune.workflows.wiring import configure, open_store
 _TIMEOUT_SECONDS = 1200.0
 _FLOOR = ("bare", "bare_collectives", "bare_gemms")
 _NUM_RANKS = 2
+_PROFILE = "netlab"
+_DTYPE = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ def run_rate(
         MoetuneError: the lab, the profile, a plan or a rank failed.
     """
     with Lab(num_ranks=_NUM_RANKS, rate_mbit=rate_mbit) as lab:
-        profile = _measure_profile(lab, folder=folder, budget=experiment.budget, echo=echo)
+        profile = _measure_profile(lab, experiment, folder=folder, echo=echo)
         plans = {tokens: _plan(experiment, profile, tokens) for tokens in experiment.tokens}
         for tokens, plan in plans.items():
             write_text(folder / f"{tokens}.json", plan_to_json(plan))
@@ -97,13 +99,19 @@ def run_rate(
     )
 
 
-def _measure_profile(lab: Lab, *, folder: Path, budget: str, echo: TextIO) -> Profile:
-    database = str(folder / "netlab.db")
-    command = [sys.executable, "-m", "moetune", "--db", database, "profile"]
-    options = ["--name", "netlab", "--preset", "quick", "--budget", budget]
-    lab.run([*command, *options], timeout_seconds=_TIMEOUT_SECONDS, echo=echo)
+def _measure_profile(lab: Lab, experiment: Experiment, *, folder: Path, echo: TextIO) -> Profile:
+    database, layer = str(folder / "netlab.db"), experiment.layer
+    command = [
+        *(sys.executable, "-m", "moetune", "--db", database, "--no-config", "profile"),
+        *("--name", _PROFILE, "--preset", "quick", "--budget", experiment.budget),
+        *("--dtype", _DTYPE, "--tokens", str(max(experiment.tokens))),
+        *("--d-model", str(layer.d_model), "--d-hidden", str(layer.d_hidden)),
+        *("--num-experts", str(layer.num_experts), "--top-k", str(layer.top_k)),
+        *("--activation", layer.activation),
+    ]
+    lab.run(command, timeout_seconds=_TIMEOUT_SECONDS, echo=echo)
     with open_store(configure(db=database, no_files=True).settings, read_only=True) as store:
-        profile = store.profile("netlab")
+        profile = store.profile(_PROFILE)
     if profile is None:
         raise ProfileError(f"`moetune profile` left no profile in {database}")
     return profile
@@ -114,7 +122,7 @@ def _plan(experiment: Experiment, profile: Profile, tokens: int, degree: int | N
         layer=experiment.layer,
         world_size=_NUM_RANKS,
         tokens_per_rank=tokens,
-        dtype="float32",
+        dtype=_DTYPE,
         bounds=Bounds(forward_degree=degree, backward_degree=degree),
     )
     return make_plan(request, profile=profile)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from benchmarks.netlab.cell import Cell, Step, module_step
+from moetune import MoELayer
 
 
 def degree_step(cell: Cell, degree: int) -> Step:
@@ -16,8 +17,6 @@ def planned_step(cell: Cell, plan: Path) -> Step:
 
 
 def _step(cell: Cell, *, pipeline: bool | int, plan: Path | None) -> Step:
-    from moetune.runtime.layer import MoELayer
-
     shape = cell.layer
     layer = MoELayer(
         d_model=shape.d_model,

@@ -149,8 +149,7 @@ def _cell_row(one: Summary) -> tuple[str, ...]:
         _ms(peer) if peer else "–",
         f"{one.peer_ratio:.2f}" if one.peer_ratio else "–",
         f"{one.peer_share:.0%}" if one.peer_share else "–",
-        f"{_ms(one.measured('bare'))} ({_ms(one.measured('bare_collectives'))}, "
-        f"{_ms(one.measured('bare_gemms'))})",
+        _floor(one),
         f"{one.own_cost:+.1%}",
         f"{one.cell.imbalance:.2f}",
     )
@@ -221,6 +220,11 @@ def _own_cost_target(summaries: Sequence[Summary]) -> Target:
         found=f"at worst {worst.own_cost:+.1%} ({_name(worst)})",
         is_met=worst.own_cost <= _MAX_OWN_COST,
     )
+
+
+def _floor(one: Summary) -> str:
+    parts = (_ms(one.measured(name)) for name in ("bare_collectives", "bare_gemms"))
+    return f"{_ms(one.measured('bare'))} ({', '.join(parts)})"
 
 
 def _name(one: Summary) -> str:
