@@ -11,7 +11,7 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
     """Print why, the terms, what lost, the degrees for other sizes, and how sure it is."""
     plan = explanation.plan
     screen.say(title(explanation), style="bold")
-    screen.say(f"Plan {plan.id[:8]}, made with profile {plan.inputs.profile}.")
+    screen.say(f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.")
     for flag, value in sorted(plan.inputs.constraints.items()):
         screen.say(f"--{flag} {value}", indent=2)
     _paragraph(screen, "Why", plan.decision.why)

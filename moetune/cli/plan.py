@@ -181,7 +181,7 @@ def _show(
 
     screen, made = session.screen, planned.plan
     profile = planned.found.profile
-    screen.detail(f"profile {profile.name} ({profile.digest[:8]}) from the {planned.found.source}")
+    screen.detail(f"profile {profile.name} ({profile.digest[:8]}, {planned.found.source})")
     if as_json:
         typer.echo(plan_to_json(made), nl=False)
     else:
@@ -190,12 +190,12 @@ def _show(
             screen.say(f"Note: {note}.", indent=2)
             screen.say()
     if output is not None:
-        screen.note(f"Plan {made.id[:8]} is written to {output}.")
+        screen.note(f"Plan {made.id[:6]} is written to {output}.")
     if not save:
-        screen.note(f"Plan {made.id[:8]} is not kept in the store.")
+        screen.note(f"Plan {made.id[:6]} is not kept in the store.")
     elif as_json:
-        screen.note(f"Plan {made.id[:8]} saved.")
+        screen.note(f"Plan {made.id[:6]} saved.")
     else:
-        short = made.id[:8]
+        short = made.id[:6]
         screen.line(f"Plan {short} saved. See why: moetune explain {short}")
         screen.line(f"Check it on this machine: moetune verify {short}")

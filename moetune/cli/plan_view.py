@@ -7,6 +7,7 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.workflows.explain import Explanation, PhaseTerms
 
 WORTH_SAYING = 5e-4
+SURE = 0.995
 _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
 
 
@@ -34,7 +35,8 @@ def title(explanation: Explanation) -> str:
     inputs = explanation.plan.inputs
     layer = inputs.layer
     model = MODELS.get(inputs.model or "")
-    name = f"{model.title} layer" if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
+    name = model.title if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
+    name += " layer" if name.endswith("MoE") else ""
     device = _device(explanation)
     return (
         f"{name} · {plural(layer.num_experts, 'expert')} over {plural(inputs.world_size, device)}"
@@ -45,7 +47,7 @@ def title(explanation: Explanation) -> str:
 def how_sure(plan: Plan) -> str:
     """Return the probability and the regret of the choice, and the next best."""
     verdict = plan.decision
-    text = f"How sure: {100 * verdict.probability_best:.0f} % that no other choice is better"
+    text = f"How sure: {_probability(verdict.probability_best)} that no other choice is better"
     if verdict.expected_regret >= WORTH_SAYING:
         text += f"; if wrong, {_percent(verdict.expected_regret)} slower on average"
     if verdict.runner_up is None:
@@ -137,6 +139,11 @@ def _memory(explanation: Explanation) -> str:
 
 def _all_bytes(memory: Memory) -> int:
     return memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
+
+
+def _probability(share: float) -> str:
+    """Return the share of a hundred fits; that all of them agree is not certainty."""
+    return "over 99 %" if share >= SURE else f"{100 * share:.0f} %"
 
 
 def _percent(share: float) -> str:

@@ -1,7 +1,9 @@
 """Words, tables and JSON: the only importer of rich."""
 
 import json
+import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 WIDTH = 80
+NARROWEST = 20
+_HARD_SPACE = "\N{NO-BREAK SPACE}"
+_UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B)\b|%)")
 _SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 _TRACEBACK_VERBOSITY = 2
 
@@ -28,11 +33,17 @@ class Screen:
     verbosity: int = 0
 
     def say(self, text: str = "", *, indent: int = 0, style: str = "") -> None:
-        """Print a paragraph of the answer, wrapped."""
-        from rich.padding import Padding
+        """Print a paragraph of the answer, wrapped; a number and its unit stay together."""
         from rich.text import Text
 
-        self._emit(Padding(Text(text, style=style), (0, 0, 0, indent), expand=False))
+        lines = textwrap.wrap(
+            _UNIT.sub(_HARD_SPACE, text),
+            max(NARROWEST, min(WIDTH, self._console().width) - indent),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for line in lines or ("",):
+            self._emit(Text(" " * indent + line.replace(_HARD_SPACE, " "), style=style))
 
     def line(self, text: str) -> None:
         """Print one line of the answer that must stay whole: a path or a command."""
@@ -62,7 +73,8 @@ class Screen:
             )
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
-        self._emit(Padding(table, (0, 0, 0, indent), expand=False))
+        width = min(WIDTH, self._console().width)
+        self._emit(Padding(table, (0, 0, 0, indent), expand=False), width)
 
     def note(self, text: str) -> None:
         """Print a line on stderr, unless quiet."""
@@ -106,13 +118,13 @@ class Screen:
             stderr=stderr, no_color=None if self.color else True, highlight=False, markup=False
         )
 
-    def _emit(self, renderable: "RenderableType") -> None:
+    def _emit(self, renderable: "RenderableType", width: int | None = None) -> None:
         """Print on stdout without the blanks that rich fills lines up with."""
         console = self._console()
         with console.capture() as captured:
-            console.print(renderable, width=min(WIDTH, console.width))
-        lines = captured.get().splitlines()
-        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
+            console.print(renderable, width=width, soft_wrap=width is None)
+        for line in captured.get().splitlines():
+            sys.stdout.write(f"{line.rstrip()}\n")
 
 
 def seconds_span(seconds: float, low: float, high: float) -> str:

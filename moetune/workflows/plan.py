@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,9 @@ class PlanRequest:
         tokens_per_rank: default, the model's; a layer needs it.
         dtype: default, what the profile is for: see `default_dtype`.
         memory_limit_bytes: default, the device's memory.
+
+    Raises:
+        InputError: it is incomplete, contradicts itself, or names no known model.
     """
 
     model: str | None = None
@@ -48,6 +51,25 @@ class PlanRequest:
     memory_limit_bytes: int | None = None
     bounds: Bounds = field(default_factory=Bounds)
     allow_modelled: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.layer is None):
+            nothing = self.model is None
+            raise InputError(
+                "there is nothing to plan for" if nothing else "a model and a layer are given",
+                "name a model with --model (see `moetune models list`), "
+                "or a layer with --d-model, --d-hidden and --num-experts",
+            )
+        if self.model is not None:
+            find_model(self.model)
+        elif self.tokens_per_rank is None:
+            raise InputError(
+                "the number of tokens is missing", "give --tokens, or --batch and --seq"
+            )
+        for name in ("world_size", "tokens_per_rank", "memory_limit_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +115,13 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
     """Return the best plan for the request on the profile's machine.
 
     Raises:
-        InputError: the request is incomplete or contradicts itself.
+        InputError: the experts do not divide by the ranks, or the dtype is unknown.
         InfeasiblePlanError: nothing satisfies the bounds or the memory limit.
         ProfileError: the profile lacks an operation that the layer needs.
     """
     inputs = plan_inputs(request, profile=profile)
     allowed = request.allow_modelled
-    return solve_plan(
+    plan = solve_plan(
         inputs=inputs,
         costs=costs_of(profile, allow_modelled=allowed),
         resamples=resample_costs(profile, num=NUM_RESAMPLES, seed=SEED, allow_modelled=allowed),
@@ -107,31 +129,15 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
         device_memory_bytes=profile.machine.memory_bytes,
         provenance=profile.provenance,
     )
+    return replace(plan, warnings=(*_stand_in(plan, profile), *plan.warnings))
 
 
 def plan_inputs(request: PlanRequest, *, profile: Profile) -> PlanInputs:
-    """Return the request with every default filled in.
-
-    Raises:
-        InputError: the request is incomplete or contradicts itself.
-    """
-    for name in ("world_size", "tokens_per_rank", "memory_limit_bytes"):
-        value = getattr(request, name)
-        if value is not None and value < 1:
-            raise InputError(f"{name} must be at least 1, got {value}")
+    """Return the request with every default filled in."""
     world_size = request.world_size or profile.machine.num_devices
-    model = find_model(request.model) if request.model is not None else None
-    if (model is None) == (request.layer is None):
-        raise InputError(
-            "there is nothing to plan for" if model is None else "a model and a layer are given",
-            "name a model with --model, or a layer with --d-model, --d-hidden and --num-experts",
-        )
-    layer = request.layer or (model.layer(world_size) if model else None)
-    tokens = request.tokens_per_rank or (model.tokens_per_rank if model else None)
-    if tokens is None or layer is None:
-        raise InputError("the number of tokens is missing", "give --tokens, or --batch and --seq")
+    layer, tokens = _layer_and_tokens(request, world_size)
     return PlanInputs(
-        model=model.name if model else None,
+        model=request.model,
         layer=layer,
         world_size=world_size,
         tokens_per_rank=tokens,
@@ -168,9 +174,31 @@ def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
     if plan is not None:
         return plan
     hint = (
-        f"the newest is {newest[0].id[:8]}" if newest else "make one:  moetune plan --model gpt-s"
+        f"the newest is {newest[0].id[:6]}" if newest else "make one:  moetune plan --model gpt-s"
     )
     raise InputError(f"no plan has an id that begins with {wanted!r}", hint)
+
+
+def _layer_and_tokens(request: PlanRequest, world_size: int) -> tuple[LayerShape, int]:
+    if request.layer is not None and request.tokens_per_rank is not None:
+        return request.layer, request.tokens_per_rank
+    model = find_model(request.model or "")
+    return model.layer(world_size), request.tokens_per_rank or model.tokens_per_rank
+
+
+def _stand_in(plan: Plan, profile: Profile) -> tuple[str, ...]:
+    """Say which group size stands in for the plan's, where that one was not measured."""
+    ranks = plan.inputs.world_size
+    sizes = {line.group_size for line in profile.collective if line.op == "all_to_all"}
+    for sample in profile.samples:
+        if sample.point.kind == "collective" and sample.point.op == "all_to_all":
+            sizes.add(sample.point.group_size)
+    if ranks == 1 or ranks in sizes:
+        return ()
+    known = ", ".join(map(str, sorted(sizes)))
+    return (
+        f"no all_to_all was measured for {ranks} ranks: the nearest of {known} stands in for it",
+    )
 
 
 def _constraints(request: PlanRequest) -> Mapping[str, str]:

@@ -1,0 +1,241 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from moetune.domain.plan import plan_from_json
+from tests.cli.running import Cli
+
+PLAN = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
+PLAN_KEYS = {
+    "schema", "id", "inputs", "layout", "pipeline", "memory", "chunks", "predicted", "decision",
+    "alternatives", "warnings",
+}  # fmt: skip
+PART_KEYS = {
+    "inputs": "model layer world_size tokens_per_rank dtype memory_limit_bytes profile "
+    "profile_fingerprint constraints",
+    "layout": "expert_parallel dp ep tp pp",
+    "pipeline": "forward_degree backward_degree order ranges",
+    "memory": "strategy state_bytes activation_bytes buffer_bytes saved_bytes saving_ratio",
+    "predicted": "forward_seconds backward_seconds step_seconds sequential_forward_seconds "
+    "sequential_backward_seconds overhead_seconds p05_step_seconds p95_step_seconds trust",
+    "decision": "probability_best expected_regret runner_up binding why",
+}
+
+
+def makespan_of(num_gemms: int) -> Callable[[int], float]:
+    """The closed form on Fig. 6's constants: 64 ranks, T = 1024, k = 2, M = 512, H = 1024."""
+    payload_bytes = 1024 * 2 * 512 * 4
+    macs = 1024 * 2 * 512 * 1024
+
+    def makespan(degree: int) -> float:
+        transfer = 7.83e-4 + 3.84e-10 * payload_bytes / degree
+        experts = num_gemms * (6.19e-5 + 4.1e-14 * macs / degree)
+        return max(2 * degree * transfer, 2 * transfer + degree * experts)
+
+    return makespan
+
+
+def test_plan_for_tm_1_is_the_minimum_of_the_closed_form(cli: Cli) -> None:
+    plan = cli("plan", "--model", "tm-1", "--profile", "rtx2080ti-x64", "--json").document
+    for phase, num_gemms in (("forward", 2), ("backward", 4)):
+        makespan = makespan_of(num_gemms)
+        best = min(range(1, 65), key=makespan)
+        assert plan["pipeline"][f"{phase}_degree"] == best
+        assert plan["predicted"][f"{phase}_seconds"] == pytest.approx(makespan(best), rel=1e-9)
+        sequential = plan["predicted"][f"sequential_{phase}_seconds"]
+        assert sequential == pytest.approx(makespan(1), rel=1e-9)
+    assert plan["inputs"]["tokens_per_rank"] == 1024
+    assert plan["inputs"]["world_size"] == 64
+    assert plan["inputs"]["dtype"] == "float32"
+    assert plan["inputs"]["layer"]["num_experts"] == 64
+
+
+def test_plan_of_a_pinned_degree_is_its_closed_form(cli: Cli) -> None:
+    plan = cli(
+        "plan", "--model", "tm-1", "--profile", "rtx2080ti-x64", "--json",
+        "--forward-degree", "5", "--backward-degree", "3",
+    ).document  # fmt: skip
+    expected = makespan_of(2)(5) + makespan_of(4)(3)
+    assert plan["predicted"]["step_seconds"] == pytest.approx(expected, rel=1e-9)
+    assert plan["inputs"]["constraints"] == {"forward-degree": "5", "backward-degree": "3"}
+
+
+def test_plan_json_has_every_key_of_the_contract_and_no_other(cli: Cli) -> None:
+    plan = cli(*PLAN, "--json").document
+    assert set(plan) == PLAN_KEYS
+    for part, keys in PART_KEYS.items():
+        assert set(plan[part]) == set(keys.split()), part
+    layer = {"d_model", "d_hidden", "num_experts", "top_k", "activation"}
+    assert set(plan["inputs"]["layer"]) == layer
+    choice = {"forward_degree", "backward_degree", "order", "strategy", "step_seconds"}
+    assert set(plan["decision"]["runner_up"]) == choice
+    assert all(set(other) == {*choice, "lost_because"} for other in plan["alternatives"])
+    assert plan["chunks"] is None
+
+
+def test_plan_json_is_canonical_and_what_the_file_holds(cli: Cli) -> None:
+    result = cli(*PLAN, "--json", "--output", "plan.json")
+    text = Path("plan.json").read_text(encoding="utf-8")
+    assert text == result.out
+    plan = json.loads(text)
+    assert text == json.dumps(plan, sort_keys=True, separators=(",", ":")) + "\n"
+    assert plan_from_json(text, "plan.json").id == plan["id"]
+    assert [file.name for file in Path().iterdir()] == ["plan.json"]
+
+
+def test_plan_says_the_answer_its_doubts_and_the_next_command(cli: Cli) -> None:
+    result = cli(*PLAN, "--tokens", "8k")
+    plan = cli(*PLAN, "--json").document
+    assert result.code == 0
+    words = " ".join(result.out.split())
+    pipeline = plan["pipeline"]
+    assert words.startswith("GPT-XL MoE layer · 64 experts over 64 GPUs · 8,192 tokens per GPU")
+    chunks = f"{pipeline['forward_degree']} chunks forward and {pipeline['backward_degree']} back"
+    assert f"Cut the tokens into {chunks}ward" in words
+    assert "exposed communication" in words
+    assert "How sure:" in words
+    assert "published profile 'rtx2080ti-x64'" in words
+    assert f"moetune explain {plan['id'][:6]}" in words
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert all(line == line.rstrip() for line in result.out.splitlines())
+
+
+def test_plan_without_colour_on_a_pipe_has_no_escape_codes(cli: Cli) -> None:
+    assert "\x1b" not in cli(*PLAN).out
+
+
+def test_plan_is_kept_in_the_store_under_the_same_id_each_time(cli: Cli) -> None:
+    first, second = cli(*PLAN, "--json").document, cli(*PLAN, "--json").document
+    assert first == second
+    explained = cli("explain", first["id"][:6], "--json").document
+    assert explained["plan"] == first
+
+
+def test_plan_without_saving_leaves_no_database(cli: Cli, database: Path) -> None:
+    result = cli(*PLAN, "--no-save")
+    assert result.code == 0
+    assert not database.exists()
+    assert "saved" not in result.out
+
+
+def test_batch_times_seq_is_the_number_of_tokens(cli: Cli) -> None:
+    one = cli(*PLAN, "--batch", "4", "--seq", "2k", "--json").document
+    other = cli(*PLAN, "--tokens", "8192", "--json").document
+    assert one == other
+
+
+def test_a_layer_given_by_its_sizes_plans_as_the_model_of_those_sizes(cli: Cli) -> None:
+    sizes = ("--d-model", "2048", "--d-hidden", "8192", "--num-experts", "64", "--tokens", "8k")
+    other = cli("plan", *PLAN[3:], *sizes, "--json").document
+    plan = cli(*PLAN, "--json").document
+    assert other["inputs"] == {**plan["inputs"], "model": None}
+    assert other["pipeline"] == plan["pipeline"]
+    assert other["id"] != plan["id"]
+
+
+def test_defaults_written_out_make_the_same_plan(cli: Cli) -> None:
+    spelled = cli(
+        *PLAN, "--json", "--world-size", "64", "--tokens", "8k",
+        "--max-degree", "64", "--min-chunk-tokens", "1",
+    )  # fmt: skip
+    assert spelled.document == cli(*PLAN, "--json").document
+
+
+def test_a_missing_group_size_names_the_command_that_measures_it(cli: Cli) -> None:
+    result = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x16", "--world-size", "64")
+    assert result.code == 5
+    assert 'no all_to_all measured for 64 ranks (profile "rtx2080ti-x16" has 16)' in result.err
+    assert "moetune profile" in result.err
+    assert "--allow-modelled" in result.err
+    assert result.out == ""
+
+
+def test_an_accepted_estimate_is_said_in_the_plan(cli: Cli) -> None:
+    plan = cli(
+        "plan", "--model", "gpt-s", "--profile", "rtx2080ti-x16", "--world-size", "64",
+        "--allow-modelled", "--json",
+    ).document  # fmt: skip
+    assert plan["predicted"]["trust"] == "modelled"
+    assert plan["inputs"]["constraints"]["allow-modelled"] == "true"
+    assert any("no all_to_all was measured for 64 ranks" in text for text in plan["warnings"])
+
+
+def test_a_layer_that_does_not_fit_is_infeasible_and_says_what_binds(cli: Cli) -> None:
+    result = cli(*PLAN, "--memory-limit", "100MiB")
+    assert result.code == 3
+    assert "memory binds" in result.err
+    assert "100 MiB" in result.err
+
+
+def test_a_pinned_degree_above_the_largest_is_infeasible(cli: Cli) -> None:
+    result = cli(*PLAN, "--forward-degree", "9", "--max-degree", "8")
+    assert result.code == 3
+    assert "max_degree is 8" in result.err
+
+
+def test_one_chunk_says_that_and_why(cli: Cli) -> None:
+    result = cli(*PLAN, "--max-degree", "1", "--no-save")
+    words = " ".join(result.out.split())
+    assert "Leave the tokens in one chunk" in words
+    assert "only choice that the bounds leave" in words
+    assert "× as fast" not in words
+
+
+def test_explain_shows_terms_that_add_up(cli: Cli) -> None:
+    plan = cli("plan", "--model", "tm-1", "--profile", "rtx2080ti-x64", "--json").document
+    explained = cli("explain", plan["id"], "--json").document
+    assert explained["schema"] == "moetune.explanation/1"
+    forward = explained["forward"]
+    degree = plan["pipeline"]["forward_degree"]
+    transfer = 7.83e-4 + 3.84e-10 * 1024 * 2 * 512 * 4 / degree
+    assert forward["transfer_seconds"] == pytest.approx(transfer, rel=1e-9)
+    assert forward["total_transfer_seconds"] == pytest.approx(2 * degree * transfer, rel=1e-9)
+    exposed = forward["seconds"] - forward["total_compute_seconds"]
+    assert forward["exposed_communication_seconds"] == pytest.approx(exposed, rel=1e-9)
+    assert forward["seconds"] == plan["predicted"]["forward_seconds"]
+
+
+def test_explain_says_why_what_lost_and_the_ranges_in_80_columns(cli: Cli) -> None:
+    plan = cli(*PLAN, "--json").document
+    result = cli("explain", plan["id"][:6])
+    for words in ("Why", "What the time consists of", "What lost", "tokens per rank", "How sure"):
+        assert words in result.out
+    assert "transfers are hidden" in " ".join(result.out.split())
+    low, high, *_ = plan["pipeline"]["ranges"][0]
+    assert f"{low:,}–{high:,}" in result.out
+    assert max(map(len, result.out.splitlines())) <= 80
+
+
+def test_explain_says_when_nothing_is_hidden(cli: Cli) -> None:
+    plan = cli(*PLAN, "--max-degree", "1", "--json").document
+    assert "Nothing is hidden" in cli("explain", plan["id"][:6]).out
+
+
+def test_explain_says_when_nothing_can_be_hidden(cli: Cli) -> None:
+    plan = cli(*PLAN, "--world-size", "1", "--tokens", "64", "--json", "--memory-limit", "90GB")
+    result = cli("explain", plan.document["id"][:6])
+    assert result.code == 0
+    assert "Nothing can be hidden" in result.out
+
+
+def test_explain_of_a_plan_file_needs_no_database(cli: Cli, database: Path) -> None:
+    cli(*PLAN, "--no-save", "--output", "plan.json")
+    result = cli("explain", "plan.json")
+    assert result.code == 0
+    assert not database.exists()
+
+
+def test_explain_without_the_profile_shows_the_plan_alone(cli: Cli) -> None:
+    cli("profiles", "export", "rtx2080ti-x64", "--output", "lab.toml")
+    text = Path("lab.toml").read_text(encoding="utf-8").replace('"rtx2080ti-x64"', '"lab"')
+    Path("lab.toml").write_text(text, encoding="utf-8")
+    plan = cli("plan", "--model", "gpt-s", "--profile", "lab.toml", "--json").document
+    alone = cli("explain", plan["id"][:6])
+    assert alone.code == 0
+    assert "'lab' is not here" in " ".join(alone.out.split())
+    assert cli("explain", plan["id"][:6], "--profile", "lab.toml", "--json").document["forward"]
+    Path("lab.toml").write_text(text.replace("7.83e-4", "7e-4").replace("0.000783", "7e-4"))
+    changed = cli("explain", plan["id"][:6], "--profile", "lab.toml")
+    assert "not the one the plan was made with" in " ".join(changed.out.split())
