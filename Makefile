@@ -17,7 +17,7 @@ postgres:
 	@bash tests/install_postgresql.sh
 
 quickstart: $(READY)
-	$(BIN)/python -m moetune.workflows.quickstart
+	$(BIN)/python -m moetune.cli.quickstart
 
 check: $(READY)
 	$(BIN)/ruff format --check .
