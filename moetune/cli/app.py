@@ -9,11 +9,23 @@ from typing import Annotated, cast
 
 import typer
 
-from moetune.cli import config, db, doctor, explain, models, plan, profiles
+from moetune.cli import (
+    config,
+    db,
+    doctor,
+    explain,
+    models,
+    plan,
+    profile,
+    profiles,
+    trace,
+    verify,
+)
 from moetune.cli.session import Session, session_of
 from moetune.domain.errors import InputError, MoetuneError
 
 INTERRUPTED = 130
+_BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--no-color")
 
 # Click is a part of typer in some of its versions and a package in others: this is its
 # UsageError, the base of all complaints about arguments, in both.
@@ -27,8 +39,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+app.command("profile", epilog=profile.EPILOG)(profile.profile)
 app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.command("explain", epilog=explain.EPILOG)(explain.explain)
+app.command("verify", epilog=verify.EPILOG)(verify.verify)
+app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(models.app, name="models")
 app.add_typer(db.app, name="db")
@@ -76,7 +91,10 @@ def _complain(session: Session, error: Exception, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     where = context.command_path if context else "moetune"
     what = str(getattr(error, "format_message", error.__str__)())
-    complaint = InputError(what, f"see `{where} --help`")
+    hint = f"see `{where} --help`"
+    if getattr(error, "option_name", None) in _BEFORE_THE_COMMAND:
+        hint = f"it stands before the command; {hint}"
+    complaint = InputError(what, hint)
     session.screen.error(complaint, as_json=as_json)
     return complaint.exit_code
 

@@ -39,8 +39,10 @@ def load_profile_file(path: Path) -> Profile:
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
+        last_line = f"at line {len(text.splitlines())}, the end"
         raise InputError(
-            f"profile {path} is not valid TOML: {error}",
+            f"profile {path} is not valid TOML: "
+            f"{str(error).replace('at end of document', last_line)}",
             "export or measure it again; a file that was cut short cannot be mended",
         ) from None
     try:

@@ -1,0 +1,85 @@
+"""Every command has help with an example, `--json`, and a place in the documentation."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from moetune.cli.app import app
+from tests.cli.running import Cli
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRACT = (
+    "profile", "profiles list", "profiles show", "profiles export", "profiles import",
+    "profiles diff", "profiles remove", "models list", "models show", "plan", "explain",
+    "verify", "trace", "db upgrade", "db current", "db check", "db backup", "doctor",
+    "config show",
+)  # fmt: skip
+
+
+def _commands(command: Any, name: str = "") -> dict[str, Any]:
+    found = getattr(command, "commands", None)
+    if found is None:
+        return {name: command}
+    pairs = [_commands(one, f"{name} {key}".strip()) for key, one in found.items()]
+    return {key: one for pair in pairs for key, one in pair.items()}
+
+
+COMMANDS = _commands(get_command(app))
+
+
+def test_the_commands_are_those_of_the_contract() -> None:
+    assert set(CONTRACT) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_says_what_the_command_does_and_shows_an_example(cli: Cli, name: str) -> None:
+    result = cli(*name.split(), "--help")
+    assert (result.code, result.err) == (0, "")
+    usage, _, rest = result.out.partition("\n")
+    assert usage.startswith(f"Usage: moetune {name}")
+    assert re.search(r"\n  [A-Z].+", rest)
+    assert f"\n  Example:\n    moetune {name}" in result.out
+    assert re.search(r"--json\s+Print one JSON document", result.out)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_examples_name_only_options_that_exist(name: str) -> None:
+    command = COMMANDS[name]
+    known = {flag for option in command.params for flag in option.opts}
+    example = str(command.epilog).rsplit("\n", 1)[-1]
+    used = {word for word in shlex.split(example) if word.startswith("--")}
+    assert used <= known
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_command_is_documented_with_an_example(name: str) -> None:
+    pages = [ROOT / "README.md", ROOT / "docs" / "guide.md"]
+    assert any(f"moetune {name}" in page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_commands_and_options_of_the_guide_exist() -> None:
+    text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    lines = [line.partition(" # ")[0] for line in text.splitlines() if line.startswith("moetune ")]
+    assert lines
+    for line in lines:
+        words = shlex.split(line)[1:]
+        name = next(one for one in (" ".join(words[:2]), words[0]) if one in COMMANDS)
+        known = {flag for option in COMMANDS[name].params for flag in option.opts}
+        assert {word for word in words if word.startswith("--")} <= known, line
+
+
+def test_every_option_is_explained() -> None:
+    for name, command in COMMANDS.items():
+        for option in command.params:
+            assert option.help, f"{name} {option.opts[0]}"
+
+
+def test_a_usage_error_with_json_is_one_document(cli: Cli) -> None:
+    document = json.loads(cli("profiles", "show", "--json").out)
+    assert document["exit_code"] == 2
+    assert "moetune profiles show --help" in document["hint"]

@@ -1,0 +1,129 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
+from tests.cli.running import Cli
+
+NAMES = ("rtx2080ti-x16", "rtx2080ti-x32", "rtx2080ti-x64")
+
+
+@pytest.fixture
+def lab(cli: Cli) -> Path:
+    """A profile file whose all_to_all is twice as slow as the reference's."""
+    cli("profiles", "export", "rtx2080ti-x64", "--output", "lab.toml")
+    path = Path("lab.toml")
+    text = path.read_text(encoding="utf-8").replace('name = "rtx2080ti-x64"', 'name = "lab"')
+    path.write_text(text.replace("0.000783", "0.001566"), encoding="utf-8")
+    return path
+
+
+def test_profiles_list_shows_the_reference_machines_without_a_database(
+    cli: Cli, database: Path
+) -> None:
+    document = cli("profiles", "list", "--json").document
+    assert document["schema"] == "moetune.profiles/1"
+    assert [one["name"] for one in document["profiles"]] == list(NAMES)
+    assert {one["source"] for one in document["profiles"]} == {"bundled"}
+    assert all(name in cli("profiles", "list").out for name in NAMES)
+    assert not database.exists()
+
+
+def test_an_imported_profile_is_listed_shown_and_planned_with(cli: Cli, lab: Path) -> None:
+    imported = cli("profiles", "import", str(lab), "--json").document
+    assert imported["name"] == "lab"
+    listed = cli("profiles", "list", "--json").document["profiles"]
+    assert (listed[0]["name"], listed[0]["source"]) == ("lab", "store")
+    assert cli("profiles", "show", "lab", "--json").document["name"] == "lab"
+    assert "1.57 ms" in cli("profiles", "show", "lab").out
+    plan = cli("plan", "--model", "gpt-s", "--profile", "lab", "--json").document
+    assert plan["inputs"]["profile"] == "lab"
+
+
+def test_import_under_another_name_keeps_the_rest(cli: Cli, lab: Path) -> None:
+    cli("profiles", "import", str(lab), "--name", "other")
+    shown = cli("profiles", "show", "other", "--json").document
+    expected = cli("profiles", "show", "./lab.toml", "--json").document
+    assert shown == {**expected, "name": "other"}
+
+
+def test_a_stored_profile_comes_before_a_reference_of_the_same_name(cli: Cli, lab: Path) -> None:
+    cli("profiles", "import", str(lab), "--name", "rtx2080ti-x64")
+    shown = cli("profiles", "show", "rtx2080ti-x64", "--json").document
+    assert shown["collective"][0]["alpha_seconds"] == 0.001566
+
+
+def test_the_profile_setting_is_used_and_the_flag_beats_it(cli: Cli, lab: Path) -> None:
+    Path("moetune.toml").write_text(f'profile = "{lab}"', encoding="utf-8")
+    plan = cli("plan", "--model", "gpt-s", "--json").document
+    assert plan["inputs"]["profile"] == "lab"
+    flag = cli("plan", "--model", "gpt-s", "--json", "--profile", "rtx2080ti-x64").document
+    assert flag["inputs"]["profile"] == "rtx2080ti-x64"
+
+
+def test_the_newest_measured_profile_is_the_default_and_imported_papers_are_not(
+    cli: Cli, lab: Path
+) -> None:
+    cli("profiles", "import", str(lab))
+    assert cli("plan", "--model", "gpt-s").code == 5
+    text = lab.read_text(encoding="utf-8").replace('"published"', '"measured"')
+    lab.write_text(text, encoding="utf-8")
+    cli("profiles", "import", str(lab), "--name", "mine")
+    cli("profiles", "import", str(bundled_profiles()["rtx2080ti-x64"]), "--name", "paper")
+    plan = cli("plan", "--model", "gpt-s", "--json").document
+    assert plan["inputs"]["profile"] == "mine"
+
+
+def test_export_prints_toml_that_is_the_profile(cli: Cli) -> None:
+    for name in NAMES:
+        text = cli("profiles", "export", name).out
+        path = bundled_profiles()[name]
+        assert text == profile_to_toml(load_profile_file(path))
+        assert tomllib.loads(text) == tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def test_export_to_a_file_can_be_imported_again(cli: Cli, lab: Path) -> None:
+    cli("profiles", "import", str(lab))
+    done = cli("profiles", "export", "lab", "--output", "again.toml", "--json").document
+    assert done == {"schema": "moetune.profiles.export/1", "name": "lab", "file": "again.toml"}
+    assert load_profile_file(Path("again.toml")) == load_profile_file(lab)
+
+
+def test_diff_names_every_number_that_differs_and_no_other(cli: Cli, lab: Path) -> None:
+    found = cli("profiles", "diff", "rtx2080ti-x64", str(lab.resolve()), "--json").document
+    assert found["differences"] == [
+        {
+            "key": "all_to_all 64 ranks alpha_seconds",
+            "first": 0.000783,
+            "second": 0.001566,
+            "ratio": 2.0,
+        }
+    ]
+    assert "2.00" in cli("profiles", "diff", "rtx2080ti-x64", "./lab.toml").out
+    same = cli("profiles", "diff", "rtx2080ti-x64", "rtx2080ti-x64")
+    assert "say the same" in same.out
+
+
+def test_removed_profiles_are_gone(cli: Cli, lab: Path) -> None:
+    cli("profiles", "import", str(lab))
+    cli("profiles", "import", str(lab))
+    removed = cli("profiles", "remove", "lab", "--json").document
+    assert removed == {"schema": "moetune.profiles.remove/1", "name": "lab", "num_runs": 2}
+    assert cli("profiles", "show", "lab").code == 5
+
+
+def test_show_prints_within_80_columns_and_says_where_it_is_from(cli: Cli) -> None:
+    out = cli("profiles", "show", "rtx2080ti-x64").out
+    assert "comes with moetune" in " ".join(out.split())
+    assert "PipeMoE, Fig. 6" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_plan_with_another_machines_measurements_notes_that(cli: Cli, lab: Path) -> None:
+    text = lab.read_text(encoding="utf-8").replace('"published"', '"measured"')
+    facts = '\n[fingerprint.hardware]\ncpu = "a cpu that nobody has"\n'
+    lab.write_text(text + facts, encoding="utf-8")
+    result = cli("plan", "--model", "gpt-s", "--profile", "./lab.toml")
+    assert result.code == 0
+    assert "measured on another machine" in " ".join(result.out.split())

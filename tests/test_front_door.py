@@ -1,0 +1,44 @@
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import moetune
+from moetune.domain import errors
+
+HEAVY = {"torch", "numpy", "sqlalchemy", "alembic", "optuna", "typer", "rich"}
+
+
+def test_names_of_the_front_door_are_sorted_and_no_name_is_twice() -> None:
+    assert list(moetune.__all__) == sorted(set(moetune.__all__))
+
+
+@pytest.mark.parametrize("name", moetune.__all__)
+def test_every_name_of_the_front_door_can_be_imported(name: str) -> None:
+    value = getattr(moetune, name)
+    assert value.__name__ == name
+    assert getattr(importlib.import_module(value.__module__), name) is value
+
+
+def test_every_error_has_a_name_at_the_front_door() -> None:
+    tree = {errors.MoetuneError.__name__}
+    tree |= {one.__name__ for one in errors.MoetuneError.__subclasses__()}
+    assert tree <= set(moetune.__all__)
+
+
+def test_nothing_but_the_front_door_is_visible() -> None:
+    public = {name for name in dir(moetune) if not name.startswith("_")}
+    submodules = {name for name in public if f"moetune.{name}" in sys.modules}
+    assert public - submodules - {"importlib", "TYPE_CHECKING"} == set(moetune.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'MoeLayer'"):
+        _ = moetune.MoeLayer
+
+
+def test_import_moetune_loads_no_library() -> None:
+    code = "import sys, moetune; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    assert not HEAVY & set(done.stdout.split())
