@@ -88,7 +88,7 @@ def set_journal(database: Database) -> None:
     """Give a SQLite file the write-ahead log, or on a network file system the old journal.
 
     Raises:
-        MoetuneError: it cannot be written.
+        MoetuneError: a file on a network file system cannot be given the old journal.
     """
     path = database.address.path
     if path is None:
@@ -99,4 +99,12 @@ def set_journal(database: Database) -> None:
         if connection.exec_driver_sql("PRAGMA journal_mode").scalar() != wanted:
             connection.exec_driver_sql(f"PRAGMA journal_mode = {wanted}")
 
-    database.outside(work)
+    try:
+        database.outside(work)
+    except InputError:
+        raise
+    except MoetuneError:
+        # The old journal is slower and as safe: a reader that holds the file, or a file that
+        # may only be read, is no reason to refuse. The new one on a network is.
+        if wanted != "wal":
+            raise

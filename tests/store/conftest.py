@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -10,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import psycopg
@@ -51,13 +51,14 @@ class Server:
     programs: Path
     folder: Path
     port: int
-    names: Iterator[int]
 
-    def create_database(self) -> str:
-        name = f"test_{next(self.names)}"
-        with psycopg.connect(self.conninfo("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
-        return name
+    def empty(self, database: str) -> str:
+        """Empty the database: much less to write than a new one for each test."""
+        with psycopg.connect(self.conninfo(database), autocommit=True) as connection:
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+            connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
+        return database
 
     def conninfo(self, database: str) -> str:
         return f"host={self.folder} port={self.port} user=moetune dbname={database}"
@@ -122,7 +123,7 @@ def server() -> Iterator[Server]:
          folder / "data"],
         check=True, capture_output=True, cwd=folder, timeout=60,
     )  # fmt: skip
-    made = Server(programs=programs, folder=folder, port=_free_port(), names=count())
+    made = Server(programs=programs, folder=folder, port=_free_port())
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*prefix, programs / "postgres", "-D", folder / "data", "-k", folder,
@@ -131,9 +132,12 @@ def server() -> Iterator[Server]:
         )  # fmt: skip
     try:
         _wait_until_ready(made, process, log)
+        with psycopg.connect(made.conninfo("postgres"), autocommit=True) as connection:
+            connection.execute("CREATE DATABASE one")
+            connection.execute("CREATE DATABASE two")
         yield made
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGQUIT)  # at once: nothing of it is kept
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
@@ -151,7 +155,7 @@ def programs(server: Server) -> Path:
 @pytest.fixture
 def socket_url(server: Server) -> str:
     """An empty PostgreSQL database by the way that needs no password."""
-    return server.url(server.create_database())
+    return server.url(server.empty("one"))
 
 
 @pytest.fixture
@@ -159,7 +163,7 @@ def network_url(server: Server) -> URL:
     """An empty PostgreSQL database by the way that needs one."""
     return URL.create(
         "postgresql+psycopg", username="moetune", password=PASSWORD, host="127.0.0.1",
-        port=server.port, database=server.create_database(),
+        port=server.port, database=server.empty("two"),
     )  # fmt: skip
 
 

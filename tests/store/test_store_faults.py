@@ -230,7 +230,7 @@ def test_what_one_may_not_read_or_write_is_said(open_folder: Path, cluster: Clus
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.data())
 def test_whatever_bytes_of_a_file_change_only_our_errors_come_out(
@@ -339,6 +339,23 @@ def test_a_file_that_stays_locked_is_given_up_with_a_clear_error(
         assert len(store.runs()) == 20  # reading goes on
         other.rollback()
         assert store.start_run(name="h200", cluster=cluster, preset="quick") == 21
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_reader_that_keeps_the_old_journal_in_place_does_not_keep_others_out(
+    file: Path, cluster: Cluster
+) -> None:
+    with closing(sqlite3.connect(file)) as other:
+        assert other.execute("PRAGMA journal_mode = delete").fetchone() == ("delete",)
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM runs").fetchall()
+        with open_store(str(file)) as store:
+            assert len(store.runs()) == 20
+        other.rollback()
+        with open_store(str(file)) as store:
+            store.start_run(name="h200", cluster=cluster, preset="quick")
+    with closing(sqlite3.connect(file)) as later:
+        assert later.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.usefixtures("impatient")
