@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from moetune.domain.hardware import DeviceKind
 from moetune.domain.samples import CollectivePoint, CopyPoint, GemmPoint, Point
-from moetune.measure.device import Device
+from moetune.measure.device import CpuDevice, Device
 from moetune.measure.estimate import Rates
 from moetune.measure.operations import Representatives
 from moetune.measure.points import Preset
@@ -12,23 +13,22 @@ from moetune.measure.timing import FailedPointError, Timing
 
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20
 _UNKNOWN_SECONDS = 1.0
-_FAST_SHARE = 0.8
+_FAST = 0.8
 _TRIES = 5
 
 
-def representatives(points: Sequence[Point], device: Device) -> Representatives:
-    """Return operations of about a millisecond each, the same in every session."""
+def representatives(device: Device, world_size: int) -> Representatives:
+    """Return operations of about a millisecond each, the same in every session.
+
+    All ranks talk to each other; one CUDA device through host memory, one CPU not at all.
+    """
     large = device.kind == "cuda"
-    dtypes = [point.dtype for point in points if isinstance(point, GemmPoint)]
     width = 4096 if large else 512
-    comp = GemmPoint(
-        dtype=dtypes[0] if dtypes else "float32", rows=2 * width, d_in=width, d_out=width
-    )
+    dtype = "bfloat16" if large else "float32"
     num_bytes = 2**26 if large else 2**21
-    sizes = [point.group_size for point in points if isinstance(point, CollectivePoint)]
     return Representatives(
-        comp=comp,
-        comm=_all_to_all(num_bytes, max(sizes)) if sizes else None,
+        comp=GemmPoint(dtype=dtype, rows=2 * width, d_in=width, d_out=width),
+        comm=_all_to_all(num_bytes, world_size) if large or world_size > 1 else None,
         mem=CopyPoint(direction="d2h", pinned=True, num_bytes=num_bytes),
     )
 
@@ -68,22 +68,21 @@ def probe(
     )
 
 
-def default_dtypes(device: Device, preset: Preset) -> tuple[str, ...]:
+def default_dtypes(kind: DeviceKind, preset: Preset) -> tuple[str, ...]:
     """Return the element types to measure where none is asked for.
 
     A CPU's quick look takes float32 alone, a full one bfloat16 too where it is faster.
     """
-    if device.kind == "cuda":
+    if kind == "cuda":
         half = ("float16",) if preset == "full" else ()
         return ("float32", "bfloat16", *half)
-    if preset == "quick" or _product_seconds(device, "bfloat16") > _FAST_SHARE * _product_seconds(
-        device, "float32"
-    ):
+    if preset == "quick" or _product_seconds("bfloat16") > _FAST * _product_seconds("float32"):
         return ("float32",)
     return ("float32", "bfloat16")
 
 
-def _product_seconds(device: Device, dtype: str) -> float:
+def _product_seconds(dtype: str) -> float:
+    device = CpuDevice()
     run = gemm(GemmPoint(dtype=dtype, rows=256, d_in=512, d_out=512), device)
     return min(device.seconds(run) for _ in range(_TRIES))
 

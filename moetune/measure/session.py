@@ -79,8 +79,9 @@ def run_session(
     points, effort = assignment.points, _EFFORTS[assignment.preset]
     if not points:
         return
-    ranks.open_groups(point.group_size for point in points if isinstance(point, CollectivePoint))
-    bench = _Bench(device, ranks, representatives(points, device), sharers)
+    sizes = [point.group_size for point in points if isinstance(point, CollectivePoint)]
+    ranks.open_groups([*sizes, ranks.world_size])
+    bench = _Bench(device, ranks, representatives(device, ranks.world_size), sharers)
     rates = ranks.from_first(bench.probe(points))
     seconds = {point: point_seconds(point, rates, effort) for point in points}
     if assignment.budget_seconds is not None:

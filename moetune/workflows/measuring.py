@@ -5,8 +5,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
+from moetune.domain.hardware import Cluster
+from moetune.domain.ports import RunStatus, Store
 from moetune.domain.profile import FitError, Profile
 from moetune.domain.samples import CollectivePoint, Point, Quality, Sample
 
@@ -62,25 +65,35 @@ class Recorder:
     """Hears a session on rank 0: keeps samples, hands them on at once, tells the time left.
 
     Args:
+        begin: called when it is known what will be measured.
         keep: stores a sample before the next point is measured.
     """
 
-    def __init__(self, *, keep: Callable[[Sample], None], progress: Progress) -> None:
+    def __init__(
+        self,
+        *,
+        progress: Progress,
+        begin: Callable[[], object] | None = None,
+        keep: Callable[[Sample], None] | None = None,
+    ) -> None:
         self.seconds: dict[Point, float] = {}
         self.samples: list[Sample] = []
-        self._keep, self._progress = keep, progress
+        self._begin, self._keep, self._progress = begin, keep, progress
         self._left: dict[Point, float] = {}
         self._start = 0.0
 
     def planned(self, seconds: Mapping[Point, float]) -> None:
         """Show what will be measured."""
+        if self._begin is not None:
+            self._begin()
         self.seconds, self._left = dict(seconds), dict(seconds)
         self._start = time.monotonic()
         self._progress.start(Counter(map(group_of, seconds)), sum(seconds.values()))
 
     def measured(self, sample: Sample) -> None:
         """Keep the sample, then show it; the repeated first point is kept alone."""
-        self._keep(sample)
+        if self._keep is not None:
+            self._keep(sample)
         self.samples.append(sample)
         if self._left.pop(sample.point, None) is not None:
             self._progress.advance(sample, group_of(sample.point), self._seconds_left())
@@ -90,6 +103,65 @@ class Recorder:
         left = sum(self._left.values())
         done = sum(self.seconds.values()) - left
         return left * (time.monotonic() - self._start) / done
+
+
+class StoredRun:
+    """A run of the store, made when it is known that there is something to measure.
+
+    Leaving it closes it: complete after `complete`, else partial.
+
+    Args:
+        run_id: of an unfinished run to go on with.
+        known: samples of an earlier one, with which a new run begins.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        name: str,
+        cluster: Cluster,
+        preset: str,
+        run_id: int | None,
+        known: Sequence[Sample],
+    ) -> None:
+        self._store, self._name, self._cluster, self._preset = store, name, cluster, preset
+        self._id, self._known = run_id, known
+        self._status: RunStatus = "partial"
+
+    def begin(self) -> int:
+        """Make the run if there is none yet, and return its id."""
+        if self._id is None:
+            self._id = self._store.start_run(
+                name=self._name, cluster=self._cluster, preset=self._preset
+            )
+            self._store.add_samples(self._id, self._known)
+        return self._id
+
+    def keep(self, sample: Sample) -> None:
+        """Append a sample."""
+        self._store.add_samples(self.begin(), [sample])
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return all samples of the run, in order."""
+        return self._store.samples(self.begin())
+
+    def complete(self, profile: Profile) -> None:
+        """Save the fit of the run's samples."""
+        self._store.save_profile(profile, run_id=self.begin())
+        self._status = "complete"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._id is not None:
+            self._store.finish_run(self._id, status=self._status)
 
 
 def group_of(point: Point) -> str:

@@ -9,14 +9,21 @@ from moetune.config import Launch
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Cluster
 from moetune.domain.layer import LayerShape
-from moetune.domain.ports import RunStatus, Store
+from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Point, Sample
 from moetune.domain.units import dtype_bytes
 from moetune.fit.profile import fit_profile
 from moetune.measure.drift import DRIFT, mark_drift
 from moetune.measure.points import Preset, choose_points, default_group_sizes
-from moetune.workflows.measuring import GroupSummary, Progress, Recorder, SilentProgress, summarize
+from moetune.workflows.measuring import (
+    GroupSummary,
+    Progress,
+    Recorder,
+    SilentProgress,
+    StoredRun,
+    summarize,
+)
 
 if TYPE_CHECKING:
     from moetune.measure.session import Assignment
@@ -131,9 +138,9 @@ def estimate_profile(
         CollectiveError: a rank died.
     """
     cluster = detect_cluster(request, setting)
-    known = _known_samples(store, request, cluster)[1] if store else ()
-    recorder = Recorder(keep=_ignore, progress=SilentProgress())
-    _run(request, setting, cluster, known, recorder, plan_only=True)
+    known = _known_samples(store, profile_name(request, cluster), cluster)[1] if store else ()
+    recorder = Recorder(progress=SilentProgress())
+    _measure(request, setting, cluster, known, recorder, plan_only=True)
     return recorder.seconds
 
 
@@ -149,9 +156,10 @@ def measure_profile(
     """
     cluster = detect_cluster(request, setting)
     shown = progress or SilentProgress()
-    recorder = Recorder(keep=_ignore, progress=shown)
-    _run(request, setting, cluster, (), recorder)
-    profile = _fit(request, cluster, recorder.samples)
+    recorder = Recorder(progress=shown)
+    _measure(request, setting, cluster, (), recorder)
+    name = profile_name(request, cluster)
+    profile = _fit(name, cluster, recorder.samples, request.seed)
     shown.finish(summarize(profile))
     return profile
 
@@ -164,7 +172,7 @@ def take_part(request: ProfileRequest, setting: Setting) -> None:
     """
     from moetune.measure.session import Assignment
 
-    recorder = Recorder(keep=_ignore, progress=SilentProgress())
+    recorder = Recorder(progress=SilentProgress())
     _start(Assignment(points=(), preset=request.preset), request, setting, recorder)
 
 
@@ -192,28 +200,23 @@ def profile_machine(
         KeyboardInterrupt: Ctrl-C.
     """
     cluster = detect_cluster(request, setting)
-    run_id, known = _known_samples(store, request, cluster) if resume else (None, ())
-    if run_id is None:
-        name = profile_name(request, cluster)
-        run_id = store.start_run(name=name, cluster=cluster, preset=request.preset)
-        if known:
-            store.add_samples(run_id, known)
-    recorder = Recorder(keep=lambda sample: store.add_samples(run_id, [sample]), progress=progress)
-    status: RunStatus = "partial"
-    try:
-        _run(request, setting, cluster, known, recorder)
-        raw = store.samples(run_id)
+    name = profile_name(request, cluster)
+    run_id, known = _known_samples(store, name, cluster) if resume else (None, ())
+    run = StoredRun(
+        store, name=name, cluster=cluster, preset=request.preset, run_id=run_id, known=known
+    )
+    recorder = Recorder(keep=run.keep, progress=progress, begin=run.begin)
+    with run:
+        _measure(request, setting, cluster, known, recorder)
+        raw = run.samples()
         # The fit hears of drift; the rows stay as they were measured, and it is derived again.
-        profile = replace(_fit(request, cluster, raw), samples=raw)
-        store.save_profile(profile, run_id=run_id)
-        status = "complete"
-    finally:
-        store.finish_run(run_id, status=status)
+        profile = replace(_fit(name, cluster, raw, request.seed), samples=raw)
+        run.complete(profile)
     groups = summarize(profile)
     progress.finish(groups)
     return ProfileOutcome(
         profile=profile,
-        run_id=run_id,
+        run_id=run.begin(),
         location=store.location,
         num_reused=len(known),
         groups=groups,
@@ -230,10 +233,9 @@ def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
 
 
 def _known_samples(
-    store: Store, request: ProfileRequest, cluster: Cluster
+    store: Store, name: str, cluster: Cluster
 ) -> tuple[int | None, tuple[Sample, ...]]:
     """Return the run to resume, or None, and the samples that need no measuring again."""
-    name = profile_name(request, cluster)
     run_id = store.open_run(name=name, hardware_id=cluster.fingerprint.hardware_id)
     if run_id is not None:
         return run_id, store.samples(run_id)
@@ -243,7 +245,7 @@ def _known_samples(
     return None, current.samples
 
 
-def _run(
+def _measure(
     request: ProfileRequest,
     setting: Setting,
     cluster: Cluster,
@@ -253,12 +255,11 @@ def _run(
     plan_only: bool = False,
 ) -> None:
     """Measure what is not known yet."""
-    from moetune.measure.device import open_device
     from moetune.measure.probe import default_dtypes
     from moetune.measure.session import Assignment
 
     group_sizes = request.group_sizes or default_group_sizes(cluster.machine.num_devices)
-    dtypes = request.dtypes or default_dtypes(open_device(), request.preset)
+    dtypes = request.dtypes or default_dtypes(cluster.machine.kind, request.preset)
     points = choose_points(
         cluster=cluster,
         dtypes=dtypes,
@@ -297,15 +298,11 @@ def _start(
         ranks.run_spawned(assignment, num_ranks=request.num_ranks, listener=recorder)
 
 
-def _fit(request: ProfileRequest, cluster: Cluster, samples: Sequence[Sample]) -> Profile:
+def _fit(name: str, cluster: Cluster, samples: Sequence[Sample], seed: int) -> Profile:
     return fit_profile(
-        name=profile_name(request, cluster),
+        name=name,
         machine=cluster.machine,
         fingerprint=cluster.fingerprint,
         samples=mark_drift(samples),
-        seed=request.seed,
+        seed=seed,
     )
-
-
-def _ignore(sample: Sample) -> None:
-    """Keep nothing beyond the recorder's own list."""

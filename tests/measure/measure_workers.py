@@ -12,8 +12,8 @@ EFFORT = Effort(min_blocks=4, max_blocks=4, max_seconds=0.5, warmup_seconds=0.1)
 SLOW_SECONDS = 0.02
 
 
-def agree(_: object = None) -> None:
-    """Time something that is slow on rank 1, fail on rank 1, and go on."""
+def agree() -> None:
+    """Time something that is slow on rank 1, fail on rank 1, go on, and stop together."""
     ranks = Ranks()
     assert ranks.from_first(ranks.rank) == 0
     assert ranks.maximum((ranks.rank, -ranks.rank)) == (1.0, 0.0)
@@ -37,11 +37,11 @@ def agree(_: object = None) -> None:
     else:
         raise InputError("the failure of rank 1 was not heard")
     assert measure(slow, device=CpuDevice(), ranks=ranks, effort=EFFORT).seconds
+    _stop_by_vote(ranks)
 
 
-def stop_by_vote(_: object = None) -> None:
+def _stop_by_vote(ranks: Ranks) -> None:
     """Stop on all ranks after the same operation, although only rank 1 wishes to."""
-    ranks = Ranks()
     rounds, stopped = 0, False
     while not stopped:
         outcome = ranks.vote(ranks.rank == 1 and rounds == 5)
