@@ -1,0 +1,132 @@
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.costs import CommSpeed, CompSpeed, Interference
+from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.hardware import DeviceKind
+from moetune.domain.layer import LayerShape
+from moetune.domain.models import MODELS
+from moetune.domain.plan import Order
+from moetune.domain.profile import GemmLine, Profile
+from moetune.domain.samples import CollectivePoint, GemmPoint, Sample
+from moetune.solve.choice import Bounds
+from moetune.workflows.explain import explain_plan
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.plan import PlanRequest, default_dtype, make_plan, plan_inputs
+from moetune.workflows.profiles import compare_profiles
+
+LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=64)
+FLOAT64 = GemmLine(dtype="float64", alpha_seconds=1e-5, beta_seconds_per_mac=1e-12)
+BFLOAT16 = replace(FLOAT64, dtype="bfloat16")
+FLOAT32 = replace(FLOAT64, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return load_profile_file(bundled_profiles()["rtx2080ti-x64"])
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
+def test_the_terms_of_a_plan_are_those_it_was_made_from(
+    profile: Profile, model: str, order: Order
+) -> None:
+    plan = make_plan(PlanRequest(model=model, bounds=Bounds(order=order)), profile=profile)
+    found = explain_plan(plan, profile=profile)
+    assert found.forward is not None
+    assert found.backward is not None
+    assert found.forward.seconds == plan.predicted.forward_seconds
+    assert found.backward.seconds == plan.predicted.backward_seconds
+    for terms in (found.forward, found.backward):
+        work = terms.total_transfer_seconds + terms.total_compute_seconds
+        assert terms.hidden_seconds == pytest.approx(work - terms.seconds, abs=1e-12)
+        hidden = terms.total_transfer_seconds - terms.exposed_communication_seconds
+        assert terms.hidden_seconds == pytest.approx(hidden, abs=1e-12)
+
+
+def test_the_same_request_makes_the_same_plan(profile: Profile) -> None:
+    request = PlanRequest(model="bert-l", tokens_per_rank=3000)
+    assert make_plan(request, profile=profile) == make_plan(request, profile=profile)
+
+
+def test_interference_reaches_the_plan(profile: Profile) -> None:
+    slow = Interference(comm=CommSpeed(comp=0.5), comp=CompSpeed(comm=0.5))
+    request = PlanRequest(model="gpt-xl", dtype="float16")
+    free = make_plan(request, profile=profile)
+    disturbed = make_plan(request, profile=replace(profile, interference=slow))
+    assert free.pipeline.backward_degree > 1
+    assert disturbed.predicted.step_seconds > free.predicted.step_seconds
+    assert disturbed.id != free.id
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "expected"),
+    [
+        ("cuda", (FLOAT32, BFLOAT16), "bfloat16"),
+        ("cuda", (FLOAT64, FLOAT32), "float32"),
+        ("cuda", (FLOAT64,), "float64"),
+        ("cpu", (BFLOAT16, FLOAT32), "float32"),
+        ("cpu", (BFLOAT16, FLOAT64), "bfloat16"),
+        ("cpu", (), "float32"),
+    ],
+)
+def test_the_default_dtype_is_what_the_machine_is_for(
+    profile: Profile, kind: DeviceKind, lines: tuple[GemmLine, ...], expected: str
+) -> None:
+    machine = replace(profile.machine, kind=kind)
+    assert default_dtype(replace(profile, machine=machine, gemm=lines)) == expected
+
+
+def test_a_dtype_that_was_only_sampled_is_known(profile: Profile) -> None:
+    point = GemmPoint(dtype="bfloat16", rows=1, d_in=1, d_out=1)
+    sampled = replace(profile, gemm=(), samples=(Sample(point=point, seconds=(1.0,)),))
+    assert default_dtype(sampled) == "bfloat16"
+
+
+def test_defaults_come_from_the_model_and_the_profile(profile: Profile) -> None:
+    inputs = plan_inputs(PlanRequest(model="rm-2"), profile=profile)
+    assert (inputs.world_size, inputs.tokens_per_rank, inputs.dtype) == (64, 128, "float32")
+    assert inputs.layer == MODELS["rm-2"].layer(64)
+    assert inputs.profile_fingerprint == profile.digest
+    assert inputs.constraints == {}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({}, "nothing to plan for"),
+        ({"model": "gpt-s", "layer": LAYER, "tokens_per_rank": 1}, "a model and a layer"),
+        ({"layer": LAYER}, "number of tokens is missing"),
+        ({"model": "gpt-5"}, "'gpt-5' is unknown"),
+        ({"model": "gpt-s", "world_size": 0}, "world_size must be at least 1, got 0"),
+        ({"model": "gpt-s", "tokens_per_rank": -1}, "tokens_per_rank must be at least 1"),
+        ({"model": "gpt-s", "memory_limit_bytes": 0}, "memory_limit_bytes must be at least 1"),
+    ],
+)
+def test_a_request_that_says_too_little_or_too_much_is_refused(
+    wrong: dict[str, object], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        PlanRequest(**wrong)  # type: ignore[arg-type]  # the wrong arguments are the test
+
+
+def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profile) -> None:
+    request = PlanRequest(layer=LAYER, tokens_per_rank=512, world_size=32, allow_modelled=True)
+    plan = make_plan(request, profile=profile)
+    assert "for 32 ranks: the nearest of 64 stands in" in plan.warnings[0]
+    there = make_plan(replace(request, world_size=64), profile=profile)
+    assert not any("stands in" in text for text in there.warnings)
+    point = CollectivePoint(op="all_to_all", group_size=32, num_bytes=2**20)
+    samples = (Sample(point=point, seconds=(1e-3,)),)
+    sampled = make_plan(request, profile=replace(profile, samples=samples))
+    assert not any("stands in" in text for text in sampled.warnings)
+    with pytest.raises(ProfileError, match="for 32 ranks"):
+        make_plan(replace(request, allow_modelled=False), profile=profile)
+
+
+def test_profiles_differ_in_what_was_changed_and_in_nothing_else(profile: Profile) -> None:
+    assert compare_profiles(profile, replace(profile, name="other")) == ()
+    slower = replace(profile.gemm[0], alpha_seconds=2 * profile.gemm[0].alpha_seconds)
+    found = compare_profiles(profile, replace(profile, gemm=(slower, *profile.gemm[1:])))
+    assert [(one.key, one.ratio) for one in found] == [("gemm float32 alpha_seconds", 2.0)]

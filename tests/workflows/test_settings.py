@@ -1,0 +1,222 @@
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from moetune.config import Configuration, Settings, is_disabled, launch, load, without_password
+from moetune.domain.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder two levels below the home."""
+    folder = tmp_path / "project" / "src"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _load(home: Path, directory: Path, **environ: str) -> Configuration:
+    return load(environ={"HOME": str(home), **environ}, directory=directory)
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_flag_beats_variable_beats_project_beats_user_beats_default(
+    tmp_path: Path, work: Path
+) -> None:
+    def origin_and_db(*, db: str | None = None, **environ: str) -> tuple[str, str]:
+        found = load(environ={"HOME": str(tmp_path), **environ}, directory=work, db=db)
+        return found.origins["db"], found.settings.db
+
+    default = str(tmp_path / ".local" / "share" / "moetune" / "moetune.db")
+    assert origin_and_db() == ("default", default)
+    user = _write(tmp_path / ".config" / "moetune" / "moetune.toml", 'db = "/user.db"')
+    assert origin_and_db() == (str(user), "/user.db")
+    project = _write(work.parent / "moetune.toml", 'db = "/project.db"')
+    assert origin_and_db() == (str(project), "/project.db")
+    assert origin_and_db(MOETUNE_DB="v.db") == ("MOETUNE_DB", "v.db")
+    assert origin_and_db(MOETUNE_DB="v.db", db="flag.db") == ("--db", "flag.db")
+
+
+def test_user_and_project_files_are_merged(tmp_path: Path, work: Path) -> None:
+    _write(tmp_path / ".config/moetune/moetune.toml", "max_degree = 2\nmin_chunk_tokens = 3")
+    _write(work / "moetune.toml", "max_degree = 4")
+    settings = _load(tmp_path, work).settings
+    assert (settings.max_degree, settings.min_chunk_tokens) == (4, 3)
+
+
+def test_data_and_config_folders_of_xdg_are_used(tmp_path: Path, work: Path) -> None:
+    _write(tmp_path / "c" / "moetune" / "moetune.toml", "max_degree = 7")
+    found = _load(
+        tmp_path, work, XDG_CONFIG_HOME=str(tmp_path / "c"), XDG_DATA_HOME=str(tmp_path / "d")
+    )
+    assert found.settings.max_degree == 7
+    assert found.settings.db == str(tmp_path / "d" / "moetune" / "moetune.db")
+
+
+def test_only_the_nearest_file_counts(tmp_path: Path, work: Path) -> None:
+    _write(work.parent / "moetune.toml", "max_degree = 2\nmin_chunk_tokens = 9")
+    _write(work / "moetune.toml", "max_degree = 4")
+    settings = _load(tmp_path, work).settings
+    assert (settings.max_degree, settings.min_chunk_tokens) == (4, 1)
+
+
+def test_a_project_table_counts_and_the_file_beside_it_beats_it(tmp_path: Path, work: Path) -> None:
+    project = _write(work / "pyproject.toml", "[tool.moetune]\nmax_degree = 5")
+    found = _load(tmp_path, work)
+    assert found.settings.max_degree == 5
+    assert found.origins["max_degree"].startswith(str(project))
+    _write(work / "moetune.toml", "max_degree = 6")
+    assert _load(tmp_path, work).settings.max_degree == 6
+
+
+def test_a_project_file_without_our_table_is_walked_past(tmp_path: Path, work: Path) -> None:
+    _write(work / "pyproject.toml", '[project]\ndependencies = ["moetune"]')
+    _write(work.parent / "moetune.toml", "max_degree = 6")
+    assert _load(tmp_path, work).settings.max_degree == 6
+    _write(work / "pyproject.toml", "broken = = but none of our business")
+    assert _load(tmp_path, work).settings.max_degree == 6
+    _write(work / "pyproject.toml", "[tool.moetune]\nmax_degree = = 5")
+    with pytest.raises(InputError, match=r"pyproject\.toml is not valid TOML.*line 2"):
+        _load(tmp_path, work)
+
+
+def test_a_named_file_replaces_all_others_and_no_files_reads_none(
+    tmp_path: Path, work: Path
+) -> None:
+    _write(tmp_path / ".config/moetune/moetune.toml", "min_chunk_tokens = 3")
+    _write(work / "moetune.toml", "max_degree = 4")
+    named = _write(tmp_path / "named.toml", "max_degree = 9")
+    environ = {"HOME": str(tmp_path), "MOETUNE_PRESET": "quick"}
+    settings = load(environ=environ, directory=work, file=named).settings
+    assert (settings.max_degree, settings.min_chunk_tokens, settings.preset) == (9, 1, "quick")
+    settings = load(environ=environ, directory=work, no_files=True).settings
+    assert (settings.max_degree, settings.min_chunk_tokens, settings.preset) == (64, 1, "quick")
+
+
+def test_files_in_a_settings_file_lie_beside_it(tmp_path: Path, work: Path) -> None:
+    _write(work.parent / "moetune.toml", 'db = "lab.db"\nprofile = "lab.toml"')
+    settings = _load(tmp_path, work).settings
+    assert settings.db == str(work.parent / "lab.db")
+    assert settings.profile == str(work.parent / "lab.toml")
+    _write(work.parent / "moetune.toml", 'db = "postgresql://h/d"\nprofile = "lab"')
+    settings = _load(tmp_path, work).settings
+    assert (settings.db, settings.profile) == ("postgresql://h/d", "lab")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "attribute", "expected"),
+    [
+        ("MOETUNE_ALLOW_MODELLED", "1", "allow_modelled", True),
+        ("MOETUNE_ALLOW_MODELLED", "TRUE", "allow_modelled", True),
+        ("MOETUNE_ALLOW_MODELLED", "false", "allow_modelled", False),
+        ("MOETUNE_MAX_DEGREE", "8", "max_degree", 8),
+        ("MOETUNE_MIN_CHUNK_TOKENS", "1k", "min_chunk_tokens", 1024),
+        ("MOETUNE_DTYPE", "float16", "dtype", "float16"),
+        ("MOETUNE_BUDGET", "2m", "budget", "2m"),
+        ("MOETUNE_PROFILE", "", "profile", None),
+    ],
+)
+def test_variables_have_the_settings_own_type(
+    tmp_path: Path, name: str, text: str, attribute: str, expected: object
+) -> None:
+    found = _load(tmp_path, tmp_path, **{name: text})
+    assert getattr(found.settings, attribute) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("MOETUNE_ALLOW_MODELLED", "yes"),
+        ("MOETUNE_MAX_DEGREE", "many"),
+        ("MOETUNE_MAX_DEGREE", "0"),
+        ("MOETUNE_PRESET", "slow"),
+        ("MOETUNE_DTYPE", "int8"),
+        ("MOETUNE_BUDGET", "soon"),
+    ],
+)
+def test_a_wrong_variable_is_named(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(InputError, match=name):
+        _load(tmp_path, tmp_path, **{name: text})
+
+
+def test_the_example_names_every_setting_with_its_default() -> None:
+    text = (ROOT / "moetune.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text) == {}
+    values = tomllib.loads(re.sub(r"(?m)^# (\w+ = )", r"\1", text))
+    assert list(values) == [item.name for item in fields(Settings)]
+    for item in fields(Settings):
+        if item.name not in ("db", "profile", "dtype", "budget"):
+            assert values[item.name] == item.default
+    assert Settings(**values).budget == "2m"
+
+
+def test_the_examples_database_is_the_default(tmp_path: Path) -> None:
+    text = (ROOT / "moetune.toml").read_text(encoding="utf-8")
+    shown = Path(tomllib.loads(re.sub(r"(?m)^# (db = )", r"\1", text))["db"])
+    found = Path(_load(tmp_path, tmp_path).settings.db)
+    assert found == tmp_path / shown.relative_to("~")
+
+
+def test_a_process_started_by_hand_is_no_launch() -> None:
+    assert launch({"PATH": "/bin", "MASTER_ADDR": "x"}) is None
+
+
+def test_a_launch_is_read_whole() -> None:
+    found = launch(
+        {
+            "RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8",
+            "MASTER_ADDR": "node0", "MASTER_PORT": "1234",
+        }
+    )  # fmt: skip
+    assert found is not None
+    assert (found.rank, found.world_size) == (9, 16)
+    assert (found.local_rank, found.local_world_size) == (1, 8)
+    assert (found.master_addr, found.master_port) == ("node0", 1234)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "0"},
+        {"WORLD_SIZE": "2"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "two"},
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": ""},
+    ],
+)
+def test_a_broken_launch_is_bad_input(environ: dict[str, str]) -> None:
+    with pytest.raises(InputError, match=r"RANK|WORLD_SIZE|MASTER_PORT"):
+        launch(environ)
+
+
+def test_disabled_is_asked_for_by_variable() -> None:
+    assert is_disabled({"MOETUNE_DISABLE": "1"})
+    assert not is_disabled({"MOETUNE_DISABLE": "0"})
+    assert not is_disabled({})
+    with pytest.raises(InputError, match="MOETUNE_DISABLE"):
+        is_disabled({"MOETUNE_DISABLE": "please"})
+
+
+@pytest.mark.parametrize(
+    "db",
+    [
+        "postgresql+psycopg://me:secret@host:5432/db",
+        "postgresql://host/db?user=me&password=secret&sslmode=require",
+        "postgresql://me:sec/ret@host/db",
+    ],
+)
+def test_passwords_are_hidden_and_nothing_else(db: str) -> None:
+    shown = without_password(db)
+    assert "sec" not in shown.replace("***", "")
+    assert shown.replace("***", "") == db.replace("sec/ret", "").replace("secret", "")
+    assert without_password("/home/me/moetune.db") == "/home/me/moetune.db"
