@@ -4,6 +4,7 @@ T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chun
 T·k/r rows on each rank, a real number: costs are asked for shares.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -96,8 +97,10 @@ class LayerCosts:
         transfer = self.costs.collective_line(op="all_to_all", group_size=self.world_size)
         if gemm is None or transfer is None or any(self._row_operations(phase, 1.0)):
             return None
-        if self.transfer(rows=1.0, degree=2).seconds != transfer.seconds(self.bytes_per_row):
-            return None  # several in flight have another line than one alone
+        expected = transfer.seconds(self.bytes_per_row)
+        alone_and_several = (self.transfer(rows=1.0, degree=degree) for degree in (1, 2))
+        if not all(math.isclose(one.seconds, expected) for one in alone_and_several):
+            return None  # one in flight and several have different lines
         num_gemms = self.layer.num_gemms * (1 if phase == "forward" else 2)
         return transfer, LinearCost(
             alpha_seconds=num_gemms * gemm.alpha_seconds,

@@ -1,0 +1,1 @@
+"""What takes minutes and prints a table."""

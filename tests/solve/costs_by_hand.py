@@ -1,0 +1,142 @@
+"""Costs whose every number a test can work out by hand, and a simulation that shares no code."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from moetune.domain.costs import Estimate, Interference, LinearCost, Trust
+from moetune.domain.errors import ProfileError
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import PlanInputs
+from moetune.domain.samples import CollectiveOp, Direction, Product
+
+GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
+ALL_TO_ALL = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearCosts:
+    """Lines for GEMMs and all-to-alls, and seconds per element for the rest.
+
+    Args:
+        alone_factor: of a transfer that is alone in flight.
+        power: of the bytes; 1 for a line.
+        is_measured: hide the lines, as a profile with samples does.
+    """
+
+    gemm_cost: LinearCost = GEMM
+    transfer_cost: LinearCost = ALL_TO_ALL
+    interference: Interference = field(default_factory=Interference)
+    rows_seconds: Mapping[str, float] = field(default_factory=dict)
+    alone_factor: float = 1.0
+    power: float = 1.0
+    trust: Trust = "measured"
+    is_measured: bool = False
+    group_size: int | None = None
+
+    def gemm_line(self, *, dtype: str) -> LinearCost | None:
+        assert dtype
+        return None if self.is_measured else self.gemm_cost
+
+    def collective_line(self, *, op: CollectiveOp, group_size: int) -> LinearCost | None:
+        assert op == "all_to_all"
+        assert group_size
+        return None if self.is_measured else self.transfer_cost
+
+    def gemm(
+        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+    ) -> Estimate:
+        assert dtype
+        assert product
+        seconds = self.gemm_cost.seconds(num_experts * rows * d_in * d_out)
+        return Estimate(seconds=seconds, trust="measured")
+
+    def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
+        assert dtype
+        if op not in self.rows_seconds:
+            return None
+        return Estimate(seconds=self.rows_seconds[op] * rows * width, trust="measured")
+
+    def collective(
+        self, *, op: CollectiveOp, group_size: int, num_bytes: float, in_flight: int = 1
+    ) -> Estimate:
+        if self.group_size not in (None, group_size):
+            raise ProfileError(f"no {op} measured for {group_size} ranks")
+        factor = self.alone_factor if in_flight == 1 else 1.0
+        seconds = factor * self.transfer_cost.seconds(num_bytes**self.power)
+        return Estimate(seconds=seconds, trust=self.trust)
+
+    def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
+        raise AssertionError(f"no plan without memory reuse copies: {direction, pinned, num_bytes}")
+
+
+def plan_inputs(
+    *,
+    layer: LayerShape | None = None,
+    world_size: int = 8,
+    tokens_per_rank: int = 4096,
+    dtype: str = "bfloat16",
+    memory_limit_bytes: int | None = None,
+    constraints: Mapping[str, str] | None = None,
+) -> PlanInputs:
+    """Return inputs of a middle-sized layer."""
+    return PlanInputs(
+        model=None,
+        layer=layer or LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2),
+        world_size=world_size,
+        tokens_per_rank=tokens_per_rank,
+        dtype=dtype,
+        memory_limit_bytes=memory_limit_bytes,
+        profile="by-hand",
+        profile_fingerprint="0123",
+        constraints=constraints or {},
+    )
+
+
+def event_by_event(
+    *,
+    dispatch: list[float],
+    compute: list[float],
+    combine: list[float],
+    link_order: list[tuple[str, int]],
+    comm_speed: float,
+    comp_speed: float,
+) -> float:
+    """Return the makespan of one link and one device, written apart from `moetune.solve`."""
+    link_at, device_at, now = 0, 0, 0.0
+    dispatched: set[int] = set()
+    computed: set[int] = set()
+    left = {("D", i): one for i, one in enumerate(dispatch)}
+    left |= {("C", i): one for i, one in enumerate(combine)}
+    left |= {("E", i): one for i, one in enumerate(compute)}
+    while link_at < len(link_order):
+        kind, chunk = link_order[link_at]
+        link_runs = kind == "D" or chunk in computed
+        device_runs = device_at < len(compute) and device_at in dispatched
+        link_speed = comm_speed if device_runs else 1.0
+        device_speed = comp_speed if link_runs else 1.0
+        to_link = left[kind, chunk] / link_speed if link_runs else float("inf")
+        to_device = left["E", device_at] / device_speed if device_runs else float("inf")
+        step = min(to_link, to_device)
+        now += step
+        if link_runs:
+            left[kind, chunk] -= step * link_speed
+        if device_runs:
+            left["E", device_at] -= step * device_speed
+        if device_runs and to_device == step:
+            computed.add(device_at)
+            device_at += 1
+        if link_runs and to_link == step:
+            if kind == "D":
+                dispatched.add(chunk)
+            link_at += 1
+    return now
+
+
+def link_order(num_chunks: int, order: str) -> list[tuple[str, int]]:
+    """Return which chunk's dispatch (D) or combine (C) the link serves when."""
+    if order == "dispatch_first":
+        return [("D", i) for i in range(num_chunks)] + [("C", i) for i in range(num_chunks)]
+    served = [("D", 0)]
+    for i in range(1, num_chunks):
+        served += [("D", i), ("C", i - 1)]
+    return [*served, ("C", num_chunks - 1)]

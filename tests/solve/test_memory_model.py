@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.layer import LayerShape, Workload
+from moetune.solve.memory import layer_memory, tokens_that_fit, total_bytes
+
+GPT_XL = LayerShape(d_model=2048, d_hidden=8192, num_experts=64, top_k=1)
+
+
+def _workload(dtype: str = "float32", **changes: int) -> Workload:
+    layer = replace(GPT_XL, top_k=changes.pop("top_k", 1))
+    return Workload(
+        layer=layer,
+        world_size=changes.pop("world_size", 64),
+        tokens_per_rank=changes.pop("tokens", 16384),
+        dtype=dtype,
+    )
+
+
+def test_memory_of_gpt_xl_is_the_papers_formula() -> None:
+    memory = layer_memory(workload=_workload(), forward_degree=4, backward_degree=4)
+    m, h, tokens = 2048, 8192, 16384
+    assert memory.state_bytes == 4 * (64 * m + 2 * h * m) * 4
+    assert memory.activation_bytes == (4 * tokens * m + tokens * h) * 4
+    assert memory.buffer_bytes == (2 * tokens * m + tokens * h) * 4
+    assert (memory.strategy, memory.saved_bytes, memory.saving_ratio) == ("none", 0, 0.0)
+
+
+def test_memory_counts_every_choice_and_every_local_expert() -> None:
+    workload = _workload(top_k=2, world_size=32)
+    memory = layer_memory(workload=workload, forward_degree=1, backward_degree=1)
+    m, h, tokens = 2048, 8192, 16384
+    assert memory.state_bytes == 16 * (64 * m + 2 * h * m * 2)
+    assert memory.activation_bytes == (2 * tokens * m + 2 * 2 * tokens * m + 2 * tokens * h) * 4
+    assert memory.buffer_bytes == (2 * tokens * m + 2 * tokens * h) * 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "per_parameter", "element"),
+    [("float32", 16, 4), ("bfloat16", 16, 2), ("float16", 16, 2), ("float64", 32, 8)],
+)
+def test_states_take_sixteen_bytes_also_in_mixed_precision(
+    dtype: str, per_parameter: int, element: int
+) -> None:
+    memory = layer_memory(workload=_workload(dtype), forward_degree=1, backward_degree=1)
+    assert memory.state_bytes == per_parameter * (64 * 2048 + 2 * 8192 * 2048)
+    assert memory.activation_bytes == element * 16384 * (4 * 2048 + 8192)
+
+
+def test_swiglu_has_a_third_weight() -> None:
+    workload = replace(_workload(), layer=replace(GPT_XL, activation="swiglu"))
+    memory = layer_memory(workload=workload, forward_degree=1, backward_degree=1)
+    assert memory.state_bytes == 16 * (64 * 2048 + 3 * 8192 * 2048)
+
+
+def test_one_pipelined_phase_is_enough_for_pipelined_buffers() -> None:
+    forward = layer_memory(workload=_workload(), forward_degree=2, backward_degree=1)
+    backward = layer_memory(workload=_workload(), forward_degree=1, backward_degree=2)
+    neither = layer_memory(workload=_workload(), forward_degree=1, backward_degree=1)
+    assert forward == backward
+    assert forward.buffer_bytes > neither.buffer_bytes
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2**38),
+    st.sampled_from([1, 2]),
+    st.sampled_from(["float32", "bfloat16", "float64"]),
+)
+def test_tokens_that_fit_do_and_one_more_does_not(
+    limit_bytes: int, degree: int, dtype: str
+) -> None:
+    workload = _workload(dtype)
+    fit = tokens_that_fit(workload=workload, limit_bytes=limit_bytes, pipelined=degree > 1)
+
+    def needed(tokens: int) -> int:
+        there = replace(workload, tokens_per_rank=tokens)
+        return total_bytes(
+            layer_memory(workload=there, forward_degree=degree, backward_degree=degree)
+        )
+
+    if fit >= 1:
+        assert needed(fit) <= limit_bytes
+    assert needed(max(1, fit + 1)) > limit_bytes

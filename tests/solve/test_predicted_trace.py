@@ -1,0 +1,89 @@
+import json
+from collections import Counter
+
+import pytest
+
+from moetune.domain.costs import CommSpeed, CompSpeed, Interference
+from moetune.domain.plan import Order, Plan
+from moetune.domain.samples import ResourceClass
+from moetune.solve.choice import Bounds
+from moetune.solve.plan import solve_plan
+from moetune.solve.timeline import Span
+from moetune.solve.trace import overlap_share, plan_timelines, trace_events
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+
+COSTS = LinearCosts(interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)))
+
+
+def _plan(degree: int | None = None, order: Order | None = None) -> Plan:
+    return solve_plan(
+        inputs=plan_inputs(),
+        costs=COSTS,
+        resamples=(),
+        bounds=Bounds(forward_degree=degree, backward_degree=degree, order=order),
+        device_memory_bytes=2**40,
+        provenance="measured",
+    )
+
+
+def _span(resource: ResourceClass, start: float, end: float) -> Span:
+    return Span("some", resource, resource, start, end)
+
+
+@pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
+@pytest.mark.parametrize("degree", [None, 1, 5])
+def test_timelines_last_as_long_as_the_plan_predicts(degree: int | None, order: str) -> None:
+    plan = _plan(degree, "interleaved" if order == "interleaved" else "dispatch_first")
+    forward, backward = plan_timelines(plan=plan, costs=COSTS)
+    assert forward.makespan_seconds == pytest.approx(plan.predicted.forward_seconds, rel=1e-9)
+    assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds, rel=1e-9)
+
+
+def test_trace_events_are_complete_events_in_microseconds() -> None:
+    plan = _plan(3)
+    forward, backward = plan_timelines(plan=plan, costs=COSTS)
+    events = json.loads(json.dumps(trace_events(forward=forward, backward=backward)))
+    assert Counter((event["ph"], event["pid"], event["tid"]) for event in events) == {
+        ("X", "predicted", "link"): 12,
+        ("X", "predicted", "compute"): 6,
+    }
+    ends = [event["ts"] + event["dur"] for event in events]
+    total = plan.predicted.forward_seconds + plan.predicted.backward_seconds
+    assert max(ends) == pytest.approx(total * 1e6)
+    first_backward = min(e["ts"] for e in events if e["name"].startswith("backward"))
+    assert first_backward == pytest.approx(plan.predicted.forward_seconds * 1e6)
+    assert events[0]["name"] == "forward dispatch 0"
+
+
+def test_overlap_share_is_the_part_of_communication_beside_computation() -> None:
+    spans = [
+        _span("comm", 0.0, 2.0),
+        _span("comm", 3.0, 5.0),
+        _span("comp", 1.0, 3.5),
+        _span("comp", 3.25, 4.0),  # beside the one before: counted once
+        _span("mem", 0.0, 9.0),
+    ]
+    assert overlap_share(spans) == pytest.approx((1.0 + 1.0) / 4.0)
+
+
+def test_overlap_share_counts_concurrent_transfers_once() -> None:
+    spans = [_span("comm", 0.0, 2.0), _span("comm", 1.0, 4.0), _span("comp", 1.5, 2.5)]
+    assert overlap_share(spans) == pytest.approx(1.0 / 4.0)
+
+
+def test_overlap_share_is_zero_without_communication_and_in_one_chunk() -> None:
+    assert overlap_share([_span("comp", 0.0, 1.0)]) == 0.0
+    forward, _ = plan_timelines(plan=_plan(1), costs=COSTS)
+    assert overlap_share(forward.spans) == 0.0
+
+
+def test_overlap_share_of_a_pipeline_is_what_its_closed_form_hides() -> None:
+    undisturbed = LinearCosts()
+    plan = _plan(4)
+    forward, _ = plan_timelines(plan=plan, costs=undisturbed)
+    rows = 4096 * 2 / 4
+    t_d = undisturbed.transfer_cost.seconds(rows * 1024 * 2)
+    t_e = 2 * undisturbed.gemm_cost.seconds(rows * 1024 * 4096)
+    hidden = 2 * 4 * t_d + 4 * t_e - max(2 * 4 * t_d, 2 * t_d + 4 * t_e)
+    assert hidden > 0
+    assert overlap_share(forward.spans) == pytest.approx(hidden / (2 * 4 * t_d))

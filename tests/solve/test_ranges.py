@@ -1,0 +1,188 @@
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Range
+from moetune.solve.choice import Bounds, DegreeChooser
+from moetune.solve.phases import PHASES, Phase, layer_costs
+from moetune.solve.predict import phase_time
+from moetune.solve.ranges import solve_ranges
+from tests.solve.costs_by_hand import LinearCosts
+
+TOKENS = 3000
+LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=8, top_k=2)
+DISTURBED = Interference(comm=CommSpeed(comp=0.7), comp=CompSpeed(comm=0.9))
+
+lines = st.builds(
+    LinearCosts,
+    gemm_cost=st.builds(
+        LinearCost,
+        alpha_seconds=st.floats(1e-6, 1e-3),
+        beta_seconds=st.floats(1e-14, 1e-11),
+    ),
+    transfer_cost=st.builds(
+        LinearCost,
+        alpha_seconds=st.floats(1e-6, 1e-2),
+        beta_seconds=st.floats(1e-11, 1e-7),
+    ),
+)
+
+
+def _chooser(costs: Costs, bounds: Bounds | None = None, **limits: float) -> DegreeChooser:
+    workload = Workload(layer=LAYER, world_size=4, tokens_per_rank=TOKENS, dtype="bfloat16")
+    return DegreeChooser(
+        costs=layer_costs(workload=workload, costs=costs), bounds=bounds or Bounds(), **limits
+    )
+
+
+def _solve(chooser: DegreeChooser, tokens: int = TOKENS) -> tuple[Range, ...]:
+    forward, backward = (chooser.rank(phase, tokens)[0].degree for phase in PHASES)
+    return solve_ranges(
+        chooser=chooser, tokens=tokens, forward_degree=forward, backward_degree=backward
+    )
+
+
+def _regret(chooser: DegreeChooser, phase: Phase, tokens: int, degree: int) -> float:
+    """Return by how much the degree is slower than the best of all, tried one by one."""
+    times = [
+        phase_time(
+            costs=chooser.costs, phase=phase, tokens=tokens, degree=one, order="dispatch_first"
+        ).seconds
+        for one in range(1, chooser.bounds.largest(tokens) + 1)
+    ]
+    return times[degree - 1] / min(times) - 1
+
+
+def _worst_regret(chooser: DegreeChooser, ranges: tuple[Range, ...], tokens: int) -> float:
+    row = next(row for row in ranges if row[0] <= tokens <= row[1])
+    return max(
+        _regret(chooser, phase, tokens, degree)
+        for phase, degree in zip(PHASES, row[2:], strict=True)
+    )
+
+
+def _assert_partition(ranges: tuple[Range, ...], tokens: int) -> None:
+    assert ranges[0][0] == 1
+    assert ranges[-1][1] >= max(2**20, 4 * tokens)
+    for before, after in itertools.pairwise(ranges):
+        assert before[0] <= before[1]
+        assert after[0] == before[1] + 1
+        assert before[2:] != after[2:]  # equal neighbours are one range
+
+
+@settings(deadline=None, max_examples=25)
+@given(lines, st.integers(1, 2_000_000))
+def test_ranges_partition_the_tokens_and_hold_the_plans_own_degrees(
+    costs: LinearCosts, tokens: int
+) -> None:
+    chooser = _chooser(costs)
+    ranges = _solve(chooser, tokens)
+    _assert_partition(ranges, tokens)
+    own = next(row for row in ranges if row[0] <= tokens <= row[1])
+    assert own[2:] == tuple(chooser.rank(phase, tokens)[0].degree for phase in PHASES)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lines, st.lists(st.integers(1, 2**20), min_size=5, max_size=5))
+def test_ranges_of_lines_hold_the_best_degree_at_any_size(
+    costs: LinearCosts, sizes: list[int]
+) -> None:
+    chooser = _chooser(costs)
+    ranges = _solve(chooser)
+    samples = [*range(1, 17), *(round(16 * 2 ** (step / 8)) for step in range(0, 128, 9))]
+    for tokens in samples:
+        assert _worst_regret(chooser, ranges, tokens) <= 1e-9
+    # Between samples a degree that is best over less than a tenth of T may be passed over.
+    assert max(_worst_regret(chooser, ranges, tokens) for tokens in sizes) <= 1e-3
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    lines, st.floats(0.6, 1.0), st.floats(1.0, 2.0), st.lists(st.integers(1, 2**20), min_size=20)
+)
+def test_ranges_of_measured_costs_are_within_two_thousandths_of_the_best(
+    costs: LinearCosts, power: float, alone_factor: float, sizes: list[int]
+) -> None:
+    measured = replace(
+        costs,
+        is_measured=True,
+        power=power,
+        alone_factor=alone_factor,
+        interference=DISTURBED,
+        rows_seconds={"gelu": 1e-10, "gelu_backward": 2e-10, "gather": 1e-10},
+    )
+    chooser = _chooser(measured)
+    ranges = _solve(chooser)
+    _assert_partition(ranges, TOKENS)
+    assert max(_worst_regret(chooser, ranges, tokens) for tokens in sizes) <= 2e-3
+
+
+def test_the_best_degree_can_fall_as_the_batch_grows() -> None:
+    # 2·β_a·y = T and r·t_e = r + 0.45·T per phase, so that T(r) = max(T, T/r + r + 0.45·T):
+    # 18 from three chunks on at T = 18; at T = 1000 two chunks are enough for the link.
+    per_token = 2 * LAYER.d_model * LAYER.top_k * 2
+    macs = LAYER.top_k * LAYER.d_model * LAYER.d_hidden
+    costs = LinearCosts(
+        transfer_cost=LinearCost(alpha_seconds=0.0, beta_seconds=1 / per_token),
+        gemm_cost=LinearCost(alpha_seconds=0.5, beta_seconds=0.225 / macs),
+    )
+    chooser = _chooser(costs)
+    assert chooser.degree("forward", 18) == 3
+    assert chooser.degree("forward", 1000) == 2
+    forward = [row[2] for row in _solve(chooser)]
+    assert forward != sorted(forward)
+    assert forward[-1] == 2
+
+
+def test_ranges_keep_a_pinned_degree_wherever_there_are_tokens_enough() -> None:
+    ranges = _solve(_chooser(LinearCosts(), Bounds(forward_degree=4, backward_degree=4)))
+    assert ranges[:4] == ((1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3), (4, 2**20, 4, 4))
+
+
+def test_ranges_respect_the_largest_degree_and_the_smallest_chunk() -> None:
+    slow = LinearCost(alpha_seconds=1e-6, beta_seconds=1e-8)
+    chooser = _chooser(LinearCosts(transfer_cost=slow), Bounds(max_degree=5, min_chunk_tokens=100))
+    ranges = _solve(chooser)
+    assert max(max(row[2:]) for row in ranges) <= 5
+    for low, high, forward, backward in ranges:
+        assert max(forward, backward) * 100 <= low or max(forward, backward) == 1, (low, high)
+    assert max(max(row[2:]) for row in ranges) > 1
+
+
+def test_ranges_fall_back_to_one_chunk_where_the_buffers_of_more_do_not_fit() -> None:
+    chooser = _chooser(LinearCosts(), max_pipelined_tokens=20_000)
+    ranges = _solve(chooser)
+    assert ranges[-1] == (20_001, 2**20, 1, 1)
+    assert ranges[-2][2] > 1
+
+
+def test_ranges_on_one_rank_are_one_range_of_one_chunk() -> None:
+    workload = Workload(layer=LAYER, world_size=1, tokens_per_rank=TOKENS, dtype="bfloat16")
+    costs = layer_costs(workload=workload, costs=LinearCosts())
+    ranges = _solve(DegreeChooser(costs=costs, bounds=Bounds()))
+    assert ranges == ((1, 2**20, 1, 1),)
+
+
+@pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_a_search_in_the_table_finds_what_ranking_all_degrees_finds(
+    order: str,
+    is_measured: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    costs = LinearCosts(
+        is_measured=is_measured, power=0.9, interference=DISTURBED, alone_factor=1.5
+    )
+    bounds = Bounds(order="interleaved" if order == "interleaved" else "dispatch_first")
+    chooser = _chooser(costs, bounds)
+    for tokens in (1, 7, 100, 3000, 54_321):
+        for phase in PHASES:
+            ranked = chooser.rank(phase, tokens)
+            found = chooser.degree(phase, tokens)
+            seconds = next(time.seconds for time in ranked if time.degree == found)
+            assert math.isclose(seconds, ranked[0].seconds, rel_tol=1e-9)

@@ -1,0 +1,349 @@
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
+from moetune.domain.document import canonical_json, encode
+from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Plan, PlanInputs, plan_from_json
+from moetune.domain.profile import Provenance
+from moetune.domain.units import format_seconds
+from moetune.solve.choice import Bounds
+from moetune.solve.plan import solve_plan
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+
+GIB = 2**30
+MIB = 2**20
+DISTURBED = Interference(comm=CommSpeed(comp=0.5), comp=CompSpeed(comm=0.5))
+MEASURED = LinearCosts(
+    is_measured=True,
+    power=0.98,
+    alone_factor=1.5,
+    interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.95)),
+    rows_seconds={
+        "gelu": 1e-11,
+        "gelu_backward": 2e-11,
+        "gather": 1e-11,
+        "scatter_add": 2e-11,
+        "gate": 1e-9,
+        "gate_backward": 1e-9,
+    },
+)
+
+
+def _solve(
+    inputs: PlanInputs | None = None,
+    costs: Costs | None = None,
+    bounds: Bounds | None = None,
+    *,
+    resamples: Sequence[Costs] = (),
+    device_memory_bytes: int = 80 * GIB,
+    provenance: Provenance = "measured",
+) -> Plan:
+    return solve_plan(
+        inputs=inputs or plan_inputs(),
+        costs=costs or LinearCosts(),
+        resamples=resamples,
+        bounds=bounds or Bounds(),
+        device_memory_bytes=device_memory_bytes,
+        provenance=provenance,
+    )
+
+
+@pytest.mark.parametrize("costs", [LinearCosts(), MEASURED])
+def test_a_plan_survives_the_plan_file(costs: LinearCosts) -> None:
+    plan = _solve(costs=costs, resamples=(costs, replace(costs, alone_factor=2.0)))
+    text = canonical_json(plan)
+    assert plan_from_json(text, "plan.json") == plan
+    assert canonical_json(plan_from_json(text, "plan.json")) == text
+
+
+def test_the_plans_id_is_the_hash_of_its_canonical_inputs() -> None:
+    inputs = plan_inputs(constraints={"max_degree": "8"})
+    plan = _solve(inputs, bounds=Bounds(max_degree=8))
+    text = json.dumps(encode(inputs), sort_keys=True, separators=(",", ":"))
+    assert plan.id == hashlib.sha256(text.encode()).hexdigest()
+    assert plan.inputs == inputs
+
+
+def test_the_same_inputs_give_the_same_plan_to_the_last_digit() -> None:
+    resamples = (MEASURED, replace(MEASURED, power=0.97))
+    assert canonical_json(_solve(costs=MEASURED, resamples=resamples)) == canonical_json(
+        _solve(costs=MEASURED, resamples=resamples)
+    )
+
+
+def test_the_degrees_are_those_of_brute_force_over_the_formula_of_the_design() -> None:
+    plan = _solve()
+    rows = 4096 * 2
+    best = []
+    for num_gemms in (2, 4):
+        times = []
+        for r in range(1, 65):
+            t_d = 2e-4 + 3e-10 * rows * 1024 * 2 / r
+            t_e = num_gemms * (5e-5 + 4e-14 * rows * 1024 * 4096 / r)
+            times.append(max(2 * r * t_d, 2 * t_d + r * t_e))
+        best.append((times.index(min(times)) + 1, min(times), times[0]))
+    (forward, forward_seconds, forward_one), (backward, backward_seconds, backward_one) = best
+    assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (forward, backward)
+    assert plan.predicted.forward_seconds == pytest.approx(forward_seconds)
+    assert plan.predicted.backward_seconds == pytest.approx(backward_seconds)
+    assert plan.predicted.sequential_forward_seconds == pytest.approx(forward_one)
+    assert plan.predicted.sequential_backward_seconds == pytest.approx(backward_one)
+    assert plan.predicted.step_seconds == pytest.approx(forward_seconds + backward_seconds)
+    assert plan.predicted.overhead_seconds == 0.0
+
+
+def test_the_step_is_the_sum_of_its_parts() -> None:
+    predicted = _solve(costs=MEASURED).predicted
+    assert predicted.overhead_seconds > 0
+    assert predicted.step_seconds == pytest.approx(
+        predicted.forward_seconds + predicted.backward_seconds + predicted.overhead_seconds
+    )
+
+
+def test_layout_and_memory_are_those_of_one_layer_with_experts_spread_over_all_ranks() -> None:
+    plan = _solve()
+    assert encode(plan.layout) == {
+        "expert_parallel": "all_to_all", "dp": 8, "ep": 8, "tp": 1, "pp": 1
+    }  # fmt: skip
+    assert plan.memory.strategy == "none"
+    assert plan.chunks is None
+
+
+def test_pins_are_kept_and_the_rest_is_solved_around_them() -> None:
+    free = _solve()
+    plan = _solve(bounds=Bounds(forward_degree=7))
+    assert plan.pipeline.forward_degree == 7
+    assert plan.pipeline.backward_degree == free.pipeline.backward_degree
+    assert all(one.forward_degree == 7 for one in plan.alternatives)
+    assert plan.decide(4096).forward_degree == 7
+    assert any("pinned forward degree 7" in warning for warning in plan.warnings)
+
+
+def test_a_pinned_order_is_kept_everywhere_and_costs_what_the_order_costs() -> None:
+    free = _solve()
+    plan = _solve(bounds=Bounds(order="interleaved"))
+    assert plan.pipeline.order == "interleaved"
+    assert {one.order for one in plan.alternatives} == {"interleaved"}
+    assert plan.predicted.step_seconds > free.predicted.step_seconds
+
+
+def test_pinning_what_is_best_anyway_warns_of_nothing() -> None:
+    free = _solve()
+    bounds = Bounds(
+        forward_degree=free.pipeline.forward_degree, backward_degree=free.pipeline.backward_degree
+    )
+    plan = _solve(bounds=bounds)
+    assert plan.warnings == ()
+    assert plan.alternatives == ()
+    assert plan.decision.runner_up is None
+
+
+def test_one_rank_gets_one_chunk_and_is_told_why() -> None:
+    plan = _solve(plan_inputs(world_size=1))
+    assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (1, 1)
+    assert plan.pipeline.ranges == ((1, 2**20, 1, 1),)
+    assert plan.decision.binding == "computation"
+    assert "no transfer to hide" in plan.decision.why
+
+
+def test_where_overlap_cannot_pay_one_chunk_is_chosen_and_the_plan_says_why() -> None:
+    plan = _solve(costs=LinearCosts(interference=DISTURBED))
+    assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (1, 1)
+    assert plan.decision.why.startswith("Overlapping cannot pay here: ")
+    assert "transfers run at 50% of their speed and experts at 50%" in plan.decision.why
+    assert plan.alternatives[0].step_seconds > plan.predicted.step_seconds
+
+
+def test_a_pipelined_plan_says_what_it_hides_and_what_binds() -> None:
+    plan = _solve()
+    sequential = plan.alternatives[-1]
+    assert (sequential.forward_degree, sequential.backward_degree) == (1, 1)
+    predicted = plan.predicted
+    one = predicted.sequential_forward_seconds + predicted.sequential_backward_seconds
+    assert f"In one chunk the step would take {format_seconds(one)}" in plan.decision.why
+    assert "2 chunks forward and 3 backward hide" in plan.decision.why
+    assert plan.decision.binding == "communication"
+    assert "Communication binds" in plan.decision.why
+
+
+@pytest.mark.parametrize(
+    ("beta_seconds", "binding"), [(3e-9, "communication"), (3e-12, "computation")]
+)
+def test_binding_is_what_the_critical_path_consists_of(beta_seconds: float, binding: str) -> None:
+    transfer = LinearCost(alpha_seconds=1e-5, beta_seconds=beta_seconds)
+    plan = _solve(costs=LinearCosts(transfer_cost=transfer))
+    assert plan.decision.binding == binding
+
+
+def test_alternatives_are_the_next_best_and_one_chunk_each_with_its_reason() -> None:
+    plan = _solve()
+    seconds = [one.step_seconds for one in plan.alternatives]
+    assert len(plan.alternatives) == 5
+    assert seconds == sorted(seconds)
+    assert seconds[0] >= plan.predicted.step_seconds
+    degrees = [(one.forward_degree, one.backward_degree) for one in plan.alternatives]
+    assert len(set(degrees)) == 5
+    chosen = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+    assert chosen not in degrees
+    for one in plan.alternatives:
+        slower = one.step_seconds / plan.predicted.step_seconds - 1
+        assert one.lost_because.startswith(f"+{100 * slower:.1f} %: ")
+    runner_up = plan.decision.runner_up
+    assert runner_up is not None
+    assert (runner_up.forward_degree, runner_up.backward_degree) == degrees[0]
+
+
+def test_a_tie_goes_to_fewer_chunks_and_is_called_one() -> None:
+    # The link alone decides and has no start-up: from two chunks on all are as fast.
+    costs = LinearCosts(
+        transfer_cost=LinearCost(alpha_seconds=0.0, beta_seconds=1e-6),
+        gemm_cost=LinearCost(alpha_seconds=1e-9, beta_seconds=1e-18),
+    )
+    plan = _solve(costs=costs)
+    assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (2, 2)
+    assert plan.alternatives[0].lost_because == "as fast, with other numbers of chunks"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "tokens", "message", "hint"),
+    [
+        (
+            Bounds(forward_degree=16),
+            8,
+            "8 tokens per rank in chunks of at least 1 make at most 8",
+            "nearest: --forward-degree 8, or 16 tokens",
+        ),
+        (
+            Bounds(backward_degree=4, min_chunk_tokens=512),
+            1024,
+            "1024 tokens per rank in chunks of at least 512 make at most 2",
+            "nearest: --backward-degree 2, or 2048 tokens",
+        ),
+        (
+            Bounds(forward_degree=128),
+            4096,
+            "max_degree is 64",
+            "nearest: --forward-degree 64, or allow more with --max-degree 128",
+        ),
+    ],
+)
+def test_an_infeasible_pin_names_the_bound_and_the_nearest_degree(
+    bounds: Bounds, tokens: int, message: str, hint: str
+) -> None:
+    with pytest.raises(InfeasiblePlanError) as caught:
+        _solve(plan_inputs(tokens_per_rank=tokens), bounds=bounds)
+    assert caught.value.what.endswith(f"_degree {_pin(bounds)} is infeasible: {message}")
+    assert caught.value.hint == hint
+
+
+def _pin(bounds: Bounds) -> int | None:
+    return bounds.forward_degree or bounds.backward_degree
+
+
+def test_bounds_below_one_are_refused() -> None:
+    with pytest.raises(InputError, match="min_chunk_tokens must be at least 1, got 0"):
+        Bounds(min_chunk_tokens=0)
+
+
+def _needed_bytes(plan: Plan) -> int:
+    return plan.memory.state_bytes + plan.memory.activation_bytes + plan.memory.buffer_bytes
+
+
+def test_a_limit_below_pipelined_buffers_forces_one_chunk_and_binds() -> None:
+    free = _solve()
+    limit = _needed_bytes(free) - 1
+    plan = _solve(plan_inputs(memory_limit_bytes=limit))
+    assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (1, 1)
+    assert plan.decision.binding == "memory"
+    assert plan.decision.why.startswith("Memory binds: ")
+    assert _needed_bytes(plan) <= limit
+    assert plan.pipeline.ranges[-1] == (4096, 2**20, 1, 1)
+    assert plan.decide(4095).forward_degree > 1
+
+
+def test_one_chunk_by_choice_is_not_blamed_on_memory() -> None:
+    free = _solve(costs=LinearCosts(interference=DISTURBED))
+    plan = _solve(
+        plan_inputs(memory_limit_bytes=_needed_bytes(free)),
+        costs=LinearCosts(interference=DISTURBED),
+    )
+    assert plan.decision.binding != "memory"
+
+
+def test_the_devices_memory_is_the_limit_where_none_is_set() -> None:
+    needed = _needed_bytes(_solve(bounds=Bounds(forward_degree=1, backward_degree=1)))
+    assert _solve(device_memory_bytes=needed).pipeline.forward_degree == 1
+    with pytest.raises(InfeasiblePlanError, match="memory binds"):
+        _solve(device_memory_bytes=needed - 1)
+
+
+def test_too_little_memory_names_the_numbers_and_the_nearest_number_of_tokens() -> None:
+    with pytest.raises(InfeasiblePlanError) as caught:
+        _solve(plan_inputs(memory_limit_bytes=400 * MIB))
+    # 16·(16·1024 + 2·2·4096·1024) bytes of states, and per token 2·(2·M + 2·(2·M + H)) of
+    # activations and 2·2·(M + H) of buffers.
+    assert caught.value.what == (
+        "memory binds: the smallest plan needs 448 MiB per device (states 256 MiB, "
+        "activations 112 MiB, buffers 80.0 MiB), the limit is 400 MiB"
+    )
+    assert caught.value.hint == "nearest: 3066 tokens per rank instead of 4096"
+    fits = plan_inputs(memory_limit_bytes=400 * MIB, tokens_per_rank=3066)
+    assert _solve(fits).pipeline.forward_degree == 1
+
+
+def test_states_that_do_not_fit_alone_ask_for_more_ranks() -> None:
+    with pytest.raises(InfeasiblePlanError, match="over more ranks, or allow more memory"):
+        _solve(plan_inputs(memory_limit_bytes=1_000_000))
+
+
+def test_a_pinned_pipeline_that_does_not_fit_is_sent_to_degree_one() -> None:
+    free = _solve()
+    inputs = plan_inputs(memory_limit_bytes=_needed_bytes(free) - 1)
+    with pytest.raises(InfeasiblePlanError, match="nearest: degree 1 forward and backward"):
+        _solve(inputs, bounds=Bounds(forward_degree=2))
+
+
+def test_an_operation_that_was_not_measured_is_the_profiles_error() -> None:
+    with pytest.raises(ProfileError, match="no all_to_all measured for 8 ranks"):
+        _solve(costs=LinearCosts(group_size=4))
+
+
+def test_a_published_profile_is_modelled_and_says_that_it_is_not_this_machine() -> None:
+    plan = _solve(provenance="published", resamples=(LinearCosts(),))
+    assert plan.predicted.trust == "modelled"
+    assert any("published profile 'by-hand', not from your machine" in w for w in plan.warnings)
+    assert any("assume an error of 5 %" in warning for warning in plan.warnings)
+
+
+def test_trust_is_that_of_the_worst_number_and_is_warned_of() -> None:
+    assert _solve(costs=MEASURED).predicted.trust == "measured"
+    assert _solve(costs=MEASURED).warnings == ()
+    far = _solve(costs=replace(MEASURED, trust="extrapolated"))
+    assert far.predicted.trust == "extrapolated"
+    assert any("extrapolated: run `moetune profile --preset full`" in w for w in far.warnings)
+    near = _solve(costs=replace(MEASURED, trust="modelled"))
+    assert any("modelled from similar operations" in warning for warning in near.warnings)
+
+
+def test_one_token_per_rank_has_one_chunk() -> None:
+    plan = _solve(plan_inputs(tokens_per_rank=1))
+    assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (1, 1)
+    assert plan.decision.why == "One chunk each way is the only choice that the bounds leave."
+
+
+def test_swiglu_has_more_work_to_hide_behind() -> None:
+    layer = LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2)
+    gelu = _solve(plan_inputs(layer=layer))
+    swiglu = _solve(plan_inputs(layer=replace(layer, activation="swiglu")))
+    difference = swiglu.predicted.sequential_forward_seconds
+    difference -= gelu.predicted.sequential_forward_seconds
+    assert difference == pytest.approx(5e-5 + 4e-14 * 4096 * 2 * 1024 * 4096)
+    difference = swiglu.predicted.sequential_backward_seconds
+    difference -= gelu.predicted.sequential_backward_seconds
+    assert difference == pytest.approx(2 * (5e-5 + 4e-14 * 4096 * 2 * 1024 * 4096))

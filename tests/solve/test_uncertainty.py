@@ -1,0 +1,99 @@
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.layer import LayerShape, Workload
+from moetune.solve.choice import Bounds, DegreeChooser
+from moetune.solve.phases import layer_costs
+from moetune.solve.predict import step_time
+from moetune.solve.uncertainty import Confidence, judge_choice
+from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts
+
+WORKLOAD = Workload(
+    layer=LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2),
+    world_size=8,
+    tokens_per_rank=4096,
+    dtype="bfloat16",
+)
+NOMINAL = LinearCosts()
+
+
+def _with_start_up(factor: float) -> LinearCosts:
+    """Return costs whose transfers start slower: fewer chunks are better."""
+    return replace(
+        NOMINAL,
+        transfer_cost=LinearCost(
+            alpha_seconds=factor * ALL_TO_ALL.alpha_seconds, beta_seconds=ALL_TO_ALL.beta_seconds
+        ),
+    )
+
+
+def _judge(*resamples: Costs, bounds: Bounds | None = None) -> Confidence:
+    costs = layer_costs(workload=WORKLOAD, costs=NOMINAL)
+    chooser = DegreeChooser(costs=costs, bounds=bounds or Bounds())
+    tokens = WORKLOAD.tokens_per_rank
+    return judge_choice(
+        costs=costs,
+        resamples=resamples,
+        tokens=tokens,
+        forward=chooser.rank("forward", tokens),
+        backward=chooser.rank("backward", tokens),
+        order="dispatch_first",
+    )
+
+
+def _best_degrees(costs: Costs) -> tuple[int, int]:
+    chooser = DegreeChooser(costs=layer_costs(workload=WORKLOAD, costs=costs), bounds=Bounds())
+    return chooser.degree("forward", 4096), chooser.degree("backward", 4096)
+
+
+def _step_seconds(costs: Costs, degrees: tuple[int, int]) -> float:
+    return step_time(
+        costs=layer_costs(workload=WORKLOAD, costs=costs),
+        tokens=4096,
+        forward_degree=degrees[0],
+        backward_degree=degrees[1],
+    ).seconds
+
+
+def test_without_refits_the_choice_is_certain() -> None:
+    confidence = _judge()
+    seconds = _step_seconds(NOMINAL, _best_degrees(NOMINAL))
+    assert (confidence.probability_best, confidence.expected_regret) == (1.0, 0.0)
+    assert confidence.p05_step_seconds == confidence.p95_step_seconds == pytest.approx(seconds)
+
+
+def test_probability_and_regret_count_the_refits_in_which_another_choice_is_better() -> None:
+    chosen, other = _best_degrees(NOMINAL), _with_start_up(3.0)
+    assert _best_degrees(other) != chosen
+    regret = _step_seconds(other, chosen) / _step_seconds(other, _best_degrees(other)) - 1
+    confidence = _judge(NOMINAL, NOMINAL, NOMINAL, other)
+    assert confidence.probability_best == 0.75
+    assert confidence.expected_regret == pytest.approx(regret / 4)
+    assert regret > 0.001
+
+
+def test_percentiles_are_of_the_chosen_step_over_the_refits() -> None:
+    chosen = _best_degrees(NOMINAL)
+    refits = [_with_start_up(0.5 + share / 100) for share in range(101)]
+    ordered = sorted(_step_seconds(one, chosen) for one in refits)
+    confidence = _judge(*refits)
+    assert confidence.p05_step_seconds == pytest.approx(ordered[5])
+    assert confidence.p95_step_seconds == pytest.approx(ordered[95])
+    assert confidence.p05_step_seconds < confidence.p95_step_seconds
+
+
+def test_a_pinned_degree_has_no_contender() -> None:
+    confidence = _judge(_with_start_up(9.0), bounds=Bounds(forward_degree=8, backward_degree=8))
+    assert confidence.probability_best == 1.0
+    assert confidence.expected_regret == 0.0
+
+
+def test_contenders_are_searched_where_refits_can_move_the_best_degree() -> None:
+    # Every refit up to half or twice the start-up finds its own best degree on the shortlist.
+    for factor in (0.6, 0.8, 1.2, 1.6, 2.0):
+        refit = _with_start_up(factor)
+        best = _step_seconds(refit, _best_degrees(refit))
+        regret = _step_seconds(refit, _best_degrees(NOMINAL)) / best - 1
+        assert _judge(refit).expected_regret == pytest.approx(regret, abs=1e-4)
