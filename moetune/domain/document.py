@@ -6,6 +6,7 @@ dataclass; whatever is wrong is named with its path, as in `profile.gemm[2].alph
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -109,8 +110,14 @@ def _decode_union(kinds: tuple[Any, ...], plain: object, where: str) -> object:
     return _decode(tags[tag], plain, where)
 
 
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    """Return a class's annotations; finding them takes longer than reading a small document."""
+    return get_type_hints(kind)
+
+
 def _tag(kind: type) -> object:
-    return get_args(get_type_hints(kind)["kind"])[0]
+    return get_args(_hints(kind)["kind"])[0]
 
 
 def _decode_dataclass(kind: type, plain: object, where: str) -> object:
@@ -122,7 +129,7 @@ def _decode_dataclass(kind: type, plain: object, where: str) -> object:
             near = difflib.get_close_matches(str(key), items, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {_names(items)}"
             raise InputError(f"{where} has the unknown key {key!r}", hint)
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     values: dict[str, object] = {}
     for name, item in items.items():
         if name in plain:

@@ -91,6 +91,6 @@ def check_divisible(num_experts: int, world_size: int) -> None:
         below = num_experts // world_size * world_size
         near = f"{below} or {below + world_size}" if below else f"{world_size}"
         raise InputError(
-            f"num_experts ({num_experts}) does not divide by the {world_size} ranks that share them",
+            f"num_experts ({num_experts}) does not divide by the {world_size} ranks sharing them",
             f"use {near} experts, or a number of ranks that divides {num_experts}",
         )

@@ -112,7 +112,7 @@ class Store(Protocol):
         ...
 
     def save_plan(self, plan: Plan) -> None:
-        """Append the plan; a plan of the same id is left as it is when it is equal."""
+        """Append the plan; one of the same inputs by an older moetune gives way to it."""
         ...
 
     def plan(self, plan_id: str) -> Plan | None:

@@ -241,7 +241,7 @@ def _compute_dtype(x: torch.Tensor) -> torch.dtype:
 def _fixed_decision(pipeline: bool | int) -> Decision | None:
     if pipeline is True:
         return None
-    degree = pipeline or 1
+    degree: object = pipeline or 1
     if not isinstance(degree, int) or degree < 1:
         raise InputError(f"pipeline must be True, False or a degree of at least 1, got {pipeline}")
     return Decision(forward_degree=degree, backward_degree=degree)

@@ -1,6 +1,7 @@
 """When each step of a real phase ran: the measured side of a timeline."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Literal, Protocol
 from moetune.runtime.links import Transfer
 
 Phase = Literal["forward", "backward"]
+_END_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +50,31 @@ class NoRecorder:
         """Do nothing."""
 
 
+class _Issued:
+    """An exchange on its way; its end is noted in the thread that completes it."""
+
+    def __init__(self, phase: Phase, name: str, chunk: int, start_seconds: float) -> None:
+        self.phase: Phase = phase
+        self.name, self.chunk, self.start_seconds = name, chunk, start_seconds
+        self.end_seconds = start_seconds
+        self.ended = threading.Event()
+
+    def end(self, seconds: float) -> None:
+        self.end_seconds = seconds
+        self.ended.set()
+
+
 class HostRecorder:
     """Reads the host's clock: right on a CPU, where computing blocks the caller.
 
-    The end of an exchange is read in its own thread as it completes; its start is its issue
-    or the end of the one before it, because a link serves exchanges in order.
+    The start of an exchange is its issue or the end of the one before it, because a link
+    serves exchanges in order.
     """
 
     def __init__(self) -> None:
         self._zero = time.perf_counter()
         self._computed: list[RecordedSpan] = []
-        self._issued: list[tuple[Phase, str, int, float, list[float]]] = []
+        self._issued: list[_Issued] = []
 
     @contextlib.contextmanager
     def compute(self, phase: Phase, name: str, chunk: int) -> Iterator[None]:
@@ -74,26 +90,25 @@ class HostRecorder:
 
     def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
         """Note the issue and, when it completes, the end."""
-        ends: list[float] = []
-        self._issued.append((phase, name, chunk, self._now(), ends))
+        issued = _Issued(phase, name, chunk, self._now())
+        self._issued.append(issued)
         future = transfer.future()
         if future is None:
-            ends.append(self._now())
+            issued.end(self._now())
         else:
-            future.add_done_callback(lambda _: ends.append(self._now()))
+            future.add_done_callback(lambda _: issued.end(self._now()))
 
     def spans(self) -> tuple[RecordedSpan, ...]:
-        """Return all finished spans in the order of their starts."""
+        """Return all spans in the order of their starts, once the last exchange has ended."""
         spans, previous_end = list(self._computed), 0.0
-        for phase, name, chunk, issued, ends in self._issued:
-            if not ends:
-                continue
-            start = min(max(issued, previous_end), ends[0])
-            previous_end = max(previous_end, ends[0])
+        for one in self._issued:
+            one.ended.wait(_END_SECONDS)
+            start = min(max(one.start_seconds, previous_end), one.end_seconds)
+            previous_end = max(previous_end, one.end_seconds)
             spans.append(
                 RecordedSpan(
-                    phase=phase, name=name, resource="comm", chunk=chunk,
-                    start_seconds=start, end_seconds=ends[0],
+                    phase=one.phase, name=one.name, resource="comm", chunk=one.chunk,
+                    start_seconds=start, end_seconds=one.end_seconds,
                 )
             )  # fmt: skip
         return tuple(sorted(spans, key=lambda span: span.start_seconds))

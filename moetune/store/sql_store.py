@@ -203,22 +203,18 @@ class SqlStore:
         return self._database.write(work)
 
     def save_plan(self, plan: Plan) -> None:
-        """Append the plan; a plan of the same id is left as it is when it is equal.
+        """Append the plan; one of the same inputs by an older moetune gives way to it.
 
-        Raises:
-            InputError: the stored plan of that id differs.
+        Observations keep what was predicted when they were made.
         """
 
         def work(connection: Connection) -> None:
-            statements.insert_missing(connection, plans, rows.plan_values(plan))
-            query = select(plans.c.document).where(plans.c.id == plan.id)
-            stored = connection.execute(query).scalar_one()
+            values = rows.plan_values(plan)
+            statements.insert_missing(connection, plans, values)
+            mine = plans.c.id == plan.id
+            stored = connection.execute(select(plans.c.document).where(mine)).scalar_one()
             if canonical_json(stored) != canonical_json(plan):
-                raise InputError(
-                    f"plan {plan.id[:12]} is stored already, with another content: these inputs "
-                    "were solved by another version of moetune",
-                    "keep the new plan as a file, or in another database with --db",
-                )
+                connection.execute(update(plans).where(mine).values(values))
 
         self._database.write(work)
 

@@ -239,13 +239,14 @@ class TestStore:
         store.save_plan(make_plan())
         assert store.plans() == (before,)
 
-    def test_another_plan_of_the_same_id_is_refused_and_the_first_one_stays(
+    def test_a_newer_answer_to_the_same_question_takes_the_place_of_the_older(
         self, store: Store, make_plan: PlanMaker
     ) -> None:
         store.save_plan(make_plan())
-        with pytest.raises(InputError, match="stored already"):
-            store.save_plan(make_plan(step_seconds=0.25))
-        assert store.plan(make_plan().id) == make_plan()
+        newer = make_plan(step_seconds=0.25)
+        store.save_plan(newer)
+        assert store.plan(newer.id) == newer
+        assert len(store.plans()) == 1
 
     def test_plans_are_listed_newest_first(self, store: Store, make_plan: PlanMaker) -> None:
         for tokens in (512, 128, 256):

@@ -1,0 +1,109 @@
+"""`verify`, `trace` and the launch of ranks, with real processes."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from moetune.cli import app
+from moetune.domain.document import canonical_json
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.layer import LayerShape
+from moetune.workflows.launch import run_on_ranks
+from tests.runtime.plans import small_plan
+
+LAYER = LayerShape(d_model=16, d_hidden=32, num_experts=4, top_k=2)
+
+
+def plan_file(folder: Path) -> Path:
+    path = folder / "plan.json"
+    path.write_text(canonical_json(small_plan(layer=LAYER)))
+    return path
+
+
+def test_verify_finds_equal_numbers_and_keeps_the_observation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, db = plan_file(tmp_path), str(tmp_path / "m.db")
+    arguments = ["--no-config", "--db", db, "verify", str(path), "--nproc", "2", "--json"]
+    assert app.main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {(step["forward_degree"], step["backward_degree"]) for step in found["steps"]} == {
+        (1, 1), (2, 2), (4, 4), (8, 8), (16, 16), (4, 3),
+    }  # fmt: skip
+    assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
+    assert [step["is_planned"] for step in found["steps"]].count(True) == 1
+
+
+def test_verify_on_another_number_of_ranks_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path)
+    assert (
+        app.main(
+            ["--no-config", "--db", str(tmp_path / "m.db"), "verify", str(path), "--nproc", "3"]
+        )
+        == 2
+    )
+    assert "is for 2 ranks" in capsys.readouterr().err
+
+
+def test_trace_of_a_real_step_is_a_chrome_trace(tmp_path: Path) -> None:
+    path, output = plan_file(tmp_path), tmp_path / "trace.json"
+    arguments = ["--no-config", "--db", str(tmp_path / "m.db"), "trace", str(path)]
+    assert app.main([*arguments, "--nproc", "2", "--output", str(output)]) == 0
+    events = json.loads(output.read_text())["traceEvents"]
+    assert len(events) == 3 * (4 + 3)
+    assert all(event["ph"] == "X" and event["dur"] >= 0 for event in events)
+    assert {event["tid"] for event in events} == {"link", "compute"}
+
+
+def test_trace_without_profile_and_ranks_has_nothing_to_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = plan_file(tmp_path)
+    assert app.main(["--no-config", "--db", str(tmp_path / "m.db"), "trace", str(path)]) == 5
+    assert "--nproc" in capsys.readouterr().err
+
+
+def rank_and_size(argument: int) -> tuple[int, int]:
+    import torch.distributed as dist
+
+    return argument, dist.get_world_size()
+
+
+def complain(_: object) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        raise InputError("rank 1 does not like it")
+    dist.barrier()
+
+
+def die(_: object) -> None:
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def _environ() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_ranks_return_what_rank_0_returned() -> None:
+    found = run_on_ranks(rank_and_size, 7, num_ranks=2, launch=None, environ=_environ())
+    assert found == (7, 2)
+
+
+def test_error_of_one_rank_reaches_the_caller_and_ends_the_others() -> None:
+    with pytest.raises(InputError, match="does not like it"):
+        run_on_ranks(complain, None, num_ranks=2, launch=None, environ=_environ())
+
+
+def test_killed_rank_is_named() -> None:
+    with pytest.raises(MoetuneError, match="rank 1 ended with SIGKILL"):
+        run_on_ranks(die, None, num_ranks=2, launch=None, environ=_environ())
