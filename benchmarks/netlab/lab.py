@@ -20,7 +20,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import chain
 from types import TracebackType
 from typing import Self, TextIO
 
@@ -28,6 +29,7 @@ from benchmarks.netlab.processes import RankOutput, run_ranks
 from moetune.domain.errors import InputError, MoetuneError
 
 _MAX_RANKS = 250
+_PORTS = range(20000, 32000)
 _BURST = "256kb"
 _LATENCY = "50ms"
 _TOOLS = {
@@ -182,9 +184,16 @@ def _address(rank: int) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a free port below those that the kernel gives to whoever asks for any.
+
+    One of those could be given away again before rank 0 listens.
+    """
+    start = _PORTS.start + os.getpid() % len(_PORTS)
+    for port in chain(range(start, _PORTS.stop), range(_PORTS.start, start)):
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise MoetuneError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free")
 
 
 def _new_namespace(opening: ExitStack) -> int:
