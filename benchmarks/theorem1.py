@@ -36,7 +36,11 @@ class Theorem1:
 
     def degree(self, *, max_degree: int) -> int:
         """Return Theorem 1's degree, a real one rounded, and clipped to the largest allowed."""
-        cases = (self._link_bound(), self._slsqp(self._f3, -1.0), self._slsqp(self._f4, 1.0))
+        cases = (
+            self._link_bound(),
+            self._slsqp(self._f3, sign=-1.0, max_degree=max_degree),
+            self._slsqp(self._f4, sign=1.0, max_degree=max_degree),
+        )
         seconds, real = min(cases)
         if seconds >= self._sequential():
             return 1
@@ -85,13 +89,13 @@ class Theorem1:
             self.compute.alpha_seconds * degree + self._work
         )
 
-    def _slsqp(self, objective: _Function, sign: float) -> tuple[float, float]:
+    def _slsqp(self, objective: _Function, *, sign: float, max_degree: int) -> tuple[float, float]:
         """Return (seconds, real degree) of the case with Q2 of that sign."""
         found = minimize(
             lambda degrees: objective(degrees[0]),
             [START],
             method="SLSQP",
-            bounds=[(START, None)],
+            bounds=[(START, max(START, max_degree))],
             constraints=[
                 {"type": "ineq", "fun": lambda degrees: self._not_q1(degrees[0])},
                 {"type": "ineq", "fun": lambda degrees: sign * self._not_q2(degrees[0])},
