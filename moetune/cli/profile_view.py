@@ -29,7 +29,7 @@ def show_profile(screen: Screen, found: FoundProfile) -> None:
     )
     rows = list(_rows(profile))
     if rows:
-        header = ("operation", "start-up", "rate", "quality", "error, median and p95")
+        header = ("operation", "start-up", "rate", "quality", "error (p95)")
         screen.table(header, rows, right=(1, 2))
     if profile.interference.is_none:
         screen.say("Nothing is known to disturb anything: interference 1.0 everywhere.", indent=2)
@@ -75,7 +75,11 @@ def _collective_name(line: CollectiveLine) -> str:
 def _quality(error: FitError | None) -> tuple[str, str]:
     if error is None:
         return "", "not known"
-    return error.quality, f"{error.median:.1%}, {error.p95:.1%}"
+    return error.quality, f"{_percent(error.median)} ({_percent(error.p95)})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if share < 1 else f"{100 * share:,.0f} %"
 
 
 def _speeds(profile: Profile) -> Iterator[tuple[str, ...]]:

@@ -256,4 +256,6 @@ def _speeds(profile: Profile) -> Iterator[tuple[str, float]]:
 
 def _changed(there: Mapping[str, str], here: Mapping[str, str], keys: Iterable[str]) -> str:
     found = [key for key in keys if there.get(key) != here.get(key)]
-    return ", ".join(f"{key} {there.get(key)} there, {here.get(key)} here" for key in found[:2])
+    return ", ".join(
+        f"{key} {there.get(key, '—')} there, {here.get(key, '—')} here" for key in found[:2]
+    )

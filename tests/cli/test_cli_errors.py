@@ -240,3 +240,10 @@ def test_a_wrong_setting_file_names_file_and_key(cli: Cli) -> None:
 def test_two_v_print_the_traceback(cli: Cli) -> None:
     assert "Traceback" in cli("-vv", "models", "show", "x").err
     assert "Traceback" not in cli("-v", "models", "show", "x").err
+
+
+def test_an_older_schema_can_be_copied_before_it_is_upgraded(cli: Cli, database: Path) -> None:
+    assert cli("db", "upgrade").code == 0
+    _make_older(database)
+    assert cli("db", "backup", "before.db").code == 0
+    assert cli("--db", "before.db", "db", "current").code == 7
