@@ -1,6 +1,6 @@
 """Costs and inputs to a plan: the one door of the solver."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layer import Workload
@@ -56,7 +56,9 @@ def solve_plan(
         ProfileError: the profile lacks an operation that the layer needs.
     """
     workload = _workload(inputs)
-    limit_bytes = inputs.memory_limit_bytes or device_memory_bytes
+    limit_bytes = inputs.memory_limit_bytes
+    if limit_bytes is None:
+        limit_bytes = device_memory_bytes
     check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
     check_memory(workload=workload, bounds=bounds, limit_bytes=limit_bytes)
     ranking = rank_choices(workload=workload, costs=costs, bounds=bounds, limit_bytes=limit_bytes)
@@ -86,14 +88,20 @@ def solve_plan(
         decision=_verdict(ranking, confidence, others),
         alternatives=tuple(_alternative(ranking, other) for other in others),
         warnings=(
-            *beware(
-                trust=ranking.best.trust,
-                provenance=provenance,
-                profile=inputs.profile,
-                assumed_spread=len(resamples) > 0,
-            ),
+            *_doubts(ranking, inputs.profile, provenance, is_resampled=len(resamples) > 0),
             *ranking.pin_warnings(),
         ),
+    )
+
+
+def _doubts(
+    ranking: Ranking, profile: str, provenance: Provenance, *, is_resampled: bool
+) -> Iterator[str]:
+    return beware(
+        trust=ranking.best.trust,
+        provenance=provenance,
+        profile=profile,
+        assumed_spread=is_resampled,
     )
 
 

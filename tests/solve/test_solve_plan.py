@@ -281,6 +281,8 @@ def test_the_devices_memory_is_the_limit_where_none_is_set() -> None:
     assert _solve(device_memory_bytes=needed).pipeline.forward_degree == 1
     with pytest.raises(InfeasiblePlanError, match="memory binds"):
         _solve(device_memory_bytes=needed - 1)
+    with pytest.raises(InfeasiblePlanError, match="the limit is 0 B"):
+        _solve(plan_inputs(memory_limit_bytes=0))
 
 
 def test_too_little_memory_names_the_numbers_and_the_nearest_number_of_tokens() -> None:
