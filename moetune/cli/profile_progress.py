@@ -77,6 +77,11 @@ class ScreenProgress:
             )
             line = f"{bar(one.group, done, one.num_points)}  {one.quality:<8}{error}"
             self._screen.note(line.rstrip())
+        if summaries and self.num_done < self.num_points:
+            self._screen.note(
+                f"the budget ended after {self.num_done} of {self.num_points} points: "
+                "--resume measures the rest"
+            )
 
 
 def bar(group: str, done: int, total: int) -> str:

@@ -37,7 +37,8 @@ def detect(
         ranks_per_node: ranks on one node; by default all of them on a CPU, and as many as
             there are devices here on CUDA.
         environment: the process's environment; what can change speed is recorded as software.
-        threads_per_rank: threads that each rank computes with; default, as torch is set.
+        threads_per_rank: threads that each rank computes with; default, as torch is set for one
+            rank, and each rank's share of the cores for several.
         root: where /proc and /sys are.
 
     Raises:
@@ -52,6 +53,9 @@ def detect(
             "start the same number of ranks on every node",
         )
     hardware = _hardware(kind, num_ranks, per_node, root)
+    if threads_per_rank is None:
+        shared = max(host.num_cores() // per_node, 1)
+        threads_per_rank = torch.get_num_threads() if num_ranks == 1 else shared
     software = _software(kind, environment, threads_per_rank, root)
     memory = hardware.values["memory_bytes"]
     return Cluster(
@@ -84,16 +88,14 @@ def _hardware(kind: DeviceKind, num_ranks: int, per_node: int, root: Path) -> Fa
     return facts
 
 
-def _software(
-    kind: DeviceKind, environment: Mapping[str, str], threads: int | None, root: Path
-) -> Facts:
+def _software(kind: DeviceKind, environment: Mapping[str, str], threads: int, root: Path) -> Facts:
     facts = Facts()
     facts.read("moetune", lambda: importlib.metadata.version("moetune"))
     facts.read("python", platform.python_version)
     facts.read("torch", lambda: torch.__version__)
     facts.read("kernel", lambda: os.uname().release)
     facts.read("backend", lambda: "nccl" if kind == "cuda" else "gloo")
-    facts.read("threads_per_rank", lambda: threads or torch.get_num_threads())
+    facts.read("threads_per_rank", lambda: threads)
     if kind == "cuda":
         cuda.read_software(facts, root)
     for name in sorted(filter(_is_allowed, environment)):

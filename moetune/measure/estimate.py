@@ -75,17 +75,10 @@ def within_budget(
     Raises:
         InputError: not even one point fits.
     """
-    families: dict[object, list[Point]] = {}
-    for point in points:
-        families.setdefault(_family(point), []).append(point)
-    ranked = [
-        (level, index, point)
-        for index, family in enumerate(families.values())
-        for level, point in enumerate(_spread_order(sorted(family, key=_size)))
-    ]
+    value = levels(points)
     kept: set[Point] = set()
     left = budget_seconds
-    for _, _, point in sorted(ranked, key=lambda item: item[:2]):
+    for point in sorted(points, key=lambda point: value[point]):
         if seconds[point] <= left:
             kept.add(point)
             left -= seconds[point]
@@ -96,6 +89,18 @@ def within_budget(
             f"the cheapest takes about {cheapest}; a profile of one layer about one minute",
         )
     return tuple(point for point in points if point in kept)
+
+
+def levels(points: Sequence[Point]) -> dict[Point, int]:
+    """Return each point's place in its family by value, 0 for the one to measure first."""
+    families: dict[object, list[Point]] = {}
+    for point in points:
+        families.setdefault(_family(point), []).append(point)
+    return {
+        point: level
+        for family in families.values()
+        for level, point in enumerate(_spread_order(sorted(family, key=_size)))
+    }
 
 
 def _spread_order(family: Sequence[Point]) -> list[Point]:

@@ -129,11 +129,9 @@ def cores_of(rank: int, num_ranks: int, cores: Sequence[int]) -> tuple[int, ...]
     return tuple(cores[rank * len(cores) // num_ranks : (rank + 1) * len(cores) // num_ranks])
 
 
-def threads_of(num_ranks: int) -> int:
-    """Return the threads that each rank computes with, where this process starts them."""
-    if num_ranks == 1:
-        return torch.get_num_threads()
-    return max(len(os.sched_getaffinity(0)) // num_ranks, 1)
+def threads_here() -> int:
+    """Return the threads that this process computes with."""
+    return torch.get_num_threads()
 
 
 class _Sender:

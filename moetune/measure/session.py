@@ -1,5 +1,6 @@
 """A session: all points, in a shuffled order that every rank shares, one sample after another."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,7 @@ import torch
 from moetune.domain.errors import InputError
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.measure.device import Device
-from moetune.measure.estimate import Rates, point_seconds, within_budget
+from moetune.measure.estimate import Rates, levels, point_seconds, within_budget
 from moetune.measure.load import BUSY, THROTTLED, Load
 from moetune.measure.operations import Representatives, set_scene
 from moetune.measure.points import Preset
@@ -66,7 +67,8 @@ def run_session(
     """Probe, plan, and measure every point; all ranks call this together.
 
     A point that fails becomes a sample that says why. The first point is measured again at the
-    end, which shows a machine that changed meanwhile (`mark_drift`).
+    end, which shows a machine that changed meanwhile (`mark_drift`). With a budget the most
+    valuable points go first, and the session ends when it is spent, whatever was estimated.
 
     Args:
         sharers: ranks on this rank's cores, itself included.
@@ -75,6 +77,7 @@ def run_session(
         InputError: the budget holds no point; on every rank.
         CollectiveError: a rank is gone.
     """
+    start = time.perf_counter()
     assignment = ranks.from_first(assignment)
     points, effort = assignment.points, _EFFORTS[assignment.preset]
     if not points:
@@ -91,10 +94,22 @@ def run_session(
     if assignment.plan_only:
         return
     order = shuffled(points, assignment.seed)
-    for point in (*order, order[0]):
-        sample = bench.sample(point, effort)
-        if ranks.rank == 0:
-            listener.measured(sample)
+    if assignment.budget_seconds is not None:
+        value = levels(points)
+        order = (order[0], *sorted(order[1:], key=lambda point: value[point]))
+    for point in order:
+        if _is_over(assignment, start, ranks):
+            break
+        bench.tell(point, effort, listener)
+    bench.tell(order[0], effort, listener)
+
+
+def _is_over(assignment: Assignment, start: float, ranks: Ranks) -> bool:
+    """Whether the budget is spent: estimates of a busy machine are too low."""
+    if assignment.budget_seconds is None:
+        return False
+    (elapsed,) = ranks.maximum((time.perf_counter() - start,))
+    return elapsed > assignment.budget_seconds
 
 
 def shuffled(points: Sequence[Point], seed: int) -> tuple[Point, ...]:
@@ -120,6 +135,12 @@ class _Bench:
     def probe(self, points: Sequence[Point]) -> Rates:
         """Return rough speeds."""
         return probe(points, self._representatives, lambda point: self._timed(point, _PROBE))
+
+    def tell(self, point: Point, effort: Effort, listener: Listener) -> None:
+        """Measure the point, and tell the listener on rank 0."""
+        sample = self.sample(point, effort)
+        if self._ranks.rank == 0:
+            listener.measured(sample)
 
     def sample(self, point: Point, effort: Effort) -> Sample:
         """Return the point's times, or why there are none."""

@@ -107,21 +107,19 @@ class ProfileOutcome:
 def detect_cluster(request: ProfileRequest, setting: Setting) -> Cluster:
     """Return the machine as the measuring ranks see it."""
     from moetune.hardware import detect
+    from moetune.measure.launch import threads_here
 
-    launch = setting.launch
-    if launch is not None:
+    if (launch := setting.launch) is not None:
         return detect(
             num_ranks=launch.world_size,
             ranks_per_node=launch.local_world_size,
             environment=setting.environment,
+            threads_per_rank=threads_here(),
         )
-    from moetune.measure.launch import threads_of
-
     return detect(
         num_ranks=request.num_ranks,
         ranks_per_node=request.num_ranks,
         environment=setting.environment,
-        threads_per_rank=threads_of(request.num_ranks),
     )
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -107,6 +108,26 @@ def test_one_rank_measures_here_and_talks_through_memory() -> None:
     alone: tuple[Point, ...] = (GEMM, loop, CopyPoint(direction="d2h", pinned=True, num_bytes=64))
     run_here(Assignment(points=alone, preset="quick", budget_seconds=60.0), listener=ear)
     assert {sample.point for sample in ear.samples if not sample.error} == set(alone)
+
+
+class SlowEar(Ear):
+    """Takes its time, as a busy machine does."""
+
+    def measured(self, sample: Sample) -> None:
+        time.sleep(1.0)
+        super().measured(sample)
+
+
+def test_a_budget_ends_the_session_also_where_the_estimates_were_too_low() -> None:
+    ear = SlowEar()
+    points = tuple(
+        GemmPoint(dtype="float32", rows=rows, d_in=16, d_out=16) for rows in range(8, 72, 4)
+    )
+    run_here(Assignment(points=points, preset="quick", budget_seconds=3.0), listener=ear)
+    assert len(ear.seconds) > 5
+    measured = [sample.point for sample in ear.samples]
+    assert measured[0] == measured[-1]
+    assert len(measured) <= 5
 
 
 def test_the_order_is_the_seeds_alone_and_begins_with_a_product() -> None:
