@@ -14,7 +14,8 @@ from moetune.runtime.agreement import agree_on_tokens
 from moetune.runtime.dispatch import plan_dispatch
 from moetune.runtime.experts import Experts
 from moetune.runtime.gate import Gate, Routing
-from moetune.runtime.links import Link, link_of
+from moetune.runtime.gloo_link import link_of
+from moetune.runtime.links import Link
 from moetune.runtime.pipeline import Pipe
 from moetune.runtime.pipelined_experts import PipelinedExperts
 from moetune.runtime.planbook import PlanBook, Shelf, read_plans, warn_once
@@ -86,7 +87,7 @@ class MoELayer(nn.Module):
         if capacity_factor is not None and not capacity_factor > 0:
             raise InputError(f"capacity_factor must be above 0 or None, got {capacity_factor}")
         _check_memory_reuse(memory_reuse)
-        self.link = link if link is not None else link_of(group)
+        self.link = link_of(group, device=_device_of(device)) if link is None else link
         check_divisible(num_experts, self.link.num_ranks)
         self.gate = Gate(
             self.shape,
@@ -231,6 +232,10 @@ class MoELayer(nn.Module):
         if dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             return f"x is {x.dtype}, the experts are {weight.dtype}"
         return ""
+
+
+def _device_of(device: torch.device | str | None) -> torch.device:
+    return torch.get_default_device() if device is None else torch.device(device)
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:

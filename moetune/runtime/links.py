@@ -118,7 +118,7 @@ class _GroupTransfer:
         try:
             self._work.wait()
         except RuntimeError as error:
-            raise _failed(self._name, self._where, error) from error
+            raise collective_failed(self._name, self._where, error) from error
         self._tensors = ()
 
     def future(self) -> torch.futures.Future[object] | None:
@@ -134,7 +134,7 @@ class GroupLink:
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group if group is not None else dist.group.WORLD
+        self._group: dist.ProcessGroup | None = group if group is not None else dist.group.WORLD
         self.num_ranks = dist.get_world_size(self._group)
         self.rank = dist.get_rank(self._group)
 
@@ -153,8 +153,8 @@ class GroupLink:
                 group=self._group, async_op=True,
             )  # fmt: skip
         except RuntimeError as error:
-            raise _failed(name, self._where, error) from error
-        return _GroupTransfer(work, (output, rows), name, self._where)
+            raise collective_failed(name, self.where, error) from error
+        return _GroupTransfer(work, (output, rows), name, self.where)
 
     def swap(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
         """Exchange equal blocks."""
@@ -162,7 +162,7 @@ class GroupLink:
         try:
             dist.all_to_all_single(received, blocks, group=self._group)
         except RuntimeError as error:
-            raise _failed(name, self._where, error) from error
+            raise collective_failed(name, self.where, error) from error
         return received
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
@@ -171,7 +171,7 @@ class GroupLink:
         try:
             dist.all_gather(parts, values, group=self._group)
         except RuntimeError as error:
-            raise _failed(name, self._where, error) from error
+            raise collective_failed(name, self.where, error) from error
         return torch.stack(parts)
 
     def gather_texts(self, text: str) -> list[str]:
@@ -180,11 +180,12 @@ class GroupLink:
         try:
             dist.all_gather_object(texts, text, group=self._group)
         except RuntimeError as error:
-            raise _failed("the exchange of texts", self._where, error) from error
+            raise collective_failed("the exchange of texts", self.where, error) from error
         return texts
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """This rank, for an error."""
         return f"rank {self.rank} of {self.num_ranks}"
 
 
@@ -228,14 +229,8 @@ class HostStagedLink(LocalLink):
         return _StagedTransfer(event, (output, rows))
 
 
-def link_of(group: dist.ProcessGroup | None) -> Link:
-    """Return the link of a group: None is the world, or one rank without torch.distributed."""
-    if group is None and not (dist.is_available() and dist.is_initialized()):
-        return LocalLink()
-    return LocalLink() if dist.get_world_size(group) == 1 else GroupLink(group)
-
-
-def _failed(name: str, where: str, error: Exception) -> CollectiveError:
+def collective_failed(name: str, where: str, error: Exception) -> CollectiveError:
+    """Return the error that names an exchange and the rank that saw it fail."""
     return CollectiveError(
         f"{name} failed on {where}: {str(error).splitlines()[0] if str(error) else error!r}",
         "a rank died, left early or was too slow: look at the other ranks' output",

@@ -1,0 +1,101 @@
+"""The link of a gloo group on CPUs: receives are posted before anything is sent.
+
+gloo's own all-to-all sends first. A rank that is late then queues its "ready" behind its own
+data, and the two directions of a link run one after the other: between one and two times the
+time of the wire, by chance. With the receives posted first it is always about once.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from moetune.runtime.links import GroupLink, Link, LocalLink, Transfer, collective_failed
+
+_NUM_TAGS = 2**20
+
+
+class GlooLink(GroupLink):
+    """Point-to-point exchanges between CPU tensors, in the order of issue on every pair."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        super().__init__(group)
+        self._issued = 0
+
+    def exchange(
+        self,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        name: str,
+    ) -> Transfer:
+        """Post all receives, then all sends; this rank's own rows are copied."""
+        tag = self._issued % _NUM_TAGS
+        self._issued += 1
+        arriving, leaving = output.split(list(output_splits)), rows.split(list(input_splits))
+        others = [(self.rank + step) % self.num_ranks for step in range(1, self.num_ranks)]
+        try:
+            works = [
+                dist.irecv(arriving[rank], group=self._group, group_src=rank, tag=tag)
+                for rank in reversed(others)
+                if len(arriving[rank])
+            ]
+            works += [
+                dist.isend(leaving[rank], group=self._group, group_dst=rank, tag=tag)
+                for rank in others
+                if len(leaving[rank])
+            ]
+        except RuntimeError as error:
+            raise collective_failed(name, self.where, error) from error
+        arriving[self.rank].copy_(leaving[self.rank])
+        return _GlooTransfer([work for work in works if work], (output, rows), name, self.where)
+
+
+def link_of(group: dist.ProcessGroup | None, *, device: torch.device) -> Link:
+    """Return the link of a group: None is the world, or one rank without torch.distributed."""
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return LocalLink()
+    if dist.get_world_size(group) == 1:
+        return LocalLink()
+    return GlooLink(group) if device.type == "cpu" else GroupLink(group)
+
+
+class _GlooTransfer:
+    def __init__(
+        self, works: list[dist.Work], tensors: tuple[torch.Tensor, ...], name: str, where: str
+    ) -> None:
+        self._works = works
+        self._tensors: tuple[torch.Tensor, ...] = tensors
+        self._name = name
+        self._where = where
+        self._watched: torch.futures.Future[object] | None = None
+
+    def wait(self) -> None:
+        try:
+            if self._watched is None:
+                for work in self._works:
+                    work.wait()
+            else:
+                self._watched.wait()
+        except RuntimeError as error:
+            raise collective_failed(self._name, self._where, error) from error
+        self._works, self._tensors = [], ()
+
+    def future(self) -> torch.futures.Future[object]:
+        """Return a future that a thread of its own completes: gloo has none for these."""
+        if self._watched is None:
+            self._watched = torch.futures.Future()
+            threading.Thread(target=self._watch, args=(self._works, self._watched)).start()
+        return self._watched
+
+    @staticmethod
+    def _watch(works: list[dist.Work], watched: "torch.futures.Future[object]") -> None:
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            watched.set_exception(error)
+        else:
+            watched.set_result(None)
