@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     )
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
+    from moetune.runtime.ddp import prepare_ddp
     from moetune.runtime.layer import MoELayer
     from moetune.runtime.planbook import PlanBook
     from moetune.workflows.planbook import open_planbook
@@ -39,6 +40,7 @@ __all__ = [
     "RankMismatchError",
     "SchemaMismatchError",
     "open_planbook",
+    "prepare_ddp",
 ]
 
 _HOMES = {
@@ -47,6 +49,7 @@ _HOMES = {
     "PlanBook": "moetune.runtime.planbook",
     "Profile": "moetune.domain.profile",
     "open_planbook": "moetune.workflows.planbook",
+    "prepare_ddp": "moetune.runtime.ddp",
 }
 _ERRORS = "moetune.domain.errors"
 

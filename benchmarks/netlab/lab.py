@@ -32,6 +32,8 @@ _MAX_RANKS = 250
 _PORTS = range(20000, 32000)
 _BURST = "256kb"
 _LATENCY = "50ms"
+# For every variant alike: a process that hands large blocks back pays for new pages each time.
+_ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 _TOOLS = {
     "ip": "iproute2",
     "tc": "iproute2",
