@@ -80,6 +80,8 @@ def main() -> None:
     profiles = options.output or Path("profiles")
     results = options.output or Path("docs/results")
     if device.type == "cuda" or options.output:
+        for folder in (profiles, results):
+            folder.mkdir(parents=True, exist_ok=True)
         write_text(profiles / f"{name}.toml", profile_to_toml(profile))
         write_text(results / "gpu.md", report)
     print(report)

@@ -22,15 +22,13 @@ import torch.distributed as dist
 from moetune import config
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError, MoetuneError
+from moetune.measure.launch import cores_of, keep_large_blocks
 
 _TIMEOUT = dt.timedelta(minutes=5)
 _POLL_SECONDS = 0.02
 _GRACE_SECONDS = 3.0
 _TAIL_LINES = 15
 _PDEATHSIG = 1
-# Large blocks stay with the process: handing them back and touching them anew costs a CPU rank
-# more than many of the operations that fill them.
-_ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
 def run_on_ranks(
@@ -67,14 +65,12 @@ def run_on_ranks(
 
 def _start(place: Path, num_ranks: int, environ: Mapping[str, str]) -> list[subprocess.Popen[str]]:
     cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // num_ranks)
     port = _free_port()
     processes = []
     for rank in range(num_ranks):
-        mine = {cores[(rank * share + offset) % len(cores)] for offset in range(share)}
+        mine = cores_of(rank, num_ranks, cores)
         variables = {
-            "OMP_NUM_THREADS": str(share),
-            **_ALLOCATOR,
+            "OMP_NUM_THREADS": str(len(mine)),
             **environ,
             "RANK": str(rank),
             "WORLD_SIZE": str(num_ranks),
@@ -157,6 +153,7 @@ def _main() -> None:
     place, cores = Path(sys.argv[1]), {int(core) for core in sys.argv[2].split(",")}
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     os.sched_setaffinity(0, cores)
+    keep_large_blocks()
     launch = config.launch(config.environment())
     rank = launch.rank if launch else 0
     name, argument = pickle.loads((place / "argument").read_bytes())  # noqa: S301 - our parent wrote it
