@@ -20,7 +20,7 @@ from moetune.workflows.plan import PlanRequest, make_plan
 from moetune.workflows.wiring import configure, open_store
 
 _TIMEOUT_SECONDS = 1200.0
-_FLOOR = ("bare", "bare_collectives", "bare_gemms")
+_FLOOR = ("bare", "bare_collectives", "bare_gemms", "plain_collectives", "plain")
 _NUM_RANKS = 2
 _PROFILE = "netlab"
 _DTYPE = "float32"

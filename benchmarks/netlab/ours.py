@@ -4,6 +4,7 @@ from pathlib import Path
 
 from benchmarks.netlab.cell import Cell, Step, module_step
 from moetune import MoELayer
+from moetune.runtime.links import GroupLink, Link
 
 
 def degree_step(cell: Cell, degree: int) -> Step:
@@ -11,12 +12,17 @@ def degree_step(cell: Cell, degree: int) -> Step:
     return _step(cell, pipeline=degree, plan=None)
 
 
+def plain_step(cell: Cell) -> Step:
+    """Return the step of our layer in one chunk over gloo's own all-to-all."""
+    return _step(cell, pipeline=1, plan=None, link=GroupLink(None))
+
+
 def planned_step(cell: Cell, plan: Path) -> Step:
     """Return the step of our layer with the plan in that file."""
     return _step(cell, pipeline=True, plan=plan)
 
 
-def _step(cell: Cell, *, pipeline: bool | int, plan: Path | None) -> Step:
+def _step(cell: Cell, *, pipeline: bool | int, plan: Path | None, link: Link | None = None) -> Step:
     shape = cell.layer
     layer = MoELayer(
         d_model=shape.d_model,
@@ -26,6 +32,7 @@ def _step(cell: Cell, *, pipeline: bool | int, plan: Path | None) -> Step:
         activation=shape.activation,
         pipeline=pipeline,
         plan=plan,
+        link=link,
     )
     layer.load_state_dict(cell.weights())
     return module_step(cell, layer)

@@ -1,6 +1,7 @@
 """The program of one rank: time every variant of every cell, interleaved, in one process.
 
-Variants: `ours:DEGREE`, `planned:FOLDER` (of plans named TOKENS.json), `deepspeed`, `bare`,
+Variants: `ours:DEGREE`, `plain` (one chunk over gloo's own all-to-all),
+`planned:FOLDER` (of plans named TOKENS.json), `deepspeed`, `bare`,
 `bare_collectives`, `bare_gemms`, `chunked_forward:DEGREE`. Each round runs all of them in
 another order, so that what drifts meets all alike. Rank 0 prints one JSON line per cell and
 variant; a step's time is the maximum over the ranks.
@@ -25,7 +26,7 @@ from moetune.domain.layer import LayerShape
 
 _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2
-_LAYERS = ("ours", "planned", "deepspeed")
+_LAYERS = ("ours", "plain", "planned", "deepspeed")
 
 
 def main() -> None:
@@ -51,6 +52,8 @@ def make_step(variant: str, cell: Cell) -> Step:
         "planned": lambda: ours.planned_step(cell, Path(argument, f"{cell.tokens}.json")),
         "deepspeed": lambda: peer_deepspeed.deepspeed_step(cell),
         "bare": lambda: bare.sequential_step(cell),
+        "plain": lambda: ours.plain_step(cell),
+        "plain_collectives": lambda: bare.plain_collectives_step(cell),
         "bare_collectives": lambda: bare.collectives_step(cell),
         "bare_gemms": lambda: bare.gemms_step(cell),
         "chunked_forward": lambda: bare.chunked_forward_step(cell, int(argument)),
@@ -94,7 +97,7 @@ def _measure(cell: Cell, variants: Sequence[str], rounds: int) -> Iterator[dict[
 
 def _check_same_outputs(steps: Mapping[str, Step]) -> None:
     """Raise AssertionError where two MoE layers answer differently: they are not one layer."""
-    outputs = {name: step() for name, step in steps.items() if name.startswith(_LAYERS)}
+    outputs = {name: step() for name, step in steps.items() if name.partition(":")[0] in _LAYERS}
     expected = next(iter(outputs.values()), None)
     for name, output in outputs.items():
         try:

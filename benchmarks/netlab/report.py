@@ -72,6 +72,11 @@ class Summary:
         return self.degree(1) / self.planned
 
     @property
+    def plain_speed_up(self) -> float:
+        """One chunk over gloo's own all-to-all, over the plan."""
+        return self.measured("plain") / self.planned
+
+    @property
     def own_cost(self) -> float:
         """What degree 1 costs more than its bare products and collectives."""
         return self.degree(1) / self.measured("bare") - 1
@@ -85,10 +90,10 @@ class Summary:
 
     @property
     def peer_share(self) -> float | None:
-        """Bare collectives over DeepSpeed's step: the share of it that is communication."""
+        """Plain all-to-alls over DeepSpeed's step: the share of it that is communication."""
         if "deepspeed" not in self.cell.seconds:
             return None
-        return self.measured("bare_collectives") / self.measured("deepspeed")
+        return self.measured("plain_collectives") / self.measured("deepspeed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +133,7 @@ def cell_table(summaries: Sequence[Summary]) -> str:
     header = (
         "link", "tokens a rank", "planned degree (forward, backward)", "predicted ms",
         "measured ms", "error", "best degree", "regret", "speed-up over degree 1",
+        "over one chunk with gloo's all-to-all",
         "DeepSpeed ms", "DeepSpeed / planned", "communication in DeepSpeed's step",
         "bare ms (collectives, products)", "own cost over bare", "busiest expert / mean",
     )  # fmt: skip
@@ -146,6 +152,7 @@ def _cell_row(one: Summary) -> tuple[str, ...]:
         f"{one.best_degree}",
         f"{one.regret:+.1%}",
         f"{one.speed_up:.2f}",
+        f"{one.plain_speed_up:.2f}",
         _ms(peer) if peer else "–",
         f"{one.peer_ratio:.2f}" if one.peer_ratio else "–",
         f"{one.peer_share:.0%}" if one.peer_share else "–",
@@ -174,6 +181,12 @@ def _lab_targets(lab: Sequence[Summary]) -> Iterator[Target]:
         promise=f"≥ {_MIN_BEST_SPEED_UP} × as fast as degree 1 in the best cell",
         found=f"{best.speed_up:.2f} × ({_name(best)})",
         is_met=best.speed_up >= _MIN_BEST_SPEED_UP,
+    )
+    plain = max(lab, key=lambda one: one.plain_speed_up)
+    yield Target(
+        promise="the same over one chunk with gloo's own all-to-all, which peers use",
+        found=f"{plain.plain_speed_up:.2f} × ({_name(plain)})",
+        is_met=plain.plain_speed_up >= _MIN_BEST_SPEED_UP,
     )
     slowest = min(lab, key=lambda one: one.speed_up)
     yield Target(
