@@ -186,7 +186,8 @@ def _show(
         typer.echo(plan_to_json(made), nl=False)
     else:
         show_plan(screen, explain_plan(made, profile=profile))
-        if not session.quiet and (note := machine_note(profile)):
+        # To look at this machine loads torch, which takes ten times as long as the plan.
+        if session.verbosity > 0 and (note := machine_note(profile)):
             screen.say(f"Note: {note}.", indent=2)
             screen.say()
     if output is not None:

@@ -43,6 +43,7 @@ class Book:
             (line.direction, line.pinned, line.both_ways): line for line in profile.copy
         }
         self._surfaces: dict[tuple[str, Product], Surface] = {}
+        self._rows: dict[RowsKey, Points | None] = {}
 
     @cached_property
     def pool(self) -> Pool:
@@ -132,8 +133,10 @@ class Book:
 
     def rows(self, key: RowsKey) -> Points | None:
         """Return the points over elements, None where the operation was not measured."""
-        series = self.pool.rows.get(key)
-        return None if series is None else _points(f"rows {key}", series, None)
+        if key not in self._rows:
+            series = self.pool.rows.get(key)
+            self._rows[key] = None if series is None else _points(f"rows {key}", series, None)
+        return self._rows[key]
 
 
 _AnyLine = GemmLine | CollectiveLine | CopyLine

@@ -38,6 +38,7 @@ class ProfileCosts:
         self._gemms: dict[tuple[str, Product, int, int, int], Predictor] = {}
         self._collectives: dict[CollectiveKey, Predictor] = {}
         self._copies: dict[tuple[Direction, bool], Predictor] = {}
+        self._labelled: dict[str, Predictor] = {}
         self._rows: dict[RowsKey, Predictor | None] = {}
 
     @property
@@ -177,9 +178,14 @@ class ProfileCosts:
         return self._predictor(self._book.copy(alone), f"copy {alone}")
 
     def _predictor(self, found: Points | Line, label: str) -> Predictor:
-        if isinstance(found, Line):
-            return self._curves.line(found, label=label)
-        return self._curves.through(found)
+        """Return the one predictor of that label: many numbers in flight share the nearest."""
+        if label not in self._labelled:
+            self._labelled[label] = (
+                self._curves.line(found, label=label)
+                if isinstance(found, Line)
+                else self._curves.through(found)
+            )
+        return self._labelled[label]
 
 
 def _nearest(wanted: int, known: Sequence[int]) -> int:

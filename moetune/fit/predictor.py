@@ -72,6 +72,8 @@ class Capped:
         """Return the inner time with no better a label than the cap."""
         found = self.inner.predict(size)
         trust = least_trust((found.trust, self.cap))
+        if trust == found.trust:
+            return found
         return Estimate(seconds=found.seconds, trust=trust, relative_error=found.relative_error)
 
 

@@ -1,5 +1,6 @@
 """Many costs that one profile's noise allows: how sure is a decision?"""
 
+import math
 import zlib
 
 import numpy as np
@@ -14,6 +15,10 @@ from moetune.fit.profile import interference_of
 
 # The median of |z| of a normal z: turns a median absolute error into a standard deviation.
 _MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
+# The largest standard deviation of a common factor's logarithm: two in three draws within a
+# factor of 2. Two points predict each other, so their leave-one-out error compares a line with
+# a start-up time that it knows nothing of: 900 times off says "no idea", and no machine is.
+_MAX_SPREAD = math.log(2)
 
 
 def resample_costs(
@@ -23,10 +28,10 @@ def resample_costs(
 
     In each draw every measured point has the median of raw times drawn again with
     replacement, independent of its neighbours, and every curve one log-normal factor with the
-    curve's leave-one-out error: noise of points averages out over a plan, a smooth error of a
-    fit does not. Lines without samples have α and β each changed by their assumed error.
-    Interference factors come from raw times drawn again, unless the profile's factors are not
-    those of its samples: then somebody set them, and they stay.
+    curve's leave-one-out error, up to a spread of a factor of 2: noise of points averages out
+    over a plan, a smooth error of a fit does not. Lines without samples have α and β each
+    changed by their assumed error. Interference factors come from raw times drawn again, unless
+    the profile's factors are not those of its samples: then somebody set them, and they stay.
 
     An operation is drawn when it is first asked for; its draws depend on the seed and on the
     operation alone, not on the order of the questions.
@@ -71,9 +76,9 @@ class _Noise:
             self._normals[family] = (
                 self._rng(f"{family}: factors").normal(size=(self._num, 2)).tolist()
             )
-        scale = relative_error / _MEDIAN_OF_ABSOLUTE_NORMAL
+        spread = min(relative_error / _MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
         one, other = self._normals[family][draw]
-        return float(np.exp(scale * one)), float(np.exp(scale * other))
+        return math.exp(spread * one), math.exp(spread * other)
 
     def interference(self, book: Book, *, draw: int) -> Interference:
         """Return the factors from raw times drawn again."""
@@ -110,13 +115,12 @@ class _DrawnCurves:
         factor, _ = self._noise.factors(
             points.family, draw=self._draw, relative_error=points.relative_error
         )
-        curve = curve_through(
+        return curve_through(
             sizes=points.series.sizes,
-            seconds=self._noise.medians(points)[self._draw],
-            alpha_seconds=points.alpha_seconds,
+            seconds=[factor * one for one in self._noise.medians(points)[self._draw]],
+            alpha_seconds=factor * points.alpha_seconds,
             relative_error=points.relative_error,
         )
-        return curve.scaled(factor)
 
     def line(self, line: Line, *, label: str) -> Line:
         for_alpha, for_beta = self._noise.factors(

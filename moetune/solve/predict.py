@@ -7,6 +7,9 @@ from moetune.domain.plan import Order
 from moetune.solve.degree import makespan
 from moetune.solve.phases import LayerCosts, Phase
 
+OVERHEAD_SHARE = 0.05
+"""Of the step, up to which what lies around the pipeline does not decide its trust."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTime:
@@ -68,10 +71,16 @@ class StepTime:
 
     @property
     def trust(self) -> Trust:
-        """The least trust in any number behind the step."""
+        """The least trust in any number behind the pipelined part.
+
+        What lies around it, often with the gate's tiny product outside all measured shapes,
+        counts only where it is a share worth the name.
+        """
         phases = (self.forward, self.backward)
         parts = [part for phase in phases for part in (phase.transfer, phase.compute)]
-        return least_trust(part.trust for part in (*parts, self.overhead))
+        if self.overhead.seconds > OVERHEAD_SHARE * self.seconds:
+            parts.append(self.overhead)
+        return least_trust(part.trust for part in parts)
 
 
 def phase_time(

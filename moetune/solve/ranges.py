@@ -6,30 +6,23 @@ better. With α_a = 0, 2·β_a·y = T and r·t_e(r) = r + 0.45·T the best degre
 2 at T = 1000. So the ranges are searched without that assumption.
 """
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Protocol
 
 from moetune.domain.plan import Range
 from moetune.solve.choice import DegreeChooser
+from moetune.solve.cover import cover
 from moetune.solve.phases import PHASES, Phase
 
 SINGLE_TOKENS = 16
 STEPS_PER_OCTAVE = 8
 MIN_TOP = 2**20
 HEADROOM = 4
-RESOLUTION = 256
-"""A change between measured curves is found to 1/256 of T: on both sides the times are equal."""
 
 Step = tuple[int, int]
 """(tokens, the degree from there on)."""
-
-
-class _Degree(Protocol):
-    def __call__(self, size: int, among: range | None = None) -> int:
-        """Return the best degree for so many tokens, looked for among these."""
-        ...
 
 
 def solve_ranges(
@@ -37,10 +30,11 @@ def solve_ranges(
 ) -> tuple[Range, ...]:
     """Return disjoint, sorted ranges without gaps from 1 to at least 4·tokens and 2^20.
 
-    Every size up to 16, then 8 a factor of two, and `tokens` itself are solved; between two
-    neighbours that differ the change is bisected, to the token where the costs are lines. A pair
-    of changes between two equal neighbours is not seen: a degree that is best over less than a
-    tenth of T.
+    Where the costs are lines, every size up to 16, then 8 a factor of two, and `tokens` itself
+    are solved; between two neighbours that differ the change is bisected to the token. A pair of
+    changes between two equal neighbours is not seen: a degree that is best over less than a
+    tenth of T. Where costs are measured, degrees that are as good as the best at the same sizes
+    are held as long as they are (`solve.cover`).
 
     Args:
         tokens: the plan's own, per rank.
@@ -48,16 +42,19 @@ def solve_ranges(
         backward_degree: the same.
     """
     top = max(MIN_TOP, HEADROOM * tokens)
+    if not chooser.is_closed:
+        sizes = {*_samples(top), *_limits(chooser, top), tokens}
+        own = forward_degree, backward_degree
+        return cover(chooser=chooser, sizes=sorted(sizes), tokens=tokens, own=own)
     samples = sorted({*_samples(top), tokens})
     chosen: dict[Phase, int] = {"forward": forward_degree, "backward": backward_degree}
-    resolution = top if chooser.is_closed else RESOLUTION
 
     def steps(phase: Phase) -> list[Step]:
-        def degree(size: int, among: range | None = None) -> int:
-            return chosen[phase] if size == tokens else chooser.degree(phase, size, among=among)
+        def degree(size: int) -> int:
+            return chosen[phase] if size == tokens else chooser.degree(phase, size)
 
         solved = [(sample, degree(sample)) for sample in samples]
-        changes = (_changes(degree, low, high, resolution) for low, high in pairwise(solved))
+        changes = (_changes(degree, low, high) for low, high in pairwise(solved))
         return [solved[0], *chain.from_iterable(changes)]
 
     forward, backward = (steps(phase) for phase in PHASES)
@@ -78,17 +75,24 @@ def _samples(top: int) -> Iterator[int]:
     yield top
 
 
-def _changes(degree: _Degree, low: Step, high: Step, resolution: int) -> list[Step]:
+def _limits(chooser: DegreeChooser, top: int) -> Iterator[int]:
+    """Yield the sizes beside which the degrees allowed change at once."""
+    for phase in PHASES:
+        yield from range(1, min(chooser.bounds.pinned(phase) or 1, top) + 1)
+    if chooser.max_pipelined_tokens < top:
+        last = math.floor(chooser.max_pipelined_tokens)
+        yield from (size for size in (last, last + 1) if size >= 1)
+
+
+def _changes(degree: Callable[[int], int], low: Step, high: Step) -> list[Step]:
     """Return every change found after `low` and up to `high`."""
     if low[1] == high[1]:
         return []
-    if high[0] - low[0] <= max(1, low[0] // resolution):
+    if high[0] - low[0] == 1:
         return [high]
     middle = (low[0] + high[0]) // 2
-    among = range(min(low[1], high[1]) - 1, max(low[1], high[1]) + 2)
-    between = middle, degree(middle, among)
-    first = _changes(degree, low, between, resolution)
-    return first + _changes(degree, between, high, resolution)
+    between = middle, degree(middle)
+    return _changes(degree, low, between) + _changes(degree, between, high)
 
 
 def _at(steps: Sequence[Step], tokens: int) -> int:

@@ -33,8 +33,7 @@ def explain_choice(
     if _chunks(step) != _chunks(sequential):
         return (
             f"In one chunk the step would take {format_seconds(sequential.seconds)}; "
-            f"{_chunks(step)} hide {format_seconds(_hidden_seconds(step))} of it"
-            f"{_price(_work_seconds(step) - _work_seconds(sequential))}. {_critical_path(step)}"
+            f"{_chunks(step)} {_gain(step, sequential)}. {_critical_path(step)}"
         )
     if runner_up is None:
         return "One chunk each way is the only choice that the bounds leave."
@@ -126,10 +125,23 @@ def _critical_path(step: StepTime) -> str:
     )
 
 
-def _price(seconds: float) -> str:
-    if seconds < 0:
-        return f", and smaller pieces save {format_seconds(-seconds)} more"
-    return f" for {format_seconds(seconds)} of smaller pieces" if seconds else ""
+def _gain(step: StepTime, sequential: StepTime) -> str:
+    """Return what the chunks hide, and what smaller pieces cost or save.
+
+    Where transfers and experts slow each other down by more than they share, overlapping
+    itself loses time, and the chunks win, if at all, by their smaller pieces.
+    """
+    hidden = _hidden_seconds(step)
+    pieces = _work_seconds(step) - _work_seconds(sequential)
+    if hidden > TIE * step.seconds:
+        hide, but = f"hide {format_seconds(hidden)} of it", "and"
+    elif hidden < -TIE * step.seconds:
+        hide, but = f"hide none of it and lose {format_seconds(-hidden)} side by side", "but"
+    else:
+        hide, but = "hide none of it", "but"
+    if pieces < 0:
+        return f"{hide}, {but} smaller pieces save {format_seconds(-pieces)}"
+    return f"{hide} for {format_seconds(pieces)} of smaller pieces" if pieces else hide
 
 
 def _work_seconds(step: StepTime) -> float:

@@ -212,3 +212,28 @@ def test_draws_are_costs_like_any_other() -> None:
     rows = drawn.rows_op(op="gelu", dtype="float32", rows=64, width=512)
     assert rows is not None
     assert rows.seconds == pytest.approx(64e-8, rel=0.3)
+
+
+def test_two_points_that_contradict_each_other_widen_the_draws_by_no_more_than_a_factor() -> None:
+    """A line that meets two points knows no start-up time: left out, one is missed by 900 times."""
+    samples = [
+        Sample(
+            point=CollectivePoint(op="all_to_all", group_size=2, num_bytes=size),
+            seconds=(seconds,) * 5,
+        )
+        for size, seconds in ((2**10, 0.9), (2**20, 1.0))
+    ]
+    made = fit_profile(name="busy", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
+    # What a start-up time of 0 beside the larger point makes of the smaller one, and back.
+    (line,) = made.collective
+    assert line.error is not None
+    wild = replace(made, collective=(replace(line, error=replace(line.error, median=900.0)),))
+
+    ratio = all_to_all(resample_costs(wild, num=400, seed=0), 2**15) / all_to_all(
+        [costs_of(wild)], 2**15
+    )
+
+    assert np.isfinite(ratio).all()
+    assert (ratio > 0).all()
+    assert np.std(np.log(ratio)) == pytest.approx(np.log(2), rel=0.1)
+    assert np.median(ratio) == pytest.approx(1, abs=0.1)

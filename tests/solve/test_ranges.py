@@ -1,14 +1,22 @@
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
+from moetune.domain.costs import (
+    CommSpeed,
+    CompSpeed,
+    Costs,
+    Estimate,
+    Interference,
+    LinearCost,
+)
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Range
+from moetune.domain.samples import CollectiveOp, Product
 from moetune.solve.choice import Bounds, DegreeChooser
 from moetune.solve.phases import PHASES, Phase, layer_costs
 from moetune.solve.predict import phase_time
@@ -106,7 +114,7 @@ def test_ranges_of_lines_hold_the_best_degree_at_any_size(
 @given(
     lines, st.floats(0.6, 1.0), st.floats(1.0, 2.0), st.lists(st.integers(1, 2**20), min_size=20)
 )
-def test_ranges_of_measured_costs_are_within_two_thousandths_of_the_best(
+def test_ranges_of_measured_costs_are_within_half_a_percent_of_the_best(
     costs: LinearCosts, power: float, alone_factor: float, sizes: list[int]
 ) -> None:
     measured = replace(
@@ -120,7 +128,7 @@ def test_ranges_of_measured_costs_are_within_two_thousandths_of_the_best(
     chooser = _chooser(measured)
     ranges = _solve(chooser)
     _assert_partition(ranges, TOKENS)
-    assert max(_worst_regret(chooser, ranges, tokens) for tokens in sizes) <= 2e-3
+    assert max(_step_regret(chooser, ranges, tokens) for tokens in sizes) <= 5e-3
 
 
 def test_the_best_degree_can_fall_as_the_batch_grows() -> None:
@@ -169,20 +177,80 @@ def test_ranges_on_one_rank_are_one_range_of_one_chunk() -> None:
     assert ranges == ((1, 2**20, 1, 1),)
 
 
-@pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
-@pytest.mark.parametrize("is_measured", [False, True])
-def test_a_search_in_the_table_finds_what_ranking_all_degrees_finds(
-    order: str,
-    is_measured: bool,  # noqa: FBT001 - a parameter
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisyCosts(LinearCosts):
+    """Curves that bend and ripple, as those through noisy medians do."""
+
+    ripple: float
+
+    def gemm(
+        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+    ) -> Estimate:
+        exact = LinearCosts.gemm(
+            self, dtype=dtype, product=product, num_experts=num_experts, rows=rows,
+            d_in=d_in, d_out=d_out,
+        )  # fmt: skip
+        return replace(exact, seconds=exact.seconds * self._noise(rows))
+
+    def collective(
+        self, *, op: CollectiveOp, group_size: int, num_bytes: float, in_flight: int = 1
+    ) -> Estimate:
+        exact = LinearCosts.collective(
+            self, op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight
+        )
+        return replace(exact, seconds=exact.seconds * self._noise(num_bytes))
+
+    def _noise(self, size: float) -> float:
+        return 1 + self.ripple * math.sin(2 * math.pi * math.log(size, 16))
+
+
+NOISY = NoisyCosts(is_measured=True, alone_factor=1.5, ripple=0.1, interference=DISTURBED)
+
+
+def _step_regret(chooser: DegreeChooser, ranges: tuple[Range, ...], tokens: int) -> float:
+    """Return by how much both phases of the range are slower than the best, tried one by one."""
+    row = next(row for row in ranges if row[0] <= tokens <= row[1])
+    chosen = best = 0.0
+    for phase, degree in zip(PHASES, row[2:], strict=True):
+        times = [chooser.time(phase, tokens, one).seconds for one in chooser.allowed(phase, tokens)]
+        chosen, best = chosen + times[degree - 1], best + min(times)
+    return chosen / best - 1
+
+
+@pytest.mark.parametrize("ripple", [0.0, 0.05, 0.1])
+@pytest.mark.parametrize("transfer_alpha", [1e-5, 2e-4])
+def test_ranges_of_noisy_costs_are_within_half_a_percent_of_the_best_between_solved_sizes(
+    ripple: float, transfer_alpha: float
 ) -> None:
-    costs = LinearCosts(
-        is_measured=is_measured, power=0.9, interference=DISTURBED, alone_factor=1.5
-    )
-    bounds = Bounds(order="interleaved" if order == "interleaved" else "dispatch_first")
-    chooser = _chooser(costs, bounds)
-    for tokens in (1, 7, 100, 3000, 54_321):
-        for phase in PHASES:
-            ranked = chooser.rank(phase, tokens)
-            found = chooser.degree(phase, tokens)
-            seconds = next(time.seconds for time in ranked if time.degree == found)
-            assert math.isclose(seconds, ranked[0].seconds, rel_tol=1e-9)
+    transfer = LinearCost(alpha_seconds=transfer_alpha, beta_seconds=3e-10)
+    chooser = _chooser(replace(NOISY, ripple=ripple, transfer_cost=transfer))
+    ranges = _solve(chooser)
+    _assert_partition(ranges, TOKENS)
+    sizes = [round(2 ** (step / 3.3)) for step in range(66)]
+    assert max(_step_regret(chooser, ranges, tokens) for tokens in sizes) <= 5e-3
+
+
+def test_near_ties_make_few_ranges_and_the_plans_own_tokens_keep_their_best_degrees() -> None:
+    chooser = _chooser(NOISY)
+    best = tuple(chooser.rank(phase, TOKENS)[0].degree for phase in PHASES)
+    ranges = _solve(chooser)
+    own = next(row for row in ranges if row[0] <= TOKENS <= row[1])
+    assert own[2:] == best
+    sizes = [round(16 * 2 ** (step / 8)) for step in range(128)]
+    exact = [tuple(chooser.degree(phase, size) for phase in PHASES) for size in sizes]
+    changes = sum(before != after for before, after in itertools.pairwise(exact))
+    assert changes > len(ranges)
+    assert len(ranges) < 20
+
+
+@pytest.mark.parametrize("max_pipelined_tokens", [20_000, 20_000.5, 0])
+def test_measured_ranges_respect_the_bounds_and_the_memory(max_pipelined_tokens: float) -> None:
+    bounds = Bounds(max_degree=6, min_chunk_tokens=50, backward_degree=3)
+    chooser = _chooser(NOISY, bounds, max_pipelined_tokens=max_pipelined_tokens)
+    ranges = _solve(chooser)
+    for low, high, forward, backward in ranges:
+        for tokens in (low, high):
+            assert forward in chooser.allowed("forward", tokens), (low, high)
+            assert backward in chooser.allowed("backward", tokens), (low, high)
+    assert ranges[-1] == (ranges[-1][0], 2**20, 1, 3)
+    assert ranges[-1][0] <= 20_001

@@ -5,12 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
+from moetune.domain.costs import (
+    CommSpeed,
+    CompSpeed,
+    Costs,
+    Estimate,
+    Interference,
+    LinearCost,
+)
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, PlanInputs, plan_from_json
 from moetune.domain.profile import Provenance
+from moetune.domain.samples import Product
 from moetune.domain.units import format_seconds
 from moetune.solve.choice import Bounds
 from moetune.solve.plan import solve_plan
@@ -33,6 +41,20 @@ MEASURED = LinearCosts(
         "gate_backward": 1e-9,
     },
 )
+
+
+class _FarGate(LinearCosts):
+    """Costs that have not measured the gate's product, which has as many columns as experts."""
+
+    __slots__ = ()
+
+    def gemm(
+        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+    ) -> Estimate:
+        assert dtype
+        assert product
+        seconds = self.gemm_cost.seconds(num_experts * rows * d_in * d_out)
+        return Estimate(seconds=seconds, trust="extrapolated" if d_out == 16 else "measured")
 
 
 def _solve(
@@ -170,6 +192,38 @@ def test_a_pipelined_plan_says_what_it_hides_and_what_binds() -> None:
     assert "2 chunks forward and 3 backward hide" in plan.decision.why
     assert plan.decision.binding == "communication"
     assert "Communication binds" in plan.decision.why
+
+
+def test_a_plan_that_loses_by_overlapping_says_so_without_a_negative_time() -> None:
+    # Together they run slower than apart, but a transfer alone in flight is three times as dear.
+    slow = Interference(comm=CommSpeed(comp=0.45), comp=CompSpeed(comm=0.45))
+    plan = _solve(costs=LinearCosts(is_measured=True, alone_factor=3.0, interference=slow))
+    assert max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1
+    assert "hide none of it and lose" in plan.decision.why
+    assert "but smaller pieces save" in plan.decision.why
+    assert " -" not in plan.decision.why
+
+
+def test_a_pinned_loss_is_told_without_a_negative_time() -> None:
+    slow = Interference(comm=CommSpeed(comp=0.45), comp=CompSpeed(comm=0.45))
+    bounds = Bounds(forward_degree=8, backward_degree=8)
+    why = _solve(costs=LinearCosts(interference=slow), bounds=bounds).decision.why
+    assert "hide none of it and lose" in why
+    assert "side by side for" in why
+    assert " -" not in why
+
+
+@pytest.mark.parametrize(("gate_seconds", "trust"), [(1e-13, "measured"), (1e-7, "extrapolated")])
+def test_what_lies_around_the_pipeline_decides_the_trust_only_where_it_is_long(
+    gate_seconds: float, trust: str
+) -> None:
+    rows = {**MEASURED.rows_seconds, "gate": gate_seconds, "gather": 0.0, "scatter_add": 0.0}
+    costs = _FarGate(is_measured=True, rows_seconds=rows)
+    plan = _solve(costs=costs)
+    share = plan.predicted.overhead_seconds / plan.predicted.step_seconds
+    assert (share > 0.05) == (trust == "extrapolated")
+    assert share > 0
+    assert plan.predicted.trust == trust
 
 
 @pytest.mark.parametrize(
