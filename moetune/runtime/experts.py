@@ -104,22 +104,50 @@ def multiply(
     return out
 
 
-def accumulate(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
-    """Add every block's xᵀ y to its expert's matrix in `total` (E, in, out).
+class GradientSum:
+    """The gradient of one parameter (E, …), summed over the chunks.
 
-    `total` may have more precision than the rows, so that many chunks add up as well as one.
+    Sums of two-byte numbers over several chunks are kept in float32. An expert's first chunk
+    is written, not added: filling with zeros first would touch large gradients twice.
     """
-    for expert, low, high in blocks:
-        if total.dtype == x.dtype:
-            total[expert].addmm_(x[low:high].T, y[low:high])
+
+    def __init__(self, parameter: torch.Tensor, num_chunks: int) -> None:
+        narrow = parameter.dtype.itemsize < torch.float32.itemsize
+        exact = torch.float32 if narrow and num_chunks > 1 else parameter.dtype
+        self._total = torch.empty_like(parameter, dtype=exact)
+        self._dtype = parameter.dtype
+        self._begun = [False] * len(parameter)
+
+    def add_products(self, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
+        """Add every block's xᵀ y to its expert's matrix."""
+        for expert, low, high in blocks:
+            x_T, part, total = x[low:high].T, y[low:high], self._total[expert]
+            if total.dtype != x.dtype:
+                self._add(expert, torch.mm(x_T, part))
+            elif self._begun[expert]:
+                total.addmm_(x_T, part)
+            else:
+                torch.mm(x_T, part, out=total)
+                self._begun[expert] = True
+
+    def add_rows(self, y: torch.Tensor, blocks: Blocks) -> None:
+        """Add the sum of every block's rows to its expert's row."""
+        for expert, low, high in blocks:
+            self._add(expert, y[low:high].sum(dim=0))
+
+    def total(self) -> torch.Tensor:
+        """Return the gradient, zero for experts without rows."""
+        for expert, begun in enumerate(self._begun):
+            if not begun:
+                self._total[expert].zero_()
+        return self._total.to(self._dtype)
+
+    def _add(self, expert: int, part: torch.Tensor) -> None:
+        if self._begun[expert]:
+            self._total[expert].add_(part)
         else:
-            total[expert].add_(torch.mm(x[low:high].T, y[low:high]))
-
-
-def accumulate_rows(total: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
-    """Add the sum of every block's rows to its expert's row in `total` (E, out)."""
-    for expert, low, high in blocks:
-        total[expert].add_(y[low:high].sum(dim=0))
+            self._total[expert].copy_(part)
+            self._begun[expert] = True
 
 
 def blocks_of(rows_CL: Sequence[Sequence[int]]) -> Blocks:

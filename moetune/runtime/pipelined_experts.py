@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from moetune.domain.layer import Activation
 from moetune.runtime.activations import activate, activation_grad_
 from moetune.runtime.dispatch import Dispatch, Order
-from moetune.runtime.experts import Blocks, accumulate, accumulate_rows, blocks_of, multiply
+from moetune.runtime.experts import Blocks, GradientSum, blocks_of, multiply
 from moetune.runtime.pipeline import Pipe, slices_of
 from moetune.runtime.scratch import Scratch
 
@@ -23,7 +23,7 @@ class PipelinedExperts(torch.autograd.Function):
     """y = Σₖ weights · expert(x): rows leave, are computed and come back in chunks.
 
     Kept for the backward: what the experts received, their pre-activations, and the results
-    that came back (for the gradient of the weights). The activation is computed again.
+    that came back, by token (for the gradient of the weights). The activation is computed again.
     """
 
     @staticmethod
@@ -55,14 +55,18 @@ class PipelinedExperts(torch.autograd.Function):
 
         rows_ND = _gather(x_TD, order, weights_TK.shape[1], scratch)
         results_ND = pipe.run(
-            "forward", rows_ND, kept.received_RD, compute, torch.empty_like(rows_ND)
-        )
-        ctx.pipe, ctx.activation = pipe, activation
-        ctx.save_for_backward(
-            weights_TK, results_ND, kept.received_RD, kept.pre_RH, kept.gate_RH, w1, b1, w2, b2, w3
+            "forward",
+            rows_ND,
+            kept.received_RD,
+            compute,
+            scratch.empty("results", rows_ND.shape, rows_ND),
         )
         picked_TKD = _pick(results_ND, order.row_of_pair, weights_TK.shape[1])
-        return torch.bmm(weights_TK.to(x_TD.dtype).unsqueeze(1), picked_TKD).squeeze(1)
+        ctx.pipe, ctx.activation = pipe, activation
+        ctx.save_for_backward(
+            weights_TK, picked_TKD, kept.received_RD, kept.pre_RH, kept.gate_RH, w1, b1, w2, b2, w3
+        )
+        return _weighted_sum(picked_TKD, weights_TK.to(x_TD.dtype))
 
     @staticmethod
     @once_differentiable
@@ -71,7 +75,7 @@ class PipelinedExperts(torch.autograd.Function):
         grad_TD: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, the weights and the parameters."""
-        weights_TK, results_ND, received_RD, pre_RH, gate_RH, *parameters = ctx.saved_tensors
+        weights_TK, picked_TKD, received_RD, pre_RH, gate_RH, *parameters = ctx.saved_tensors
         kept = _Kept(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
         pipe: Pipe = ctx.pipe
         order, top_k = pipe.dispatch.backward, weights_TK.shape[1]
@@ -83,7 +87,6 @@ class PipelinedExperts(torch.autograd.Function):
 
         grad_weights_TK = None
         if ctx.needs_input_grad[1]:
-            picked_TKD = _pick(results_ND, pipe.dispatch.forward.row_of_pair, top_k)
             grad_weights_TK = torch.bmm(picked_TKD, grad_TD.unsqueeze(2)).squeeze(2)
         rows_ND = _gather(grad_TD, order, top_k, pipe.scratch)
         rows_ND *= _of_rows(weights_TK, order).to(grad_TD.dtype)
@@ -92,9 +95,10 @@ class PipelinedExperts(torch.autograd.Function):
             rows_ND,
             pipe.scratch.empty("grad received", received_RD.shape, received_RD),
             compute,
-            pipe.scratch.empty("grad results", rows_ND.shape, rows_ND),
+            pipe.scratch.empty("results", rows_ND.shape, rows_ND),
         )
-        grad_x_TD = _pick(grad_x_ND, order.row_of_pair, top_k).sum(dim=1)
+        grad_x_TKD = _pick(grad_x_ND, order.row_of_pair, top_k)
+        grad_x_TD = grad_x_TKD.squeeze(1) if top_k == 1 else grad_x_TKD.sum(dim=1)
         return grad_x_TD, grad_weights_TK, None, None, *experts.totals()
 
 
@@ -151,13 +155,7 @@ class _ExpertGrads:
         self._w3_T = None if w3 is None else _transposed(w3)
         self._activation: Activation = activation
         self._scratch = scratch
-        self._totals = [
-            None
-            if each is None
-            else torch.zeros_like(each, dtype=_accumulation_dtype(each.dtype, degree))
-            for each in parameters
-        ]
-        self._dtypes = [None if each is None else each.dtype for each in parameters]
+        self._sums = [None if each is None else GradientSum(each, degree) for each in parameters]
 
     def run(
         self, grad: torch.Tensor, kept: _Kept, blocks: Blocks, out: torch.Tensor
@@ -167,30 +165,27 @@ class _ExpertGrads:
         Args:
             grad: (R_c, D), of the experts' results.
         """
-        total_w1, total_b1, total_w2, total_b2, total_w3 = self._totals
+        sum_w1, sum_b1, sum_w2, sum_b2, sum_w3 = self._sums
         pre, gate = kept.pre_RH, kept.gate_RH
         hidden = activate(pre, gate, self._activation, self._room("hidden", pre))
-        _add(total_w2, hidden, grad, blocks)
-        _add_rows(total_b2, grad, blocks)
+        _add(sum_w2, hidden, grad, blocks)
+        _add_rows(sum_b2, grad, blocks)
         grad_hidden = multiply(grad, self._w2_T, blocks, self._room("grad hidden", pre))
         through_gate = None
         if gate is not None and self._w3_T is not None:
             grad_gate = activate(pre, None, "silu", hidden).mul_(grad_hidden)
             grad_hidden.mul_(gate)
-            _add(total_w3, kept.received_RD, grad_gate, blocks)
+            _add(sum_w3, kept.received_RD, grad_gate, blocks)
             through_gate = multiply(grad_gate, self._w3_T, blocks, self._room("through gate", out))
         grad_pre = activation_grad_(grad_hidden, pre, self._activation)
-        _add(total_w1, kept.received_RD, grad_pre, blocks)
-        _add_rows(total_b1, grad_pre, blocks)
+        _add(sum_w1, kept.received_RD, grad_pre, blocks)
+        _add_rows(sum_b1, grad_pre, blocks)
         multiply(grad_pre, self._w1_T, blocks, out)
         return out if through_gate is None else out.add_(through_gate)
 
     def totals(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the parameters' gradients in their own dtypes."""
-        return tuple(
-            None if total is None else total.to(dtype)
-            for total, dtype in zip(self._totals, self._dtypes, strict=True)
-        )
+        """Return the parameters' gradients."""
+        return tuple(None if each is None else each.total() for each in self._sums)
 
     def _room(self, name: str, like: torch.Tensor) -> torch.Tensor:
         return self._scratch.empty(name, like.shape, like)
@@ -200,19 +195,21 @@ def _transposed(w: torch.Tensor) -> torch.Tensor:
     return w.transpose(1, 2)
 
 
-def _add(total: torch.Tensor | None, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
-    if total is not None:
-        accumulate(total, x, y, blocks)
+def _add(into: GradientSum | None, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
+    if into is not None:
+        into.add_products(x, y, blocks)
 
 
-def _add_rows(total: torch.Tensor | None, y: torch.Tensor, blocks: Blocks) -> None:
-    if total is not None:
-        accumulate_rows(total, y, blocks)
+def _add_rows(into: GradientSum | None, y: torch.Tensor, blocks: Blocks) -> None:
+    if into is not None:
+        into.add_rows(y, blocks)
 
 
-def _accumulation_dtype(dtype: torch.dtype, degree: int) -> torch.dtype:
-    """Sums over several chunks of two-byte numbers are kept in float32."""
-    return torch.float32 if degree > 1 and dtype.itemsize < torch.float32.itemsize else dtype
+def _weighted_sum(picked_TKD: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
+    y_TD = picked_TKD[:, 0] * weights_TK[:, :1]
+    for choice in range(1, weights_TK.shape[1]):
+        y_TD.addcmul_(picked_TKD[:, choice], weights_TK[:, choice, None])
+    return y_TD
 
 
 def _gather(x_TD: torch.Tensor, order: Order, top_k: int, scratch: Scratch) -> torch.Tensor:
