@@ -22,6 +22,13 @@ def activate(
     return out if gate is None else out.mul_(gate)
 
 
+def reactivate(
+    kept: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
+) -> torch.Tensor:
+    """Return what `activate` returned, from what the forward pass kept."""
+    return kept if activation == "relu" else activate(kept, gate, activation, out)
+
+
 def activation_grad_(grad: torch.Tensor, pre: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return grad · act'(pre) in place of `grad`; for swiglu the activation is silu."""
     if activation == "relu":

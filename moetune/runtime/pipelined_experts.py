@@ -12,7 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Activation
-from moetune.runtime.activations import activate, activation_grad_
+from moetune.runtime.activations import activate, activation_grad_, reactivate
 from moetune.runtime.dispatch import Dispatch, Order
 from moetune.runtime.experts import Blocks, GradientSum, blocks_of, multiply
 from moetune.runtime.pipeline import Pipe, slices_of
@@ -87,7 +87,8 @@ class PipelinedExperts(torch.autograd.Function):
 
         grad_weights_TK = None
         if ctx.needs_input_grad[1]:
-            grad_weights_TK = torch.bmm(picked_TKD, grad_TD.unsqueeze(2)).squeeze(2)
+            room = pipe.scratch.empty("products", picked_TKD.shape, picked_TKD)
+            grad_weights_TK = torch.mul(picked_TKD, grad_TD.unsqueeze(1), out=room).sum(dim=2)
         rows_ND = _gather(grad_TD, order, top_k, pipe.scratch)
         rows_ND *= _of_rows(weights_TK, order).to(grad_TD.dtype)
         grad_x_ND = pipe.run(
@@ -167,7 +168,7 @@ class _ExpertGrads:
         """
         sum_w1, sum_b1, sum_w2, sum_b2, sum_w3 = self._sums
         pre, gate = kept.pre_RH, kept.gate_RH
-        hidden = activate(pre, gate, self._activation, self._room("hidden", pre))
+        hidden = reactivate(pre, gate, self._activation, self._room("hidden", pre))
         _add(sum_w2, hidden, grad, blocks)
         _add_rows(sum_b2, grad, blocks)
         grad_hidden = multiply(grad, self._w2_T, blocks, self._room("grad hidden", pre))
