@@ -52,7 +52,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.netlab", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two links, one number of tokens")
-    parser.add_argument("--num-experts", type=int, default=4, help="of both ranks together")
+    parser.add_argument("--num-experts", type=int, default=2, help="of both ranks together")
     parser.add_argument("--top-k", type=int, default=1, help="1 or 2; DeepSpeed has no more")
     parser.add_argument("--activation", default="relu", choices=["relu", "gelu", "silu"])
     parser.add_argument("--no-peer", action="store_true", help="leave DeepSpeed out")

@@ -6,7 +6,6 @@ E experts, N rows of all of them together, equally many of each.
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional
 
 from moetune.domain.errors import InputError
 from moetune.domain.samples import GemmPoint, RowsPoint
@@ -77,22 +76,26 @@ def rows_op(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], None]:
-    """act(x + b), or silu(x)·y for swiglu, which has no bias."""
+    """act(x + b) in buffers that are used again, or silu(x)·y for swiglu, which has no bias.
+
+    The bias is written under the product that is then added to it, as `addmm` does.
+    """
     make = _maker(device, point.dtype)
     x, y, bias = make(point.rows, point.width), make(point.rows, point.width), make(point.width)
+    out = torch.empty_like(x)
 
     def run() -> None:
         if name == "swiglu":
-            functional.silu(x).mul_(y)
-        elif name == "relu":
-            torch.relu(x.add_(bias))
+            torch.ops.aten.silu.out(x, out=out).mul_(y)
+            return
+        x.copy_(bias)
+        if name == "relu":
+            x.relu_()
         elif name == "gelu":
-            functional.gelu(x.add_(bias))
+            torch.ops.aten.gelu.out(x, out=out)
         else:
-            functional.silu(x.add_(bias))
+            torch.ops.aten.silu.out(x, out=out)
 
-    # Adding the bias again and again must not drift to infinity.
-    bias.zero_()
     return run
 
 
@@ -100,27 +103,29 @@ def _activation_grad(point: RowsPoint, device: Device, name: str) -> Callable[[]
     """grad·act'(x) and the bias's gradient; for swiglu both factors' gradients."""
     make = _maker(device, point.dtype)
     x, grad, y = (make(point.rows, point.width) for _ in range(3))
-    total = make(point.width)
+    total, out = make(point.width), torch.empty_like(x)
 
     def run() -> None:
         if name == "swiglu":
-            functional.silu(x).mul_(grad)
-            torch.ops.aten.silu_backward(grad.mul(y), x)
+            torch.ops.aten.silu.out(x, out=out).mul_(grad)
+            torch.mul(grad, y, out=out)
+            torch.ops.aten.silu_backward.grad_input(out, x, grad_input=out)
             return
         if name == "relu":
-            result = torch.ops.aten.threshold_backward(grad, x, 0)
+            torch.ops.aten.threshold_backward.grad_input(grad, x, 0, grad_input=out)
         elif name == "gelu":
-            result = torch.ops.aten.gelu_backward(grad, x)
+            torch.ops.aten.gelu_backward.grad_input(grad, x, grad_input=out)
         else:
-            result = torch.ops.aten.silu_backward(grad, x)
-        torch.sum(result, dim=0, out=total)
+            torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=out)
+        torch.sum(out, dim=0, out=total)
 
     return run
 
 
 def _gather(point: RowsPoint, device: Device) -> Callable[[], None]:
     x, order = _rows_and_order(point, device)
-    return lambda: _drop(x.index_select(0, order))
+    out = torch.empty_like(x)
+    return lambda: _drop(torch.index_select(x, 0, order, out=out))
 
 
 def _scatter_add(point: RowsPoint, device: Device) -> Callable[[], None]:

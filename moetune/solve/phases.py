@@ -17,6 +17,7 @@ from moetune.domain.units import dtype_bytes
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 PRODUCTS: tuple[Product, ...] = get_args(Product)
+_COUNT_BYTES = 8
 NOTHING = Estimate(seconds=0.0, trust="measured")
 
 
@@ -64,7 +65,10 @@ class LayerCosts:
         return _total(*self._gemms(phase, rows), *self._row_operations(phase, rows))
 
     def overhead(self, *, tokens: float) -> Estimate:
-        """Return gate and permutation, forward and backward; 0 for what was not measured."""
+        """Return gate, permutation and the ranks' two small exchanges; 0 where not measured.
+
+        The exchanges are the agreement on tokens and that of all chunks' counts.
+        """
         experts, rows = self.layer.num_experts, tokens * self.layer.top_k
         gate = self._rows_op("gate", tokens, experts)
         permutation = (
@@ -85,7 +89,16 @@ class LayerCosts:
             for product in PRODUCTS
         )
         gate_backward = self._rows_op("gate_backward", tokens, experts)
-        return _total(gate, gate_backward, *products, *permutation, *permutation)
+        small = NOTHING if self.world_size == 1 else self._small_exchange()
+        return _total(gate, gate_backward, *products, *permutation, *permutation, small, small)
+
+    def _small_exchange(self) -> Estimate:
+        return self.costs.collective(
+            op="all_to_all",
+            group_size=self.world_size,
+            num_bytes=self.layer.num_experts * _COUNT_BYTES,
+            in_flight=1,
+        )
 
     def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
         """Return (all-to-all over bytes, all GEMMs over the MACs of one), if that is all there is.
