@@ -33,6 +33,7 @@ netlab: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.pipemoe
+	$(BIN)/python -m benchmarks.speed
 
 gpu:
 	python3 -m benchmarks.gpu

@@ -33,6 +33,7 @@ class Curve:
     pieces: tuple[_Piece, ...]
     floor_seconds: float
     relative_error: float
+    least_seconds_per_size: float = 0.0
 
     def predict(self, size: float) -> Estimate:
         """Return the time at a size of at least 0, which need not be a whole number."""
@@ -56,6 +57,7 @@ class Curve:
         log_size, log_seconds, first, second, third = self.pieces[at - 1]
         step = math.log(size) - log_size
         seconds = math.exp(log_seconds + step * (first + step * (second + step * third)))
+        seconds = max(seconds, size * self.least_seconds_per_size)
         return Estimate(seconds=seconds, trust="interpolated", relative_error=self.relative_error)
 
     def scaled(self, factor: float) -> "Curve":
@@ -69,6 +71,7 @@ class Curve:
                 for at, value, first, second, third in self.pieces
             ),
             floor_seconds=self.floor_seconds * factor,
+            least_seconds_per_size=self.least_seconds_per_size * factor,
         )
 
 
@@ -92,6 +95,7 @@ def curve_through(
     seconds: Sequence[float],
     alpha_seconds: float = 0.0,
     relative_error: float = ASSUMED_RELATIVE_ERROR,
+    least_seconds_per_size: float = 0.0,
 ) -> Curve:
     """Return the curve through the points.
 
@@ -110,6 +114,7 @@ def curve_through(
         sizes: at least one, positive, distinct and ascending.
         seconds: positive, one for each size.
         alpha_seconds: start-up time of the fitted line.
+        least_seconds_per_size: no time between the points is below this rate's.
     """
     log_seconds = isotonic([math.log(one) for one in seconds])
     kept = tuple(
@@ -122,6 +127,7 @@ def curve_through(
         pieces=_pieces([math.log(size) for size in sizes], log_seconds),
         floor_seconds=_floor(sizes, kept, alpha_seconds),
         relative_error=relative_error,
+        least_seconds_per_size=least_seconds_per_size,
     )
 
 

@@ -121,11 +121,13 @@ class Surface:
         weights = (octaves[:, None] + table.octaves_outside[use]) ** -2
         mean = (weights * correction).sum(axis=0) / weights.sum(axis=0)
         seconds = (start + compute * macs[0] + traffic * elements[0]) * np.exp(mean)
+        best_rate = float(table.best_rates[use].max())
         return curve_through(
             sizes=table.rows.tolist(),
-            seconds=np.maximum(seconds, macs[0] / table.best_rates[use].max()).tolist(),
+            seconds=np.maximum(seconds, macs[0] / best_rate).tolist(),
             alpha_seconds=self.alpha_seconds,
             relative_error=relative_error,
+            least_seconds_per_size=math.prod(shape) / best_rate,
         )
 
 
