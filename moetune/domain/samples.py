@@ -14,6 +14,8 @@ Quality = Literal["good", "usable", "suspect"]
 
 GOOD_SPREAD = 0.10
 USABLE_SPREAD = 0.25
+ALONE_CHUNKS = 2
+"""Up to so many chunks of a phase, an exchange finds the link as if it were alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -1,34 +1,41 @@
 """A first look at the machine: what stands for each class, and rough speeds."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from moetune.domain.hardware import DeviceKind
 from moetune.domain.samples import CollectivePoint, CopyPoint, GemmPoint, Point
 from moetune.measure.device import CpuDevice, Device
 from moetune.measure.estimate import Rates
 from moetune.measure.operations import Representatives
-from moetune.measure.points import Preset
+from moetune.measure.points import IN_FLIGHT, Preset
 from moetune.measure.products import gemm
 from moetune.measure.timing import FailedPointError, Timing
 
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20
+_QUEUED_BYTES = 2**18
 _UNKNOWN_SECONDS = 1.0
 _FAST = 0.8
 _TRIES = 5
 
 
 def representatives(device: Device, world_size: int) -> Representatives:
-    """Return operations of about a millisecond each, the same in every session.
+    """Return short operations, the same in every session.
 
-    All ranks talk to each other; one CUDA device through host memory, one CPU not at all.
+    The link's is what a pipeline keeps on it: on a CPU a queue of small exchanges, which need
+    a core, and soon, to go on at all. All ranks talk to each other; one CUDA device through
+    host memory, one CPU not at all.
     """
     large = device.kind == "cuda"
     width = 4096 if large else 512
     dtype = "bfloat16" if large else "float32"
     num_bytes = 2**26 if large else 2**21
+    comm = _all_to_all(num_bytes if large else _QUEUED_BYTES, world_size)
+    if not large:
+        comm = replace(comm, in_flight=IN_FLIGHT)
     return Representatives(
         comp=GemmPoint(dtype=dtype, rows=2 * width, d_in=width, d_out=width),
-        comm=_all_to_all(num_bytes, world_size) if large or world_size > 1 else None,
+        comm=comm if large or world_size > 1 else None,
         mem=CopyPoint(direction="d2h", pinned=True, num_bytes=num_bytes),
     )
 

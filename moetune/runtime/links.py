@@ -57,7 +57,7 @@ class Link(Protocol):
             output: (sum of output_splits, width), filled in the order of the source ranks.
             rows: (sum of input_splits, width), contiguous, in the order of the target ranks.
             name: what an error calls the exchange.
-            is_alone: whether the phase has one chunk, so that none is queued behind it.
+            is_alone: whether the phase has too few chunks for a queue on the link.
         """
         ...
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from moetune.domain.plan import Order as IssueOrder
+from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.dispatch import Dispatch, Order
 from moetune.runtime.links import Link, Transfer
 from moetune.runtime.recorder import Phase, Recorder
@@ -56,7 +57,7 @@ class Pipe:
         order: Order = getattr(self.dispatch, phase)
         sent = slices_of(map(sum, order.send_counts))
         stations = self._stations(order, received_RD)
-        is_alone = order.degree == 1
+        is_alone = order.degree <= ALONE_CHUNKS
         under_way: dict[int, Transfer] = {}
         returning: list[Transfer] = []
         for step, chunk in issue_order(order.degree, self.issue_order):

@@ -12,6 +12,8 @@ from moetune.solve.phases import PHASES, LayerCosts, Phase
 from moetune.solve.predict import PhaseTime, phase_time
 
 MAX_DEGREE = 64
+NOISE = 0.02
+"""Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,7 @@ class DegreeChooser:
         if self._lines[phase] is not None or self.costs.world_size == 1:
             best = self.degree(phase, tokens)
         else:
-            best = _smallest_best(times)
+            best = self._smallest_best(times)
         return tuple(
             sorted(times, key=lambda time: (time.degree != best, time.seconds, time.degree))
         )
@@ -101,7 +103,7 @@ class DegreeChooser:
         lines = self._lines[phase]
         if lines is not None:
             return self._closed_form(lines, tokens, max_degree=allowed[-1])
-        return _smallest_best([self.time(phase, tokens, degree) for degree in allowed])
+        return self._smallest_best([self.time(phase, tokens, degree) for degree in allowed])
 
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
         """Return the phase's time at a degree."""
@@ -120,8 +122,8 @@ class DegreeChooser:
             max_degree=max_degree,
         )
 
-
-def _smallest_best(times: Sequence[PhaseTime]) -> int:
-    """Return the smallest of the degrees that tie for the best time."""
-    limit = min(time.seconds for time in times) * (1 + TIE)
-    return min(time.degree for time in times if time.seconds <= limit)
+    def _smallest_best(self, times: Sequence[PhaseTime]) -> int:
+        """Return the smallest of the degrees that tie for the best time, or are within noise."""
+        known = self.costs.costs.gemm_line(dtype=self.costs.dtype) is not None
+        limit = min(time.seconds for time in times) * (1 + (TIE if known else NOISE))
+        return min(time.degree for time in times if time.seconds <= limit)

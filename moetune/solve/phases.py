@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from moetune.domain.costs import Costs, Estimate, LinearCost, least_trust
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.samples import Product
+from moetune.domain.samples import ALONE_CHUNKS, Product
 from moetune.domain.units import dtype_bytes
 
 Phase = Literal["forward", "backward"]
@@ -53,7 +53,7 @@ class LayerCosts:
             op="all_to_all",
             group_size=self.world_size,
             num_bytes=rows * self.bytes_per_row,
-            in_flight=degree,
+            in_flight=1 if degree <= ALONE_CHUNKS else degree,
         )
 
     def compute(self, *, phase: Phase, rows: float) -> Estimate:

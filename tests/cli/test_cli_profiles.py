@@ -124,6 +124,6 @@ def test_a_plan_with_another_machines_measurements_notes_that(cli: Cli, lab: Pat
     text = lab.read_text(encoding="utf-8").replace('"published"', '"measured"')
     facts = '\n[fingerprint.hardware]\ncpu = "a cpu that nobody has"\n'
     lab.write_text(text + facts, encoding="utf-8")
-    result = cli("plan", "--model", "gpt-s", "--profile", "./lab.toml")
+    result = cli("-v", "plan", "--model", "gpt-s", "--profile", "./lab.toml")
     assert result.code == 0
-    assert "measured on another machine" in " ".join(result.out.split())
+    assert "measured on another machine" in " ".join((result.out + result.err).split())
