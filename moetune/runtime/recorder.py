@@ -99,16 +99,23 @@ class HostRecorder:
             future.add_done_callback(lambda _: issued.end(self._now()))
 
     def spans(self) -> tuple[RecordedSpan, ...]:
-        """Return all spans in the order of their starts, once the last exchange has ended."""
+        """Return all spans in the order of their starts, once the last exchange has ended.
+
+        An end is noted a moment late where its thread had to wait for its turn; a dispatch has
+        certainly ended when its chunk's computation starts.
+        """
         spans, previous_end = list(self._computed), 0.0
+        computed = {(span.phase, span.chunk): span.start_seconds for span in self._computed}
         for one in self._issued:
             one.ended.wait(_END_SECONDS)
-            start = min(max(one.start_seconds, previous_end), one.end_seconds)
-            previous_end = max(previous_end, one.end_seconds)
+            latest = computed.get((one.phase, one.chunk)) if one.name == "dispatch" else None
+            end = one.end_seconds if latest is None else min(one.end_seconds, latest)
+            start = min(max(one.start_seconds, previous_end), end)
+            previous_end = max(previous_end, end)
             spans.append(
                 RecordedSpan(
                     phase=one.phase, name=one.name, resource="comm", chunk=one.chunk,
-                    start_seconds=start, end_seconds=one.end_seconds,
+                    start_seconds=start, end_seconds=end,
                 )
             )  # fmt: skip
         return tuple(sorted(spans, key=lambda span: span.start_seconds))

@@ -47,4 +47,4 @@ def test_each_chunk_is_dispatched_computed_and_combined_in_that_order() -> None:
             combine = spans[phase, "combine", chunk]  # type: ignore[index]  # as above
             assert dispatch.end_seconds <= experts.start_seconds + 1e-3
             assert experts.end_seconds <= combine.start_seconds + 1e-3
-            assert combine.end_seconds - combine.start_seconds >= 0.9 * WIRE_SECONDS
+            assert combine.end_seconds >= experts.end_seconds + 0.5 * WIRE_SECONDS
