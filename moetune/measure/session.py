@@ -1,9 +1,8 @@
 """A session: all points, in a shuffled order that every rank shares, one sample after another."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -44,16 +43,15 @@ class Assignment:
     seed: int = 0
 
 
-class Listener(Protocol):
-    """Hears on rank 0 what the session does, as it happens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """The points that will be measured, with about how long each takes."""
 
-    def planned(self, seconds: Mapping[Point, float]) -> None:
-        """Hear the points that will be measured, with the estimated seconds of each."""
-        ...
+    seconds: Mapping[Point, float]
 
-    def measured(self, sample: Sample) -> None:
-        """Hear a finished sample."""
-        ...
+
+News = Estimates | Sample
+"""What rank 0 tells: first the estimates, then each finished sample."""
 
 
 def run_session(
@@ -61,7 +59,7 @@ def run_session(
     *,
     device: Device,
     ranks: Ranks,
-    listener: Listener,
+    tell: Callable[[News], object],
     sharers: int = 1,
 ) -> None:
     """Probe, plan, and measure every point; all ranks call this together.
@@ -71,6 +69,7 @@ def run_session(
     valuable points go first, and the session ends when it is spent, whatever was estimated.
 
     Args:
+        tell: hears on rank 0 what the session does, as it happens.
         sharers: ranks on this rank's cores, itself included.
 
     Raises:
@@ -90,7 +89,7 @@ def run_session(
     if assignment.budget_seconds is not None:
         points = within_budget(points, seconds, assignment.budget_seconds)
     if ranks.rank == 0:
-        listener.planned({point: seconds[point] for point in points})
+        tell(Estimates(seconds={point: seconds[point] for point in points}))
     if assignment.plan_only:
         return
     order = shuffled(points, assignment.seed)
@@ -100,8 +99,13 @@ def run_session(
     for point in order:
         if _is_over(assignment, start, ranks):
             break
-        bench.tell(point, effort, listener)
-    bench.tell(order[0], effort, listener)
+        _tell_sample(bench.sample(point, effort), ranks, tell)
+    _tell_sample(bench.sample(order[0], effort), ranks, tell)
+
+
+def _tell_sample(sample: Sample, ranks: Ranks, tell: Callable[[News], object]) -> None:
+    if ranks.rank == 0:
+        tell(sample)
 
 
 def _is_over(assignment: Assignment, start: float, ranks: Ranks) -> bool:
@@ -135,12 +139,6 @@ class _Bench:
     def probe(self, points: Sequence[Point]) -> Rates:
         """Return rough speeds."""
         return probe(points, self._representatives, lambda point: self._timed(point, _PROBE))
-
-    def tell(self, point: Point, effort: Effort, listener: Listener) -> None:
-        """Measure the point, and tell the listener on rank 0."""
-        sample = self.sample(point, effort)
-        if self._ranks.rank == 0:
-            listener.measured(sample)
 
     def sample(self, point: Point, effort: Effort) -> Sample:
         """Return the point's times, or why there are none."""

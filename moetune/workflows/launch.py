@@ -3,6 +3,7 @@
 import ctypes
 import datetime as dt
 import importlib
+import multiprocessing
 import os
 import pickle
 import signal
@@ -10,132 +11,207 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from moetune import config
 from moetune.config import Launch
-from moetune.domain.errors import CollectiveError, MoetuneError
-from moetune.measure.launch import cores_of, keep_large_blocks
+from moetune.domain.errors import CollectiveError, InputError, MoetuneError
 
 _TIMEOUT = dt.timedelta(minutes=5)
-_POLL_SECONDS = 0.02
 _GRACE_SECONDS = 3.0
 _TAIL_LINES = 15
-_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_NEVER_TRIM = 2**31 - 1
+
+Hear = Callable[[Any], object]
+"""Takes what a rank tells while it works."""
+RankFunction = Callable[[Any, Hear], Any]
+"""Takes an argument and whom to tell."""
+_Kind = Literal["told", "returned", "raised"]
 
 
 def run_on_ranks(
-    function: Callable[[Any], Any],
+    function: RankFunction,
     argument: object,
     *,
     num_ranks: int,
     launch: Launch | None,
     environ: Mapping[str, str],
+    hear: Hear = lambda _: None,
 ) -> Any:  # noqa: ANN401 - whatever the function returns on rank 0
-    """Call `function(argument)` on every rank and return what rank 0 returned.
+    """Call `function(argument, tell)` on every rank and return what rank 0 returned.
 
-    Inside a launch this process is a rank and calls the function itself; otherwise `num_ranks`
-    processes are started, each with its share of the cores, and none outlives this call.
+    Inside a launch this process is a rank and calls the function itself. Otherwise `num_ranks`
+    processes are started, each with its share of the cores and as many threads; none outlives
+    this call, nor this process, however it ends.
 
     Args:
         function: of a module; it finds torch.distributed initialised where ranks are several.
+        hear: gets what the function tells, while the ranks work.
 
     Raises:
-        MoetuneError: what a rank raised, or that one died.
+        InputError: fewer CUDA devices than ranks.
+        CollectiveError: a rank died.
+        MoetuneError: what a rank raised.
     """
     if launch is not None:
-        with _process_group(launch.world_size):
-            return function(argument)
+        with _process_group(launch):
+            return function(argument, hear)
     if num_ranks == 1:
-        return function(argument)
+        return function(argument, hear)
+    if torch.cuda.is_available() and num_ranks > torch.cuda.device_count():
+        raise InputError(
+            f"{num_ranks} ranks need as many CUDA devices, here are {torch.cuda.device_count()}",
+            f"start at most {torch.cuda.device_count()} with --nproc",
+        )
+    name = f"{function.__module__}:{function.__qualname__}"
     with tempfile.TemporaryDirectory(prefix="moetune-") as folder:
-        place = Path(folder)
-        name = f"{function.__module__}:{function.__qualname__}"
-        (place / "argument").write_bytes(pickle.dumps((name, argument)))
-        _follow(_start(place, num_ranks, environ), place)
-        return pickle.loads((place / "result").read_bytes())  # noqa: S301 - a rank of ours wrote it
+        ranks: list[_Rank] = []
+        try:
+            _start(ranks, num_ranks, Path(folder), pickle.dumps((name, argument)), environ)
+            return _follow(ranks, hear)
+        finally:
+            for rank in ranks:
+                with rank.process, rank.receiver:
+                    rank.process.kill()
 
 
-def _start(place: Path, num_ranks: int, environ: Mapping[str, str]) -> list[subprocess.Popen[str]]:
+def rank_device() -> torch.device:
+    """Return this rank's device: the CUDA device of its local rank, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    launch = config.launch(config.environment())
+    return torch.device("cuda", launch.local_rank if launch else 0)
+
+
+def cores_of(rank: int, num_ranks: int, cores: Sequence[int]) -> tuple[int, ...]:
+    """Return a rank's share of the cores: disjoint, as long as there are enough."""
+    if num_ranks > len(cores):
+        return (cores[rank % len(cores)],)
+    return tuple(cores[rank * len(cores) // num_ranks : (rank + 1) * len(cores) // num_ranks])
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rank:
+    """A started rank, and what came of it."""
+
+    number: int
+    process: "subprocess.Popen[bytes]"
+    receiver: "Connection[Any, Any]"
+    output: Path
+    result: object = None
+    error: MoetuneError | None = None
+    has_ended: bool = False
+
+
+def _start(
+    ranks: list[_Rank], num_ranks: int, folder: Path, order: bytes, environ: Mapping[str, str]
+) -> None:
+    """Start every rank; those that were started are in `ranks`, whatever happens."""
     cores = sorted(os.sched_getaffinity(0))
+    (folder / "order").write_bytes(order)
     port = _free_port()
-    processes = []
-    for rank in range(num_ranks):
-        mine = cores_of(rank, num_ranks, cores)
+    for number in range(num_ranks):
+        mine = cores_of(number, num_ranks, cores)
         variables = {
-            "OMP_NUM_THREADS": str(len(mine)),
             **environ,
-            "RANK": str(rank),
+            "OMP_NUM_THREADS": str(len(mine)),
+            "RANK": str(number),
             "WORLD_SIZE": str(num_ranks),
-            "LOCAL_RANK": str(rank),
+            "LOCAL_RANK": str(number),
             "LOCAL_WORLD_SIZE": str(num_ranks),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        with (place / f"errors-{rank}").open("w") as errors:
-            command = [sys.executable, "-m", __name__, str(place), ",".join(map(str, mine))]
-            processes.append(
-                subprocess.Popen(  # noqa: S603 - this program
-                    command, env=variables, stdin=subprocess.DEVNULL, stdout=errors,
-                    stderr=errors, text=True, start_new_session=True,
-                )
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        place = (str(folder / "order"), str(sender.fileno()), ",".join(map(str, mine)))
+        output = folder / f"output-{number}"
+        with sender, output.open("wb") as out:
+            process = subprocess.Popen(  # noqa: S603 - this program
+                [sys.executable, "-m", __name__, *place], env=variables, stdin=subprocess.PIPE,
+                stdout=out, stderr=out, pass_fds=[sender.fileno()], start_new_session=True,
             )  # fmt: skip
-    return processes
+        ranks.append(_Rank(number=number, process=process, receiver=receiver, output=output))
 
 
-def _follow(processes: list[subprocess.Popen[str]], place: Path) -> None:
-    """Wait for all ranks; when one fails, let the others notice for a moment, then end them."""
-    failed_at: float | None = None
+def _follow(ranks: Sequence[_Rank], hear: Hear) -> object:
+    """Hear the ranks until all have ended; when one fails, the others have a moment to notice."""
+    deadline: float | None = None
+    while running := {rank.receiver: rank for rank in ranks if not rank.has_ended}:
+        patience = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        ready = connection.wait(list(running), patience)
+        if not ready:
+            break
+        for rank in (running[end] for end in ready if isinstance(end, Connection)):
+            _hear_one(rank, hear)
+            failed = rank.error or (rank.has_ended and rank.process.returncode)
+            if failed and deadline is None:
+                deadline = time.monotonic() + _GRACE_SECONDS
+    if deadline is not None:
+        raise _error(ranks)
+    return ranks[0].result
+
+
+def _hear_one(rank: _Rank, hear: Hear) -> None:
     try:
-        while any(process.poll() is None for process in processes):
-            if failed_at is None and any(process.poll() for process in processes):
-                failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > _GRACE_SECONDS:
-                break
-            time.sleep(_POLL_SECONDS)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-    if any(process.returncode for process in processes):
-        raise _error([process.returncode for process in processes], place)
+        kind, value = rank.receiver.recv()
+    except (EOFError, ConnectionError):
+        rank.has_ended = True
+        with suppress(subprocess.TimeoutExpired):
+            rank.process.wait(_GRACE_SECONDS)
+        return
+    if kind == "told":
+        hear(value)
+    elif kind == "returned":
+        rank.result = value
+    else:
+        rank.error = value
 
 
-def _error(codes: list[int], place: Path) -> MoetuneError:
-    """Return the error that a rank left, one of its own before one about another rank."""
-    left = [pickle.loads(path.read_bytes()) for path in sorted(place.glob("error-*"))]  # noqa: S301 - ranks of ours wrote them
-    own = [error for error in left if not isinstance(error, CollectiveError)]
-    killed = [rank for rank, code in enumerate(codes) if code < 0]
+def _error(ranks: Sequence[_Rank]) -> MoetuneError:
+    """Return what a rank says of itself, else which one was killed, else what one saw fail."""
+    raised = [rank.error for rank in ranks if rank.error is not None]
+    own = [error for error in raised if not isinstance(error, CollectiveError)]
+    died = [rank for rank in ranks if rank.has_ended and rank.process.returncode and not rank.error]
+    killed = [rank for rank in died if rank.process.returncode < 0]
     if own:
-        raise own[0]
-    rank = killed[0] if killed else next(rank for rank, code in enumerate(codes) if code)
-    if left and not killed:
-        raise left[0]
-    how = signal.Signals(-codes[rank]).name if codes[rank] < 0 else f"exit status {codes[rank]}"
-    tail = (place / f"errors-{rank}").read_text().splitlines()[-_TAIL_LINES:]
-    return MoetuneError("\n".join((f"rank {rank} ended with {how}", *(f"  | {x}" for x in tail))))
+        return own[0]
+    if raised and not killed:
+        return raised[0]
+    rank = (killed or died)[0]
+    code = rank.process.returncode
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    tail = rank.output.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    lines = (f"rank {rank.number} of {len(ranks)} {how}", *(f"  | {line}" for line in tail))
+    return CollectiveError("\n".join(lines))
 
 
 @contextmanager
-def _process_group(world_size: int) -> Iterator[None]:
+def _process_group(launch: Launch) -> Iterator[None]:
     """Join the launch's ranks; NCCL where every rank has a GPU, else gloo."""
-    if world_size == 1 or dist.is_initialized():
+    if launch.world_size == 1 or dist.is_initialized():
         yield
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
         dist.init_process_group(backend, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
-        raise CollectiveError(f"the ranks could not meet: {error}") from error
+        raise CollectiveError(
+            f"rank {launch.rank} of {launch.world_size} does not find the others: {error}",
+            "start every rank with torchrun, or this machine's with --nproc",
+        ) from error
     try:
         yield
     finally:
@@ -150,23 +226,42 @@ def _free_port() -> int:
 
 def _main() -> None:
     """Be one rank of `run_on_ranks`."""
-    place, cores = Path(sys.argv[1]), {int(core) for core in sys.argv[2].split(",")}
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    os.sched_setaffinity(0, cores)
-    keep_large_blocks()
-    launch = config.launch(config.environment())
-    rank = launch.rank if launch else 0
-    name, argument = pickle.loads((place / "argument").read_bytes())  # noqa: S301 - our parent wrote it
+    order, descriptor, cores = sys.argv[1:]
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    _keep_large_blocks()
+    sender: Connection[tuple[_Kind, object], None] = Connection(int(descriptor), readable=False)
+    name, argument = pickle.loads(Path(order).read_bytes())  # noqa: S301 - our parent wrote it
     module, _, function = name.partition(":")
+    launch = config.launch(config.environment())
     try:
-        call = getattr(importlib.import_module(module), function)
-        with _process_group(launch.world_size if launch else 1):
-            result = call(argument)
+        call: RankFunction = getattr(importlib.import_module(module), function)
+        with _process_group(launch) if launch else nullcontext():
+            result = call(argument, lambda news: sender.send(("told", news)))
     except MoetuneError as error:
-        (place / f"error-{rank}").write_bytes(pickle.dumps(error))
+        sender.send(("raised", error))
         sys.exit(error.exit_code)
-    if rank == 0:
-        (place / "result").write_bytes(pickle.dumps(result))
+    if launch is None or launch.rank == 0:
+        sender.send(("returned", result))
+
+
+def _leave_with_parent() -> None:
+    """End this process as soon as the other end of its input is gone."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)
+
+
+def _keep_large_blocks() -> None:
+    """Let this process keep large blocks of host memory that it frees.
+
+    glibc hands them back to the system, and touching new pages costs a CPU rank more than many
+    of the operations that fill them. Nothing happens with another C library.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
 
 
 if __name__ == "__main__":

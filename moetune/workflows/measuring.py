@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from moetune.domain.hardware import Cluster
 from moetune.domain.ports import RunStatus, Store
 from moetune.domain.profile import FitError, Profile
 from moetune.domain.samples import CollectivePoint, Point, Quality, Sample
+
+if TYPE_CHECKING:
+    from moetune.measure.session import News
 
 _NAMES = {"gemm": "GEMM", "rows": "row operations", "copy": "copies"}
 _QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
@@ -82,15 +85,21 @@ class Recorder:
         self._left: dict[Point, float] = {}
         self._start = 0.0
 
-    def planned(self, seconds: Mapping[Point, float]) -> None:
-        """Show what will be measured."""
+    def hear(self, news: "News") -> None:
+        """Show what will be measured; keep a sample, then show it."""
+        if isinstance(news, Sample):
+            self._measured(news)
+        else:
+            self._planned(news.seconds)
+
+    def _planned(self, seconds: Mapping[Point, float]) -> None:
         if self._begin is not None:
             self._begin()
         self.seconds, self._left = dict(seconds), dict(seconds)
         self._start = time.monotonic()
         self._progress.start(Counter(map(group_of, seconds)), sum(seconds.values()))
 
-    def measured(self, sample: Sample) -> None:
+    def _measured(self, sample: Sample) -> None:
         """Keep the sample, then show it; the repeated first point is kept alone."""
         if self._keep is not None:
             self._keep(sample)

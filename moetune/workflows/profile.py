@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
-from moetune.domain.errors import InputError
+from moetune.domain.errors import CollectiveError, InputError
 from moetune.domain.hardware import Cluster
 from moetune.domain.layer import LayerShape
 from moetune.domain.ports import Store
@@ -106,15 +106,16 @@ class ProfileOutcome:
 
 def detect_cluster(request: ProfileRequest, setting: Setting) -> Cluster:
     """Return the machine as the measuring ranks see it."""
+    import torch
+
     from moetune.hardware import detect
-    from moetune.measure.launch import threads_here
 
     if (launch := setting.launch) is not None:
         return detect(
             num_ranks=launch.world_size,
             ranks_per_node=launch.local_world_size,
             environment=setting.environment,
-            threads_per_rank=threads_here(),
+            threads_per_rank=torch.get_num_threads(),
         )
     return detect(
         num_ranks=request.num_ranks,
@@ -280,20 +281,20 @@ def _measure(
 def _start(
     assignment: "Assignment", request: ProfileRequest, setting: Setting, recorder: Recorder
 ) -> None:
-    from moetune.measure import launch as ranks
+    from moetune.workflows.session import measure_on_ranks
 
-    if (joined := setting.launch) is not None:
-        place = ranks.Place(
-            rank=joined.rank,
-            world_size=joined.world_size,
-            local_rank=joined.local_rank,
-            local_world_size=joined.local_world_size,
+    try:
+        measure_on_ranks(
+            assignment,
+            num_ranks=request.num_ranks,
+            launch=setting.launch,
+            environ=setting.environment,
+            hear=recorder.hear,
         )
-        ranks.run_joined(assignment, place=place, listener=recorder)
-    elif request.num_ranks == 1:
-        ranks.run_here(assignment, listener=recorder)
-    else:
-        ranks.run_spawned(assignment, num_ranks=request.num_ranks, listener=recorder)
+    except CollectiveError as error:
+        raise CollectiveError(
+            str(error), "finished points are kept in the database: run again with --resume"
+        ) from error
 
 
 def _fit(name: str, cluster: Cluster, samples: Sequence[Sample], seed: int) -> Profile:

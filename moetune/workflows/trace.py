@@ -128,13 +128,12 @@ def _measured_events(spans: "Sequence[RecordedSpan]") -> list[Mapping[str, objec
     ]
 
 
-def _record(order: _Order) -> "tuple[RecordedSpan, ...]":
+def _record(order: _Order, _: object) -> "tuple[RecordedSpan, ...]":
     """Record one warm step on this rank; all ranks of the launch call this together."""
-    import torch
-
+    from moetune.workflows.launch import rank_device
     from moetune.workflows.steps import random_steps
 
-    steps = random_steps(order.workload, device=torch.device("cpu"))
+    steps = random_steps(order.workload, device=rank_device())
     for _ in range(_WARM_UP_STEPS):
         steps.run(order.decision)
     return steps.record(order.decision)

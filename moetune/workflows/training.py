@@ -75,7 +75,7 @@ class Text:
     num_files: int
 
 
-def train_twice(lesson: Lesson) -> tuple[Trained, Trained]:
+def train_twice(lesson: Lesson, _: object) -> tuple[Trained, Trained]:
     """Train with the plan and again with one chunk; all ranks call this together."""
     text = standard_library(lesson)
     planned = lesson.plan.decide(lesson.batch * lesson.length)

@@ -232,15 +232,10 @@ def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float
         return None
 
 
-def _measure(order: _Order) -> "Sequence[MeasuredSteps]":
+def _measure(order: _Order, _: object) -> "Sequence[MeasuredSteps]":
     """Measure on this rank; all ranks of the launch call this together."""
-    import torch
-
-    from moetune import config
+    from moetune.workflows.launch import rank_device
     from moetune.workflows.steps import measure_steps, random_steps
 
-    launch = config.launch(config.environment())
-    local_rank = launch.local_rank if launch else 0
-    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    steps = random_steps(order.workload, device=device)
+    steps = random_steps(order.workload, device=rank_device())
     return measure_steps(steps, order.decisions, num_rounds=NUM_ROUNDS)

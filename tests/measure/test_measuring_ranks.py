@@ -1,10 +1,10 @@
 """Two real ranks: the slowest counts, all agree, and a session survives what fails in it."""
 
-import multiprocessing
 import os
 import signal
+import threading
 import time
-from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +18,10 @@ from moetune.domain.samples import (
     RowsPoint,
     Sample,
 )
-from moetune.measure.launch import cores_of, run_here, run_spawned
-from moetune.measure.session import Assignment, shuffled
+from moetune.measure.session import Assignment, Estimates, News, shuffled
+from moetune.workflows import launch
+from moetune.workflows.launch import cores_of
+from moetune.workflows.session import measure_on_ranks
 from tests.measure import measure_workers
 from tests.ranks import run_ranks
 
@@ -52,11 +54,26 @@ class Ear:
         self.seconds: dict[Point, float] = {}
         self.samples: list[Sample] = []
 
-    def planned(self, seconds: Mapping[Point, float]) -> None:
-        self.seconds = dict(seconds)
+    def hear(self, news: News) -> None:
+        if isinstance(news, Estimates):
+            self.seconds = dict(news.seconds)
+        else:
+            self.measured(news)
 
     def measured(self, sample: Sample) -> None:
         self.samples.append(sample)
+
+
+def measure_here(assignment: Assignment, ear: Ear, *, num_ranks: int) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    measure_on_ranks(assignment, num_ranks=num_ranks, launch=None, environ=environ, hear=ear.hear)
+
+
+def started_ranks() -> list[int]:
+    """Return the ranks that this thread started and that still run."""
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    return [pid for pid, command in commands.items() if launch.__name__.encode() in command]
 
 
 @pytest.mark.dist
@@ -67,7 +84,7 @@ def test_the_slowest_rank_counts_and_a_failure_or_wish_of_one_is_heard_by_all() 
 @pytest.mark.dist
 def test_a_session_samples_every_kind_and_goes_on_after_points_that_fail() -> None:
     ear = Ear()
-    run_spawned(Assignment(points=POINTS, preset="quick"), num_ranks=2, listener=ear)
+    measure_here(Assignment(points=POINTS, preset="quick"), ear, num_ranks=2)
     assert tuple(ear.seconds) == POINTS
     assert {sample.point for sample in ear.samples} == set(POINTS)
     assert ear.samples[0].point == ear.samples[-1].point
@@ -78,7 +95,7 @@ def test_a_session_samples_every_kind_and_goes_on_after_points_that_fail() -> No
     assert "'teleport' is unknown" in failed[FAILING]
     for sample in ear.samples:
         assert sample.error or len(sample.seconds) >= 3
-    assert not multiprocessing.active_children()
+    assert not started_ranks()
 
 
 class Killer(Ear):
@@ -86,9 +103,7 @@ class Killer(Ear):
 
     def measured(self, sample: Sample) -> None:
         if not self.samples:
-            victim = multiprocessing.active_children()[-1]
-            assert victim.pid is not None
-            os.kill(victim.pid, signal.SIGKILL)
+            os.kill(started_ranks()[-1], signal.SIGKILL)
         super().measured(sample)
 
 
@@ -96,17 +111,17 @@ class Killer(Ear):
 def test_a_rank_that_dies_ends_the_others_with_an_error() -> None:
     killer = Killer()
     assignment = Assignment(points=POINTS * 20, preset="full")
-    with pytest.raises(CollectiveError, match="of 2 was ended by SIGKILL"):
-        run_spawned(assignment, num_ranks=2, listener=killer, timeout_seconds=20)
+    with pytest.raises(CollectiveError, match="rank 1 of 2 was ended by SIGKILL"):
+        measure_here(assignment, killer, num_ranks=2)
     assert killer.samples
-    assert not multiprocessing.active_children()
+    assert not started_ranks()
 
 
 def test_one_rank_measures_here_and_talks_through_memory() -> None:
     ear = Ear()
     loop = CollectivePoint(op="all_to_all", group_size=1, num_bytes=4096, in_flight=2)
     alone: tuple[Point, ...] = (GEMM, loop, CopyPoint(direction="d2h", pinned=True, num_bytes=64))
-    run_here(Assignment(points=alone, preset="quick", budget_seconds=60.0), listener=ear)
+    measure_here(Assignment(points=alone, preset="quick", budget_seconds=60.0), ear, num_ranks=1)
     assert {sample.point for sample in ear.samples if not sample.error} == set(alone)
 
 
@@ -123,7 +138,7 @@ def test_a_budget_ends_the_session_also_where_the_estimates_were_too_low() -> No
     points = tuple(
         GemmPoint(dtype="float32", rows=rows, d_in=16, d_out=16) for rows in range(8, 72, 4)
     )
-    run_here(Assignment(points=points, preset="quick", budget_seconds=3.0), listener=ear)
+    measure_here(Assignment(points=points, preset="quick", budget_seconds=3.0), ear, num_ranks=1)
     assert len(ear.seconds) > 5
     measured = [sample.point for sample in ear.samples]
     assert measured[0] == measured[-1]

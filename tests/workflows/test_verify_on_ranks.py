@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,14 @@ def test_trace_without_profile_and_ranks_has_nothing_to_draw(
     assert "--nproc" in capsys.readouterr().err
 
 
-def rank_and_size(argument: int) -> tuple[int, int]:
+def rank_and_size(argument: int, tell: Callable[[object], object]) -> tuple[int, int]:
     import torch.distributed as dist
 
+    tell(f"rank {dist.get_rank()}")
     return argument, dist.get_world_size()
 
 
-def complain(_: object) -> None:
+def complain(_: object, __: object) -> None:
     import torch.distributed as dist
 
     if dist.get_rank() == 1:
@@ -82,7 +84,7 @@ def complain(_: object) -> None:
     dist.barrier()
 
 
-def die(_: object) -> None:
+def die(_: object, __: object) -> None:
     import torch.distributed as dist
 
     if dist.get_rank() == 1:
@@ -94,9 +96,13 @@ def _environ() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-def test_ranks_return_what_rank_0_returned() -> None:
-    found = run_on_ranks(rank_and_size, 7, num_ranks=2, launch=None, environ=_environ())
+def test_ranks_tell_news_and_return_what_rank_0_returned() -> None:
+    heard: list[str] = []
+    found = run_on_ranks(
+        rank_and_size, 7, num_ranks=2, launch=None, environ=_environ(), hear=heard.append
+    )
     assert found == (7, 2)
+    assert sorted(heard) == ["rank 0", "rank 1"]
 
 
 def test_error_of_one_rank_reaches_the_caller_and_ends_the_others() -> None:
@@ -105,5 +111,5 @@ def test_error_of_one_rank_reaches_the_caller_and_ends_the_others() -> None:
 
 
 def test_killed_rank_is_named() -> None:
-    with pytest.raises(MoetuneError, match="rank 1 ended with SIGKILL"):
+    with pytest.raises(MoetuneError, match="rank 1 of 2 was ended by SIGKILL"):
         run_on_ranks(die, None, num_ranks=2, launch=None, environ=_environ())
