@@ -12,8 +12,14 @@ from moetune.solve.phases import PHASES, LayerCosts, Phase
 from moetune.solve.predict import PhaseTime, phase_time
 
 MAX_DEGREE = 64
-NOISE = 0.02
+NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
+WORTH = 0.05
+"""Share of a step that chunks must promise to save where costs are measured.
+
+About the error of a step predicted from them (`docs/results/netlab.md`). Steps of several
+chunks share most of it, so that among them `NOISE` is enough.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +81,18 @@ class DegreeChooser:
         one_rank = self.costs.world_size == 1
         return one_rank or all(lines is not None for lines in self._lines.values())
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the costs come from measurements, with their noise, and not from lines."""
+        return self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
+
     def rank(self, phase: Phase, tokens: int) -> tuple[PhaseTime, ...]:
         """Return every degree that is allowed, best first and then by time."""
         times = [self.time(phase, tokens, degree) for degree in self.allowed(phase, tokens)]
         if self._lines[phase] is not None or self.costs.world_size == 1:
             best = self.degree(phase, tokens)
         else:
-            best = self._smallest_best(times)
+            best = self._smallest_best(times, tokens)
         return tuple(
             sorted(times, key=lambda time: (time.degree != best, time.seconds, time.degree))
         )
@@ -103,7 +114,7 @@ class DegreeChooser:
         lines = self._lines[phase]
         if lines is not None:
             return self._closed_form(lines, tokens, max_degree=allowed[-1])
-        return self._smallest_best([self.time(phase, tokens, degree) for degree in allowed])
+        return self._smallest_best([self.time(phase, tokens, degree) for degree in allowed], tokens)
 
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
         """Return the phase's time at a degree."""
@@ -122,8 +133,21 @@ class DegreeChooser:
             max_degree=max_degree,
         )
 
-    def _smallest_best(self, times: Sequence[PhaseTime]) -> int:
-        """Return the smallest of the degrees that tie for the best time, or are within noise."""
-        known = self.costs.costs.gemm_line(dtype=self.costs.dtype) is not None
-        limit = min(time.seconds for time in times) * (1 + (TIE if known else NOISE))
+    def _smallest_best(self, times: Sequence[PhaseTime], tokens: int) -> int:
+        """Return the smallest of the degrees that tie for the best time, or are within noise.
+
+        Args:
+            times: by degree, ascending.
+        """
+        if self.is_measured and not self._chunks_are_worth_it(tokens):
+            return times[0].degree
+        limit = min(time.seconds for time in times) * (1 + (NOISE if self.is_measured else TIE))
         return min(time.degree for time in times if time.seconds <= limit)
+
+    def _chunks_are_worth_it(self, tokens: int) -> bool:
+        fewest = best = self.costs.overhead(tokens=tokens).seconds
+        for phase in PHASES:
+            allowed = self.allowed(phase, tokens)
+            seconds = [self.time(phase, tokens, degree).seconds for degree in allowed]
+            fewest, best = fewest + seconds[0], best + min(seconds)
+        return best <= fewest * (1 - WORTH)

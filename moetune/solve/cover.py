@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moetune.domain.plan import Range
-from moetune.solve.choice import DegreeChooser
+from moetune.solve.choice import NOISE, WORTH, DegreeChooser
 from moetune.solve.degree import makespan
 from moetune.solve.phases import PHASES, Phase
 
 TOLERANCE = 0.004
-"""How much slower than the best a phase may be at the solved sizes. Between them a
-step loses up to 0.5 % where curves ripple by 10 %, and may lose more where they ripple more."""
+"""How much slower than the best a phase may be at the solved sizes where costs are published.
+
+Between them a step loses a tenth of a percent more where curves ripple by 10 %.
+"""
 RESOLUTION = 256
 """A change is found to 1/256 of T: on both sides of it the times are equal."""
 POINTS_PER_OCTAVE = 8
@@ -33,6 +35,8 @@ def cover(
 ) -> tuple[Range, ...]:
     """Return the fewest ranges whose degrees are within the tolerance at all sizes in them.
 
+    Where measured chunks are not worth it, only the fewest are good (`choice.WORTH`).
+
     From left to right, each range goes on while any degree of either phase is good for all of
     it: no cover has fewer. Then the change between two ranges is put where both take as long.
 
@@ -41,17 +45,19 @@ def cover(
         tokens: the plan's own, per rank.
         own: the plan's degrees, forward and backward, which hold for `tokens`.
     """
-    losses = [_losses(chooser, phase, sizes) for phase in PHASES]
-    good = [loss <= TOLERANCE for loss in losses]
+    times = [_times(chooser, phase, sizes) for phase in PHASES]
+    good = [_good(each, NOISE if chooser.is_measured else TOLERANCE) for each in times]
+    if chooser.is_measured:
+        few = [_fewest(each) for each in times]
+        around = np.array([chooser.costs.overhead(tokens=size).seconds for size in sizes])
+        worth_it = _chunks_are_worth_it(times, few, around)
+        good = [np.where(worth_it[:, None], many, one) for many, one in zip(good, few, strict=True)]
     for phase, degree in zip(good, own, strict=True):
         phase[sizes.index(tokens)] = np.arange(1, phase.shape[1] + 1) == degree
     firsts = _firsts(good)
     chosen: list[_Degrees] = []
     for first, end in zip(firsts, [*firsts[1:], len(sizes)], strict=True):
-        forward, backward = (
-            _least(loss[first:end], phase[first:end])
-            for loss, phase in zip(losses, good, strict=True)
-        )
+        forward, backward = (_smallest(phase[first:end]) for phase in good)
         chosen.append((forward, backward))
     lows = [1]
     for at, (before, after) in zip(firsts[1:], pairwise(chosen), strict=True):
@@ -74,10 +80,9 @@ def _firsts(good: Sequence[_Bools]) -> list[int]:
     return firsts
 
 
-def _least(losses: _Floats, good: _Bools) -> int:
-    """Return the degree that is good at all these sizes and loses least over them."""
-    summed = np.where(good.all(axis=0), losses.sum(axis=0), math.inf)
-    return int(summed.argmin()) + 1
+def _smallest(good: _Bools) -> int:
+    """Return the smallest degree that is good at all these sizes."""
+    return int(good.all(axis=0).argmax()) + 1
 
 
 def _change(chooser: DegreeChooser, low: int, high: int, before: _Degrees, after: _Degrees) -> int:
@@ -101,8 +106,33 @@ def _seconds(chooser: DegreeChooser, tokens: int, degrees: _Degrees) -> float:
     )
 
 
-def _losses(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Floats:
-    """Return how much slower than the best each degree is, ∞ where it is not allowed.
+def _good(times: _Floats, tolerance: float) -> _Bools:
+    """Return which degrees are as good as the best one of their size."""
+    good: _Bools = np.less_equal(times, times.min(axis=1, keepdims=True) * (1 + tolerance))
+    return good
+
+
+def _fewest(times: _Floats) -> _Bools:
+    """Return where each size's smallest degree is, shape (sizes, degrees)."""
+    smallest = np.isfinite(times).argmax(axis=1)
+    fewest: _Bools = np.arange(times.shape[1]) == smallest[:, None]
+    return fewest
+
+
+def _chunks_are_worth_it(
+    times: Sequence[_Floats], few: Sequence[_Bools], around: _Floats
+) -> _Bools:
+    """Return at which sizes the best degrees save enough of a step, shape (sizes,)."""
+    best, fewest = around.copy(), around.copy()
+    for each, one in zip(times, few, strict=True):
+        best += each.min(axis=1)
+        fewest += each[one]
+    worth_it: _Bools = np.less_equal(best, fewest * (1 - WORTH))
+    return worth_it
+
+
+def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Floats:
+    """Return the time of each degree, ∞ where it is not allowed.
 
     Chunk costs are interpolated on a geometric grid, linearly, so that lines stay exact: eight
     points a factor of two meet a smooth curve within 0.1 %. To ask the measured curves for
@@ -138,8 +168,7 @@ def _losses(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Floa
             )
             for transfer_seconds, compute_seconds in pairs
         ]
-    best = times.min(axis=1, keepdims=True)
-    return times / np.where(best > 0, best, 1.0) - 1
+    return times
 
 
 def _grid(low: float, high: float) -> _Floats:

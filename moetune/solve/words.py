@@ -43,6 +43,13 @@ def explain_choice(
             f" Side by side, transfers run at {interference.comm.comp:.0%} of their speed "
             f"and experts at {interference.comp.comm:.0%}."
         )
+    if runner_up.seconds < step.seconds:
+        saved = 1 - runner_up.seconds / step.seconds
+        return (
+            f"Overlapping is not worth it here: {_chunks(runner_up)} promise "
+            f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)}, and "
+            f"{saved:.1%} of a step is less than such predictions miss.{beside}"
+        )
     return (
         f"Overlapping cannot pay here: {_chunks(runner_up)} would take "
         f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)} "
@@ -53,6 +60,8 @@ def explain_choice(
 def explain_loss(*, other: StepTime, best: StepTime) -> str:
     """Return by how much the other choice is slower, and what it pays or misses."""
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
+    if slower < -TIE:
+        return f"{slower:.1%}, within what predictions miss"
     if slower <= TIE:
         return "as fast, with other numbers of chunks"
     pieces = _work_seconds(other) - _work_seconds(best)

@@ -17,7 +17,7 @@ from moetune.domain.costs import (
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Range
 from moetune.domain.samples import CollectiveOp, Product
-from moetune.solve.choice import Bounds, DegreeChooser
+from moetune.solve.choice import NOISE, WORTH, Bounds, DegreeChooser
 from moetune.solve.phases import PHASES, Phase, layer_costs
 from moetune.solve.predict import phase_time
 from moetune.solve.ranges import solve_ranges
@@ -26,6 +26,8 @@ from tests.solve.costs_by_hand import LinearCosts
 TOKENS = 3000
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=8, top_k=2)
 DISTURBED = Interference(comm=CommSpeed(comp=0.7), comp=CompSpeed(comm=0.9))
+
+NEAR = 0.02  # between solved sizes, a range may begin a little early or late
 
 lines = st.builds(
     LinearCosts,
@@ -75,6 +77,23 @@ def _worst_regret(chooser: DegreeChooser, ranges: tuple[Range, ...], tokens: int
     )
 
 
+def _assert_chunks_where_they_pay(
+    chooser: DegreeChooser, ranges: tuple[Range, ...], tokens: int
+) -> None:
+    """Near the best, tried one by one, where that saves enough; else one chunk."""
+    row = next(row for row in ranges if row[0] <= tokens <= row[1])
+    chosen = best = one_chunk = chooser.costs.overhead(tokens=tokens).seconds
+    for phase, degree in zip(PHASES, row[2:], strict=True):
+        times = [chooser.time(phase, tokens, one).seconds for one in chooser.allowed(phase, tokens)]
+        chosen, best = chosen + times[degree - 1], best + min(times)
+        one_chunk += times[0]
+    saved = 1 - best / one_chunk
+    if saved > WORTH + NEAR:
+        assert chosen / best - 1 <= NOISE + 5e-3, tokens
+    elif saved < WORTH - NEAR:
+        assert row[2:] == (1, 1), tokens
+
+
 def _assert_partition(ranges: tuple[Range, ...], tokens: int) -> None:
     assert ranges[0][0] == 1
     assert ranges[-1][1] >= max(2**20, 4 * tokens)
@@ -114,7 +133,7 @@ def test_ranges_of_lines_hold_the_best_degree_at_any_size(
 @given(
     lines, st.floats(0.6, 1.0), st.floats(1.0, 2.0), st.lists(st.integers(1, 2**20), min_size=20)
 )
-def test_ranges_of_measured_costs_are_within_half_a_percent_of_the_best(
+def test_ranges_of_measured_costs_are_near_the_best_where_chunks_pay(
     costs: LinearCosts, power: float, alone_factor: float, sizes: list[int]
 ) -> None:
     measured = replace(
@@ -128,7 +147,8 @@ def test_ranges_of_measured_costs_are_within_half_a_percent_of_the_best(
     chooser = _chooser(measured)
     ranges = _solve(chooser)
     _assert_partition(ranges, TOKENS)
-    assert max(_step_regret(chooser, ranges, tokens) for tokens in sizes) <= 5e-3
+    for tokens in sizes:
+        _assert_chunks_where_they_pay(chooser, ranges, tokens)
 
 
 def test_the_best_degree_can_fall_as_the_batch_grows() -> None:
@@ -207,19 +227,9 @@ class NoisyCosts(LinearCosts):
 NOISY = NoisyCosts(is_measured=True, alone_factor=1.5, ripple=0.1, interference=DISTURBED)
 
 
-def _step_regret(chooser: DegreeChooser, ranges: tuple[Range, ...], tokens: int) -> float:
-    """Return by how much both phases of the range are slower than the best, tried one by one."""
-    row = next(row for row in ranges if row[0] <= tokens <= row[1])
-    chosen = best = 0.0
-    for phase, degree in zip(PHASES, row[2:], strict=True):
-        times = [chooser.time(phase, tokens, one).seconds for one in chooser.allowed(phase, tokens)]
-        chosen, best = chosen + times[degree - 1], best + min(times)
-    return chosen / best - 1
-
-
 @pytest.mark.parametrize("ripple", [0.0, 0.05, 0.1])
 @pytest.mark.parametrize("transfer_alpha", [1e-5, 2e-4])
-def test_ranges_of_noisy_costs_are_within_half_a_percent_of_the_best_between_solved_sizes(
+def test_ranges_of_noisy_costs_are_near_the_best_where_chunks_pay_between_solved_sizes(
     ripple: float, transfer_alpha: float
 ) -> None:
     transfer = LinearCost(alpha_seconds=transfer_alpha, beta_seconds=3e-10)
@@ -227,7 +237,8 @@ def test_ranges_of_noisy_costs_are_within_half_a_percent_of_the_best_between_sol
     ranges = _solve(chooser)
     _assert_partition(ranges, TOKENS)
     sizes = [round(2 ** (step / 3.3)) for step in range(66)]
-    assert max(_step_regret(chooser, ranges, tokens) for tokens in sizes) <= 5e-3
+    for tokens in sizes:
+        _assert_chunks_where_they_pay(chooser, ranges, tokens)
 
 
 def test_near_ties_make_few_ranges_and_the_plans_own_tokens_keep_their_best_degrees() -> None:
