@@ -55,6 +55,14 @@ class ScreenProgress:
                 f"{self.num_done}/{self.num_points} points, {clock(seconds_left)} left"
             )
 
+    def repeat(self, group: str, seconds_left: float) -> None:
+        """Say that what is noisy is measured again."""
+        if self._is_terminal:
+            self._paint(group, seconds_left)
+        elif time.monotonic() - self._said >= _PAUSE_SECONDS:
+            self._said = time.monotonic()
+            self._screen.note(f"noisy points again, {clock(seconds_left)} left")
+
     def _paint(self, active: str, seconds_left: float) -> None:
         """Write all lines again over the old ones."""
         lines = [f"\033[{len(self._total)}F"]

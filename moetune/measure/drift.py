@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from moetune.domain.samples import Point, Sample
+from moetune.domain.samples import GemmPoint, Point, Sample
 
 DRIFT = "drift"
 _MAX_DRIFT = 0.03
@@ -14,14 +14,14 @@ _QUARTILE_VALUES = 2
 def mark_drift(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return the samples, those of a session that drifted marked "drift".
 
-    A session measures its first point again at its end, so two samples of one point enclose a
-    session. It drifted where their medians differ by more than 3 % and by more than their own
-    spread explains.
+    A session measures its first point, a matrix product, again at its end. The machine drifted
+    between two samples of a product whose medians differ by more than 3 % and by more than
+    their own spread explains. What else is measured again is noisy by itself.
     """
     drifted: set[int] = set()
     first: dict[Point, int] = {}
     for index, sample in enumerate(samples):
-        if sample.error:
+        if sample.error or not isinstance(sample.point, GemmPoint):
             continue
         start = first.setdefault(sample.point, index)
         if start < index:

@@ -8,6 +8,7 @@ import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
+from moetune.measure.again import AGAIN_SHARE, next_noisy
 from moetune.measure.device import Device
 from moetune.measure.estimate import Rates, levels, point_seconds, within_budget
 from moetune.measure.load import BUSY, THROTTLED, Load
@@ -45,9 +46,14 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """The points that will be measured, with about how long each takes."""
+    """The points that will be measured, with about how long each takes.
+
+    Args:
+        again_seconds: left after that to measure noisy points again.
+    """
 
     seconds: Mapping[Point, float]
+    again_seconds: float = 0.0
 
 
 News = Estimates | Sample
@@ -64,9 +70,11 @@ def run_session(
 ) -> None:
     """Probe, plan, and measure every point; all ranks call this together.
 
-    A point that fails becomes a sample that says why. The first point is measured again at the
-    end, which shows a machine that changed meanwhile (`mark_drift`). With a budget the most
-    valuable points go first, and the session ends when it is spent, whatever was estimated.
+    A point that fails becomes a sample that says why. Noisy points are measured again, for
+    half the time that all took or as long as the budget lasts. The first point is measured
+    again at the end, which shows a machine that changed meanwhile (`mark_drift`). With a budget
+    the most valuable points go first, and the session ends when it is spent, whatever was
+    estimated.
 
     Args:
         tell: hears on rank 0 what the session does, as it happens.
@@ -86,34 +94,65 @@ def run_session(
     bench = _Bench(device, ranks, representatives(device, ranks.world_size), sharers)
     rates = ranks.from_first(bench.probe(points))
     seconds = {point: point_seconds(point, rates, effort) for point in points}
-    if assignment.budget_seconds is not None:
-        points = within_budget(points, seconds, assignment.budget_seconds)
+    budget_seconds = assignment.budget_seconds
+    if budget_seconds is not None:
+        points = within_budget(points, seconds, budget_seconds)
     if ranks.rank == 0:
-        tell(Estimates(seconds={point: seconds[point] for point in points}))
+        chosen = {point: seconds[point] for point in points}
+        total = sum(chosen.values())
+        again = AGAIN_SHARE * total if budget_seconds is None else budget_seconds - total
+        tell(Estimates(seconds=chosen, again_seconds=max(again, 0.0)))
     if assignment.plan_only:
         return
     order = shuffled(points, assignment.seed)
-    if assignment.budget_seconds is not None:
+    if budget_seconds is not None:
         value = levels(points)
         order = (order[0], *sorted(order[1:], key=lambda point: value[point]))
+    _visit_all(order, _Tour(bench, effort, ranks, tell, start), budget_seconds)
+
+
+def _visit_all(order: Sequence[Point], tour: "_Tour", budget_seconds: float | None) -> None:
+    """Visit every point, noisy ones again while there is time, and the first one at the end."""
     for point in order:
-        if _is_over(assignment, start, ranks):
-            break
-        _tell_sample(bench.sample(point, effort), ranks, tell)
-    _tell_sample(bench.sample(order[0], effort), ranks, tell)
+        if budget_seconds is not None and tour.elapsed_seconds() > budget_seconds:
+            break  # estimates of a busy machine are too low
+        tour.visit(point)
+    limit_seconds = budget_seconds or (1 + AGAIN_SHARE) * tour.elapsed_seconds()
+    while tour.elapsed_seconds() < limit_seconds and (noisy := next_noisy(tour.samples)):
+        tour.visit(noisy)
+    tour.visit(order[0])
 
 
-def _tell_sample(sample: Sample, ranks: Ranks, tell: Callable[[News], object]) -> None:
-    if ranks.rank == 0:
-        tell(sample)
+class _Tour:
+    """Measures one point after another, and tells on rank 0.
 
+    Args:
+        start: on `perf_counter`, from which the session's time counts.
+    """
 
-def _is_over(assignment: Assignment, start: float, ranks: Ranks) -> bool:
-    """Whether the budget is spent: estimates of a busy machine are too low."""
-    if assignment.budget_seconds is None:
-        return False
-    (elapsed,) = ranks.maximum((time.perf_counter() - start,))
-    return elapsed > assignment.budget_seconds
+    def __init__(
+        self,
+        bench: "_Bench",
+        effort: Effort,
+        ranks: Ranks,
+        tell: Callable[[News], object],
+        start: float,
+    ) -> None:
+        self._bench, self._effort, self._ranks = bench, effort, ranks
+        self._tell, self._start = tell, start
+        self.samples: dict[Point, list[Sample]] = {}
+
+    def visit(self, point: Point) -> None:
+        """Measure the point."""
+        sample = self._bench.sample(point, self._effort)
+        self.samples.setdefault(point, []).append(sample)
+        if self._ranks.rank == 0:
+            self._tell(sample)
+
+    def elapsed_seconds(self) -> float:
+        """Return the time since the start, the same on all ranks."""
+        (elapsed,) = self._ranks.maximum((time.perf_counter() - self._start,))
+        return elapsed
 
 
 def shuffled(points: Sequence[Point], seed: int) -> tuple[Point, ...]:

@@ -46,6 +46,10 @@ class Progress(Protocol):
         """Show one more finished point."""
         ...
 
+    def repeat(self, group: str, seconds_left: float) -> None:
+        """Show that a finished point was measured again."""
+        ...
+
     def finish(self, summaries: Sequence[GroupSummary]) -> None:
         """Show how good the groups became; none of them where the measurement ended early."""
         ...
@@ -58,6 +62,9 @@ class SilentProgress:
         """Show nothing."""
 
     def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
+        """Show nothing."""
+
+    def repeat(self, group: str, seconds_left: float) -> None:
         """Show nothing."""
 
     def finish(self, summaries: Sequence[GroupSummary]) -> None:
@@ -83,35 +90,40 @@ class Recorder:
         self.samples: list[Sample] = []
         self._begin, self._keep, self._progress = begin, keep, progress
         self._left: dict[Point, float] = {}
-        self._start = 0.0
+        self._start = self._again_seconds = self._again_until = 0.0
 
     def hear(self, news: "News") -> None:
         """Show what will be measured; keep a sample, then show it."""
         if isinstance(news, Sample):
             self._measured(news)
         else:
-            self._planned(news.seconds)
+            self._planned(news.seconds, news.again_seconds)
 
-    def _planned(self, seconds: Mapping[Point, float]) -> None:
+    def _planned(self, seconds: Mapping[Point, float], again_seconds: float) -> None:
         if self._begin is not None:
             self._begin()
         self.seconds, self._left = dict(seconds), dict(seconds)
-        self._start = time.monotonic()
-        self._progress.start(Counter(map(group_of, seconds)), sum(seconds.values()))
+        self._start, self._again_seconds = time.monotonic(), again_seconds
+        total = sum(seconds.values()) + again_seconds
+        self._progress.start(Counter(map(group_of, seconds)), total)
 
     def _measured(self, sample: Sample) -> None:
-        """Keep the sample, then show it; the repeated first point is kept alone."""
+        """Keep the sample, then show it."""
         if self._keep is not None:
             self._keep(sample)
         self.samples.append(sample)
+        group, now = group_of(sample.point), time.monotonic()
         if self._left.pop(sample.point, None) is not None:
-            self._progress.advance(sample, group_of(sample.point), self._seconds_left())
+            self._again_until = now + self._again_seconds
+            self._progress.advance(sample, group, self._seconds_left(now))
+        elif not self._left:
+            self._progress.repeat(group, max(self._again_until - now, 0.0))
 
-    def _seconds_left(self) -> float:
+    def _seconds_left(self, now: float) -> float:
         """Return the estimates that are left, at the pace of those that are done."""
         left = sum(self._left.values())
         done = sum(self.seconds.values()) - left
-        return left * (time.monotonic() - self._start) / done
+        return left * (now - self._start) / done + self._again_seconds
 
 
 class StoredRun:
