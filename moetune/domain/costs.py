@@ -104,12 +104,28 @@ class Interference:
         return self == Interference()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideBySide:
+    """Speeds of computation and communication while both run, 1.0 = undisturbed."""
+
+    comp: float
+    comm: float
+
+
 class Costs(Protocol):
     """Times of a machine's operations. Sizes may be real numbers: a chunk is a share."""
 
     @property
     def interference(self) -> Interference:
         """How operations of different classes disturb each other."""
+        ...
+
+    def side_by_side(self, *, exchange_bytes: float, exchange_seconds: float) -> SideBySide:
+        """Return the speeds of computation and of all-to-alls of that size, one after another.
+
+        Args:
+            exchange_seconds: of one of them, undisturbed.
+        """
         ...
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:

@@ -88,11 +88,16 @@ class CopyPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class InterferencePoint:
-    """The victim's operation while the others provably run; none of them is the baseline."""
+    """The victim's operation while the others provably run; none of them is the baseline.
+
+    Args:
+        comm_bytes: of each exchange of "comm"; 0 for the session's own size.
+    """
 
     kind: Literal["interference"] = "interference"
     victim: ResourceClass
     others: tuple[ResourceClass, ...] = ()
+    comm_bytes: int = 0
 
 
 Point = GemmPoint | RowsPoint | CollectivePoint | CopyPoint | InterferencePoint

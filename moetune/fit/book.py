@@ -9,6 +9,7 @@ from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine,
 from moetune.domain.samples import CollectiveOp, Product
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, leave_one_out
 from moetune.fit.gemm import Surface
+from moetune.fit.interference import Loss, comm_loss, comp_loss, interference_of
 from moetune.fit.pool import CollectiveKey, CopyKey, Pool, RowsKey, Series, Shape, pool
 
 
@@ -49,6 +50,20 @@ class Book:
     def pool(self) -> Pool:
         """The profile's samples by operation."""
         return pool(self.profile.samples)
+
+    @cached_property
+    def comp_loss(self) -> Loss | None:
+        """What exchanges take from computation; None where not measured or overruled by hand."""
+        return comp_loss(self.pool) if self._has_own_interference else None
+
+    @cached_property
+    def comm_loss(self) -> Loss | None:
+        """What computation adds to exchanges; None where not measured or overruled by hand."""
+        return comm_loss(self.pool) if self._has_own_interference else None
+
+    @cached_property
+    def _has_own_interference(self) -> bool:
+        return interference_of(self.pool.interference) == self.profile.interference
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from moetune.domain.costs import Estimate, Interference, LinearCost, Trust, least_trust
+from moetune.domain.costs import Estimate, Interference, LinearCost, SideBySide, Trust, least_trust
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction, Product
 from moetune.fit.book import Book, Points
@@ -45,6 +45,20 @@ class ProfileCosts:
     def interference(self) -> Interference:
         """How operations of different classes disturb each other."""
         return self._curves.interference(self._book)
+
+    def side_by_side(self, *, exchange_bytes: float, exchange_seconds: float) -> SideBySide:
+        """Return the speeds of computation and of exchanges of that size.
+
+        They are the table's where sizes were not measured, or where somebody set the table.
+        """
+        comp, comm = self._book.comp_loss, self._book.comm_loss
+        table = self.interference
+        return SideBySide(
+            comp=table.comp.comm if comp is None else comp.speed(exchange_bytes, exchange_seconds),
+            comm=table.comm.comp
+            if comm is None
+            else comm.stretched_speed(exchange_bytes, exchange_seconds),
+        )
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         """Return the α–β line over MACs when that is all there is, else None."""

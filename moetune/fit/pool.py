@@ -53,6 +53,8 @@ class Pool:
         copy: by direction, pinned and both_ways, over bytes.
         rows: by op and dtype, over elements.
         interference: raw times by victim and the others that run.
+        comp_beside: raw times of computation, by the bytes of the exchanges beside it.
+        comm_beside: raw times of exchanges beside computation, by their bytes.
     """
 
     gemm: Mapping[GemmKey, Series]
@@ -60,6 +62,8 @@ class Pool:
     copy: Mapping[CopyKey, Series]
     rows: Mapping[RowsKey, Series]
     interference: Mapping[InterferenceKey, tuple[float, ...]]
+    comp_beside: Mapping[int, tuple[float, ...]]
+    comm_beside: Mapping[int, tuple[float, ...]]
 
 
 _Bucket = defaultdict[float, list[float]]
@@ -75,6 +79,9 @@ def pool(samples: Iterable[Sample]) -> Pool:
     copy: defaultdict[CopyKey, _Bucket] = defaultdict(_bucket)
     rows: defaultdict[RowsKey, _Bucket] = defaultdict(_bucket)
     interference: defaultdict[InterferenceKey, list[float]] = defaultdict(list)
+    beside: dict[ResourceClass, defaultdict[int, list[float]]] = {
+        victim: defaultdict(list) for victim in ("comp", "comm")
+    }
     for sample in samples:
         times = sample.seconds
         if sample.error or not times:
@@ -89,6 +96,8 @@ def pool(samples: Iterable[Sample]) -> Pool:
                 copy[at.direction, at.pinned, at.both_ways][at.num_bytes].extend(times)
             case RowsPoint() as at:
                 rows[at.op, at.dtype][at.elements].extend(times)
+            case InterferencePoint(victim=victim, comm_bytes=size) if size:
+                beside[victim][size].extend(times)
             case InterferencePoint() as at:
                 interference[at.victim, frozenset(at.others) - {at.victim}].extend(times)
     return Pool(
@@ -97,6 +106,8 @@ def pool(samples: Iterable[Sample]) -> Pool:
         copy=_all_series(copy),
         rows=_all_series(rows),
         interference={key: tuple(times) for key, times in interference.items()},
+        comp_beside={size: tuple(times) for size, times in beside["comp"].items()},
+        comm_beside={size: tuple(times) for size, times in beside["comm"].items()},
     )
 
 

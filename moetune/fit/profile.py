@@ -1,20 +1,19 @@
 """From samples to a profile."""
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.errors import ProfileError
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
-from moetune.domain.samples import ResourceClass, Sample
+from moetune.domain.samples import Sample
 from moetune.fit.curve import leave_one_out
 from moetune.fit.gemm import Surface
+from moetune.fit.interference import interference_of
 from moetune.fit.line import fit_line, line_intervals
-from moetune.fit.pool import GemmKey, InterferenceKey, Pool, Series, pool
+from moetune.fit.pool import GemmKey, Pool, Series, pool
 from moetune.fit.quality import fit_error
 
 
@@ -55,30 +54,6 @@ def fit_profile(
         interference=interference_of(found.interference),
         fingerprint=fingerprint,
         samples=kept,
-    )
-
-
-def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Interference:
-    """Return speed = median alone / median with the others, at most 1.
-
-    A set of others that was not measured, or has no baseline, is taken as undisturbed.
-
-    Args:
-        times: raw seconds by victim and the others that run; no others is the baseline.
-
-    Source: MPipeMoE §II-C, Fig. 3.
-    """
-    speeds: dict[str, dict[str, float]] = {"comp": {}, "comm": {}, "mem": {}}
-    for (victim, others), disturbed in times.items():
-        alone = times.get((victim, frozenset[ResourceClass]()))
-        if alone and others:
-            key = "all" if len(others) > 1 else next(iter(others))
-            speed = statistics.median(alone) / statistics.median(disturbed)
-            speeds[victim][key] = min(1.0, speed)
-    return Interference(
-        comp=CompSpeed(**speeds["comp"]),
-        comm=CommSpeed(**speeds["comm"]),
-        mem=MemSpeed(**speeds["mem"]),
     )
 
 

@@ -10,8 +10,8 @@ from moetune.domain.profile import Profile
 from moetune.fit.book import Book, Points
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
+from moetune.fit.interference import interference_of
 from moetune.fit.line import Floats, resampled_medians
-from moetune.fit.profile import interference_of
 
 # The median of |z| of a normal z: turns a median absolute error into a standard deviation.
 _MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745

@@ -1,7 +1,7 @@
 """From a point to the function that runs it once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -75,8 +75,11 @@ class Representatives:
     comm: CollectivePoint | None
     mem: CopyPoint
 
-    def of(self, victim: ResourceClass) -> Point:
+    def of(self, victim: ResourceClass, *, comm_bytes: int = 0) -> Point:
         """Return the class's operation.
+
+        Args:
+            comm_bytes: of the exchange, if it is one and not 0.
 
         Raises:
             InputError: there is nobody to talk to.
@@ -84,6 +87,8 @@ class Representatives:
         point = {"comp": self.comp, "comm": self.comm, "mem": self.mem}[victim]
         if point is None:
             raise InputError("one rank has no communication to measure")
+        if comm_bytes and isinstance(point, CollectivePoint):
+            return replace(point, num_bytes=comm_bytes)
         return point
 
 
@@ -102,7 +107,8 @@ def set_scene(
 
     if isinstance(point, InterferencePoint):
         victim, *others = (
-            operation(representatives.of(name)) for name in (point.victim, *point.others)
+            operation(representatives.of(name, comm_bytes=point.comm_bytes))
+            for name in (point.victim, *point.others)
         )
         return Scene(victim=victim, aggressors=tuple(others))
     if isinstance(point, CopyPoint) and point.both_ways:

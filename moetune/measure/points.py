@@ -75,6 +75,11 @@ _GRIDS: dict[tuple[Preset, DeviceKind], _Grid] = {
         max_macs=2**40, max_bytes=2**30, bytes_step=2, copy_bytes_step=4, queued=_OPS,
     ),
 }  # fmt: skip
+# Of exchanges and computation side by side: what they lose has a constant and a rate.
+_COMM_BYTES: dict[DeviceKind, tuple[int, ...]] = {
+    "cpu": (2**14, 2**18, 2**22),
+    "cuda": (2**18, 2**22, 2**26),
+}
 _SMALLEST_BYTES = 2**10
 _SMALLEST_COPY_BYTES = 2**16
 
@@ -127,7 +132,7 @@ def choose_points(
     ]
     chosen: list[Point] = [
         *_layer_points(workloads, linked, grid),
-        *_interference(has_link=bool(linked)),
+        *_interference(cluster.machine.kind, has_link=bool(linked)),
         *_gemm_grid(dtypes, max_tokens, grid, covered=bool(workloads)),
         *_collective_grid(linked, grid),
         *_copy_grid(cluster.machine.kind, grid),
@@ -191,13 +196,17 @@ def _layer_rows(load: Workload, grid: _Grid) -> Iterator[Point]:
             yield RowsPoint(op=op, dtype=dtype, rows=tokens, width=layer.num_experts)
 
 
-def _interference(*, has_link: bool) -> Iterator[Point]:
+def _interference(kind: DeviceKind, *, has_link: bool) -> Iterator[Point]:
     classes = [name for name in _CLASSES if has_link or name != "comm"]
     for victim in classes:
         others = tuple(name for name in classes if name != victim)
         sets = {(), *((name,) for name in others), others}
         for beside in sorted(sets, key=lambda names: (len(names), names)):
             yield InterferencePoint(victim=victim, others=beside)
+    if has_link:
+        for comm_bytes in _COMM_BYTES[kind]:
+            yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=comm_bytes)
+            yield InterferencePoint(victim="comm", others=("comp",), comm_bytes=comm_bytes)
 
 
 def _gemm_grid(

@@ -147,7 +147,6 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
     rows = np.asarray(sizes, float) * top_k
     grid = _grid(float(top_k), float(rows[-1]))
     compute = np.array([costs.compute(phase=phase, rows=one).seconds for one in grid])
-    speeds = costs.costs.interference
     for degree in range(1, times.shape[1] + 1):
         where = [at for at, one in enumerate(allowed) if degree in one]
         if not where:
@@ -156,17 +155,23 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
         near = grid[: np.searchsorted(grid, chunk[-1]) + 1]
         near = near[max(np.searchsorted(near, chunk[0], side="right") - 1, 0) :]
         transfer = np.array([costs.transfer(rows=one, degree=degree).seconds for one in near])
-        pairs = zip(np.interp(chunk, near, transfer), np.interp(chunk, grid, compute), strict=True)
+        chunks = zip(
+            chunk.tolist(),
+            np.interp(chunk, near, transfer).tolist(),
+            np.interp(chunk, grid, compute).tolist(),
+            strict=True,
+        )
         times[where, degree - 1] = [
             makespan(
                 degree=degree,
-                transfer_seconds=float(transfer_seconds),
-                compute_seconds=float(compute_seconds),
-                comm_speed=speeds.comm.comp,
-                comp_speed=speeds.comp.comm,
+                transfer_seconds=transfer_seconds,
+                compute_seconds=compute_seconds,
+                comm_speed=speeds.comm,
+                comp_speed=speeds.comp,
                 order=chooser.bounds.chosen_order,
             )
-            for transfer_seconds, compute_seconds in pairs
+            for one, transfer_seconds, compute_seconds in chunks
+            for speeds in (costs.side_by_side(rows=one, transfer_seconds=transfer_seconds),)
         ]
     return times
 

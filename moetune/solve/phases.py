@@ -6,10 +6,10 @@ T·k/r rows on each rank, a real number: costs are asked for shares.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from moetune.domain.costs import Costs, Estimate, LinearCost, least_trust
+from moetune.domain.costs import Costs, Estimate, Interference, LinearCost, SideBySide, least_trust
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.samples import ALONE_CHUNKS, Product
 from moetune.domain.units import dtype_bytes
@@ -54,6 +54,23 @@ class LayerCosts:
             group_size=self.world_size,
             num_bytes=rows * self.bytes_per_row,
             in_flight=1 if degree <= ALONE_CHUNKS else degree,
+        )
+
+    def beside(self, *, rows: float, degree: int) -> Interference:
+        """Return how the classes disturb each other in a phase of such chunks."""
+        table = self.costs.interference
+        seconds = self.transfer(rows=rows, degree=degree).seconds
+        speeds = self.side_by_side(rows=rows, transfer_seconds=seconds)
+        return replace(
+            table,
+            comp=replace(table.comp, comm=speeds.comp),
+            comm=replace(table.comm, comp=speeds.comm),
+        )
+
+    def side_by_side(self, *, rows: float, transfer_seconds: float) -> SideBySide:
+        """Return the speeds of the experts and of transfers of such chunks."""
+        return self.costs.side_by_side(
+            exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
         )
 
     def compute(self, *, phase: Phase, rows: float) -> Estimate:

@@ -90,12 +90,13 @@ def phase_time(
     rows = tokens * costs.layer.top_k / degree
     transfer = costs.transfer(rows=rows, degree=degree)
     compute = costs.compute(phase=phase, rows=rows)
+    speeds = costs.side_by_side(rows=rows, transfer_seconds=transfer.seconds)
     seconds = makespan(
         degree=degree,
         transfer_seconds=transfer.seconds,
         compute_seconds=compute.seconds,
-        comm_speed=costs.costs.interference.comm.comp,
-        comp_speed=costs.costs.interference.comp.comm,
+        comm_speed=speeds.comm,
+        comp_speed=speeds.comp,
         order=order,
     )
     return PhaseTime(degree=degree, seconds=seconds, transfer=transfer, compute=compute)

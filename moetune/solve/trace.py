@@ -37,7 +37,7 @@ def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
             combine_seconds=transfers,
             order=plan.pipeline.order,
         )
-        return simulate(tasks, interference=costs.interference)
+        return simulate(tasks, interference=layer.beside(rows=rows, degree=degree))
 
     return (
         timeline("forward", plan.pipeline.forward_degree),

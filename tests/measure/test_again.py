@@ -1,6 +1,6 @@
 """Noisy points are measured again, each in its turn, and sure ones are not."""
 
-from moetune.domain.samples import CopyPoint, Sample
+from moetune.domain.samples import CopyPoint, Point, Sample
 from moetune.measure.again import doubt_of, next_noisy
 
 CALM, WILD, WILDER = (
@@ -14,7 +14,11 @@ def sample(point: CopyPoint, *seconds: float) -> Sample:
 
 def test_the_least_certain_of_the_least_visited_points_is_next() -> None:
     wild, wilder = sample(WILD, 1.0, 1.5, 2.0), sample(WILDER, 1.0, 2.0, 3.0)
-    samples = {CALM: [sample(CALM, 1.0, 1.0, 1.01)], WILD: [wild], WILDER: [wilder]}
+    samples: dict[Point, list[Sample]] = {
+        CALM: [sample(CALM, 1.0, 1.0, 1.01)],
+        WILD: [wild],
+        WILDER: [wilder],
+    }
     assert next_noisy(samples) == WILDER
     samples[WILDER].append(wilder)
     assert next_noisy(samples) == WILD
@@ -23,7 +27,11 @@ def test_the_least_certain_of_the_least_visited_points_is_next() -> None:
 def test_sure_failed_and_hopeless_points_are_left_alone() -> None:
     failed = Sample(point=WILD, seconds=(), error="out of memory")
     hopeless = [sample(WILDER, 1.0, 9.0)] * 5
-    samples = {CALM: [sample(CALM, *[1.0] * 8)], WILD: [failed], WILDER: hopeless}
+    samples: dict[Point, list[Sample]] = {
+        CALM: [sample(CALM, *[1.0] * 8)],
+        WILD: [failed],
+        WILDER: hopeless,
+    }
     assert next_noisy(samples) is None
     assert next_noisy({}) is None
 

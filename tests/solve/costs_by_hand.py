@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moetune.domain.costs import Estimate, Interference, LinearCost, Trust
+from moetune.domain.costs import Estimate, Interference, LinearCost, SideBySide, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import PlanInputs
@@ -32,6 +32,11 @@ class LinearCosts:
     trust: Trust = "measured"
     is_measured: bool = False
     group_size: int | None = None
+
+    def side_by_side(self, *, exchange_bytes: float, exchange_seconds: float) -> SideBySide:
+        assert exchange_bytes >= 0
+        assert exchange_seconds >= 0
+        return SideBySide(comp=self.interference.comp.comm, comm=self.interference.comm.comp)
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         assert dtype

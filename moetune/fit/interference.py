@@ -1,0 +1,124 @@
+"""How operations that run side by side slow each other down.
+
+The table has one factor for each class beside each set of others. For computation beside
+exchanges one factor for all sizes does not do where the link's work runs on the cores that
+compute: an exchange then costs them a constant (its calls and wake-ups) and its copies, however
+long it takes on the wire. With gloo on two cores 0.25 ms and 0.1 to 0.6 ms a MiB were measured
+at any rate of the link: a quarter of a small exchange and a tenth of a large one.
+"""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.samples import ResourceClass
+from moetune.fit.curve import Curve, curve_through
+from moetune.fit.pool import InterferenceKey, Pool
+
+_LEAST_SPEED = 0.1
+_COMP_ALONE: tuple[ResourceClass, frozenset[ResourceClass]] = ("comp", frozenset())
+
+
+def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Interference:
+    """Return speed = median alone / median with the others, at most 1.
+
+    A set of others that was not measured, or has no baseline, is taken as undisturbed.
+
+    Args:
+        times: raw seconds by victim and the others that run; no others is the baseline.
+
+    Source: MPipeMoE §II-C, Fig. 3.
+    """
+    speeds: dict[str, dict[str, float]] = {"comp": {}, "comm": {}, "mem": {}}
+    for (victim, others), disturbed in times.items():
+        alone = times.get((victim, frozenset[ResourceClass]()))
+        if alone and others:
+            key = "all" if len(others) > 1 else next(iter(others))
+            speed = statistics.median(alone) / statistics.median(disturbed)
+            speeds[victim][key] = min(1.0, speed)
+    return Interference(
+        comp=CompSpeed(**speeds["comp"]),
+        comm=CommSpeed(**speeds["comm"]),
+        mem=MemSpeed(**speeds["mem"]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Seconds lost to one exchange beside computation, by the one or by the other.
+
+    Args:
+        sizes: bytes, ascending.
+        seconds: at those sizes.
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def speed(self, num_bytes: float, exchange_seconds: float) -> float:
+        """Return the speed of what loses so much while an exchange takes `exchange_seconds`."""
+        if not exchange_seconds:
+            return 1.0
+        return min(max(1 - self._at(num_bytes) / exchange_seconds, _LEAST_SPEED), 1.0)
+
+    def stretched_speed(self, num_bytes: float, exchange_seconds: float) -> float:
+        """Return the speed of exchanges of `exchange_seconds` that take so much longer."""
+        if not exchange_seconds:
+            return 1.0
+        return max(exchange_seconds / (exchange_seconds + self._at(num_bytes)), _LEAST_SPEED)
+
+    def _at(self, num_bytes: float) -> float:
+        """Return the loss: constant below the sizes, linear between them and on above."""
+        sizes, seconds = self.sizes, self.seconds
+        if num_bytes <= sizes[0] or len(sizes) == 1:
+            return seconds[0]
+        at = next((at for at, size in enumerate(sizes) if size >= num_bytes), len(sizes) - 1)
+        slope = (seconds[at] - seconds[at - 1]) / (sizes[at] - sizes[at - 1])
+        return max(seconds[at - 1] + slope * (num_bytes - sizes[at - 1]), 0.0)
+
+
+def comp_loss(found: Pool) -> Loss | None:
+    """Return what exchanges take from computation, None where that was not measured.
+
+    An exchange of t seconds beside which computation has speed σ takes (1 − σ)·t from it.
+    """
+    exchange, alone = _exchange(found), found.interference.get(_COMP_ALONE)
+    if exchange is None or not alone:
+        return None
+    baseline = statistics.median(alone)
+    lost = {
+        size: (1 - baseline / statistics.median(times)) * exchange.predict(size).seconds
+        for size, times in found.comp_beside.items()
+    }
+    return _loss(lost)
+
+
+def comm_loss(found: Pool) -> Loss | None:
+    """Return how much longer exchanges take beside computation, None where not measured."""
+    exchange = _exchange(found)
+    if exchange is None:
+        return None
+    lost = {
+        size: statistics.median(times) - exchange.predict(size).seconds
+        for size, times in found.comm_beside.items()
+    }
+    return _loss(lost)
+
+
+def _exchange(found: Pool) -> Curve | None:
+    """Return the all-to-all of the largest group with the most in flight."""
+    keys = [key for key in found.collective if key[0] == "all_to_all"]
+    if not keys:
+        return None
+    series = found.collective[max(keys, key=lambda key: key[1:])]
+    return curve_through(sizes=series.sizes, seconds=series.medians)
+
+
+def _loss(lost: Mapping[int, float]) -> Loss | None:
+    if not lost:
+        return None
+    sizes = sorted(lost)
+    return Loss(
+        sizes=tuple(map(float, sizes)), seconds=tuple(max(lost[size], 0.0) for size in sizes)
+    )

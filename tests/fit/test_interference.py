@@ -1,0 +1,76 @@
+"""What exchanges and computation lose side by side, by the size of the exchange."""
+
+import pytest
+
+from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.samples import CollectivePoint, InterferencePoint, ResourceClass, Sample
+from moetune.fit.costs import ProfileCosts, costs_of
+from moetune.fit.interference import Loss
+from moetune.fit.profile import fit_profile
+
+SIZES = (2**14, 2**18, 2**22)
+ALONE_SECONDS = 1.0
+CALLS_SECONDS, COPY_SECONDS_PER_BYTE = 3e-4, 5e-10
+WAIT_SECONDS = 2e-4
+
+
+def wire(num_bytes: float) -> float:
+    return 1e-3 + 1e-8 * num_bytes
+
+
+def taken(num_bytes: float) -> float:
+    return CALLS_SECONDS + COPY_SECONDS_PER_BYTE * num_bytes
+
+
+def beside(victim: ResourceClass, other: ResourceClass, num_bytes: int, seconds: float) -> Sample:
+    point = InterferencePoint(victim=victim, others=(other,), comm_bytes=num_bytes)
+    return Sample(point=point, seconds=(seconds,) * 4)
+
+
+def samples() -> list[Sample]:
+    made = [Sample(point=InterferencePoint(victim="comp"), seconds=(ALONE_SECONDS,) * 4)]
+    for size in SIZES:
+        exchange = CollectivePoint(op="all_to_all", group_size=2, num_bytes=size, in_flight=4)
+        made.append(Sample(point=exchange, seconds=(wire(size),) * 4))
+        speed = 1 - taken(size) / wire(size)
+        made.append(beside("comp", "comm", size, ALONE_SECONDS / speed))
+        made.append(beside("comm", "comp", size, wire(size) + WAIT_SECONDS))
+    return made
+
+
+def costs(measured: list[Sample]) -> ProfileCosts:
+    machine = Machine(
+        kind="cpu", device="lab", num_devices=2, devices_per_node=2, memory_bytes=2**30
+    )
+    profile = fit_profile(name="lab", machine=machine, fingerprint=Fingerprint(), samples=measured)
+    return costs_of(profile)
+
+
+@pytest.mark.parametrize("num_bytes", [2**14, 2**16, 2**18, 2**20, 2**22, 2**24])
+def test_a_constant_and_a_rate_are_found_again_at_any_size(num_bytes: int) -> None:
+    speeds = costs(samples()).side_by_side(
+        exchange_bytes=num_bytes, exchange_seconds=wire(num_bytes)
+    )
+    assert speeds.comp == pytest.approx(1 - taken(num_bytes) / wire(num_bytes), rel=1e-6)
+    assert speeds.comm == pytest.approx(
+        wire(num_bytes) / (wire(num_bytes) + WAIT_SECONDS), rel=1e-6
+    )
+
+
+def test_without_sizes_the_table_holds_for_all() -> None:
+    plain = [
+        Sample(point=InterferencePoint(victim="comp"), seconds=(1.0,)),
+        Sample(point=InterferencePoint(victim="comp", others=("comm",)), seconds=(2.0,)),
+    ]
+    found = costs(plain)
+    for num_bytes in SIZES:
+        speeds = found.side_by_side(exchange_bytes=num_bytes, exchange_seconds=wire(num_bytes))
+        assert (speeds.comp, speeds.comm) == (0.5, 1.0)
+
+
+def test_speeds_stay_above_0_and_at_most_1_whatever_was_lost() -> None:
+    loss = Loss(sizes=(1024.0, 2048.0), seconds=(1.0, 0.0))
+    for num_bytes in (1.0, 1500.0, 1e9):
+        for seconds in (0.0, 1e-6, 10.0):
+            assert 0 < loss.speed(num_bytes, seconds) <= 1
+            assert 0 < loss.stretched_speed(num_bytes, seconds) <= 1
