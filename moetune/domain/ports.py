@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from moetune.domain.hardware import Cluster
+from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile, Provenance
 from moetune.domain.samples import Sample
@@ -76,8 +76,12 @@ class Store(Protocol):
         """Append a running measurement under that profile name and return its id."""
         ...
 
-    def open_run(self, *, name: str, hardware_id: str) -> int | None:
-        """Return the latest unfinished run of that name on that hardware, to resume it."""
+    def open_run(self, *, name: str, fingerprint: Fingerprint) -> int | None:
+        """Return the latest unfinished run of that name, to resume it.
+
+        None where it ran on other hardware or with other software: its samples say nothing
+        about this machine as it is now.
+        """
         ...
 
     def add_samples(self, run_id: int, samples: Sequence[Sample]) -> None:

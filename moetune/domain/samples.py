@@ -1,5 +1,6 @@
 """Measured points and their raw times. Statistics are derived, never stored."""
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Literal
@@ -122,8 +123,8 @@ class Sample:
     error: str = ""
 
     def __post_init__(self) -> None:
-        if any(one <= 0 for one in self.seconds):
-            raise InputError("seconds must be positive")
+        if not all(0 < one < math.inf for one in self.seconds):
+            raise InputError("seconds must be positive and finite")
         if not self.seconds and not self.error:
             raise InputError("seconds is empty and no error says why")
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import Cluster
+from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Observation, PlanInfo, RunInfo, RunStatus
 from moetune.domain.profile import Profile
@@ -69,21 +69,24 @@ class SqlStore:
 
         return self._database.write(work)
 
-    def open_run(self, *, name: str, hardware_id: str) -> int | None:
-        """Return the latest unfinished run of that name on that hardware, to resume it."""
+    def open_run(self, *, name: str, fingerprint: Fingerprint) -> int | None:
+        """Return the latest unfinished run of that name with that fingerprint, to resume it."""
         query = (
-            select(runs.c.id)
+            select(runs.c.id, runs.c.software)
             .join(machines)
             .where(
                 runs.c.name == name,
                 runs.c.provenance == "measured",
                 runs.c.status != "complete",
-                machines.c.hardware_id == hardware_id,
+                machines.c.hardware_id == fingerprint.hardware_id,
             )
             .order_by(runs.c.id.desc())
             .limit(1)
         )
-        return self._database.read(lambda connection: connection.execute(query).scalar())
+        row = self._database.read(lambda connection: connection.execute(query).first())
+        if row is None or row.software != dict(fingerprint.software):
+            return None
+        return int(row.id)
 
     def add_samples(self, run_id: int, samples: Sequence[Sample]) -> None:
         """Append samples to the run, all or none.

@@ -189,8 +189,8 @@ def profile_machine(
     both can be resumed.
 
     Args:
-        resume: measure only what the last unfinished run of that name on this machine lacks;
-            where all are finished, what the current profile lacks.
+        resume: measure only what the last unfinished run of that name lacks, on this machine
+            with the same software; where all are finished, what the current profile lacks.
 
     Raises:
         InputError: the request cannot be met.
@@ -235,7 +235,7 @@ def _known_samples(
     store: Store, name: str, cluster: Cluster
 ) -> tuple[int | None, tuple[Sample, ...]]:
     """Return the run to resume, or None, and the samples that need no measuring again."""
-    run_id = store.open_run(name=name, hardware_id=cluster.fingerprint.hardware_id)
+    run_id = store.open_run(name=name, fingerprint=cluster.fingerprint)
     if run_id is not None:
         return run_id, store.samples(run_id)
     current = store.profile(name)

@@ -9,6 +9,8 @@ from typing import Literal
 from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.ports import RunInfo, Store
 from moetune.domain.profile import Profile, Provenance
+from moetune.fit.pool import CollectiveKey, pool
+from moetune.fit.segments import Segments, fit_segments
 from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.wiring import StoreFinder
@@ -60,6 +62,14 @@ class Difference:
         if isinstance(self.first, str) or isinstance(self.second, str):
             return None
         return self.second / self.first if self.first and self.second is not None else None
+
+
+def pieces_of(profile: Profile) -> Mapping[CollectiveKey, Segments]:
+    """Return the collectives' piecewise lines, by op, group size and number in flight."""
+    return {
+        key: fit_segments(sizes=series.sizes, seconds=series.medians)
+        for key, series in pool(profile.samples).collective.items()
+    }
 
 
 def find_profile(wanted: str | None, *, stores: StoreFinder) -> FoundProfile:

@@ -72,12 +72,19 @@ class TestStore:
     def test_open_run_finds_the_latest_run_that_is_not_complete(
         self, store: Store, cluster: Cluster, status: RunStatus, found: bool  # noqa: FBT001 - a case
     ) -> None:  # fmt: skip
-        hardware_id = cluster.fingerprint.hardware_id
-        assert store.open_run(name="h200", hardware_id=hardware_id) is None
+        fingerprint = cluster.fingerprint
+        assert store.open_run(name="h200", fingerprint=fingerprint) is None
         run_id = store.start_run(name="h200", cluster=cluster, preset="quick")
-        assert store.open_run(name="h200", hardware_id=hardware_id) == run_id
+        assert store.open_run(name="h200", fingerprint=fingerprint) == run_id
         store.finish_run(run_id, status=status)
-        assert store.open_run(name="h200", hardware_id=hardware_id) == (run_id if found else None)
+        assert store.open_run(name="h200", fingerprint=fingerprint) == (run_id if found else None)
+
+    def test_open_run_ignores_a_run_with_other_software(
+        self, store: Store, cluster: Cluster
+    ) -> None:
+        store.start_run(name="h200", cluster=cluster, preset="quick")
+        updated = replace(cluster.fingerprint, software={"torch": "99.0"})
+        assert store.open_run(name="h200", fingerprint=updated) is None
 
     def test_open_run_ignores_other_names_and_other_hardware(
         self, store: Store, cluster: Cluster
@@ -85,8 +92,7 @@ class TestStore:
         other = replace(cluster, fingerprint=Fingerprint(hardware={"gpu": "another"}))
         store.start_run(name="h200", cluster=other, preset="quick")
         store.start_run(name="else", cluster=cluster, preset="quick")
-        hardware_id = cluster.fingerprint.hardware_id
-        assert store.open_run(name="h200", hardware_id=hardware_id) is None
+        assert store.open_run(name="h200", fingerprint=cluster.fingerprint) is None
 
     def test_one_host_with_several_numbers_of_devices_keeps_each(
         self, store: Store, cluster: Cluster

@@ -133,8 +133,7 @@ def test_an_older_file_is_refused_untouched_until_it_is_upgraded_with_its_rows(
                 marks=("drift",),
             ),
         )
-        hardware_id = kept.fingerprint.hardware_id
-        assert store.open_run(name="open", hardware_id=hardware_id) == 2
+        assert store.open_run(name="open", fingerprint=kept.fingerprint) == 2
         store.save_plan(make_plan())
         assert len(store.plans()) == 1
 

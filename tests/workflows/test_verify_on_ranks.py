@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,34 @@ def test_trace_without_profile_and_ranks_has_nothing_to_draw(
     path = plan_file(tmp_path)
     assert app.main(["--no-config", "--db", str(tmp_path / "m.db"), "trace", str(path)]) == 5
     assert "--nproc" in capsys.readouterr().err
+
+
+def overlapped_seconds(events: list[dict[str, Any]], phase: str) -> float:
+    """Return how long any transfer of the phase ran beside the experts' computation."""
+
+    def moments(stream: str) -> list[tuple[float, float]]:
+        return [
+            (event["ts"], event["ts"] + event["dur"])
+            for event in events
+            if event["tid"] == stream and event["name"].startswith(phase)
+        ]
+
+    return sum(
+        max(min(end, link_end) - max(start, link_start), 0.0)
+        for start, end in moments("compute")
+        for link_start, link_end in moments("link")
+    )
+
+
+def test_trace_of_real_ranks_shows_overlap_forward_and_backward(tmp_path: Path) -> None:
+    layer = LayerShape(d_model=128, d_hidden=512, num_experts=2)
+    path, output = tmp_path / "plan.json", tmp_path / "trace.json"
+    path.write_text(canonical_json(small_plan(layer=layer, tokens=2048)))
+    arguments = ["--no-config", "--db", str(tmp_path / "m.db"), "trace", str(path)]
+    assert app.main([*arguments, "--nproc", "2", "--output", str(output)]) == 0
+    events = json.loads(output.read_text())["traceEvents"]
+    for phase in ("forward", "backward"):
+        assert overlapped_seconds(events, phase) > 0, phase
 
 
 def rank_and_size(argument: int, tell: Callable[[object], object]) -> tuple[int, int]:
