@@ -73,7 +73,7 @@ def _experiment(given: argparse.Namespace) -> Experiment:
         rates_mbit=(200.0, None) if quick else (200.0, 500.0, 1000.0, None),
         tokens=(1024,) if quick else (1024, 2048, 4096),
         degrees=(1, 2, 4, 8, 16),
-        rounds=3 if quick else 7,
+        rounds=3 if quick else 11,
         budget="30s" if quick else "60s",
         peer=None if given.no_peer else ensure_peer(),
     )

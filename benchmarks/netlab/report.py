@@ -143,7 +143,8 @@ def cell_table(summaries: Sequence[Summary]) -> str:
     """Return one row per cell as Markdown."""
     header = (
         "link", "tokens a rank", "planned degree (forward, backward)", "predicted ms",
-        "measured ms", "error", "best degree", "regret", "speed-up over degree 1", "with perfect overlap",
+        "measured ms", "error", "best degree", "regret", "speed-up over degree 1",
+        "with perfect overlap",
         "over one chunk with gloo's all-to-all",
         "DeepSpeed ms", "DeepSpeed / planned", "communication in DeepSpeed's step",
         "bare ms (collectives, products)", "own cost over bare", "busiest expert / mean",

@@ -92,7 +92,7 @@ class SqlStore:
         """Append samples to the run, all or none.
 
         Raises:
-            InputError: there is no such run, or a time is not finite.
+            InputError: there is no such run.
         """
 
         def work(connection: Connection) -> None:
