@@ -4,7 +4,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from moetune.domain.costs import Trust
 from moetune.domain.document import decode, digest
@@ -14,6 +14,7 @@ from moetune.domain.layer import LayerShape
 PLAN_SCHEMA = 1
 Order = Literal["dispatch_first", "interleaved"]
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 ExpertParallel = Literal["all_to_all", "tensor"]
 Binding = Literal["communication", "computation", "copies", "memory"]
 Range = tuple[int, int, int, int]

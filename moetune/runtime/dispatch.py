@@ -58,6 +58,11 @@ class Dispatch:
     rows_CL: Sequence[Sequence[int]]
 
     @property
+    def reuses_nothing(self) -> bool:
+        """Whether both phases are one chunk, which leaves no buffer to use again."""
+        return self.forward.degree == self.backward.degree == 1
+
+    @property
     def num_received(self) -> int:
         """Rows that this rank's experts see in the step."""
         return sum(sum(rows) for rows in self.rows_CL)

@@ -1,7 +1,7 @@
 """`MoELayer`: the module that executes a plan."""
 
 import os
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -11,15 +11,20 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.agreement import agree_on_tokens
+from moetune.runtime.arguments import book_of, fixed_decision, forced_strategy
+from moetune.runtime.copies import copies_of
 from moetune.runtime.dispatch import plan_dispatch
 from moetune.runtime.experts import Experts
 from moetune.runtime.gate import Gate, Routing
 from moetune.runtime.gloo_link import link_of
+from moetune.runtime.host_pool import HostPool
 from moetune.runtime.links import Link
+from moetune.runtime.offload import Host, Offload
 from moetune.runtime.pipeline import Pipe
 from moetune.runtime.pipelined_experts import PipelinedExperts
-from moetune.runtime.planbook import PlanBook, Shelf, read_plans, warn_once
+from moetune.runtime.planbook import PlanBook, Shelf, warn_once
 from moetune.runtime.recorder import NoRecorder, Recorder
+from moetune.runtime.reused_experts import ReusedExperts
 from moetune.runtime.scratch import Scratch
 
 _SEED_LIMIT = 2**62
@@ -42,7 +47,9 @@ class MoELayer(nn.Module):
         group: expert-parallel group, default the world. All its ranks construct the layer.
         pipeline: True takes the degrees from the plan, False is one chunk, a number is that
             degree forward and backward; see also `pin`.
-        memory_reuse: True takes the strategy from the plan, False or "none" keeps everything.
+        memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
+            "S1" to "S4" use memory again (see `moetune.runtime.reused_experts`). In one chunk
+            there is nothing to use again, and all are alike.
         plan: a plan, or the path of a plan file.
         planbook: a book that all ranks share, see `moetune.open_planbook`.
         device, dtype: of the parameters.
@@ -86,7 +93,6 @@ class MoELayer(nn.Module):
         )  # fmt: skip
         if capacity_factor is not None and not capacity_factor > 0:
             raise InputError(f"capacity_factor must be above 0 or None, got {capacity_factor}")
-        _check_memory_reuse(memory_reuse)
         self.link = link_of(group, device=_device_of(device)) if link is None else link
         check_divisible(num_experts, self.link.num_ranks)
         self.gate = Gate(
@@ -103,9 +109,11 @@ class MoELayer(nn.Module):
         self.recorder: Recorder = NoRecorder()
         self.decision = SAFE_DECISION
         self.num_dropped = 0
-        self._fixed = _fixed_decision(pipeline)
-        self._book = _book_of(plan, planbook, self.shape, self.link.num_ranks)
+        self._fixed = fixed_decision(pipeline)
+        self._book = book_of(plan, planbook, self.shape, self.link.num_ranks)
+        self._strategy = forced_strategy(memory_reuse)
         self._scratch = Scratch()
+        self._host = Host(pool=HostPool(), copies=copies_of(_device_of(device)))
         self._shelves: dict[torch.dtype, Shelf | None] = {}
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
         self._ddp_params_and_buffers_to_ignore = [
@@ -157,12 +165,24 @@ class MoELayer(nn.Module):
         x_TD = x.reshape(num_tokens, width)
         routing = self.gate(x_TD)
         self.aux_loss = routing.aux_loss
-        self.decision = self._decide(tokens, dtype)
+        decision = self._decide(tokens, dtype)
+        if self._strategy is not None:
+            decision = replace(decision, strategy=self._strategy)
+        self.decision = decision
         return self._run(x_TD.to(dtype), routing).to(x.dtype).view(x.shape)
 
     def pin(self, decision: Decision | None) -> None:
         """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
         self._fixed = decision
+
+    def poison_buffers(self) -> None:
+        """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
+        self._scratch = Scratch(poison=True)
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that activations were offloaded to."""
+        return self._host.pool.num_bytes
 
     def extra_repr(self) -> str:
         """Show the shape and the ranks."""
@@ -194,11 +214,25 @@ class MoELayer(nn.Module):
             None if each is None else each.to(dtype)
             for each in (experts.w1, experts.b1, experts.w2, experts.b2, experts.w3)
         )
+        shared = x_TD, routing.weights_TK, pipe, self.shape.activation
+        y_TD: torch.Tensor
         with torch.autocast(x_TD.device.type, enabled=False):
-            y_TD: torch.Tensor = PipelinedExperts.apply(  # type: ignore[no-untyped-call]
-                x_TD, routing.weights_TK, pipe, self.shape.activation, *parameters
-            )
+            if pipe.dispatch.reuses_nothing or self.decision.strategy == "none":
+                y_TD = PipelinedExperts.apply(*shared, *parameters)  # type: ignore[no-untyped-call]
+            else:
+                offload = self._offload(x_TD, pipe.dispatch.num_received)
+                y_TD = ReusedExperts.apply(*shared, offload, *parameters)  # type: ignore[no-untyped-call]
         return y_TD
+
+    def _offload(self, x_TD: torch.Tensor, num_rows: int) -> Offload:
+        return Offload(
+            self.decision.strategy,
+            self._host,
+            num_rows=num_rows,
+            layer=self.shape,
+            like=x_TD,
+            is_needed=torch.is_grad_enabled(),
+        )
 
     def _decide(self, tokens: int, dtype: torch.dtype) -> Decision:
         if self._fixed is not None:
@@ -218,6 +252,7 @@ class MoELayer(nn.Module):
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         how = self._book.digest[:12] if self._fixed is None else str(self._fixed)
+        how += f", memory {self._strategy or 'as planned'}"
         return (
             f"{self.shape}, {dtype}, plan {how}, "
             f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
@@ -241,41 +276,3 @@ def _device_of(device: torch.device | str | None) -> torch.device:
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def _fixed_decision(pipeline: bool | int) -> Decision | None:
-    if pipeline is True:
-        return None
-    degree: object = pipeline or 1
-    if not isinstance(degree, int) or degree < 1:
-        raise InputError(f"pipeline must be True, False or a degree of at least 1, got {pipeline}")
-    return Decision(forward_degree=degree, backward_degree=degree)
-
-
-def _check_memory_reuse(memory_reuse: bool | str) -> None:
-    if memory_reuse not in (True, False, "none"):
-        raise InputError(
-            f"memory_reuse {memory_reuse!r} is not available", "use True, False or 'none'"
-        )
-
-
-def _book_of(
-    plan: Plan | str | os.PathLike[str] | None,
-    planbook: PlanBook | None,
-    layer: LayerShape,
-    num_ranks: int,
-) -> PlanBook:
-    if plan is None:
-        return planbook if planbook is not None else PlanBook()
-    if planbook is not None:
-        raise InputError("give either plan or planbook, not both")
-    plans = (plan,) if isinstance(plan, Plan) else read_plans([Path(plan)])
-    for one in plans:
-        inputs = one.inputs
-        if inputs.layer != layer or inputs.world_size != num_ranks:
-            raise InputError(
-                f"plan {one.id[:6]} is for {inputs.layer} on {inputs.world_size} ranks, "
-                f"the layer is {layer} on {num_ranks}",
-                "make a plan for this layer with `moetune plan`",
-            )
-    return PlanBook(plans)

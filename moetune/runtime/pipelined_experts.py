@@ -5,6 +5,7 @@ sends, R rows it receives, D model width, H hidden width.
 """
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from moetune.runtime.activations import activate, activation_grad_, reactivate
 from moetune.runtime.dispatch import Dispatch, Order
 from moetune.runtime.experts import Blocks, GradientSum, blocks_of, multiply
 from moetune.runtime.pipeline import Pipe, slices_of
+from moetune.runtime.row_weights import ChunkWeights
 from moetune.runtime.scratch import Scratch
 
 
@@ -41,8 +43,8 @@ class PipelinedExperts(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return (T, D)."""
         order, scratch = pipe.dispatch.forward, pipe.scratch
-        kept = _Kept.room(pipe.dispatch, x_TD, w1, w3)
-        slots = _Slots(pipe.dispatch, order)
+        kept = Kept.room(pipe.dispatch, x_TD, w1, w3)
+        slots = Slots(pipe.dispatch, order)
 
         def compute(chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
             blocks, mine = slots.blocks[chunk], slots.rows[chunk]
@@ -76,11 +78,11 @@ class PipelinedExperts(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, the weights and the parameters."""
         weights_TK, picked_TKD, received_RD, pre_RH, gate_RH, *parameters = ctx.saved_tensors
-        kept = _Kept(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
+        kept = Kept(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
         pipe: Pipe = ctx.pipe
         order, top_k = pipe.dispatch.backward, weights_TK.shape[1]
-        slots = _Slots(pipe.dispatch, order)
-        experts = _ExpertGrads(parameters, ctx.activation, order.degree, pipe.scratch)
+        slots = Slots(pipe.dispatch, order)
+        experts = ExpertGrads(parameters, ctx.activation, order.degree, pipe.scratch)
 
         def compute(chunk: int, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
             return experts.run(grad, kept.part(slots.rows[chunk]), slots.blocks[chunk], out)
@@ -104,7 +106,7 @@ class PipelinedExperts(torch.autograd.Function):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
+class Kept:
     """What the backward needs of the experts: by piece and expert, for any cut into chunks."""
 
     received_RD: torch.Tensor
@@ -114,7 +116,8 @@ class _Kept:
     @classmethod
     def room(
         cls, dispatch: Dispatch, x_TD: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None
-    ) -> "_Kept":
+    ) -> "Kept":
+        """Return room for all rows of a step."""
         num_rows, (_, width, hidden) = dispatch.num_received, w1.shape
         return cls(
             received_RD=x_TD.new_empty(num_rows, width),
@@ -122,15 +125,21 @@ class _Kept:
             gate_RH=None if w3 is None else x_TD.new_empty(num_rows, hidden),
         )
 
-    def part(self, mine: slice) -> "_Kept":
-        return _Kept(
+    @classmethod
+    def of(cls, received_RD: torch.Tensor, middle: Mapping[str, torch.Tensor]) -> "Kept":
+        """Return one chunk's."""
+        return cls(received_RD=received_RD, pre_RH=middle["pre"], gate_RH=middle.get("gate"))
+
+    def part(self, mine: slice) -> "Kept":
+        """Return one chunk's."""
+        return Kept(
             received_RD=self.received_RD[mine],
             pre_RH=self.pre_RH[mine],
             gate_RH=None if self.gate_RH is None else self.gate_RH[mine],
         )
 
 
-class _Slots:
+class Slots:
     """Where each chunk's rows lie in what is kept, and its experts' blocks."""
 
     def __init__(self, dispatch: Dispatch, order: Order) -> None:
@@ -141,7 +150,7 @@ class _Slots:
         self.blocks: tuple[Blocks, ...] = tuple(map(blocks_of, rows_CL))
 
 
-class _ExpertGrads:
+class ExpertGrads:
     """The experts' backward, chunk by chunk; the parameters' gradients add up."""
 
     def __init__(
@@ -159,19 +168,26 @@ class _ExpertGrads:
         self._sums = [None if each is None else GradientSum(each, degree) for each in parameters]
 
     def run(
-        self, grad: torch.Tensor, kept: _Kept, blocks: Blocks, out: torch.Tensor
+        self,
+        grad: torch.Tensor,
+        kept: Kept,
+        blocks: Blocks,
+        out: torch.Tensor,
+        weights: ChunkWeights | None = None,
     ) -> torch.Tensor:
-        """Return the gradient of the received rows in `out`.
+        """Return the gradient of the received rows in `out`, which may be `grad`.
 
         Args:
-            grad: (R_c, D), of the experts' results.
+            grad: (R_c, D), of the experts' results; with weights of the weighted results.
         """
         sum_w1, sum_b1, sum_w2, sum_b2, sum_w3 = self._sums
         pre, gate = kept.pre_RH, kept.gate_RH
         hidden = reactivate(pre, gate, self._activation, self._room("hidden", pre))
+        grad_hidden = multiply(grad, self._w2_T, blocks, self._room("grad hidden", pre))
+        if weights is not None:
+            weights.apply(grad, hidden, grad_hidden, blocks)
         _add(sum_w2, hidden, grad, blocks)
         _add_rows(sum_b2, grad, blocks)
-        grad_hidden = multiply(grad, self._w2_T, blocks, self._room("grad hidden", pre))
         through_gate = None
         if gate is not None and self._w3_T is not None:
             grad_gate = activate(pre, None, "silu", hidden).mul_(grad_hidden)

@@ -26,14 +26,14 @@ class Regroup:
 
     def by_expert(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Return the rows (R, D) in the order of the experts, in `out`."""
-        return _transpose(rows, self._by_source, out)
+        return transpose_blocks(rows, self._by_source, out)
 
     def by_source(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Return the rows (R, D) in the order of the sources, in `out`."""
-        return _transpose(rows, self._by_expert, out)
+        return transpose_blocks(rows, self._by_expert, out)
 
 
-def _transpose(
+def transpose_blocks(
     rows: torch.Tensor, counts: Sequence[Sequence[int]], out: torch.Tensor
 ) -> torch.Tensor:
     """Return the blocks [i][j] of `rows` in the order [j][i]."""

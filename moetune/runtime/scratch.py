@@ -12,9 +12,13 @@ class Scratch:
     A CPU's allocator hands large blocks back to the system, and touching them anew costs more
     than the operation that fills them; on CUDA the caching allocator already keeps them.
     A name's buffer is valid until the name is asked for again.
+
+    Args:
+        poison: fill buffers with NaN before every use, to prove that nothing old is read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, poison: bool = False) -> None:
+        self.poison = poison
         self._kept: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
     def empty(self, name: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:

@@ -127,3 +127,27 @@ def dense_matrix(activations: Sequence[str]) -> None:
         )
         layer.pin(Decision(forward_degree=degree, backward_degree=backward_degree))
         check_against_dense(layer, tokens)
+
+
+def reuse_matrix(activations: Sequence[str], degrees: Sequence[int]) -> None:
+    """Every strategy that reuses memory, with poisoned buffers, twice in a row."""
+    strategies = ("S1", "S2", "S3", "S4")
+    grid = itertools.product(strategies, activations, (1, 2), (None, 0.7), degrees)
+    for strategy, activation, top_k, capacity_factor, degree in grid:
+        backward_degree = degree if degree % 2 else 9 - degree
+        torch.manual_seed(5)
+        layer = MoELayer(
+            D_MODEL,
+            D_HIDDEN,
+            NUM_EXPERTS,
+            top_k,
+            activation=activation,  # type: ignore[arg-type]  # the grid holds plain strings
+            capacity_factor=capacity_factor,
+            memory_reuse=strategy,
+            dtype=torch.float64,
+        )
+        layer.poison_buffers()
+        layer.pin(Decision(forward_degree=degree, backward_degree=backward_degree))
+        for _ in range(2):
+            layer.zero_grad()
+            check_against_dense(layer, TOKENS)

@@ -1,0 +1,85 @@
+"""Reused memory changes no number: against the dense float64 reference, buffers poisoned."""
+
+import pytest
+import torch
+
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.plan import Decision
+from moetune.runtime.layer import MoELayer
+from tests.ranks import run_ranks
+from tests.runtime import workers
+
+ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
+
+
+def test_every_strategy_equals_dense_without_torch_distributed() -> None:
+    workers.reuse_matrix(ACTIVATIONS, range(1, 9))
+
+
+@pytest.mark.parametrize(("num_ranks", "degrees"), [(2, range(1, 9)), (4, (1, 2, 5, 8))])
+def test_every_strategy_equals_dense_on_ranks_with_uneven_tokens(
+    num_ranks: int, degrees: tuple[int, ...]
+) -> None:
+    found = run_ranks(workers.reuse_matrix, num_ranks, ("relu", "swiglu"), degrees)
+    assert found == [""] * num_ranks
+
+
+def make_layer(strategy: str) -> MoELayer:
+    layer = MoELayer(8, 16, 4, 2, pipeline=4, memory_reuse=strategy)
+    layer.poison_buffers()
+    return layer
+
+
+def test_unknown_strategy_is_refused() -> None:
+    with pytest.raises(InputError, match="S5"):
+        make_layer("S5")
+
+
+@pytest.mark.parametrize("strategy", ["S1", "S2", "S3"])
+def test_host_memory_is_borrowed_for_one_step_and_used_again(strategy: str) -> None:
+    layer = make_layer(strategy)
+    sizes = []
+    for tokens in (64, 16, 48, 64, 1):
+        layer(torch.randn(tokens, 8)).sum().backward()
+        sizes.append(layer.host_bytes)
+    assert sizes == sizes[:1] * len(sizes)
+    assert sizes[0] > 0
+
+
+def test_without_gradients_nothing_leaves_for_the_host() -> None:
+    layer = make_layer("S1")
+    with torch.no_grad():
+        layer(torch.randn(32, 8))
+    assert layer.host_bytes == 0
+
+
+def test_a_second_backward_pass_says_why_it_cannot_be() -> None:
+    layer = make_layer("S1")
+    loss = layer(torch.randn(32, 8, requires_grad=True)).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(MoetuneError, match="second backward pass"):
+        loss.backward()
+
+
+def test_two_micro_batches_may_wait_for_their_backward_pass() -> None:
+    torch.manual_seed(0)
+    reusing, keeping = make_layer("S1"), make_layer("none")
+    keeping.load_state_dict(reusing.state_dict())
+    batches = [torch.randn(24, 8), torch.randn(40, 8)]
+    for layer in (reusing, keeping):
+        losses = [layer(batch).square().sum() for batch in batches]
+        for loss in losses:
+            loss.backward()
+    for found, wanted in zip(reusing.parameters(), keeping.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_plans_strategy_is_taken_and_can_be_overruled() -> None:
+    layer = MoELayer(8, 16, 4, memory_reuse=True)
+    layer.pin(Decision(forward_degree=2, backward_degree=2, strategy="S4"))
+    layer(torch.randn(8, 8))
+    assert layer.decision.strategy == "S4"
+    stubborn = MoELayer(8, 16, 4, memory_reuse=False)
+    stubborn.pin(Decision(forward_degree=2, backward_degree=2, strategy="S4"))
+    stubborn(torch.randn(8, 8))
+    assert stubborn.decision.strategy == "none"
