@@ -126,8 +126,8 @@ class _Forward:
         self._middle = _Middle(chunks, x_TD, parameters)
         self._leaving = chunks.ring("leaving", x_TD, slots=_FORWARD_SLOTS, is_sent=True)
         self._arrivals = chunks.ring("arrivals", x_TD, slots=_FORWARD_SLOTS, is_sent=False)
-        self._departures = chunks.ring("departures", x_TD, slots=_FORWARD_SLOTS, is_sent=False)
-        self._returns = chunks.ring("returns", x_TD, slots=_FORWARD_SLOTS, is_sent=True)
+        self._departures = chunks.ring("grads", x_TD, slots=_FORWARD_SLOTS, is_sent=False)
+        self._returns = chunks.ring("travelling", x_TD, slots=_FORWARD_SLOTS, is_sent=True)
         if chunks.changes_order:
             self._grouped = chunks.ring("grouped", x_TD, slots=1, is_sent=False)
         self._y_TD = torch.zeros_like(x_TD)
@@ -193,6 +193,8 @@ class _Forward:
 
 class _Backward:
     """The backward pass: gradients overwrite what they were computed from.
+
+    Rings of one name are one room, since only one phase runs at a time.
 
     A chunk's gradients leave and come back in one buffer, since as many rows come back as left;
     at the experts the rows' gradients overwrite those of the results.

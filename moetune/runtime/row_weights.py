@@ -15,6 +15,10 @@ from moetune.runtime.links import Link
 from moetune.runtime.regroup import Regroup, transpose_blocks
 
 
+_DOT_ROWS = 512
+"""Rows whose products with the hidden values are in memory at once."""
+
+
 class ChunkWeights:
     """The weights of one chunk's rows, and where their gradients go.
 
@@ -41,8 +45,10 @@ class ChunkWeights:
             grad: (R_c, D), dy of every row.
             grad_hidden: (R_c, H), dy·W₂ᵀ.
         """
-        dots = torch.bmm(grad_hidden.unsqueeze(1), hidden.unsqueeze(2)).view(-1, 1)
-        self._grads_R1.copy_(dots)
+        for low in range(0, len(grad), _DOT_ROWS):
+            some = slice(low, low + _DOT_ROWS)
+            products = grad_hidden[some] * hidden[some]
+            torch.sum(products, dim=1, keepdim=True, out=self._grads_R1[some])
         if self._b2 is not None:
             for expert, low, high in blocks:
                 self._grads_R1[low:high] += grad[low:high] @ self._b2[expert].unsqueeze(1)

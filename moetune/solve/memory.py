@@ -1,7 +1,11 @@
-"""What a plan keeps on one device (MPipeMoE Eq. 1–4, PPMoE §4.1)."""
+"""What a plan keeps on one device (MPipeMoE Eq. 1–6, PPMoE §4.1).
 
-from moetune.domain.layer import Workload
-from moetune.domain.plan import Memory
+T tokens a rank, k experts a token, N = T·k rows, M d_model, H d_hidden, E experts, E_l of them
+on this rank, n chunks. The paper has k = E_l = 1 and H = 4·M.
+"""
+
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Memory, Strategy
 from moetune.domain.units import dtype_bytes
 
 STATE_COPIES = 4
@@ -10,24 +14,40 @@ STATE_BYTES = 4
 """Of each of the four on average; in mixed precision 2 + 2 + 4 + 4 + 4 make the same 16."""
 
 
-def layer_memory(*, workload: Workload, forward_degree: int, backward_degree: int) -> Memory:
-    """Return the memory of the layer when nothing is reused (strategy none).
+def layer_memory(
+    *, workload: Workload, forward_degree: int, backward_degree: int, strategy: Strategy = "none"
+) -> Memory:
+    """Return the memory of the layer.
 
         states       4·(E·M + 2·H·M·E_l) values, 3 for swiglu
-        activations  2·T·M (T_I, T_O) + 2·N·M (T_DI, T_DO) + N·H (T_M)
-        buffers      N·M + N·H in one chunk, 2·N·M + N·H in more
+        activations  2·T·M (T_I, T_O) + 2·N·M (T_DI, T_DO) + N·H (T_M; twice for swiglu)
+        buffers      N·M + T_M in one chunk, as large as the activations in more
+        Δ(n)         N·2M·(n − 2)/n + T_M·(n − 1)/n, less in activations and in buffers
 
-    with N = T·k rows. The paper's one expert per token and per device is k = E_l = 1.
+    where strategies reuse memory: two buffers for T_DI and T_DO each, one for T_M. They all save
+    the same, and nothing in one chunk; in two chunks they save in T_M alone. Rings that hide
+    transfers, and routing data, come on top: a few chunks of M, and 8 bytes a row.
     """
+    element = dtype_bytes(workload.dtype)
+    layer, tokens = workload.layer, workload.tokens_per_rank
+    states = _state_bytes(workload)
+    activations = tokens * _activation_elements(layer) * element
     pipelined = max(forward_degree, backward_degree) > 1
-    tokens = workload.tokens_per_rank
+    buffers = tokens * _buffer_elements(layer, pipelined=pipelined) * element
+    everything = states + activations + buffers
+    saved = [0, 0]
+    if strategy != "none" and pipelined:
+        saved = [
+            tokens * element * _saved_elements(layer, degree)
+            for degree in (forward_degree, backward_degree)
+        ]
     return Memory(
-        strategy="none",
-        state_bytes=_state_bytes(workload),
-        activation_bytes=tokens * _activation_bytes_per_token(workload),
-        buffer_bytes=tokens * _buffer_bytes_per_token(workload, pipelined=pipelined),
-        saved_bytes=0,
-        saving_ratio=0.0,
+        strategy=strategy,
+        state_bytes=states,
+        activation_bytes=activations - saved[0],
+        buffer_bytes=buffers - saved[1],
+        saved_bytes=sum(saved),
+        saving_ratio=sum(saved) / everything,
     )
 
 
@@ -38,8 +58,9 @@ def total_bytes(memory: Memory) -> int:
 
 def tokens_that_fit(*, workload: Workload, limit_bytes: int, pipelined: bool) -> int:
     """Return the most tokens per rank within the limit; 0 or less when not even one fits."""
-    per_token = _activation_bytes_per_token(workload)
-    per_token += _buffer_bytes_per_token(workload, pipelined=pipelined)
+    layer = workload.layer
+    elements = _activation_elements(layer) + _buffer_elements(layer, pipelined=pipelined)
+    per_token = elements * dtype_bytes(workload.dtype)
     return (limit_bytes - _state_bytes(workload)) // per_token
 
 
@@ -50,13 +71,22 @@ def _state_bytes(workload: Workload) -> int:
     return STATE_COPIES * (gate + experts) * max(STATE_BYTES, dtype_bytes(workload.dtype))
 
 
-def _activation_bytes_per_token(workload: Workload) -> int:
-    layer = workload.layer
-    elements = 2 * layer.d_model + layer.top_k * (2 * layer.d_model + layer.d_hidden)
-    return elements * dtype_bytes(workload.dtype)
+def _middle_elements(layer: LayerShape) -> int:
+    """Return T_M of one row: swiglu keeps what its gate made of the row besides."""
+    return layer.d_hidden * (2 if layer.activation == "swiglu" else 1)
 
 
-def _buffer_bytes_per_token(workload: Workload, *, pipelined: bool) -> int:
-    layer = workload.layer
-    elements = layer.top_k * ((2 if pipelined else 1) * layer.d_model + layer.d_hidden)
-    return elements * dtype_bytes(workload.dtype)
+def _activation_elements(layer: LayerShape) -> int:
+    return 2 * layer.d_model + layer.top_k * (2 * layer.d_model + _middle_elements(layer))
+
+
+def _buffer_elements(layer: LayerShape, *, pipelined: bool) -> int:
+    if pipelined:
+        return _activation_elements(layer)
+    return layer.top_k * (layer.d_model + _middle_elements(layer))
+
+
+def _saved_elements(layer: LayerShape, degree: int) -> int:
+    """Return Δ of one token, rounded down (MPipeMoE Eq. 5)."""
+    travelling = 2 * layer.d_model * max(degree - 2, 0)
+    return layer.top_k * (travelling + _middle_elements(layer) * (degree - 1)) // degree

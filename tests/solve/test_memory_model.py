@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Strategy
 from moetune.solve.memory import layer_memory, tokens_that_fit, total_bytes
 
 GPT_XL = LayerShape(d_model=2048, d_hidden=8192, num_experts=64, top_k=1)
@@ -25,7 +26,7 @@ def test_memory_of_gpt_xl_is_the_papers_formula() -> None:
     m, h, tokens = 2048, 8192, 16384
     assert memory.state_bytes == 4 * (64 * m + 2 * h * m) * 4
     assert memory.activation_bytes == (4 * tokens * m + tokens * h) * 4
-    assert memory.buffer_bytes == (2 * tokens * m + tokens * h) * 4
+    assert memory.buffer_bytes == memory.activation_bytes
     assert (memory.strategy, memory.saved_bytes, memory.saving_ratio) == ("none", 0, 0.0)
 
 
@@ -62,6 +63,48 @@ def test_one_pipelined_phase_is_enough_for_pipelined_buffers() -> None:
     neither = layer_memory(workload=_workload(), forward_degree=1, backward_degree=1)
     assert forward == backward
     assert forward.buffer_bytes > neither.buffer_bytes
+
+
+def test_swiglu_keeps_two_middles_and_relu_one() -> None:
+    gated = replace(_workload(), layer=replace(GPT_XL, activation="swiglu"))
+    one, two = (
+        layer_memory(workload=workload, forward_degree=1, backward_degree=1)
+        for workload in (_workload(), gated)
+    )
+    assert two.activation_bytes - one.activation_bytes == 16384 * 8192 * 4
+
+
+@pytest.mark.parametrize(("degree", "ratio"), [(4, 0.40), (8, 0.50)])
+@pytest.mark.parametrize("strategy", ["S1", "S2", "S3", "S4"])
+def test_reuse_saves_of_gpt_xl_what_the_paper_says(
+    degree: int, ratio: float, strategy: Strategy
+) -> None:
+    kept = layer_memory(workload=_workload(), forward_degree=degree, backward_degree=degree)
+    memory = layer_memory(
+        workload=_workload(), forward_degree=degree, backward_degree=degree, strategy=strategy
+    )
+    m, h, tokens = 2048, 8192, 16384
+    delta = tokens * (2 * m * (degree - 2) + h * (degree - 1)) // degree * 4
+    assert memory.saved_bytes == 2 * delta == total_bytes(kept) - total_bytes(memory)
+    assert memory.saving_ratio == pytest.approx(ratio, abs=5e-3)
+    assert memory.activation_bytes == kept.activation_bytes - delta
+
+
+def test_each_phase_saves_with_its_own_degree() -> None:
+    memory = layer_memory(workload=_workload(), forward_degree=2, backward_degree=8, strategy="S4")
+    m, h, tokens = 2048, 8192, 16384
+    whole = (4 * tokens * m + tokens * h) * 4
+    assert memory.activation_bytes == whole - tokens * h // 2 * 4
+    assert memory.buffer_bytes == whole - tokens * (2 * m * 6 + h * 7) // 8 * 4
+
+
+@pytest.mark.parametrize("strategy", ["S1", "S2", "S3", "S4"])
+def test_one_chunk_has_nothing_to_use_again(strategy: Strategy) -> None:
+    kept = layer_memory(workload=_workload(), forward_degree=1, backward_degree=1)
+    memory = layer_memory(
+        workload=_workload(), forward_degree=1, backward_degree=1, strategy=strategy
+    )
+    assert replace(memory, strategy="none") == kept
 
 
 @settings(deadline=None)
