@@ -5,9 +5,11 @@ T tokens of this rank, E experts, K choices a token, D model width.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import LayerShape
 
@@ -17,14 +19,61 @@ class Routing:
     """What the gate decided for this step.
 
     Args:
+        x_TD: the tokens for the experts: through them the gate adds its gradient in place.
         kept_TK: False where a pair is over the capacity; None where all are kept.
         aux_loss: E · Σₑ fₑ·pₑ over this rank's tokens, before any drop.
     """
 
+    x_TD: torch.Tensor
     weights_TK: torch.Tensor
     experts_TK: torch.Tensor
     kept_TK: torch.Tensor | None
     aux_loss: torch.Tensor
+
+
+class _Logits(torch.autograd.Function):
+    """x weightᵀ, and x itself for what comes after the gate.
+
+    Autograd would sum the gradients of gate and experts from two tensors of the size of x into
+    a third; here the gate adds to that of the experts.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context has no public type
+        x_TD: torch.Tensor,
+        weight_ED: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits (T, E) in `dtype`, and x."""
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x_TD, weight_ED)
+        return x_TD.to(dtype) @ weight_ED.to(dtype).T, x_TD.view_as(x_TD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        grad_TE: torch.Tensor | None,
+        grad_x_TD: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        """Return the gradients of x and of the weight."""
+        x_TD, weight_ED = ctx.saved_tensors
+        if grad_TE is None:
+            return grad_x_TD, None, None
+        grad_weight_ED = None
+        with torch.autocast(x_TD.device.type, enabled=False):
+            if ctx.needs_input_grad[1]:
+                grad_weight_ED = (grad_TE.T @ x_TD.to(grad_TE.dtype)).to(weight_ED.dtype)
+            if ctx.needs_input_grad[0]:
+                weight_ED = weight_ED.to(grad_TE.dtype)
+                if grad_x_TD is None:
+                    grad_x_TD = (grad_TE @ weight_ED).to(x_TD.dtype)
+                elif grad_x_TD.dtype == grad_TE.dtype:
+                    grad_x_TD.addmm_(grad_TE, weight_ED)
+                else:
+                    grad_x_TD.add_(grad_TE @ weight_ED)
+        return grad_x_TD, grad_weight_ED, None
 
 
 class Gate(nn.Module):
@@ -59,12 +108,13 @@ class Gate(nn.Module):
         """Return the routing of the tokens."""
         dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
         with torch.autocast(x_TD.device.type, enabled=False):
-            logits_TE = x_TD.to(dtype) @ self.weight.to(dtype).T
+            logits_TE, passed_TD = _Logits.apply(x_TD, self.weight, dtype)  # type: ignore[no-untyped-call]
             probabilities_TE = torch.softmax(logits_TE, dim=-1)
             weights_TK, experts_TK = torch.topk(probabilities_TE, self.layer.top_k, dim=-1)
             if self.normalize_topk:
                 weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
             return Routing(
+                x_TD=passed_TD,
                 weights_TK=weights_TK,
                 experts_TK=experts_TK,
                 kept_TK=self._kept(experts_TK),

@@ -162,14 +162,13 @@ class MoELayer(nn.Module):
             problem=self._problem(x, dtype),
             device=x.device,
         )
-        x_TD = x.reshape(num_tokens, width)
-        routing = self.gate(x_TD)
+        routing = self.gate(x.reshape(num_tokens, width))
         self.aux_loss = routing.aux_loss
         decision = self._decide(tokens, dtype)
         if self._strategy is not None:
             decision = replace(decision, strategy=self._strategy)
         self.decision = decision
-        return self._run(x_TD.to(dtype), routing).to(x.dtype).view(x.shape)
+        return self._run(routing.x_TD.to(dtype), routing).to(x.dtype).view(x.shape)
 
     def pin(self, decision: Decision | None) -> None:
         """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""

@@ -14,7 +14,6 @@ from moetune.runtime.experts import Blocks
 from moetune.runtime.links import Link
 from moetune.runtime.regroup import Regroup, transpose_blocks
 
-
 _DOT_ROWS = 512
 """Rows whose products with the hidden values are in memory at once."""
 
