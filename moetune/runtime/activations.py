@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from moetune.domain.layer import Activation
+from moetune.runtime.scratch import Scratch
 
 
 def activate(
@@ -20,6 +21,11 @@ def activate(
         return cast("torch.Tensor", torch.ops.aten.gelu.out(pre, out=out))
     torch.ops.aten.silu.out(pre, out=out)
     return out if gate is None else out.mul_(gate)
+
+
+def hidden_room(pre: torch.Tensor, activation: Activation, scratch: Scratch) -> torch.Tensor:
+    """Return where act(pre) goes: relu works in place and needs no room."""
+    return pre if activation == "relu" else scratch.empty("hidden", pre.shape, pre)
 
 
 def reactivate(

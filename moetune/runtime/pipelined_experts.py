@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Activation
-from moetune.runtime.activations import activate, activation_grad_, reactivate
+from moetune.runtime.activations import activate, activation_grad_, hidden_room, reactivate
 from moetune.runtime.dispatch import Dispatch, Order
 from moetune.runtime.experts import Blocks, GradientSum, blocks_of, multiply
 from moetune.runtime.pipeline import Pipe, slices_of
@@ -52,7 +52,7 @@ class PipelinedExperts(torch.autograd.Function):
             multiply(rows, w1, blocks, pre, b1)
             if w3 is not None and kept.gate_RH is not None:
                 gate = multiply(rows, w3, blocks, kept.gate_RH[mine])
-            hidden = activate(pre, gate, activation, scratch.empty("hidden", pre.shape, pre))
+            hidden = activate(pre, gate, activation, hidden_room(pre, activation, scratch))
             return multiply(hidden, w2, blocks, out, b2)
 
         rows_ND = _gather(x_TD, order, weights_TK.shape[1], scratch)
@@ -182,7 +182,8 @@ class ExpertGrads:
         """
         sum_w1, sum_b1, sum_w2, sum_b2, sum_w3 = self._sums
         pre, gate = kept.pre_RH, kept.gate_RH
-        hidden = reactivate(pre, gate, self._activation, self._room("hidden", pre))
+        room = hidden_room(pre, self._activation, self._scratch)
+        hidden = reactivate(pre, gate, self._activation, room)
         grad_hidden = multiply(grad, self._w2_T, blocks, self._room("grad hidden", pre))
         if weights is not None:
             weights.apply(grad, hidden, grad_hidden, blocks)

@@ -98,6 +98,11 @@ class Chunks:
         transfer = self._exchange("dispatch", chunk, rows, room, give, take)
         self._dispatching.setdefault(chunk, []).append(transfer)
 
+    def has_left(self, chunk: int) -> None:
+        """Wait until the first rows that the chunk sent have left their buffer."""
+        for transfer in self._dispatching.get(chunk, ())[:1]:
+            transfer.wait()
+
     def combine(self, chunk: int, rows: torch.Tensor, room: torch.Tensor) -> None:
         """Start sending the chunk's results back."""
         give, take = self._order.receive_counts[chunk], self._order.send_counts[chunk]

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Activation
-from moetune.runtime.activations import activate
+from moetune.runtime.activations import activate, hidden_room
 from moetune.runtime.copies import Copy
 from moetune.runtime.experts import multiply
 from moetune.runtime.offload import Offload
@@ -23,8 +23,9 @@ from moetune.runtime.pipelined_experts import ExpertGrads, Kept
 from moetune.runtime.reuse_phase import Chunks
 from moetune.runtime.row_weights import ChunkWeights, RowWeights
 
-_FORWARD_SLOTS = 2
-_BACKWARD_SLOTS = 3
+_SLOTS = 2
+_TRAVELLING_SLOTS = 3
+"""Rows leave and come back in one buffer: one leaves, one is at the experts, one comes back."""
 _Parameters = tuple[torch.Tensor | None, ...]
 
 
@@ -108,7 +109,10 @@ class _Middle:
 
 
 class _Forward:
-    """The forward pass: T_DI and T_DO have two buffers each, T_M one."""
+    """The forward pass: T_DI and T_DO have two buffers each, T_M one.
+
+    A chunk's rows leave and come back in one buffer, since as many come back as left.
+    """
 
     def __init__(
         self,
@@ -124,10 +128,9 @@ class _Forward:
         self._pipe, self._activation, self._offload = pipe, activation, offload
         self._x_TD, self._weights_R1, self._parameters = x_TD, weights_R1, parameters
         self._middle = _Middle(chunks, x_TD, parameters)
-        self._leaving = chunks.ring("leaving", x_TD, slots=_FORWARD_SLOTS, is_sent=True)
-        self._arrivals = chunks.ring("arrivals", x_TD, slots=_FORWARD_SLOTS, is_sent=False)
-        self._departures = chunks.ring("grads", x_TD, slots=_FORWARD_SLOTS, is_sent=False)
-        self._returns = chunks.ring("travelling", x_TD, slots=_FORWARD_SLOTS, is_sent=True)
+        self._travelling = chunks.ring("travelling", x_TD, slots=_TRAVELLING_SLOTS, is_sent=True)
+        self._arrivals = chunks.ring("arrivals", x_TD, slots=_SLOTS, is_sent=False)
+        self._departures = chunks.ring("grads", x_TD, slots=_SLOTS, is_sent=False)
         if chunks.changes_order:
             self._grouped = chunks.ring("grouped", x_TD, slots=1, is_sent=False)
         self._y_TD = torch.zeros_like(x_TD)
@@ -139,8 +142,9 @@ class _Forward:
 
     def dispatch(self, chunk: int) -> None:
         """Gather the chunk's rows and send them."""
-        self._offload.settle("input", chunk % _FORWARD_SLOTS)
-        rows = self._leaving.take(chunk, self._chunks.num_sent[chunk])
+        self.finish(chunk - _TRAVELLING_SLOTS)
+        self._offload.settle("input", chunk % _SLOTS)
+        rows = self._travelling.take(chunk, self._chunks.num_sent[chunk])
         torch.index_select(self._x_TD, 0, self._chunks.tokens[chunk], out=rows)
         room = self._arrivals.take(chunk, self._chunks.num_received[chunk])
         self._chunks.dispatch(chunk, rows, room)
@@ -151,7 +155,7 @@ class _Forward:
         blocks, mine, regroup = (
             chunks.slots.blocks[chunk], chunks.slots.rows[chunk], chunks.regroups[chunk]
         )  # fmt: skip
-        self.finish(chunk - _FORWARD_SLOTS)
+        self.finish(chunk - _SLOTS)
         arrived, rows = self._arrivals.of(chunk, num_rows), self._arrivals.of(chunk, num_rows)
         out = departure = self._departures.take(chunk, num_rows)
         if not regroup.changes_nothing:
@@ -163,7 +167,7 @@ class _Forward:
             self._offload.settle(name, 0)
         kept = self._middle.compute(chunk, rows)
         pre, gate = kept["pre"], kept.get("gate")
-        room = self._pipe.scratch.empty("hidden", pre.shape, pre)
+        room = hidden_room(pre, self._activation, self._pipe.scratch)
         hidden = activate(pre, gate, self._activation, room)
         for name, values in kept.items():
             self._offload.save(name, 0, values, mine)
@@ -178,26 +182,24 @@ class _Forward:
     def combine(self, chunk: int) -> None:
         """Send the results back."""
         chunks = self._chunks
-        room = self._returns.take(chunk, chunks.num_sent[chunk])
+        room = self._travelling.of(chunk, chunks.num_sent[chunk])
         chunks.combine(chunk, self._departures.of(chunk, chunks.num_received[chunk]), room)
 
     def finish(self, chunk: int) -> None:
         """Add the results to their tokens."""
         if self._chunks.came_back(chunk):
-            rows = self._returns.of(chunk, self._chunks.num_sent[chunk])
+            rows = self._travelling.of(chunk, self._chunks.num_sent[chunk])
             self._y_TD.index_add_(0, self._chunks.tokens[chunk], rows)
 
     def _input_slot(self, chunk: int) -> int:
-        return 0 if not self._chunks.regroups[chunk].changes_nothing else chunk % _FORWARD_SLOTS
+        return 0 if not self._chunks.regroups[chunk].changes_nothing else chunk % _SLOTS
 
 
 class _Backward:
     """The backward pass: gradients overwrite what they were computed from.
 
-    Rings of one name are one room, since only one phase runs at a time.
-
-    A chunk's gradients leave and come back in one buffer, since as many rows come back as left;
-    at the experts the rows' gradients overwrite those of the results.
+    Rings of one name are one room, since only one phase runs at a time. At the experts
+    the rows' gradients overwrite those of the results.
     """
 
     def __init__(
@@ -218,11 +220,11 @@ class _Backward:
         self.grad_weights_R1 = torch.empty_like(weights_R1)
         self._middle = _Middle(chunks, grad_TD, parameters)
         self._activation: Activation = activation
-        self._travelling = chunks.ring("travelling", grad_TD, slots=_BACKWARD_SLOTS, is_sent=True)
-        self._grads = chunks.ring("grads", grad_TD, slots=_BACKWARD_SLOTS, is_sent=False)
-        self._inputs = chunks.ring("arrivals", grad_TD, slots=_FORWARD_SLOTS, is_sent=False)
+        self._travelling = chunks.ring("travelling", grad_TD, slots=_TRAVELLING_SLOTS, is_sent=True)
+        self._grads = chunks.ring("grads", grad_TD, slots=_TRAVELLING_SLOTS, is_sent=False)
+        self._inputs = chunks.ring("arrivals", grad_TD, slots=_SLOTS, is_sent=False)
         if x_TD is not None:
-            self._again = chunks.ring("leaving", grad_TD, slots=_FORWARD_SLOTS, is_sent=True)
+            self._again = chunks.ring("again", grad_TD, slots=1, is_sent=True)
         if chunks.changes_order:
             self._grouped = chunks.ring("grouped", grad_TD, slots=1, is_sent=False)
             self._grouped_inputs = chunks.ring("inputs", grad_TD, slots=1, is_sent=False)
@@ -237,10 +239,11 @@ class _Backward:
     def dispatch(self, chunk: int) -> None:
         """Send the gradients, and fetch what the experts received."""
         chunks, tokens = self._chunks, self._chunks.tokens[chunk]
-        self.finish(chunk - _BACKWARD_SLOTS)
+        self.finish(chunk - _TRAVELLING_SLOTS)
         sent, received = chunks.num_sent[chunk], chunks.num_received[chunk]
         inputs = self._inputs.take(chunk, received)
         if self._x_TD is not None:
+            chunks.has_left(chunk - 1)
             rows = torch.index_select(self._x_TD, 0, tokens, out=self._again.take(chunk, sent))
             chunks.dispatch(chunk, rows, inputs)
         else:
