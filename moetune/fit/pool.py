@@ -96,10 +96,15 @@ def pool(samples: Iterable[Sample]) -> Pool:
                 copy[at.direction, at.pinned, at.both_ways][at.num_bytes].extend(times)
             case RowsPoint() as at:
                 rows[at.op, at.dtype][at.elements].extend(times)
-            case InterferencePoint(victim=victim, comm_bytes=size) if size:
+            case (
+                InterferencePoint(victim="comp" as victim, others=("comm",), comm_bytes=size)
+                | InterferencePoint(victim="comm" as victim, others=("comp",), comm_bytes=size)
+            ) if size:
                 beside[victim][size].extend(times)
-            case InterferencePoint() as at:
+            case InterferencePoint(comm_bytes=0) as at:
                 interference[at.victim, frozenset(at.others) - {at.victim}].extend(times)
+            case InterferencePoint():
+                pass  # of a size, but not of computation and exchanges alone
     return Pool(
         gemm=_all_series(gemm),
         collective=_all_series(collective),

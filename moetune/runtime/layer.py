@@ -12,7 +12,7 @@ from moetune.domain.layer import Activation, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.agreement import agree_on_tokens
 from moetune.runtime.arguments import book_of, fixed_decision, forced_strategy
-from moetune.runtime.copies import copies_of
+from moetune.runtime.copies import Copies, copies_of
 from moetune.runtime.dispatch import plan_dispatch
 from moetune.runtime.experts import Experts
 from moetune.runtime.gate import Gate, Routing
@@ -177,6 +177,10 @@ class MoELayer(nn.Module):
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
         self._scratch = Scratch(poison=True)
+
+    def offload_with(self, copies: Copies) -> None:
+        """Copy to and from the host with `copies` from now on."""
+        self._host = replace(self._host, copies=copies)
 
     @property
     def host_bytes(self) -> int:

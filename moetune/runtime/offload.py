@@ -66,6 +66,12 @@ class Offload:
         if saving is not None:
             saving.wait()
 
+    def settle_all(self) -> None:
+        """Wait until all saves are done, so that what was saved can be loaded."""
+        for saving in self._saving.values():
+            saving.wait()
+        self._saving.clear()
+
     def load(self, name: str, rows: torch.Tensor, mine: slice) -> Copy:
         """Start copying a chunk's rows back."""
         assert self._loan is not None  # noqa: S101 - a backward pass follows a forward one

@@ -138,6 +138,7 @@ class _Forward:
     def run(self) -> torch.Tensor:
         """Return (T, D)."""
         self._chunks.run(self)
+        self._offload.settle_all()
         return self._y_TD
 
     def dispatch(self, chunk: int) -> None:

@@ -293,7 +293,8 @@ def _start(
         )
     except CollectiveError as error:
         raise CollectiveError(
-            str(error), "finished points are kept in the database: run again with --resume"
+            str(error),
+            "run again: with --resume, finished points that are in the database are not repeated",
         ) from error
 
 

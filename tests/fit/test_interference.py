@@ -74,3 +74,14 @@ def test_speeds_stay_above_0_and_at_most_1_whatever_was_lost() -> None:
         for seconds in (0.0, 1e-6, 10.0):
             assert 0 < loss.speed(num_bytes, seconds) <= 1
             assert 0 < loss.stretched_speed(num_bytes, seconds) <= 1
+
+
+def test_other_sized_points_are_let_be() -> None:
+    stray = Sample(
+        point=InterferencePoint(victim="mem", others=("comm",), comm_bytes=2**14), seconds=(9.0,)
+    )
+    speeds = [
+        costs(found).side_by_side(exchange_bytes=2**18, exchange_seconds=wire(2**18))
+        for found in (samples(), [*samples(), stray])
+    ]
+    assert speeds[0] == speeds[1]

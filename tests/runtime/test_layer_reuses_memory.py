@@ -74,6 +74,44 @@ def test_two_micro_batches_may_wait_for_their_backward_pass() -> None:
         torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5)
 
 
+class LateCopy:
+    """Copies only when it is waited for, as late as a stream may."""
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        self._source, self._target = source, target
+
+    def wait(self) -> None:
+        self._target.copy_(self._source)
+
+
+class LateCopies:
+    def save(self, rows: torch.Tensor, host: torch.Tensor) -> LateCopy:
+        return LateCopy(rows, host)
+
+    def load(self, host: torch.Tensor, rows: torch.Tensor) -> LateCopy:
+        return LateCopy(host, rows)
+
+
+@pytest.mark.parametrize("num_experts", [1, 4])
+@pytest.mark.parametrize("strategy", ["S1", "S2", "S3"])
+def test_copies_are_waited_for_before_their_buffers_are_used(
+    strategy: str, num_experts: int
+) -> None:
+    results = []
+    for memory_reuse in ("none", strategy):
+        torch.manual_seed(0)
+        layer = MoELayer(
+            8, 16, num_experts, pipeline=5, memory_reuse=memory_reuse, dtype=torch.float64
+        )
+        layer.poison_buffers()
+        layer.offload_with(LateCopies())
+        x = torch.randn(37, 8, dtype=torch.float64, requires_grad=True)
+        layer(x).square().sum().backward()
+        results.append([x.grad, *(parameter.grad for parameter in layer.parameters())])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 def test_the_plans_strategy_is_taken_and_can_be_overruled() -> None:
     layer = MoELayer(8, 16, 4, memory_reuse=True)
     layer.pin(Decision(forward_degree=2, backward_degree=2, strategy="S4"))
