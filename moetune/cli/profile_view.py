@@ -1,5 +1,7 @@
 """A profile in words."""
 
+import itertools
+import math
 from collections.abc import Iterator
 
 from moetune.cli.render import Screen, plural
@@ -9,6 +11,8 @@ from moetune.fit.segments import Segments
 from moetune.workflows.profiles import FoundProfile, pieces_of
 
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
+_FLAT = 0.01
+"""Share of its start-up by which a piece must grow to have a rate worth showing."""
 _GIGA = 1e9
 _TERA = 1e12
 
@@ -74,8 +78,10 @@ def _piece_rows(found: Segments | None) -> Iterator[tuple[str, ...]]:
     """Yield a row for each line where one does not do: a collective changes its protocol."""
     if found is None or not found.breaks:
         return
-    for low, line in zip((0.0, *found.breaks), found.lines, strict=True):
-        rate = f"{1 / line.beta_seconds / _GIGA:.3g} GB/s" if line.beta_seconds else "—"
+    bounds = (0.0, *found.breaks, math.inf)
+    for (low, high), line in zip(itertools.pairwise(bounds), found.lines, strict=True):
+        grows = line.beta_seconds > 0 and line.beta_seconds * high > _FLAT * line.alpha_seconds
+        rate = f"{1 / line.beta_seconds / _GIGA:.3g} GB/s" if grows else "—"
         yield f"  from {format_bytes(round(low))}", format_seconds(line.alpha_seconds), rate, "", ""
 
 
