@@ -1,12 +1,14 @@
-"""A link of one rank whose exchanges take a set time, one after another, in a thread."""
+"""Links whose exchanges take a set time at least, one after another, in a thread."""
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
+import torch.distributed as dist
 
-from moetune.runtime.links import LocalLink, Transfer
+from moetune.runtime.links import GroupLink, LocalLink, Transfer
 
 
 class _SlowTransfer:
@@ -39,5 +41,29 @@ class SlowLink(LocalLink):
         def travel() -> None:
             time.sleep(self._seconds)
             output.copy_(rows)
+
+        return _SlowTransfer(self._wire.submit(travel))
+
+
+class SlowGroupLink(GroupLink):
+    """Real ranks behind such a wire: rows arrive, and that late on any machine."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(None)
+        self._seconds = seconds
+        self._wire = ThreadPoolExecutor(max_workers=1)
+
+    def exchange(
+        self,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        *_: object,
+        **__: object,
+    ) -> Transfer:
+        def travel() -> None:
+            time.sleep(self._seconds)
+            dist.all_to_all_single(output, rows, list(output_splits), list(input_splits))
 
         return _SlowTransfer(self._wire.submit(travel))

@@ -5,15 +5,17 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from moetune.cli import app
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Decision
+from moetune.runtime.recorder import RecordedSpan
 from moetune.workflows.launch import run_on_ranks
+from moetune.workflows.trace import overlap_of
 from tests.runtime.plans import small_plan
 
 LAYER = LayerShape(d_model=16, d_hidden=32, num_experts=4, top_k=2)
@@ -70,32 +72,25 @@ def test_trace_without_profile_and_ranks_has_nothing_to_draw(
     assert "--nproc" in capsys.readouterr().err
 
 
-def overlapped_seconds(events: list[dict[str, Any]], phase: str) -> float:
-    """Return how long any transfer of the phase ran beside the experts' computation."""
+def record_behind_a_slow_wire(layer: LayerShape, _: object) -> tuple[RecordedSpan, ...]:
+    import torch
 
-    def moments(stream: str) -> list[tuple[float, float]]:
-        return [
-            (event["ts"], event["ts"] + event["dur"])
-            for event in events
-            if event["tid"] == stream and event["name"].startswith(phase)
-        ]
+    from moetune.workflows.steps import random_steps
+    from tests.runtime.slow_link import SlowGroupLink
 
-    return sum(
-        max(min(end, link_end) - max(start, link_start), 0.0)
-        for start, end in moments("compute")
-        for link_start, link_end in moments("link")
-    )
+    workload = Workload(layer=layer, world_size=2, tokens_per_rank=512)
+    steps = random_steps(workload, device=torch.device("cpu"), link=SlowGroupLink(0.01))
+    return steps.record(Decision(forward_degree=4, backward_degree=3))
 
 
-def test_trace_of_real_ranks_shows_overlap_forward_and_backward(tmp_path: Path) -> None:
+def test_real_ranks_compute_while_others_travel_forward_and_backward() -> None:
     layer = LayerShape(d_model=128, d_hidden=512, num_experts=2)
-    path, output = tmp_path / "plan.json", tmp_path / "trace.json"
-    path.write_text(canonical_json(small_plan(layer=layer, tokens=2048)))
-    arguments = ["--no-config", "--db", str(tmp_path / "m.db"), "trace", str(path)]
-    assert app.main([*arguments, "--nproc", "2", "--output", str(output)]) == 0
-    events = json.loads(output.read_text())["traceEvents"]
-    for phase in ("forward", "backward"):
-        assert overlapped_seconds(events, phase) > 0, phase
+    spans = run_on_ranks(
+        record_behind_a_slow_wire, layer, num_ranks=2, launch=None, environ=_environ()
+    )
+    overlap = overlap_of(spans)
+    assert overlap.forward > 0
+    assert overlap.backward > 0
 
 
 def rank_and_size(argument: int, tell: Callable[[object], object]) -> tuple[int, int]:
