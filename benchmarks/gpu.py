@@ -31,7 +31,7 @@ from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
 from moetune.runtime.links import HostStagedLink, Link, LocalLink
 from moetune.solve.phases import LayerCosts
-from moetune.solve.predict import step_time
+from moetune.solve.step import step_time
 from moetune.workflows.files import profile_to_toml, write_text
 from moetune.workflows.profile import ProfileRequest, Setting, measure_profile
 from moetune.workflows.steps import MeasuredSteps, measure_steps, random_steps

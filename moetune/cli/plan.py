@@ -8,7 +8,7 @@ import typer
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape
-from moetune.domain.plan import Order
+from moetune.domain.plan import Order, Strategy
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -54,6 +54,14 @@ def plan(
         str | None,
         typer.Option(metavar="SIZE", help="Of one device, such as 40GiB. Default: all of it."),
     ] = None,
+    memory_taken: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="What the rest of the model takes of it. Default: 0."),
+    ] = None,
+    strategy: Annotated[
+        Strategy | None,
+        typer.Option(help="Pin how activations are kept. Default: the fastest that fits."),
+    ] = None,
     forward_degree: Annotated[
         int | None, _size("--forward-degree", "Pin the chunks of the forward pass.")
     ] = None,
@@ -96,8 +104,15 @@ def plan(
         tokens_per_rank=_tokens(tokens, batch, seq),
         dtype=dtype or settings.dtype,
         memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        memory_taken_bytes=0 if memory_taken is None else parse_bytes(memory_taken),
         bounds=_bounds(
-            settings, forward_degree, backward_degree, max_degree, min_chunk_tokens, order
+            settings,
+            forward_degree,
+            backward_degree,
+            max_degree,
+            min_chunk_tokens,
+            order,
+            strategy,
         ),
         allow_modelled=settings.allow_modelled if allow_modelled is None else allow_modelled,
     )
@@ -159,6 +174,7 @@ def _bounds(
     max_degree: int | None,
     min_chunk_tokens: int | None,
     order: Order | None,
+    strategy: Strategy | None,
 ) -> "Bounds":
     from moetune.solve.choice import Bounds
 
@@ -168,6 +184,7 @@ def _bounds(
         max_degree=max_degree or settings.max_degree,
         min_chunk_tokens=min_chunk_tokens or settings.min_chunk_tokens,
         order=order,
+        strategy=strategy,
     )
 
 

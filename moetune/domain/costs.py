@@ -9,6 +9,9 @@ from moetune.domain.samples import CollectiveOp, Direction, Product, ResourceCla
 
 Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
+CopyMode = Literal["pinned", "pageable", "inline"]
+"""How activations leave the device and come back: by an engine beside everything else (pinned
+memory), or in the place of computation (pageable memory, and on a CPU its own memory)."""
 
 
 def least_trust(trusts: Iterable[Trust]) -> Trust:
@@ -158,6 +161,11 @@ class Costs(Protocol):
         Raises:
             ProfileError: the group size was not measured; the text names the command that does.
         """
+        ...
+
+    @property
+    def copy_mode(self) -> CopyMode | None:
+        """How activations are offloaded; None where copies were not measured both ways."""
         ...
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:

@@ -3,7 +3,15 @@
 import math
 from collections.abc import Sequence
 
-from moetune.domain.costs import Estimate, Interference, LinearCost, SideBySide, Trust, least_trust
+from moetune.domain.costs import (
+    CopyMode,
+    Estimate,
+    Interference,
+    LinearCost,
+    SideBySide,
+    Trust,
+    least_trust,
+)
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction, Product
 from moetune.fit.book import Book, Points
@@ -118,6 +126,20 @@ class ProfileCosts:
         if found is None:
             found = self._collectives[key] = self._collective(op, group_size, in_flight)
         return found.predict(num_bytes)
+
+    @property
+    def copy_mode(self) -> CopyMode | None:
+        """How activations are offloaded; None where copies were not measured both ways."""
+        known = {(direction, pinned) for direction, pinned, both in self._book.copies() if not both}
+
+        def both_ways(*, pinned: bool) -> bool:
+            return ("h2d", pinned) in known and ("d2h", pinned) in known
+
+        if self._book.profile.machine.kind == "cpu":
+            return "inline" if both_ways(pinned=False) else None
+        if both_ways(pinned=True):
+            return "pinned"
+        return "pageable" if both_ways(pinned=False) else None
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
         """Return the time of one copy while none runs the other way.

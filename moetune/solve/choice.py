@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Order
+from moetune.domain.plan import Order, Strategy
 from moetune.solve.degree import TIE, best_degree
 from moetune.solve.phases import PHASES, LayerCosts, Phase
-from moetune.solve.predict import PhaseTime, phase_time
+from moetune.solve.predict import PhaseTime
+from moetune.solve.reuse import at_least_seconds
+from moetune.solve.room import Room
+from moetune.solve.step import strategy_time
 
 MAX_DEGREE = 64
 NOISE = 0.01
@@ -35,6 +38,7 @@ class Bounds:
     max_degree: int = MAX_DEGREE
     min_chunk_tokens: int = 1
     order: Order | None = None
+    strategy: Strategy | None = None
 
     def __post_init__(self) -> None:
         for name in ("forward_degree", "backward_degree", "max_degree", "min_chunk_tokens"):
@@ -61,16 +65,20 @@ class DegreeChooser:
     """The best degree of each phase for any number of tokens.
 
     Args:
-        max_pipelined_tokens: above it the buffers of more than one chunk do not fit.
+        max_pipelined_tokens: above it the buffers of more than one chunk do not fit where
+            nothing is reused.
+        room: what reused memory has to fit into; None where it always does.
     """
 
     costs: LayerCosts
     bounds: Bounds
     max_pipelined_tokens: float = math.inf
+    strategy: Strategy = "none"
+    room: Room | None = None
     _lines: dict[Phase, tuple[LinearCost, LinearCost] | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        closed = self.costs.costs.interference.is_none
+        closed = self.costs.costs.interference.is_none and self.strategy == "none"
         closed &= self.bounds.chosen_order == "dispatch_first" and self.costs.world_size > 1
         lines = {phase: self.costs.lines(phase) if closed else None for phase in PHASES}
         object.__setattr__(self, "_lines", lines)
@@ -78,7 +86,7 @@ class DegreeChooser:
     @property
     def is_closed(self) -> bool:
         """Whether every answer is a closed form's, at once and exact."""
-        one_rank = self.costs.world_size == 1
+        one_rank = self.costs.world_size == 1 and self.strategy == "none"
         return one_rank or all(lines is not None for lines in self._lines.values())
 
     @property
@@ -103,8 +111,12 @@ class DegreeChooser:
         if pinned is not None:
             pinned = min(pinned, tokens)
             return range(pinned, pinned + 1)
+        largest = self.bounds.largest(tokens)
+        if self.room is not None:
+            fewest = self.room.fewest_chunks(strategy=self.strategy, tokens=tokens, largest=largest)
+            return range(fewest, largest + 1)
         fits = tokens <= self.max_pipelined_tokens
-        return range(1, (self.bounds.largest(tokens) if fits else 1) + 1)
+        return range(1, (largest if fits else 1) + 1)
 
     def degree(self, phase: Phase, tokens: int) -> int:
         """Return the best degree for so many tokens."""
@@ -118,8 +130,40 @@ class DegreeChooser:
 
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
         """Return the phase's time at a degree."""
-        order = self.bounds.chosen_order
-        return phase_time(costs=self.costs, phase=phase, tokens=tokens, degree=degree, order=order)
+        return strategy_time(
+            costs=self.costs,
+            phase=phase,
+            tokens=tokens,
+            degree=degree,
+            order=self.bounds.chosen_order,
+            strategy=self.strategy,
+        )
+
+    def near_best(self, phase: Phase, tokens: int) -> dict[int, float]:
+        """Return the seconds of all degrees within `NOISE` of the best, and of some others.
+
+        For strategies that are simulated: a degree whose busiest stream alone takes longer
+        than the best step is left out.
+        """
+        bounds = sorted(
+            (
+                at_least_seconds(
+                    costs=self.costs,
+                    phase=phase,
+                    strategy=self.strategy,
+                    tokens=tokens,
+                    degree=degree,
+                ),
+                degree,
+            )
+            for degree in self.allowed(phase, tokens)
+        )
+        found: dict[int, float] = {}
+        for at_least, degree in bounds:
+            if found and at_least > min(found.values()) * (1 + NOISE):
+                break
+            found[degree] = self.time(phase, tokens, degree).seconds
+        return found
 
     def _closed_form(
         self, lines: tuple[LinearCost, LinearCost], tokens: int, *, max_degree: int

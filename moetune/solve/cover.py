@@ -45,9 +45,11 @@ def cover(
         tokens: the plan's own, per rank.
         own: the plan's degrees, forward and backward, which hold for `tokens`.
     """
-    times = [_times(chooser, phase, sizes) for phase in PHASES]
+    reuses = chooser.strategy != "none"
+    of_phase = _simulated_times if reuses else _times
+    times = [of_phase(chooser, phase, sizes) for phase in PHASES]
     good = [_good(each, NOISE if chooser.is_measured else TOLERANCE) for each in times]
-    if chooser.is_measured:
+    if chooser.is_measured and not reuses:
         few = [_fewest(each) for each in times]
         around = np.array([chooser.costs.overhead(tokens=size).seconds for size in sizes])
         worth_it = _chunks_are_worth_it(times, few, around)
@@ -129,6 +131,16 @@ def _chunks_are_worth_it(
         fewest += each[one]
     worth_it: _Bools = np.less_equal(best, fewest * (1 - WORTH))
     return worth_it
+
+
+def _simulated_times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Floats:
+    """Return the time of each degree near the best, ∞ for others, shape (sizes, degrees)."""
+    near = [chooser.near_best(phase, size) for size in sizes]
+    times = np.full((len(sizes), max(max(one) for one in near)), math.inf)
+    for at, one in enumerate(near):
+        for degree, seconds in one.items():
+            times[at, degree - 1] = seconds
+    return times
 
 
 def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Floats:

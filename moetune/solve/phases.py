@@ -79,7 +79,8 @@ class LayerCosts:
         The backward pass has two products for each of the forward pass, and evaluates the
         activation again, since the layer keeps what went into it.
         """
-        return _total(*self._gemms(phase, rows), *self._row_operations(phase, rows))
+        sorting = self.sorting(rows)
+        return total(*self._gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return gate, permutation and the ranks' two small exchanges; 0 where not measured.
@@ -93,7 +94,7 @@ class LayerCosts:
             self._rows_op("scatter_add", rows, self.layer.d_model),
         )
         if gate is None:
-            return _total(*permutation, *permutation)
+            return total(*permutation, *permutation)
         products = (
             self.costs.gemm(
                 dtype=self.dtype,
@@ -107,7 +108,7 @@ class LayerCosts:
         )
         gate_backward = self._rows_op("gate_backward", tokens, experts)
         small = NOTHING if self.world_size == 1 else self._small_exchange()
-        return _total(gate, gate_backward, *products, *permutation, *permutation, small, small)
+        return total(gate, gate_backward, *products, *permutation, *permutation, small, small)
 
     def _small_exchange(self) -> Estimate:
         return self.costs.collective(
@@ -125,7 +126,9 @@ class LayerCosts:
         """
         gemm = self.costs.gemm_line(dtype=self.dtype)
         transfer = self.costs.collective_line(op="all_to_all", group_size=self.world_size)
-        if gemm is None or transfer is None or any(self._row_operations(phase, 1.0)):
+        if gemm is None or transfer is None:
+            return None
+        if self.activation(phase, 1.0).seconds or self.sorting(1.0).seconds:
             return None
         expected = transfer.seconds(self.bytes_per_row)
         alone_and_several = (self.transfer(rows=1.0, degree=degree) for degree in (1, 2))
@@ -137,33 +140,48 @@ class LayerCosts:
             beta_seconds=num_gemms * gemm.beta_seconds,
         )
 
-    def _gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
-        inner, outer = self.layer.d_model, self.layer.d_hidden
+    def product(self, product: Product, *, rows: float, is_second: bool = False) -> Estimate:
+        """Return one product of all local experts.
+
+        Args:
+            is_second: with W₂ instead of W₁ (or, for swiglu, W₃).
+        """
+        sizes = self.layer.d_model, self.layer.d_hidden
+        d_in, d_out = sizes[::-1] if is_second else sizes
         local_experts = self.layer.num_experts // self.world_size
+        return self.costs.gemm(
+            dtype=self.dtype,
+            product=product,
+            num_experts=local_experts,
+            rows=rows / local_experts,
+            d_in=d_in,
+            d_out=d_out,
+        )
+
+    def activation(self, phase: Phase, rows: float) -> Estimate:
+        """Return the activation; backward it is evaluated again, and then its gradient."""
+        name, width = self.layer.activation, self.layer.d_hidden
+        backward = self._rows_op(f"{name}_backward", rows, width) if phase == "backward" else None
+        return total(self._rows_op(name, rows, width), backward)
+
+    @property
+    def sorts_rows(self) -> bool:
+        """Whether rows arrive by sender and are computed by expert: sorted once, and back."""
+        return 1 < self.world_size < self.layer.num_experts
+
+    def sorting(self, rows: float) -> Estimate:
+        """Return the time to sort a chunk's rows by expert, which is also the way back."""
+        if not self.sorts_rows:
+            return NOTHING
+        return total(self._rows_op("gather", rows, self.layer.d_model))
+
+    def _gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
         products: tuple[Product, ...] = (
             ("forward",) if phase == "forward" else ("grad_input", "grad_weight")
         )
-        for d_in, d_out, count in ((inner, outer, self.layer.num_gemms - 1), (outer, inner, 1)):
-            for product in products:
-                one = self.costs.gemm(
-                    dtype=self.dtype,
-                    product=product,
-                    num_experts=local_experts,
-                    rows=rows / local_experts,
-                    d_in=d_in,
-                    d_out=d_out,
-                )
-                yield from (one,) * count
-
-    def _row_operations(self, phase: Phase, rows: float) -> Iterator[Estimate]:
-        activation = self.layer.activation
-        found = [self._rows_op(activation, rows, self.layer.d_hidden)]
-        if phase == "backward":
-            found += [self._rows_op(f"{activation}_backward", rows, self.layer.d_hidden)]
-        if self.world_size > 1 and self.layer.num_experts > self.world_size:
-            # Rows arrive by sender and are computed by expert: sorted once, and back.
-            found += 2 * [self._rows_op("gather", rows, self.layer.d_model)]
-        return (one for one in found if one is not None)
+        for product in products:
+            yield from (self.product(product, rows=rows),) * (self.layer.num_gemms - 1)
+            yield self.product(product, rows=rows, is_second=True)
 
     def _rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
         return self.costs.rows_op(op=op, dtype=self.dtype, rows=rows, width=width)
@@ -176,7 +194,7 @@ def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
     )
 
 
-def _total(*parts: Estimate | None) -> Estimate:
+def total(*parts: Estimate | None) -> Estimate:
     """Return the sum; its relative error is the mean one, weighted by time."""
     known = [part for part in parts if part is not None]
     seconds = sum((part.seconds for part in known), 0.0)

@@ -8,6 +8,7 @@ from moetune.domain.plan import (
     Alternative,
     Choice,
     Layout,
+    Order,
     Pipeline,
     Plan,
     PlanInputs,
@@ -16,11 +17,13 @@ from moetune.domain.plan import (
 )
 from moetune.domain.profile import Provenance
 from moetune.solve.choice import Bounds
-from moetune.solve.feasible import check_memory, check_pins
-from moetune.solve.memory import layer_memory
+from moetune.solve.feasible import check_pins
+from moetune.solve.memory import total_bytes
+from moetune.solve.phases import layer_costs
 from moetune.solve.predict import StepTime
 from moetune.solve.ranges import solve_ranges
-from moetune.solve.ranking import Ranking, rank_choices
+from moetune.solve.ranking import Ranking
+from moetune.solve.strategies import Contender, Strategies, choose_strategy
 from moetune.solve.uncertainty import Confidence, judge_choice
 from moetune.solve.words import (
     ONE_RANK,
@@ -29,6 +32,9 @@ from moetune.solve.words import (
     explain_choice,
     explain_loss,
     explain_memory,
+    explain_strategy,
+    explain_strategy_loss,
+    reuses,
 )
 
 
@@ -40,8 +46,9 @@ def solve_plan(
     bounds: Bounds,
     device_memory_bytes: int,
     provenance: Provenance,
+    taken_bytes: int = 0,
 ) -> Plan:
-    """Return the fastest plan within the bounds and the memory, and why it is.
+    """Return the fastest plan within the bounds and the memory, and why it is the fastest.
 
     Args:
         costs: nominal costs of the profile that the inputs name.
@@ -49,6 +56,7 @@ def solve_plan(
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
         provenance: of the profile.
+        taken_bytes: of the limit, by the rest of the model.
 
     Raises:
         InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
@@ -56,19 +64,26 @@ def solve_plan(
         ProfileError: the profile lacks an operation that the layer needs.
     """
     workload = _workload(inputs)
+    check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
     limit_bytes = inputs.memory_limit_bytes
     if limit_bytes is None:
         limit_bytes = device_memory_bytes
-    check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
-    check_memory(workload=workload, bounds=bounds, limit_bytes=limit_bytes)
-    ranking = rank_choices(workload=workload, costs=costs, bounds=bounds, limit_bytes=limit_bytes)
+    strategies = choose_strategy(
+        workload=workload,
+        costs=layer_costs(workload=workload, costs=costs),
+        bounds=bounds,
+        limit_bytes=limit_bytes - taken_bytes,
+    )
+    ranking = strategies.best
     confidence = judge_choice(
         costs=ranking.costs,
         resamples=resamples,
         tokens=inputs.tokens_per_rank,
         forward=ranking.forward,
         backward=ranking.backward,
-        order=bounds.chosen_order,
+        order=ranking.order,
+        strategy=ranking.chooser.strategy,
+        rivals=strategies.rivals,
     )
     others = ranking.others()
     return Plan(
@@ -78,15 +93,14 @@ def solve_plan(
             expert_parallel="all_to_all", dp=inputs.world_size, ep=inputs.world_size, tp=1, pp=1
         ),
         pipeline=_pipeline(ranking),
-        memory=layer_memory(
-            workload=workload,
-            forward_degree=ranking.best.forward.degree,
-            backward_degree=ranking.best.backward.degree,
-        ),
+        memory=ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
         chunks=None,
         predicted=_predicted(ranking, confidence, provenance),
-        decision=_verdict(ranking, confidence, others),
-        alternatives=tuple(_alternative(ranking, other) for other in others),
+        decision=_verdict(strategies, confidence, others),
+        alternatives=(
+            *(_alternative(ranking, other) for other in others),
+            *(_other_strategy(ranking, loser) for loser in strategies.losers),
+        ),
         warnings=(
             *_doubts(ranking, inputs.profile, provenance, is_resampled=len(resamples) > 0),
             *ranking.pin_warnings(),
@@ -120,7 +134,7 @@ def _pipeline(ranking: Ranking) -> Pipeline:
     return Pipeline(
         forward_degree=forward_degree,
         backward_degree=backward_degree,
-        order=ranking.bounds.chosen_order,
+        order=ranking.order,
         ranges=solve_ranges(
             chooser=ranking.chooser,
             tokens=ranking.tokens,
@@ -150,34 +164,66 @@ def _alternative(ranking: Ranking, other: StepTime) -> Alternative:
     return Alternative(
         forward_degree=other.forward.degree,
         backward_degree=other.backward.degree,
-        order=ranking.bounds.chosen_order,
-        strategy="none",
+        order=ranking.order,
+        strategy=other.strategy,
         step_seconds=other.seconds,
         lost_because=explain_loss(other=other, best=ranking.best),
     )
 
 
-def _verdict(ranking: Ranking, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
-    runner_up = others[0] if others else None
+def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
+    return Alternative(
+        forward_degree=loser.step.forward.degree,
+        backward_degree=loser.step.backward.degree,
+        order=_order(ranking, loser.step),
+        strategy=loser.strategy,
+        step_seconds=loser.step.seconds,
+        lost_because=explain_strategy_loss(
+            other=loser.step,
+            needed_bytes=total_bytes(loser.memory),
+            limit_bytes=ranking.room.limit_bytes,
+            best=ranking.best,
+        ),
+    )
+
+
+def _order(ranking: Ranking, step: StepTime) -> Order:
+    return ranking.bounds.chosen_order if step.strategy == "none" else "interleaved"
+
+
+def _verdict(strategies: Strategies, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
+    ranking = strategies.best
+    rest = [*others[:1], *strategies.rivals]
+    runner_up = min(rest, key=lambda step: step.seconds, default=None)
     choice = None
     if runner_up is not None:
         choice = Choice(
             forward_degree=runner_up.forward.degree,
             backward_degree=runner_up.backward.degree,
-            order=ranking.bounds.chosen_order,
-            strategy="none",
+            order=_order(ranking, runner_up),
+            strategy=runner_up.strategy,
             step_seconds=runner_up.seconds,
         )
     return Verdict(
         probability_best=confidence.probability_best,
         expected_regret=confidence.expected_regret,
         runner_up=choice,
-        binding="memory" if ranking.memory_forced else binding_resource(ranking.best),
-        why=_why(ranking, runner_up),
+        binding="memory" if strategies.is_forced else binding_resource(ranking.best),
+        why=_why(strategies, others[0] if others else None),
     )
 
 
-def _why(ranking: Ranking, runner_up: StepTime | None) -> str:
+def _why(strategies: Strategies, runner_up: StepTime | None) -> str:
+    ranking = strategies.best
+    without = next((one for one in strategies.losers if one.strategy == "none"), None)
+    if without is not None and reuses(ranking.best) and not without.fits:
+        memory = ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
+        return explain_strategy(
+            best=ranking.best,
+            needed_bytes=total_bytes(memory),
+            without_bytes=total_bytes(without.memory),
+            limit_bytes=ranking.room.limit_bytes,
+        )
     if ranking.memory_forced:
         return explain_memory(
             tokens=ranking.tokens, max_pipelined_tokens=int(ranking.chooser.max_pipelined_tokens)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from moetune.domain.costs import Estimate, Trust, least_trust
-from moetune.domain.plan import Order
+from moetune.domain.plan import Order, Strategy
 from moetune.solve.degree import makespan
-from moetune.solve.phases import LayerCosts, Phase
+from moetune.solve.phases import NOTHING, LayerCosts, Phase
 
 OVERHEAD_SHARE = 0.05
 """Of the step, up to which what lies around the pipeline does not decide its trust."""
@@ -19,17 +19,21 @@ class PhaseTime:
         seconds: from the first dispatch to the last combine.
         transfer: one chunk's dispatch or combine.
         compute: one chunk's experts.
+        copies: one chunk's copies between device and host.
+        num_transfers: of a chunk; 3 where what the experts received is sent again.
     """
 
     degree: int
     seconds: float
     transfer: Estimate
     compute: Estimate
+    copies: Estimate = NOTHING
+    num_transfers: int = 2
 
     @property
     def link_seconds(self) -> float:
         """All transfers, undisturbed: 2·r·t_d."""
-        return 2 * self.degree * self.transfer.seconds
+        return self.num_transfers * self.degree * self.transfer.seconds
 
     @property
     def device_seconds(self) -> float:
@@ -37,14 +41,20 @@ class PhaseTime:
         return self.degree * self.compute.seconds
 
     @property
+    def copy_seconds(self) -> float:
+        """All copies, undisturbed."""
+        return self.degree * self.copies.seconds
+
+    @property
     def work_seconds(self) -> float:
         """All pieces one after another."""
-        return self.link_seconds + self.device_seconds
+        return self.link_seconds + self.device_seconds + self.copy_seconds
 
     @property
     def critical_link_seconds(self) -> float:
         """Transfers on the critical path: all of them, or the first and the last."""
-        return self.link_seconds if self._link_binds else 2 * self.transfer.seconds
+        ends = self.num_transfers * self.transfer.seconds
+        return self.link_seconds if self._link_binds else ends
 
     @property
     def critical_device_seconds(self) -> float:
@@ -53,7 +63,8 @@ class PhaseTime:
 
     @property
     def _link_binds(self) -> bool:
-        return self.link_seconds >= 2 * self.transfer.seconds + self.device_seconds
+        ends = self.num_transfers * self.transfer.seconds
+        return self.link_seconds >= ends + self.device_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +74,12 @@ class StepTime:
     forward: PhaseTime
     backward: PhaseTime
     overhead: Estimate
+    strategy: Strategy = "none"
+
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """Chunks forward and backward."""
+        return self.forward.degree, self.backward.degree
 
     @property
     def seconds(self) -> float:
@@ -77,7 +94,7 @@ class StepTime:
         counts only where it is a share worth the name.
         """
         phases = (self.forward, self.backward)
-        parts = [part for phase in phases for part in (phase.transfer, phase.compute)]
+        parts = [part for phase in phases for part in (phase.transfer, phase.compute, phase.copies)]
         if self.overhead.seconds > OVERHEAD_SHARE * self.seconds:
             parts.append(self.overhead)
         return least_trust(part.trust for part in parts)
@@ -100,23 +117,3 @@ def phase_time(
         order=order,
     )
     return PhaseTime(degree=degree, seconds=seconds, transfer=transfer, compute=compute)
-
-
-def step_time(
-    *,
-    costs: LayerCosts,
-    tokens: int,
-    forward_degree: int,
-    backward_degree: int,
-    order: Order = "dispatch_first",
-) -> StepTime:
-    """Return the predicted time of one step: what `verify` compares with the measured one."""
-    return StepTime(
-        forward=phase_time(
-            costs=costs, phase="forward", tokens=tokens, degree=forward_degree, order=order
-        ),
-        backward=phase_time(
-            costs=costs, phase="backward", tokens=tokens, degree=backward_degree, order=order
-        ),
-        overhead=costs.overhead(tokens=tokens),
-    )

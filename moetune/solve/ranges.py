@@ -18,6 +18,7 @@ from moetune.solve.phases import PHASES, Phase
 
 SINGLE_TOKENS = 16
 STEPS_PER_OCTAVE = 8
+STEPS_WHERE_SIMULATED = 2
 MIN_TOP = 2**20
 HEADROOM = 4
 
@@ -34,7 +35,8 @@ def solve_ranges(
     are solved; between two neighbours that differ the change is bisected to the token. A pair of
     changes between two equal neighbours is not seen: a degree that is best over less than a
     tenth of T. Where costs are measured, degrees that are as good as the best at the same sizes
-    are held as long as they are (`solve.cover`).
+    are held as long as they are (`solve.cover`). Where memory is reused every degree has to be
+    simulated, and two sizes a factor of two are solved.
 
     Args:
         tokens: the plan's own, per rank.
@@ -43,10 +45,11 @@ def solve_ranges(
     """
     top = max(MIN_TOP, HEADROOM * tokens)
     if not chooser.is_closed:
-        sizes = {*_samples(top), *_limits(chooser, top), tokens}
+        few = STEPS_PER_OCTAVE if chooser.strategy == "none" else STEPS_WHERE_SIMULATED
+        sizes = {*_samples(top, few), *_limits(chooser, top), tokens}
         own = forward_degree, backward_degree
         return cover(chooser=chooser, sizes=sorted(sizes), tokens=tokens, own=own)
-    samples = sorted({*_samples(top), tokens})
+    samples = sorted({*_samples(top, STEPS_PER_OCTAVE), tokens})
     chosen: dict[Phase, int] = {"forward": forward_degree, "backward": backward_degree}
 
     def steps(phase: Phase) -> list[Step]:
@@ -66,10 +69,10 @@ def solve_ranges(
     )
 
 
-def _samples(top: int) -> Iterator[int]:
+def _samples(top: int, steps_per_octave: int) -> Iterator[int]:
     yield from range(1, SINGLE_TOKENS + 1)
     step = 1
-    while (sample := round(SINGLE_TOKENS * 2 ** (step / STEPS_PER_OCTAVE))) < top:
+    while (sample := round(SINGLE_TOKENS * 2 ** (step / steps_per_octave))) < top:
         yield sample
         step += 1
     yield top

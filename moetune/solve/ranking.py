@@ -1,15 +1,16 @@
-"""Every choice that is allowed for one size, in the order of its time."""
+"""Every choice that one strategy and the memory allow for one size, in the order of its time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from moetune.domain.costs import Costs
-from moetune.domain.layer import Workload
-from moetune.solve.choice import Bounds, DegreeChooser
-from moetune.solve.memory import tokens_that_fit
-from moetune.solve.phases import PHASES, LayerCosts, layer_costs
-from moetune.solve.predict import PhaseTime, StepTime, step_time
+from moetune.domain.plan import Order, Strategy
+from moetune.solve.choice import NOISE, Bounds, DegreeChooser
+from moetune.solve.degree import TIE
+from moetune.solve.phases import PHASES, LayerCosts, Phase
+from moetune.solve.predict import PhaseTime, StepTime
+from moetune.solve.room import Room
+from moetune.solve.step import step_time
 from moetune.solve.words import explain_pin
 
 NUM_ALTERNATIVES = 5
@@ -18,16 +19,21 @@ WORTH_A_WARNING = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """All degrees that are allowed, best first.
+    """All degrees that are allowed with one strategy, best first.
 
     Args:
+        strategy: the plan's. In one chunk each way there is nothing to use again; the chooser
+            is then that of "none", whatever the strategy.
+        room: the memory that the choice has to fit into.
         free: chooser without pins and without a memory limit.
         sequential: one chunk each way, allowed or not.
     """
 
     tokens: int
+    strategy: Strategy
     costs: LayerCosts
     bounds: Bounds
+    room: Room
     chooser: DegreeChooser
     free: DegreeChooser
     forward: tuple[PhaseTime, ...]
@@ -40,75 +46,163 @@ class Ranking:
         return self.step(self.forward[0], self.backward[0])
 
     @property
+    def order(self) -> Order:
+        """In which the link serves the chunks: reused memory has buffers for one order only."""
+        return self.bounds.chosen_order if self.strategy == "none" else "interleaved"
+
+    @property
     def memory_forced(self) -> bool:
         """Whether the buffers of more than one chunk would be taken if they fitted."""
-        best = self.best.forward.degree, self.best.backward.degree
+        if self.strategy != "none":
+            return False
         wanted = (self.free.degree(phase, self.tokens) for phase in PHASES)
-        return self.tokens > self.chooser.max_pipelined_tokens and max(wanted) > max(best)
+        return self.tokens > self.chooser.max_pipelined_tokens and max(wanted) > max(
+            self.best.degrees
+        )
 
     def step(self, forward: PhaseTime, backward: PhaseTime) -> StepTime:
         """Return the step of these phases."""
-        return StepTime(forward=forward, backward=backward, overhead=self.sequential.overhead)
+        return StepTime(
+            forward=forward,
+            backward=backward,
+            overhead=self.sequential.overhead,
+            strategy=self.strategy,
+        )
 
     def others(self) -> list[StepTime]:
         """Return the choices next in time, and one chunk each way wherever that is allowed."""
         near = (phase[:NUM_ALTERNATIVES] for phase in (self.forward, self.backward))
         steps = [self.step(forward, backward) for forward, backward in product(*near)][1:]
-        steps.sort(key=_order_of_steps)
+        steps = [step for step in steps if self._is_choice(step.degrees)]
+        steps.sort(key=order_of_steps)
         allowed = (
             {time.degree for time in self.forward},
             {time.degree for time in self.backward},
         )
-        best = self.best
-        is_sequential = best.forward.degree == best.backward.degree == 1
-        if is_sequential or not all(1 in degrees for degrees in allowed):
+        one_chunk = self.strategy == "none" and all(1 in degrees for degrees in allowed)
+        if max(self.best.degrees) == 1 or not one_chunk:
             return steps[:NUM_ALTERNATIVES]
-        others = [step for step in steps if not step.forward.degree == step.backward.degree == 1]
-        return sorted([*others[: NUM_ALTERNATIVES - 1], self.sequential], key=_order_of_steps)
+        others = [step for step in steps if max(step.degrees) > 1]
+        return sorted([*others[: NUM_ALTERNATIVES - 1], self.sequential], key=order_of_steps)
 
     def pin_warnings(self) -> Iterator[str]:
         """Yield what each pin costs where that is more than a trifle."""
         for phase, chosen in zip(PHASES, (self.forward[0], self.backward[0]), strict=True):
             if self.bounds.pinned(phase) is None:
                 continue
-            best = self.free.rank(phase, self.tokens)[0]
+            best = self._free_best(phase)
             slower = chosen.seconds / best.seconds - 1
             if slower > WORTH_A_WARNING:
                 yield explain_pin(
                     phase=phase, pinned=chosen.degree, best=best.degree, slower=slower
                 )
 
+    def _is_choice(self, degrees: tuple[int, int]) -> bool:
+        reuses = self.chooser.strategy != "none"
+        return not reuses or (
+            max(degrees) > 1 and self.room.fits(strategy=self.strategy, degrees=degrees)
+        )
 
-def rank_choices(*, workload: Workload, costs: Costs, bounds: Bounds, limit_bytes: int) -> Ranking:
-    """Return the choices that the bounds and the memory leave."""
-    layer = layer_costs(workload=workload, costs=costs)
-    tokens = workload.tokens_per_rank
+    def _free_best(self, phase: Phase) -> PhaseTime:
+        if self.chooser.strategy == "none":
+            return self.free.rank(phase, self.tokens)[0]
+        near = self.free.near_best(phase, self.tokens)
+        return self.free.time(phase, self.tokens, min(near, key=lambda degree: near[degree]))
+
+
+def rank_degrees(
+    *, costs: LayerCosts, bounds: Bounds, room: Room, strategy: Strategy
+) -> Ranking | None:
+    """Return the degrees that the bounds and the memory leave with that strategy.
+
+    None where it does not fit, or where reuse is left with one chunk each way, in which there
+    is nothing to use again, unless the caller pinned it.
+    """
+    tokens = room.workload.tokens_per_rank
+    if strategy != "none":
+        reused = _rank_reused(costs=costs, bounds=bounds, room=room, strategy=strategy)
+        if reused is not None or bounds.strategy != strategy:
+            return reused
+    pins = bounds.forward_degree or 1, bounds.backward_degree or 1
+    if not room.fits(strategy=strategy, degrees=pins):
+        return None
     chooser = DegreeChooser(
-        costs=layer,
-        bounds=bounds,
-        max_pipelined_tokens=tokens_that_fit(
-            workload=workload, limit_bytes=limit_bytes, pipelined=True
-        ),
+        costs=costs, bounds=bounds, max_pipelined_tokens=room.max_pipelined_tokens
     )
+    if strategy != "none":  # pinned, with one chunk each way
+        chooser = replace(chooser, bounds=replace(bounds, max_degree=1))
     return Ranking(
         tokens=tokens,
-        costs=layer,
+        strategy=strategy,
+        costs=costs,
         bounds=bounds,
+        room=room,
         chooser=chooser,
-        free=DegreeChooser(
-            costs=layer, bounds=replace(bounds, forward_degree=None, backward_degree=None)
-        ),
+        free=DegreeChooser(costs=costs, bounds=_without_pins(bounds)),
         forward=chooser.rank("forward", tokens),
         backward=chooser.rank("backward", tokens),
-        sequential=step_time(
-            costs=layer,
-            tokens=tokens,
-            forward_degree=1,
-            backward_degree=1,
-            order=bounds.chosen_order,
-        ),
+        sequential=_sequential(costs, bounds, tokens),
     )
 
 
-def _order_of_steps(step: StepTime) -> tuple[float, int, int]:
-    return step.seconds, step.forward.degree, step.backward.degree
+def _rank_reused(
+    *, costs: LayerCosts, bounds: Bounds, room: Room, strategy: Strategy
+) -> Ranking | None:
+    tokens = room.workload.tokens_per_rank
+    chooser = DegreeChooser(costs=costs, bounds=bounds, strategy=strategy)
+    forward, backward = (
+        {degree: chooser.time(phase, tokens, degree) for degree in chooser.allowed(phase, tokens)}
+        for phase in PHASES
+    )
+
+    def fits(degrees: tuple[int, int]) -> bool:
+        return max(degrees) > 1 and room.fits(strategy=strategy, degrees=degrees)
+
+    pairs = sorted(
+        (first.seconds + second.seconds, (first.degree, second.degree))
+        for first in forward.values()
+        for second in backward.values()
+    )
+    best = next(((seconds, degrees) for seconds, degrees in pairs if fits(degrees)), None)
+    if best is None:
+        return None
+    limit = best[0] * (1 + (NOISE if chooser.is_measured else TIE))
+    near = (degrees for seconds, degrees in pairs if seconds <= limit and fits(degrees))
+    few = min(near, key=lambda degrees: (sum(degrees), degrees))
+    return Ranking(
+        tokens=tokens,
+        strategy=strategy,
+        costs=costs,
+        bounds=bounds,
+        room=room,
+        chooser=replace(chooser, room=room),
+        free=replace(chooser, bounds=_without_pins(bounds)),
+        forward=_ranked(forward, few[0], [one for one in forward if fits((one, few[1]))]),
+        backward=_ranked(backward, few[1], [one for one in backward if fits((few[0], one))]),
+        sequential=_sequential(costs, bounds, tokens),
+    )
+
+
+def _ranked(times: dict[int, PhaseTime], chosen: int, fitting: list[int]) -> tuple[PhaseTime, ...]:
+    """Return the degrees that fit beside the other phase's choice, the chosen one first."""
+    order = sorted(fitting, key=lambda degree: (degree != chosen, times[degree].seconds, degree))
+    return tuple(times[degree] for degree in order)
+
+
+def _without_pins(bounds: Bounds) -> Bounds:
+    return replace(bounds, forward_degree=None, backward_degree=None)
+
+
+def _sequential(costs: LayerCosts, bounds: Bounds, tokens: int) -> StepTime:
+    return step_time(
+        costs=costs,
+        tokens=tokens,
+        forward_degree=1,
+        backward_degree=1,
+        order=bounds.chosen_order,
+    )
+
+
+def order_of_steps(step: StepTime) -> tuple[float, int, int]:
+    """Return what steps are sorted by: time, then chunks."""
+    return step.seconds, *step.degrees

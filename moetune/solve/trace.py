@@ -7,6 +7,7 @@ from moetune.domain.layer import Workload
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.solve.phases import Phase, layer_costs
+from moetune.solve.reuse import reuse_timeline
 from moetune.solve.timeline import Span, Timeline, pipeline_tasks, simulate
 
 MICROSECONDS = 1e6
@@ -28,8 +29,19 @@ def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
     )
     layer = layer_costs(workload=workload, costs=costs)
 
+    strategy = plan.memory.strategy
+    one_chunk = max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) == 1
+
     def timeline(phase: Phase, degree: int) -> Timeline:
         rows = workload.rows / degree
+        if strategy != "none" and not one_chunk:
+            return reuse_timeline(
+                costs=layer,
+                phase=phase,
+                strategy=strategy,
+                tokens=workload.tokens_per_rank,
+                degree=degree,
+            )
         transfers = [layer.transfer(rows=rows, degree=degree).seconds] * degree
         tasks = pipeline_tasks(
             dispatch_seconds=transfers,

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs
-from moetune.domain.plan import Order
+from moetune.domain.plan import Order, Strategy
 from moetune.solve.degree import TIE
 from moetune.solve.phases import PHASES, LayerCosts
-from moetune.solve.predict import PhaseTime, phase_time
+from moetune.solve.predict import PhaseTime, StepTime
+from moetune.solve.step import step_time, strategy_time
 
 NUM_CONTENDERS = 4
 HOPELESS = 1.2
@@ -38,8 +39,10 @@ def judge_choice(
     forward: Sequence[PhaseTime],
     backward: Sequence[PhaseTime],
     order: Order,
+    strategy: Strategy = "none",
+    rivals: Sequence[StepTime] = (),
 ) -> Confidence:
-    """Compare the chosen degrees with their contenders under each refit.
+    """Compare the chosen degrees with their contenders, and strategies, under each refit.
 
     The phases share no decision, so each is compared alone and the best of both are added.
     Without refits the nominal costs are taken for certain.
@@ -48,7 +51,10 @@ def judge_choice(
         costs: the nominal ones.
         forward: the ranked degrees of the phase, the chosen one first.
         backward: the same.
+        strategy: the chosen one.
+        rivals: the best step of each other strategy that fits.
     """
+    rivals = [one for one in rivals if one.seconds <= _nominal(costs, tokens, forward, backward)]
     contenders = _shortlist(forward), _shortlist(backward)
     steps: list[float] = []
     regrets: list[float] = []
@@ -56,13 +62,20 @@ def judge_choice(
         chosen = best = refit.overhead(tokens=tokens).seconds
         for phase, degrees in zip(PHASES, contenders, strict=True):
             times = [
-                phase_time(
-                    costs=refit, phase=phase, tokens=tokens, degree=degree, order=order
+                strategy_time(
+                    costs=refit,
+                    phase=phase,
+                    tokens=tokens,
+                    degree=degree,
+                    order=order,
+                    strategy=strategy,
                 ).seconds
                 for degree in degrees
             ]
             chosen += times[0]
             best += min(times)
+        for rival in rivals:
+            best = min(best, _again(refit, rival, tokens, order).seconds)
         steps.append(chosen)
         regrets.append(chosen / best - 1 if best else 0.0)
     steps.sort()
@@ -71,6 +84,25 @@ def judge_choice(
         expected_regret=sum(regrets) / len(regrets),
         p05_step_seconds=_quantile(steps, 0.05),
         p95_step_seconds=_quantile(steps, 0.95),
+    )
+
+
+def _nominal(
+    costs: LayerCosts, tokens: int, forward: Sequence[PhaseTime], backward: Sequence[PhaseTime]
+) -> float:
+    """Return the time above which no refit makes a rival the best one."""
+    overhead = costs.overhead(tokens=tokens).seconds
+    return (forward[0].seconds + backward[0].seconds + overhead) * HOPELESS
+
+
+def _again(refit: LayerCosts, step: StepTime, tokens: int, order: Order) -> StepTime:
+    return step_time(
+        costs=refit,
+        tokens=tokens,
+        forward_degree=step.forward.degree,
+        backward_degree=step.backward.degree,
+        order=order,
+        strategy=step.strategy,
     )
 
 

@@ -3,12 +3,20 @@
 from collections.abc import Iterator
 
 from moetune.domain.costs import Interference, Trust
-from moetune.domain.plan import Binding
+from moetune.domain.plan import Binding, Strategy
 from moetune.domain.profile import Provenance
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.degree import TIE
 from moetune.solve.predict import StepTime
 
+HOW: dict[Strategy, str] = {
+    "none": "all activations are kept",
+    "S1": "what the experts received and their pre-activations wait in host memory",
+    "S2": "tokens are sent again, pre-activations wait in host memory",
+    "S3": "what the experts received waits in host memory, pre-activations are computed again",
+    "S4": "tokens are sent again, pre-activations are computed again",
+}
+"""How each strategy gets back what the backward pass needs (MPipeMoE Table II)."""
 ONE_RANK = (
     "One rank sends nothing, so there is no transfer to hide, and more chunks would only repeat "
     "the start-up of the experts."
@@ -16,7 +24,15 @@ ONE_RANK = (
 
 
 def binding_resource(step: StepTime) -> Binding:
-    """Return what the critical path of the step consists of, for the most part."""
+    """Return what the critical path of the step consists of, for the most part.
+
+    With reused memory: what has the most to do.
+    """
+    if reuses(step):
+        link, device, copies = _all_seconds(step)
+        if copies > max(link, device):
+            return "copies"
+        return "communication" if link > device else "computation"
     link, device = _critical_seconds(step)
     return "communication" if link > device else "computation"
 
@@ -76,6 +92,45 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
     return f"+{100 * slower:.1f} %: {cost}, and {less}"
 
 
+def explain_strategy_loss(
+    *, other: StepTime, needed_bytes: int, limit_bytes: int, best: StepTime
+) -> str:
+    """Return why another strategy lost: it does not fit, or what it has to do besides."""
+    if needed_bytes > limit_bytes:
+        return (
+            f"does not fit: it needs {format_bytes(needed_bytes)}, "
+            f"{format_bytes(needed_bytes - limit_bytes)} more than the limit"
+        )
+    slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
+    if slower < -TIE:
+        return f"{slower:.1%}, within what predictions miss"
+    if slower <= TIE:
+        return "as fast"
+    names = ("sends", "computes", "copies")
+    more = zip(names, _all_seconds(other), _all_seconds(best), strict=True)
+    besides = [
+        f"{name} {format_seconds(mine - its)} more" for name, mine, its in more if mine > its
+    ]
+    reason = f"it {' and '.join(besides)}" if besides else "it hides less"
+    return f"+{100 * slower:.1f} %: {reason}"
+
+
+def explain_strategy(
+    *, best: StepTime, needed_bytes: int, without_bytes: int, limit_bytes: int
+) -> str:
+    """Return why memory is reused in the way of `best`.
+
+    Args:
+        needed_bytes: by the choice.
+        without_bytes: by the fastest choice without reuse.
+    """
+    return (
+        f"Memory binds: keeping everything needs {format_bytes(without_bytes)} of "
+        f"{format_bytes(limit_bytes)}. Strategy {best.strategy} ({HOW[best.strategy]}) needs "
+        f"{format_bytes(needed_bytes)} and is the fastest one that fits. {_critical_path(best)}"
+    )
+
+
 def explain_memory(*, tokens: int, max_pipelined_tokens: int) -> str:
     """Return why one chunk is taken although more would be faster."""
     return (
@@ -125,6 +180,12 @@ def _chunks(step: StepTime) -> str:
 
 
 def _critical_path(step: StepTime) -> str:
+    if reuses(step):
+        transfers, experts, copies = map(format_seconds, _all_seconds(step))
+        return (
+            f"{binding_resource(step).capitalize()} binds: transfers are {transfers} in all, "
+            f"experts {experts}, copies {copies}."
+        )
     link, device = _critical_seconds(step)
     if device == 0:
         return "Communication binds: all experts hide behind the transfers."
@@ -151,6 +212,21 @@ def _gain(step: StepTime, sequential: StepTime) -> str:
     if pieces < 0:
         return f"{hide}, {but} smaller pieces save {format_seconds(-pieces)}"
     return f"{hide} for {format_seconds(pieces)} of smaller pieces" if pieces else hide
+
+
+def reuses(step: StepTime) -> bool:
+    """Return whether the step uses memory again: not in one chunk each way."""
+    return step.strategy != "none" and max(step.degrees) > 1
+
+
+def _all_seconds(step: StepTime) -> tuple[float, float, float]:
+    """Return all transfers, experts and copies of the step, undisturbed."""
+    phases = (step.forward, step.backward)
+    return (
+        sum(phase.link_seconds for phase in phases),
+        sum(phase.device_seconds for phase in phases),
+        sum(phase.copy_seconds for phase in phases),
+    )
 
 
 def _work_seconds(step: StepTime) -> float:

@@ -9,7 +9,8 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.phases import layer_costs
-from moetune.solve.predict import PhaseTime, step_time
+from moetune.solve.predict import PhaseTime
+from moetune.solve.step import step_time
 from moetune.workflows.plan import ALLOW_MODELLED
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.wiring import StoreFinder
@@ -82,6 +83,7 @@ def explain_plan(plan: Plan, *, profile: Profile) -> Explanation:
         forward_degree=plan.pipeline.forward_degree,
         backward_degree=plan.pipeline.backward_degree,
         order=plan.pipeline.order,
+        strategy=plan.memory.strategy,
     )
     return Explanation(
         plan=plan,

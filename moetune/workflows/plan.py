@@ -23,6 +23,7 @@ from moetune.workflows.wiring import StoreFinder
 
 NUM_RESAMPLES = 100
 SEED = 0
+MEMORY_TAKEN = "memory-taken"
 ALLOW_MODELLED = "allow-modelled"
 """Among the constraints where estimates were accepted for what was not measured."""
 
@@ -38,6 +39,7 @@ class PlanRequest:
         tokens_per_rank: default, the model's; a layer needs it.
         dtype: default, what the profile is for: see `default_dtype`.
         memory_limit_bytes: default, the device's memory.
+        memory_taken_bytes: by others on the device; the limit is less by so much.
 
     Raises:
         InputError: it is incomplete, contradicts itself, or names no known model.
@@ -49,6 +51,7 @@ class PlanRequest:
     tokens_per_rank: int | None = None
     dtype: str | None = None
     memory_limit_bytes: int | None = None
+    memory_taken_bytes: int = 0
     bounds: Bounds = field(default_factory=Bounds)
     allow_modelled: bool = False
 
@@ -127,6 +130,7 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
         resamples=resample_costs(profile, num=NUM_RESAMPLES, seed=SEED, allow_modelled=allowed),
         bounds=request.bounds,
         device_memory_bytes=profile.machine.memory_bytes,
+        taken_bytes=request.memory_taken_bytes,
         provenance=profile.provenance,
     )
     return replace(plan, warnings=(*_stand_in(plan, profile), *plan.warnings))
@@ -204,10 +208,14 @@ def _stand_in(plan: Plan, profile: Profile) -> tuple[str, ...]:
 def _constraints(request: PlanRequest) -> Mapping[str, str]:
     """Return what differs from the defaults: the same question always has the same id."""
     bounds, default = request.bounds, Bounds()
-    names = ("forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "order")
+    names = (
+        "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens", "order", "strategy",
+    )  # fmt: skip
     found = {
         name.replace("_", "-"): str(getattr(bounds, name))
         for name in names
         if getattr(bounds, name) != getattr(default, name)
     }
+    if request.memory_taken_bytes:
+        found[MEMORY_TAKEN] = str(request.memory_taken_bytes)
     return {**found, ALLOW_MODELLED: "true"} if request.allow_modelled else found

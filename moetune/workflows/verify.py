@@ -13,7 +13,7 @@ from moetune.domain.ports import Observation
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.phases import layer_costs
-from moetune.solve.predict import step_time
+from moetune.solve.step import step_time
 from moetune.workflows.plan import ALLOW_MODELLED
 from moetune.workflows.profiles import find_profile
 from moetune.workflows.wiring import StoreFinder
@@ -227,6 +227,7 @@ def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float
             forward_degree=decision.forward_degree,
             backward_degree=decision.backward_degree,
             order=decision.order,
+            strategy=decision.strategy,
         ).seconds
     except ProfileError:
         return None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moetune.domain.costs import Estimate, Interference, LinearCost, SideBySide, Trust
+from moetune.domain.costs import CopyMode, Estimate, Interference, LinearCost, SideBySide, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import PlanInputs
@@ -21,6 +21,7 @@ class LinearCosts:
         alone_factor: of a transfer that is alone in flight.
         power: of the bytes; 1 for a line.
         is_measured: hide the lines, as a profile with samples does.
+        copy_cost: of one copy over bytes, either way; None with no `copy_mode`.
     """
 
     gemm_cost: LinearCost = GEMM
@@ -32,6 +33,8 @@ class LinearCosts:
     trust: Trust = "measured"
     is_measured: bool = False
     group_size: int | None = None
+    copy_cost: LinearCost | None = None
+    copy_mode: CopyMode | None = None
 
     def side_by_side(self, *, exchange_bytes: float, exchange_seconds: float) -> SideBySide:
         assert exchange_bytes >= 0
@@ -71,7 +74,9 @@ class LinearCosts:
         return Estimate(seconds=seconds, trust=self.trust)
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
-        raise AssertionError(f"no plan without memory reuse copies: {direction, pinned, num_bytes}")
+        assert self.copy_cost is not None, f"not measured: {direction}"
+        assert pinned == (self.copy_mode == "pinned")
+        return Estimate(seconds=self.copy_cost.seconds(num_bytes), trust="measured")
 
 
 def plan_inputs(

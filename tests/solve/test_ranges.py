@@ -44,10 +44,14 @@ lines = st.builds(
 )
 
 
-def _chooser(costs: Costs, bounds: Bounds | None = None, **limits: float) -> DegreeChooser:
+def _chooser(
+    costs: Costs, bounds: Bounds | None = None, max_pipelined_tokens: float = math.inf
+) -> DegreeChooser:
     workload = Workload(layer=LAYER, world_size=4, tokens_per_rank=TOKENS, dtype="bfloat16")
     return DegreeChooser(
-        costs=layer_costs(workload=workload, costs=costs), bounds=bounds or Bounds(), **limits
+        costs=layer_costs(workload=workload, costs=costs),
+        bounds=bounds or Bounds(),
+        max_pipelined_tokens=max_pipelined_tokens,
     )
 
 

@@ -24,6 +24,7 @@ from moetune.solve.choice import Bounds
 from moetune.solve.plan import solve_plan
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
+KEEP_ALL = Bounds(strategy="none")
 GIB = 2**30
 MIB = 2**20
 DISTURBED = Interference(comm=CommSpeed(comp=0.5), comp=CompSpeed(comm=0.5))
@@ -158,7 +159,9 @@ def test_a_pinned_order_is_kept_everywhere_and_costs_what_the_order_costs() -> N
 def test_pinning_what_is_best_anyway_warns_of_nothing() -> None:
     free = _solve()
     bounds = Bounds(
-        forward_degree=free.pipeline.forward_degree, backward_degree=free.pipeline.backward_degree
+        forward_degree=free.pipeline.forward_degree,
+        backward_degree=free.pipeline.backward_degree,
+        strategy="none",
     )
     plan = _solve(bounds=bounds)
     assert plan.warnings == ()
@@ -183,7 +186,7 @@ def test_where_overlap_cannot_pay_one_chunk_is_chosen_and_the_plan_says_why() ->
 
 
 def test_a_pipelined_plan_says_what_it_hides_and_what_binds() -> None:
-    plan = _solve()
+    plan = _solve(bounds=KEEP_ALL)
     sequential = plan.alternatives[-1]
     assert (sequential.forward_degree, sequential.backward_degree) == (1, 1)
     predicted = plan.predicted
@@ -236,7 +239,7 @@ def test_binding_is_what_the_critical_path_consists_of(beta_seconds: float, bind
 
 
 def test_alternatives_are_the_next_best_and_one_chunk_each_with_its_reason() -> None:
-    plan = _solve()
+    plan = _solve(bounds=KEEP_ALL)
     seconds = [one.step_seconds for one in plan.alternatives]
     assert len(plan.alternatives) == 5
     assert seconds == sorted(seconds)
@@ -312,7 +315,7 @@ def _needed_bytes(plan: Plan) -> int:
 def test_a_limit_below_pipelined_buffers_forces_one_chunk_and_binds() -> None:
     free = _solve()
     limit = _needed_bytes(free) - 1
-    plan = _solve(plan_inputs(memory_limit_bytes=limit))
+    plan = _solve(plan_inputs(memory_limit_bytes=limit), bounds=KEEP_ALL)
     assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == (1, 1)
     assert plan.decision.binding == "memory"
     assert plan.decision.why.startswith("Memory binds: ")
@@ -332,25 +335,40 @@ def test_one_chunk_by_choice_is_not_blamed_on_memory() -> None:
 
 def test_the_devices_memory_is_the_limit_where_none_is_set() -> None:
     needed = _needed_bytes(_solve(bounds=Bounds(forward_degree=1, backward_degree=1)))
-    assert _solve(device_memory_bytes=needed).pipeline.forward_degree == 1
+    assert _solve(device_memory_bytes=needed, bounds=KEEP_ALL).pipeline.forward_degree == 1
     with pytest.raises(InfeasiblePlanError, match="memory binds"):
-        _solve(device_memory_bytes=needed - 1)
-    with pytest.raises(InfeasiblePlanError, match="the limit is 0 B"):
+        _solve(device_memory_bytes=needed - 1, bounds=KEEP_ALL)
+    with pytest.raises(InfeasiblePlanError, match="the limit of 0 B"):
         _solve(plan_inputs(memory_limit_bytes=0))
 
 
 def test_too_little_memory_names_the_numbers_and_the_nearest_number_of_tokens() -> None:
     with pytest.raises(InfeasiblePlanError) as caught:
-        _solve(plan_inputs(memory_limit_bytes=400 * MIB))
+        _solve(plan_inputs(memory_limit_bytes=400 * MIB), bounds=KEEP_ALL)
     # 16·(16·1024 + 2·2·4096·1024) bytes of states, and per token 2·(2·M + 2·(2·M + H)) of
     # activations and 2·2·(M + H) of buffers.
     assert caught.value.what == (
-        "memory binds: the smallest plan needs 448 MiB per device (states 256 MiB, "
-        "activations 112 MiB, buffers 80.0 MiB), the limit is 400 MiB"
+        "memory binds: the smallest plan (1 and 1 chunks, strategy none) needs 448 MiB per device "
+        "(states 256 MiB, activations 112 MiB, buffers 80.0 MiB), 48.2 MiB more than the limit of "
+        "400 MiB"
     )
-    assert caught.value.hint == "nearest: 3066 tokens per rank instead of 4096"
-    fits = plan_inputs(memory_limit_bytes=400 * MIB, tokens_per_rank=3066)
-    assert _solve(fits).pipeline.forward_degree == 1
+    # Reuse would do: with 64 chunks little more than the rows of the ranks themselves is left.
+    assert caught.value.hint == "nearest: 64 and 64 chunks with strategy S4"
+    plan = _solve(plan_inputs(memory_limit_bytes=400 * MIB))
+    assert plan.memory.strategy == "S4"
+    assert _needed_bytes(plan) <= 400 * MIB
+
+
+def test_where_not_even_reuse_fits_the_nearest_number_of_tokens_does() -> None:
+    with pytest.raises(InfeasiblePlanError) as caught:
+        _solve(plan_inputs(memory_limit_bytes=290 * MIB))
+    words = caught.value.hint.split()
+    assert caught.value.hint == f"nearest: {words[1]} tokens per rank instead of 4096"
+    fits = plan_inputs(memory_limit_bytes=290 * MIB, tokens_per_rank=int(words[1]))
+    assert _needed_bytes(_solve(fits)) <= 290 * MIB
+    more = plan_inputs(memory_limit_bytes=290 * MIB, tokens_per_rank=int(words[1]) + 1)
+    with pytest.raises(InfeasiblePlanError):
+        _solve(more)
 
 
 def test_states_that_do_not_fit_alone_ask_for_more_ranks() -> None:
@@ -361,8 +379,8 @@ def test_states_that_do_not_fit_alone_ask_for_more_ranks() -> None:
 def test_a_pinned_pipeline_that_does_not_fit_is_sent_to_degree_one() -> None:
     free = _solve()
     inputs = plan_inputs(memory_limit_bytes=_needed_bytes(free) - 1)
-    with pytest.raises(InfeasiblePlanError, match="nearest: degree 1 forward and backward"):
-        _solve(inputs, bounds=Bounds(forward_degree=2))
+    with pytest.raises(InfeasiblePlanError, match="nearest: 1 and 1 chunks with strategy none"):
+        _solve(inputs, bounds=Bounds(forward_degree=2, strategy="none"))
 
 
 def test_an_operation_that_was_not_measured_is_the_profiles_error() -> None:

@@ -1,0 +1,254 @@
+"""How long a phase takes whose chunks share buffers: the fluid timeline of each strategy.
+
+Reused memory overwrites what the backward pass needs (MPipeMoE §III-D). What the experts
+received (T_DI) comes back from host memory (S1, S3) or is sent again (S2, S4); the
+pre-activations (T_M) come back from host memory (S1, S2) or are computed again (S3, S4).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Estimate
+from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.samples import Product
+from moetune.domain.units import dtype_bytes
+from moetune.solve.memory import middle_elements
+from moetune.solve.phases import LayerCosts, Phase, total
+from moetune.solve.predict import PhaseTime
+from moetune.solve.timeline import COMPUTE, LINK, Task, Timeline, simulate
+
+COPIES = "copies"
+_AHEAD = 2
+"""Dispatches ahead of the experts: T_DI has two buffers."""
+_ALONE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One chunk's operations while nothing else runs.
+
+    Args:
+        transfer: a dispatch, or a combine.
+        before: the experts as long as they need T_M.
+        after: the rest of the experts' work; T_M may be overwritten meanwhile.
+        copy_input, copy_middle: T_DI and T_M to the host, or back.
+        sends_again: whether T_DI is dispatched a second time.
+        copies_beside: whether an engine copies while the experts compute.
+        sorts_rows: whether T_DI lies in one buffer by expert besides the two of the link.
+    """
+
+    transfer: Estimate
+    before: Estimate
+    after: Estimate
+    copy_input: Estimate | None
+    copy_middle: Estimate | None
+    sends_again: bool
+    copies_beside: bool
+    sorts_rows: bool
+
+    @property
+    def num_transfers(self) -> int:
+        """Exchanges of the chunk: dispatch and combine, and T_DI again."""
+        return 3 if self.sends_again else 2
+
+    @property
+    def compute(self) -> Estimate:
+        """All of the experts' work."""
+        return total(self.before, self.after)
+
+    @property
+    def copies(self) -> Estimate:
+        """All copies."""
+        return total(self.copy_input, self.copy_middle)
+
+    @property
+    def copy_stream(self) -> str:
+        """Who copies."""
+        return COPIES if self.copies_beside else COMPUTE
+
+
+def chunk_of(*, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: float) -> Chunk:
+    """Return what one chunk of `rows` rows costs.
+
+    Raises:
+        ProfileError: the strategy copies, and no copies were measured.
+    """
+    is_backward = phase == "backward"
+    before, after = _halves(costs, phase, rows, recompute=strategy in {"S3", "S4"})
+    layer = costs.layer
+
+    def copy(width: int) -> Estimate:
+        return _copy(costs, phase, rows * width * dtype_bytes(costs.dtype))
+
+    return Chunk(
+        transfer=costs.transfer(rows=rows, degree=_ALONE),
+        before=before,
+        after=after,
+        copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
+        copy_middle=copy(middle_elements(layer)) if strategy in OFFLOADS_MIDDLE else None,
+        sends_again=is_backward and strategy in {"S2", "S4"},
+        copies_beside=costs.costs.copy_mode == "pinned",
+        sorts_rows=costs.sorts_rows,
+    )
+
+
+def reuse_time(
+    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
+) -> PhaseTime:
+    """Return the predicted time of one phase with `tokens` on each rank, by its timeline."""
+    rows = tokens * costs.layer.top_k / degree
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows)
+    timeline = _run(costs, phase, chunk, rows, degree)
+    return PhaseTime(
+        degree=degree,
+        seconds=timeline.makespan_seconds,
+        transfer=chunk.transfer,
+        compute=chunk.compute,
+        copies=chunk.copies,
+        num_transfers=chunk.num_transfers,
+    )
+
+
+def reuse_timeline(
+    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
+) -> Timeline:
+    """Return when each task of the phase runs."""
+    rows = tokens * costs.layer.top_k / degree
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows)
+    return _run(costs, phase, chunk, rows, degree)
+
+
+def _run(costs: LayerCosts, phase: Phase, chunk: Chunk, rows: float, degree: int) -> Timeline:
+    return simulate(
+        reuse_tasks(chunk=chunk, phase=phase, degree=degree),
+        interference=costs.beside(rows=rows, degree=_ALONE),
+    )
+
+
+def at_least_seconds(
+    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
+) -> float:
+    """Return a time that the phase cannot beat: its busiest stream, undisturbed."""
+    rows = tokens * costs.layer.top_k / degree
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows)
+    transfers = chunk.num_transfers * chunk.transfer.seconds
+    device, copies = degree * chunk.compute.seconds, degree * chunk.copies.seconds
+    busy = copies if chunk.copies_beside else device + copies
+    return max(degree * transfers, transfers + device, busy)
+
+
+def reuse_tasks(*, chunk: Chunk, phase: Phase, degree: int) -> list[Task]:
+    """Return the tasks of a phase, two dispatches ahead of the experts (MPipeMoE Fig. 7)."""
+    chunks = range(degree)
+    link = _link(chunk, degree)
+    if phase == "forward":
+        experts = [task for i in chunks for task in _forward(chunk, i)]
+        if not chunk.sorts_rows and chunk.copy_input is not None:
+            link = [_wait_for_save(task) for task in link]
+    else:
+        experts = [*_first_loads(chunk, degree)]
+        experts += [task for i in chunks for task in _backward(chunk, i, degree)]
+    return [*link, *experts]
+
+
+def _link(chunk: Chunk, degree: int) -> list[Task]:
+    """Return the link's tasks: D₁ D₂ C₁ D₃ C₂ …, each D twice where T_DI is sent again."""
+    seconds = chunk.transfer.seconds
+
+    def dispatch(i: int) -> Iterator[Task]:
+        if chunk.sends_again:
+            yield Task(f"dispatch again {i}", "comm", LINK, seconds)
+        yield Task(f"dispatch {i}", "comm", LINK, seconds)
+
+    tasks = [*dispatch(0)]
+    for i in range(degree):
+        tasks += dispatch(i + 1) if i + 1 < degree else ()
+        tasks.append(Task(f"combine {i}", "comm", LINK, seconds, (f"after {i}",)))
+    return tasks
+
+
+def _wait_for_save(task: Task) -> Task:
+    """Return a dispatch that waits until its buffer's last rows are in host memory."""
+    name, _, number = task.name.rpartition(" ")
+    if name != "dispatch" or int(number) < _AHEAD:
+        return task
+    return task._replace(after=(*task.after, f"save input {int(number) - _AHEAD}"))
+
+
+def _forward(chunk: Chunk, i: int) -> Iterator[Task]:
+    arrived = (f"dispatch {i}",)
+    before, after = list(arrived), []
+    if chunk.copy_input is not None:
+        idle = (f"after {i - 1}",) if i else ()
+        yield _copying(chunk, f"save input {i}", chunk.copy_input, (*arrived, *idle))
+        after += [f"save input {i}"] if chunk.sorts_rows else []
+    if chunk.copy_middle is not None and i:
+        before.append(f"save middle {i - 1}")
+    yield Task(f"before {i}", "comp", COMPUTE, chunk.before.seconds, tuple(before))
+    if chunk.copy_middle is not None:
+        yield _copying(chunk, f"save middle {i}", chunk.copy_middle, (f"before {i}",))
+    yield Task(f"after {i}", "comp", COMPUTE, chunk.after.seconds, tuple(after))
+
+
+def _first_loads(chunk: Chunk, degree: int) -> Iterator[Task]:
+    if chunk.copy_input is not None:
+        yield _copying(chunk, "load input 0", chunk.copy_input)
+    if chunk.copy_middle is not None:
+        yield _copying(chunk, "load middle 0", chunk.copy_middle)
+    if chunk.copy_input is not None and degree > 1:
+        yield _copying(chunk, "load input 1", chunk.copy_input)
+
+
+def _backward(chunk: Chunk, i: int, degree: int) -> Iterator[Task]:
+    """Yield a chunk's experts and the loads of the chunks behind it, as buffers become free."""
+    needed = [f"dispatch {i}"]
+    needed += [f"load input {i}"] if chunk.copy_input is not None else []
+    needed += [f"load middle {i}"] if chunk.copy_middle is not None else []
+    yield Task(f"before {i}", "comp", COMPUTE, chunk.before.seconds, tuple(needed))
+    if chunk.copy_middle is not None and i + 1 < degree:
+        yield _copying(chunk, f"load middle {i + 1}", chunk.copy_middle, (f"before {i}",))
+    yield Task(f"after {i}", "comp", COMPUTE, chunk.after.seconds)
+    if chunk.copy_input is not None and i + _AHEAD < degree:
+        yield _copying(chunk, f"load input {i + _AHEAD}", chunk.copy_input, (f"after {i}",))
+
+
+def _copying(chunk: Chunk, name: str, copy: Estimate, after: Sequence[str] = ()) -> Task:
+    return Task(name, "mem", chunk.copy_stream, copy.seconds, tuple(after))
+
+
+def _halves(
+    costs: LayerCosts, phase: Phase, rows: float, *, recompute: bool
+) -> tuple[Estimate, Estimate]:
+    """Return the experts' work up to T_M's last use, and after it.
+
+    Forward the products with W₁ (and W₃) and the activation come before, that with W₂ after.
+    Backward the products with W₂ and the activation's gradient come before.
+    """
+    num_first = costs.layer.num_gemms - 1
+
+    def products(*forms: Product, is_second: bool) -> list[Estimate]:
+        count = 1 if is_second else num_first
+        return count * [costs.product(form, rows=rows, is_second=is_second) for form in forms]
+
+    activation, sorting = costs.activation(phase, rows), costs.sorting(rows)
+    if phase == "forward":
+        return (
+            total(sorting, *products("forward", is_second=False), activation),
+            total(*products("forward", is_second=True), sorting),
+        )
+    again = products("forward", is_second=False) if recompute else []
+    gradients: tuple[Product, Product] = ("grad_input", "grad_weight")
+    return (
+        total(sorting, *again, *products(*gradients, is_second=True), activation),
+        total(*products(*gradients, is_second=False), sorting),
+    )
+
+
+def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
+    mode = costs.costs.copy_mode
+    copy = costs.costs.copy(
+        direction="d2h" if phase == "forward" else "h2d",
+        pinned=mode == "pinned",
+        num_bytes=num_bytes,
+    )
+    return replace(copy, trust="modelled") if mode == "pageable" else copy

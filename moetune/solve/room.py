@@ -1,0 +1,63 @@
+"""What fits into a device's memory: which strategies, degrees and numbers of tokens."""
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+
+from moetune.domain.layer import Workload
+from moetune.domain.plan import Memory, Strategy
+from moetune.solve.memory import layer_memory, tokens_that_fit, total_bytes
+
+_MOST_TOKENS = 2**40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A layer and the memory it may take on one device."""
+
+    workload: Workload
+    limit_bytes: int
+
+    @property
+    def max_pipelined_tokens(self) -> int:
+        """The most tokens whose buffers fit in several chunks without reuse; may be negative."""
+        return tokens_that_fit(workload=self.workload, limit_bytes=self.limit_bytes, pipelined=True)
+
+    def memory(
+        self, *, strategy: Strategy, degrees: tuple[int, int], tokens: int | None = None
+    ) -> Memory:
+        """Return what a choice takes, for the workload's tokens or for others."""
+        workload = self.workload
+        if tokens is not None:
+            workload = replace(workload, tokens_per_rank=tokens)
+        return layer_memory(
+            workload=workload,
+            forward_degree=degrees[0],
+            backward_degree=degrees[1],
+            strategy=strategy,
+        )
+
+    def fits(
+        self, *, strategy: Strategy, degrees: tuple[int, int], tokens: int | None = None
+    ) -> bool:
+        """Return whether a choice fits."""
+        memory = self.memory(strategy=strategy, degrees=degrees, tokens=tokens)
+        return total_bytes(memory) <= self.limit_bytes
+
+    def fewest_chunks(self, *, strategy: Strategy, tokens: int, largest: int) -> int:
+        """Return the smallest degree, the same in both phases, that fits; else `largest`.
+
+        More chunks take less memory, so that the degrees can be bisected.
+        """
+
+        def fits(degree: int) -> bool:
+            return self.fits(strategy=strategy, degrees=(degree, degree), tokens=tokens)
+
+        return min(1 + bisect_left(range(1, largest + 1), True, key=fits), largest)  # noqa: FBT003
+
+    def most_tokens(self, *, strategy: Strategy, degrees: tuple[int, int]) -> int:
+        """Return the most tokens per rank that fit; 0 when not even one does."""
+
+        def is_too_large(tokens: int) -> bool:
+            return not self.fits(strategy=strategy, degrees=degrees, tokens=tokens)
+
+        return bisect_left(range(1, _MOST_TOKENS), True, key=is_too_large)  # noqa: FBT003

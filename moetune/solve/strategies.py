@@ -1,0 +1,191 @@
+"""Which memory strategy is fastest of those that fit, and why the others lost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.layer import Workload
+from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Memory, Strategy
+from moetune.domain.units import format_bytes
+from moetune.solve.choice import NOISE, WORTH, Bounds
+from moetune.solve.degree import TIE
+from moetune.solve.memory import total_bytes
+from moetune.solve.phases import LayerCosts
+from moetune.solve.predict import StepTime
+from moetune.solve.ranking import Ranking, rank_degrees
+from moetune.solve.room import Room
+
+UNLIMITED = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One strategy at its best.
+
+    Args:
+        step: the fastest one that fits; where none does, the fastest one.
+        memory: of that step.
+        fits: whether it does.
+    """
+
+    strategy: Strategy
+    step: StepTime
+    memory: Memory
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategies:
+    """The chosen strategy, and all of those that have a price, in the order of their names."""
+
+    best: Ranking
+    contenders: tuple[Contender, ...]
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether another choice would be made if there were more memory."""
+        if self.best.memory_forced:
+            return True
+        limit = self.best.best.seconds * (1 - TIE)
+        return any(not one.fits and one.step.seconds < limit for one in self.contenders)
+
+    @property
+    def rivals(self) -> tuple[StepTime, ...]:
+        """The best steps of the other strategies that fit."""
+        return tuple(one.step for one in self.losers if one.fits)
+
+    @property
+    def losers(self) -> tuple[Contender, ...]:
+        """All but the chosen one."""
+        return tuple(one for one in self.contenders if one.strategy != self.best.strategy)
+
+
+def choose_strategy(
+    *, workload: Workload, costs: LayerCosts, bounds: Bounds, limit_bytes: int
+) -> Strategies:
+    """Return the fastest strategy within the bounds and the memory.
+
+    Where costs are measured, keeping everything gives way only to a gain of `choice.WORTH`, and
+    strategies within `choice.NOISE` of each other are one: the first of them is taken.
+
+    Raises:
+        InfeasiblePlanError: nothing fits; the text names the smallest plan, and the hint what
+            would make it fit.
+        ProfileError: the pinned strategy copies, and no copies were measured.
+    """
+    room = Room(workload=workload, limit_bytes=limit_bytes)
+    allowed = _allowed(costs, bounds)
+    rankings = [
+        ranking
+        for strategy in allowed
+        if (ranking := rank_degrees(costs=costs, bounds=bounds, room=room, strategy=strategy))
+    ]
+    if not rankings:
+        raise _too_large(room, allowed, bounds)
+    best = _fastest(rankings)
+    return Strategies(
+        best=best,
+        contenders=tuple(_contender(costs, bounds, room, one, rankings) for one in allowed)
+        if bounds.strategy is None
+        else (),
+    )
+
+
+def _allowed(costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
+    """Return the strategies that are not excluded by a pin, or because they have no price."""
+    copies = OFFLOADS_INPUT | OFFLOADS_MIDDLE
+    if bounds.order == "dispatch_first" and bounds.strategy not in {None, "none"}:
+        raise InfeasiblePlanError(
+            f"strategy {bounds.strategy} with the order dispatch_first is infeasible: two buffers "
+            "of received rows let two dispatches run ahead, no more",
+            "leave --order away, or take --order interleaved",
+        )
+    if bounds.strategy is None and bounds.order == "dispatch_first":
+        return ["none"]
+    if bounds.strategy is None:
+        has_copies = costs.costs.copy_mode is not None
+        return [one for one in STRATEGIES if has_copies or one not in copies]
+    if bounds.strategy in copies and costs.costs.copy_mode is None:
+        raise ProfileError(
+            f"strategy {bounds.strategy} copies to the host, and the profile has no copies "
+            "in both directions",
+            "measure them with `moetune profile`, or take --strategy S4",
+        )
+    return [bounds.strategy]
+
+
+def _fastest(rankings: Sequence[Ranking]) -> Ranking:
+    least = min(ranking.best.seconds for ranking in rankings)
+    is_measured = rankings[0].chooser.is_measured
+    kept = rankings[0]
+    if kept.strategy == "none" and least >= kept.best.seconds * (1 - WORTH * is_measured):
+        return kept
+    limit = least * (1 + (NOISE if is_measured else TIE))
+    return next(ranking for ranking in rankings if ranking.best.seconds <= limit)
+
+
+def _contender(
+    costs: LayerCosts, bounds: Bounds, room: Room, strategy: Strategy, rankings: Sequence[Ranking]
+) -> Contender:
+    ranking = next((one for one in rankings if one.strategy == strategy), None)
+    fits = ranking is not None
+    if ranking is None:
+        everywhere = replace(room, limit_bytes=UNLIMITED)
+        ranking = rank_degrees(
+            costs=costs,
+            bounds=replace(bounds, strategy=strategy),
+            room=everywhere,
+            strategy=strategy,
+        )
+    assert ranking is not None  # noqa: S101 - everything fits without a limit
+    step = ranking.best
+    return Contender(
+        strategy=strategy,
+        step=step,
+        memory=room.memory(strategy=strategy, degrees=step.degrees),
+        fits=fits,
+    )
+
+
+def _too_large(room: Room, allowed: Sequence[Strategy], bounds: Bounds) -> InfeasiblePlanError:
+    strategy, degrees, memory = _smallest(room, allowed, bounds)
+    needed = total_bytes(memory)
+    chunks = f"{degrees[0]} and {degrees[1]} chunks, strategy {strategy}"
+    return InfeasiblePlanError(
+        f"memory binds: the smallest plan ({chunks}) needs {format_bytes(needed)} per device "
+        f"(states {format_bytes(memory.state_bytes)}, activations "
+        f"{format_bytes(memory.activation_bytes)}, buffers {format_bytes(memory.buffer_bytes)}), "
+        f"{format_bytes(needed - room.limit_bytes)} more than the limit of "
+        f"{format_bytes(room.limit_bytes)}",
+        _what_would_fit(room, strategy, degrees, bounds),
+    )
+
+
+def _smallest(
+    room: Room, allowed: Sequence[Strategy], bounds: Bounds
+) -> tuple[Strategy, tuple[int, int], Memory]:
+    """Return the plan with the least memory: one chunk, or as many as may be with reuse."""
+    most = bounds.largest(room.workload.tokens_per_rank)
+    choices = []
+    for strategy in allowed:
+        for degree in (1, most):
+            degrees = bounds.forward_degree or degree, bounds.backward_degree or degree
+            choices.append((strategy, degrees, room.memory(strategy=strategy, degrees=degrees)))
+    return min(choices, key=lambda choice: total_bytes(choice[2]))
+
+
+def _what_would_fit(
+    room: Room, strategy: Strategy, degrees: tuple[int, int], bounds: Bounds
+) -> str:
+    tokens = room.workload.tokens_per_rank
+    free = replace(bounds, forward_degree=None, backward_degree=None, strategy=None)
+    if free != bounds:
+        nearest: tuple[Strategy, ...] = ("none", "S4")  # the one of least change, then least need
+        for one in nearest:
+            name, chunks, memory = _smallest(room, [one], free)
+            if total_bytes(memory) <= room.limit_bytes:
+                return f"nearest: {chunks[0]} and {chunks[1]} chunks with strategy {name}"
+    most = room.most_tokens(strategy=strategy, degrees=degrees)
+    if most >= 1:
+        return f"nearest: {most} tokens per rank instead of {tokens}"
+    return "no number of tokens fits: spread the experts over more ranks, or allow more memory"

@@ -1,0 +1,253 @@
+"""The timeline of each strategy, against a simulation that shares no code with it."""
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.domain.costs import (
+    CommSpeed,
+    CompSpeed,
+    CopyMode,
+    Estimate,
+    Interference,
+    LinearCost,
+    MemSpeed,
+)
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Strategy
+from moetune.solve.degree import makespan
+from moetune.solve.eq10 import paper_seconds
+from moetune.solve.phases import LayerCosts, Phase, layer_costs
+from moetune.solve.reuse import Chunk, at_least_seconds, reuse_tasks, reuse_time
+from moetune.solve.timeline import simulate
+from tests.solve.costs_by_hand import LinearCosts
+
+LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=4)
+COPY = LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10)
+REUSE: tuple[Strategy, ...] = ("S1", "S2", "S3", "S4")
+PHASES: tuple[Phase, ...] = ("forward", "backward")
+DISTURBED = Interference(
+    comp=CompSpeed(comm=0.9, mem=0.95, all=0.85),
+    comm=CommSpeed(comp=0.8, mem=0.7, all=0.6),
+    mem=MemSpeed(comp=0.9, comm=0.75, all=0.65),
+)
+
+
+def costs_of(
+    mode: CopyMode | None = "pinned",
+    *,
+    interference: Interference | None = None,
+    layer: LayerShape = LAYER,
+    world_size: int = 4,
+) -> LayerCosts:
+    costs = LinearCosts(copy_cost=COPY, copy_mode=mode, interference=interference or Interference())
+    workload = Workload(layer=layer, world_size=world_size, tokens_per_rank=4096)
+    return layer_costs(workload=workload, costs=costs)
+
+
+@dataclass
+class Machine:
+    """Resources that each serve their own list in order; no interference."""
+
+    done: dict[str, float] = field(default_factory=dict)
+    free: dict[str, float] = field(default_factory=dict)
+
+    def run(self, name: str, resource: str, seconds: float, after: list[str]) -> None:
+        start = max([self.free.get(resource, 0.0), *(self.done[one] for one in after)])
+        self.done[name] = self.free[resource] = start + seconds
+
+
+def naive(
+    phase: Phase,
+    degree: int,
+    *,
+    transfer: float,
+    before: float,
+    after: float,
+    inputs: float | None,
+    middle: float | None,
+    again: bool,
+) -> float:
+    """Chunk by chunk, as the issue's words have it, with an engine that copies."""
+    machine = Machine()
+
+    def dispatch(i: int) -> None:
+        waits = [f"in {i - 2}"] if phase == "forward" and inputs is not None and i >= 2 else []
+        if again:
+            machine.run(f"A{i}", "link", transfer, [])
+        machine.run(f"D{i}", "link", transfer, waits)
+
+    def load(name: str, i: int, seconds: float | None, after: list[str]) -> None:
+        if seconds is not None and i < degree:
+            machine.run(f"{name} {i}", "engine", seconds, after)
+
+    dispatch(0)
+    if phase == "backward":
+        load("in", 0, inputs, [])
+        load("mid", 0, middle, [])
+        load("in", 1, inputs, [])
+    for i in range(degree):
+        if i + 1 < degree:
+            dispatch(i + 1)
+        if phase == "forward":
+            load("in", i, inputs, [f"D{i}"] + ([f"E{i - 1}"] if i else []))
+            kept = [f"mid {i - 1}"] if middle is not None and i else []
+            machine.run(f"B{i}", "device", before, [f"D{i}", *kept])
+            load("mid", i, middle, [f"B{i}"])
+            machine.run(f"E{i}", "device", after, [])
+        else:
+            needs = [f"D{i}"] + [
+                f"{name} {i}" for name, one in (("in", inputs), ("mid", middle)) if one is not None
+            ]
+            machine.run(f"B{i}", "device", before, needs)
+            load("mid", i + 1, middle, [f"B{i}"])
+            machine.run(f"E{i}", "device", after, [])
+            load("in", i + 2, inputs, [f"E{i}"])
+        machine.run(f"C{i}", "link", transfer, [f"E{i}"])
+    return max(machine.done.values())
+
+
+SECONDS = st.floats(1e-6, 1.0)
+
+
+@given(
+    phase=st.sampled_from(PHASES),
+    degree=st.integers(1, 12),
+    transfer=SECONDS,
+    before=SECONDS,
+    after=SECONDS,
+    inputs=st.none() | SECONDS,
+    middle=st.none() | SECONDS,
+    again=st.booleans(),
+)
+def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
+    phase: Phase,
+    degree: int,
+    transfer: float,
+    before: float,
+    after: float,
+    inputs: float | None,
+    middle: float | None,
+    again: bool,  # noqa: FBT001 - hypothesis gives it by name
+) -> None:
+    def estimate(seconds: float | None) -> Estimate | None:
+        return None if seconds is None else Estimate(seconds=seconds, trust="measured")
+
+    chunk = Chunk(
+        transfer=Estimate(seconds=transfer, trust="measured"),
+        before=Estimate(seconds=before, trust="measured"),
+        after=Estimate(seconds=after, trust="measured"),
+        copy_input=estimate(inputs),
+        copy_middle=estimate(middle),
+        sends_again=again,
+        copies_beside=True,
+        sorts_rows=False,
+    )
+    tasks = reuse_tasks(chunk=chunk, phase=phase, degree=degree)
+    expected = naive(
+        phase, degree, transfer=transfer, before=before, after=after, inputs=inputs,
+        middle=middle, again=again,
+    )  # fmt: skip
+    found = simulate(tasks, interference=Interference()).makespan_seconds
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+@given(degree=st.integers(2, 16), tokens=st.integers(64, 20_000))
+def test_s4_forward_is_the_interleaved_pipeline(degree: int, tokens: int) -> None:
+    costs = costs_of(interference=DISTURBED)
+    time = reuse_time(costs=costs, phase="forward", strategy="S4", tokens=tokens, degree=degree)
+    assert time.seconds == pytest.approx(
+        makespan(
+            degree=degree,
+            transfer_seconds=time.transfer.seconds,
+            compute_seconds=time.compute.seconds,
+            comm_speed=0.8,
+            comp_speed=0.9,
+            order="interleaved",
+        ),
+        rel=1e-9,
+    )
+
+
+@pytest.mark.parametrize("strategy", REUSE)
+@pytest.mark.parametrize("mode", ["pinned", "inline", "pageable"])
+def test_no_strategy_beats_its_busiest_stream(strategy: Strategy, mode: CopyMode) -> None:
+    costs = costs_of(mode, interference=DISTURBED)
+    for phase, degree, tokens in itertools.product(PHASES, (1, 2, 3, 8, 64), (64, 4096, 100_000)):
+        seconds = reuse_time(
+            costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree
+        ).seconds
+        least = at_least_seconds(
+            costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree
+        )
+        assert seconds >= least * (1 - 1e-12)
+
+
+def test_work_of_each_strategy_is_that_of_table_2() -> None:
+    costs, rows = costs_of(), 4096.0
+    t_a2a = costs.transfer(rows=rows, degree=1).seconds
+    gemm = 5e-5 + 4e-14 * rows * 256 * 1024
+    copies = {"S1": (1, 4), "S2": (0, 4), "S3": (1, 0), "S4": (0, 0)}
+    for strategy, phase in itertools.product(REUSE, PHASES):
+        time = reuse_time(costs=costs, phase=phase, strategy=strategy, tokens=4096, degree=1)
+        again = phase == "backward"
+        transfers = 2 + (again and strategy in {"S2", "S4"})
+        gemms = (4 if again else 2) + (again and strategy in {"S3", "S4"})
+        assert time.link_seconds == pytest.approx(transfers * t_a2a)
+        assert time.device_seconds == pytest.approx(gemms * gemm)
+        parts = [one * rows * 256 * 4 for one in copies[strategy] if one]
+        assert time.copy_seconds == pytest.approx(sum(1e-5 + 1e-10 * part for part in parts))
+
+
+def test_copies_that_no_engine_makes_take_the_time_of_the_experts() -> None:
+    beside = reuse_time(
+        costs=costs_of("pinned"), phase="forward", strategy="S1", tokens=4096, degree=8
+    )
+    inline = reuse_time(
+        costs=costs_of("inline"), phase="forward", strategy="S1", tokens=4096, degree=8
+    )
+    assert inline.copy_seconds == beside.copy_seconds
+    assert inline.seconds > beside.seconds
+    assert inline.seconds >= inline.device_seconds + inline.copy_seconds
+
+
+def test_offload_without_pinned_memory_is_modelled() -> None:
+    for mode, trust in (("pinned", "measured"), ("pageable", "modelled")):
+        time = reuse_time(
+            costs=costs_of(mode),  # type: ignore[arg-type]  # one of the modes
+            phase="forward",
+            strategy="S3",
+            tokens=4096,
+            degree=4,
+        )
+        assert time.copies.trust == trust
+
+
+def test_the_papers_rule_is_equation_10_with_table_2() -> None:
+    costs = costs_of(interference=DISTURBED)
+    rows, h = 4096, 4
+    gemm = 5e-5 + 4e-14 * rows * 256 * 1024
+    a2a = 2e-4 + 3e-10 * rows * 256 * 4
+    copied = {"S1": 1 + h, "S2": h, "S3": 1, "S4": 0}
+    for strategy in REUSE:
+        wanted = 0.0
+        for backward in (False, True):
+            q1 = (4 if backward else 2) + (backward and strategy in {"S3", "S4"})
+            q2 = 2 + (backward and strategy in {"S2", "S4"})
+            q3 = copied[strategy]
+            sigma, mu, eta = (0.85, 0.6, 0.65) if q3 else (0.9, 0.8, 1.0)
+            copy = (1e-5 + 1e-10 * q3 * rows * 256 * 4) if q3 else 0.0
+            wanted += max(q1 * gemm / sigma, q2 * a2a / mu, copy / eta)
+        assert paper_seconds(costs=costs, strategy=strategy, tokens=rows) == pytest.approx(wanted)
+
+
+def test_swiglu_copies_and_recomputes_both_of_its_middles() -> None:
+    swiglu = costs_of(layer=replace(LAYER, activation="swiglu"))
+    s1 = reuse_time(costs=swiglu, phase="forward", strategy="S1", tokens=4096, degree=1)
+    assert s1.copy_seconds == pytest.approx(2e-5 + 1e-10 * 4096 * (256 + 2 * 1024) * 4)
+    s4 = reuse_time(costs=swiglu, phase="backward", strategy="S4", tokens=4096, degree=1)
+    gemm = 5e-5 + 4e-14 * 4096 * 256 * 1024
+    assert s4.device_seconds == pytest.approx((6 + 2) * gemm)
