@@ -3,7 +3,8 @@
 from moetune.cli.plan_view import how_sure, is_one_chunk, sentence, title
 from moetune.cli.render import Screen, seconds_span
 from moetune.domain.plan import Plan
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.words import HOW
 from moetune.workflows.explain import Explanation, PhaseTerms
 
 
@@ -16,6 +17,7 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
         screen.say(f"--{flag} {value}", indent=2)
     _paragraph(screen, "Why", plan.decision.why)
     _show_terms(screen, explanation)
+    _show_strategies(screen, explanation)
     _show_alternatives(screen, plan)
     _show_ranges(screen, plan)
     _show_trust(screen, plan)
@@ -64,18 +66,53 @@ def _terms(name: str, terms: PhaseTerms) -> tuple[str, ...]:
     return name, str(terms.degree), *map(format_seconds, seconds)
 
 
+def _show_strategies(screen: Screen, explanation: Explanation) -> None:
+    if not explanation.strategies:
+        return
+    screen.say("Ways to keep activations", style="bold")
+    rows = [
+        (
+            one.strategy + (" *" if one.is_chosen else ""),
+            f"{one.forward_degree} and {one.backward_degree}",
+            format_bytes(one.needed_bytes),
+            format_bytes(one.host_bytes) if one.host_bytes else "",
+            format_seconds(one.step_seconds),
+            format_seconds(one.paper_seconds) + (" *" if one.is_paper_choice else ""),
+        )
+        for one in explanation.strategies
+    ]
+    header = ("strategy", "chunks", "device", "host", "step", "Eq. 10")
+    screen.table(header, rows, right=range(2, 6))
+    for one in explanation.strategies:
+        lost = f": {one.lost_because}" if one.lost_because else ""
+        screen.say(f"{one.strategy}: {HOW[one.strategy]}{lost}", indent=2)
+    missing = [one for one in HOW if one not in {each.strategy for each in explanation.strategies}]
+    if missing:
+        screen.say(
+            f"{', '.join(missing)}: no price, the profile has no copies to the host and back.",
+            indent=2,
+        )
+    screen.say(
+        "Eq. 10 is MPipeMoE's own rule: * is what it takes where memory is reused. It knows no "
+        "start-up times and does not decide here.",
+        indent=2,
+    )
+    screen.say()
+
+
 def _show_alternatives(screen: Screen, plan: Plan) -> None:
     screen.say("What lost", style="bold")
     rows = [
         (
             f"{one.forward_degree} and {one.backward_degree}",
+            one.strategy,
             format_seconds(one.step_seconds),
             one.lost_because,
         )
         for one in plan.alternatives
     ]
     if rows:
-        screen.table(("chunks", "step", "because"), rows, right=(1,))
+        screen.table(("chunks", "strategy", "step", "because"), rows, right=(2,))
     else:
         screen.say("The bounds leave no other choice.", indent=2)
     screen.say()

@@ -4,6 +4,7 @@ from moetune.cli.render import Screen, plural, seconds_span
 from moetune.domain.models import MODELS
 from moetune.domain.plan import Memory, Plan
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.words import HOW
 from moetune.workflows.explain import Explanation, PhaseTerms
 
 WORTH_SAYING = 5e-4
@@ -18,7 +19,7 @@ def show_plan(screen: Screen, explanation: Explanation) -> None:
     screen.say()
     screen.say(_decision(plan), indent=2)
     screen.say(_step(plan), indent=2)
-    if is_one_chunk(plan):
+    if is_one_chunk(plan) or plan.memory.strategy != "none":
         screen.say(plan.decision.why, indent=2)
     screen.say()
     _times(screen, explanation)
@@ -56,6 +57,8 @@ def how_sure(plan: Plan) -> str:
     step = plan.predicted.step_seconds
     slower = next_best.step_seconds / step - 1 if step else 0.0
     degrees = f"{next_best.forward_degree} and {next_best.backward_degree}"
+    if next_best.strategy != plan.memory.strategy:
+        degrees += f" with strategy {next_best.strategy}"
     return f"{text}. Next best: {degrees} (+{_percent(slower)})."
 
 
@@ -77,10 +80,16 @@ def _device(explanation: Explanation) -> str:
 
 def _decision(plan: Plan) -> str:
     pipeline, strategy = plan.pipeline, plan.memory.strategy
-    kept = "keep all activations (strategy none)" if strategy == "none" else f"strategy {strategy}"
+    kept = "keep all activations (strategy none)"
+    if strategy != "none":
+        kept = f"reuse memory with strategy {strategy}: {HOW[strategy]}"
     if is_one_chunk(plan):
         return f"Leave the tokens in one chunk, forward and backward, and {kept}."
-    order = "" if pipeline.order == "dispatch_first" else f", {_ORDERS[pipeline.order]}"
+    order = (
+        ""
+        if pipeline.order == "dispatch_first" or strategy != "none"
+        else f", {_ORDERS[pipeline.order]}"
+    )
     forward = plural(pipeline.forward_degree, "chunk")
     return (
         f"Cut the tokens into {forward} forward and {pipeline.backward_degree} backward"

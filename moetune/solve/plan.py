@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layer import Workload
 from moetune.domain.plan import (
+    OFFLOADS_INPUT,
+    OFFLOADS_MIDDLE,
     Alternative,
     Choice,
     Layout,
@@ -27,6 +29,7 @@ from moetune.solve.strategies import Contender, Strategies, choose_strategy
 from moetune.solve.uncertainty import Confidence, judge_choice
 from moetune.solve.words import (
     ONE_RANK,
+    PAGEABLE,
     beware,
     binding_resource,
     explain_choice,
@@ -111,12 +114,15 @@ def solve_plan(
 def _doubts(
     ranking: Ranking, profile: str, provenance: Provenance, *, is_resampled: bool
 ) -> Iterator[str]:
-    return beware(
+    yield from beware(
         trust=ranking.best.trust,
         provenance=provenance,
         profile=profile,
         assumed_spread=is_resampled,
     )
+    offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
+    if offloads and ranking.costs.costs.copy_mode == "pageable":
+        yield PAGEABLE
 
 
 def _workload(inputs: PlanInputs) -> Workload:

@@ -167,7 +167,7 @@ def _smallest(
     """Return the plan with the least memory: one chunk, or as many as may be with reuse."""
     most = bounds.largest(room.workload.tokens_per_rank)
     choices = []
-    for strategy in allowed:
+    for strategy in reversed(allowed):  # all that reuse take the same, S4 needs no host memory
         for degree in (1, most):
             degrees = bounds.forward_degree or degree, bounds.backward_degree or degree
             choices.append((strategy, degrees, room.memory(strategy=strategy, degrees=degrees)))

@@ -17,6 +17,10 @@ HOW: dict[Strategy, str] = {
     "S4": "tokens are sent again, pre-activations are computed again",
 }
 """How each strategy gets back what the backward pass needs (MPipeMoE Table II)."""
+PAGEABLE = (
+    "no copies from pinned memory were measured: activations are offloaded to pageable memory, in "
+    "the place of computation"
+)
 ONE_RANK = (
     "One rank sends nothing, so there is no transfer to hide, and more chunks would only repeat "
     "the start-up of the experts."
@@ -125,7 +129,7 @@ def explain_strategy(
         without_bytes: by the fastest choice without reuse.
     """
     return (
-        f"Memory binds: keeping everything needs {format_bytes(without_bytes)} of "
+        f"Memory binds: keeping everything needs {format_bytes(without_bytes)}, the limit is "
         f"{format_bytes(limit_bytes)}. Strategy {best.strategy} ({HOW[best.strategy]}) needs "
         f"{format_bytes(needed_bytes)} and is the fastest one that fits. {_critical_path(best)}"
     )

@@ -13,6 +13,7 @@ from moetune.solve.predict import PhaseTime
 from moetune.solve.step import step_time
 from moetune.workflows.plan import ALLOW_MODELLED
 from moetune.workflows.profiles import find_profile
+from moetune.workflows.strategy_terms import StrategyTerms, strategies_of
 from moetune.workflows.wiring import StoreFinder
 
 
@@ -47,12 +48,14 @@ class Explanation:
 
     Args:
         forward, backward: None where the profile cannot be had; `note` says why.
+        strategies: all memory strategies beside each other; empty without the profile.
         profile: what the terms were computed from.
     """
 
     plan: Plan
     forward: PhaseTerms | None
     backward: PhaseTerms | None
+    strategies: tuple[StrategyTerms, ...]
     profile: Profile | None
     note: str
 
@@ -89,6 +92,7 @@ def explain_plan(plan: Plan, *, profile: Profile) -> Explanation:
         plan=plan,
         forward=_terms(step.forward),
         backward=_terms(step.backward),
+        strategies=strategies_of(plan, profile=profile, workload=workload),
         profile=profile,
         note="",
     )
@@ -125,6 +129,7 @@ def _without_terms(plan: Plan, reason: str) -> Explanation:
         plan=plan,
         forward=None,
         backward=None,
+        strategies=(),
         profile=None,
         note=f"{reason}: the terms behind the times cannot be shown",
     )

@@ -24,6 +24,7 @@ from moetune.workflows.wiring import StoreFinder
 NUM_RESAMPLES = 100
 SEED = 0
 MEMORY_TAKEN = "memory-taken"
+"""Among the constraints: bytes of the limit that the rest of the model takes."""
 ALLOW_MODELLED = "allow-modelled"
 """Among the constraints where estimates were accepted for what was not measured."""
 

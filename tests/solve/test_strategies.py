@@ -1,0 +1,215 @@
+"""The choice of a strategy, against brute force over every strategy and degree."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost, MemSpeed
+from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.layer import Workload
+from moetune.domain.plan import STRATEGIES, Plan, Strategy
+from moetune.solve.choice import WORTH, Bounds
+from moetune.solve.memory import layer_memory, total_bytes
+from moetune.solve.phases import layer_costs
+from moetune.solve.plan import solve_plan
+from moetune.solve.step import step_time
+from moetune.solve.strategies import choose_strategy
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+
+MIB = 2**20
+SMALL = Bounds(max_degree=8)
+COSTS = LinearCosts(
+    copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=5e-11),
+    copy_mode="pinned",
+    interference=Interference(
+        comp=CompSpeed(comm=0.95, mem=0.98, all=0.9),
+        comm=CommSpeed(comp=0.85, mem=0.8, all=0.7),
+        mem=MemSpeed(comp=0.95, comm=0.8, all=0.75),
+    ),
+)
+
+
+def solve(
+    costs: LinearCosts = COSTS, *, limit_bytes: int | None = None, bounds: Bounds = SMALL
+) -> Plan:
+    return solve_plan(
+        inputs=plan_inputs(memory_limit_bytes=limit_bytes),
+        costs=costs,
+        resamples=(costs,),
+        bounds=bounds,
+        device_memory_bytes=2**40,
+        provenance="measured",
+    )
+
+
+def workload() -> Workload:
+    inputs = plan_inputs()
+    return Workload(layer=inputs.layer, world_size=8, tokens_per_rank=4096, dtype=inputs.dtype)
+
+
+def every_choice(costs: LinearCosts, limit_bytes: int) -> dict[tuple[Strategy, int, int], float]:
+    layer = layer_costs(workload=workload(), costs=costs)
+    found = {}
+    for strategy, forward, backward in itertools.product(STRATEGIES, range(1, 9), range(1, 9)):
+        memory = layer_memory(
+            workload=workload(), forward_degree=forward, backward_degree=backward,
+            strategy=strategy,
+        )  # fmt: skip
+        if total_bytes(memory) <= limit_bytes:
+            found[strategy, forward, backward] = step_time(
+                costs=layer, tokens=4096, forward_degree=forward, backward_degree=backward,
+                order="dispatch_first" if strategy == "none" else "interleaved",
+                strategy=strategy,
+            ).seconds  # fmt: skip
+    return found
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    limit_mib=st.integers(300, 520),
+    copy_beta=st.sampled_from([1e-12, 5e-11, 1e-9]),
+    wire_beta=st.sampled_from([3e-11, 3e-10, 3e-9]),
+)
+def test_the_choice_is_that_of_brute_force(
+    limit_mib: int, copy_beta: float, wire_beta: float
+) -> None:
+    costs = replace(
+        COSTS,
+        copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=copy_beta),
+        transfer_cost=LinearCost(alpha_seconds=2e-4, beta_seconds=wire_beta),
+    )
+    choices = every_choice(costs, limit_mib * MIB)
+    if not choices:
+        with pytest.raises(InfeasiblePlanError, match="memory binds"):
+            solve(costs, limit_bytes=limit_mib * MIB)
+        return
+    plan = solve(costs, limit_bytes=limit_mib * MIB)
+    pipeline = plan.pipeline
+    key = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
+    assert key in choices
+    assert plan.predicted.step_seconds == pytest.approx(choices[key], rel=1e-9)
+    assert choices[key] <= min(choices.values()) * (1 + 1e-9)
+    sizes = plan.memory.state_bytes + plan.memory.activation_bytes + plan.memory.buffer_bytes
+    assert sizes <= limit_mib * MIB
+
+
+def test_without_a_limit_that_binds_everything_is_kept_and_each_strategy_has_its_reason() -> None:
+    plan = solve()
+    assert plan.memory.strategy == "none"
+    others = {one.strategy: one for one in plan.alternatives if one.strategy != "none"}
+    assert set(others) == {"S1", "S2", "S3", "S4"}
+    for one in others.values():
+        assert one.step_seconds > plan.predicted.step_seconds
+        assert one.order == "interleaved"
+        assert one.lost_because.startswith("+")
+    assert "copies" in others["S1"].lost_because
+    assert "sends" in others["S4"].lost_because
+    assert "computes" in others["S4"].lost_because
+
+
+def test_what_does_not_fit_lost_for_that_and_memory_binds() -> None:
+    plan = solve(limit_bytes=340 * MIB)
+    assert plan.memory.strategy != "none"
+    assert plan.pipeline.order == "interleaved"
+    assert plan.decision.binding == "memory"
+    kept = next(one for one in plan.alternatives if one.strategy == "none")
+    assert kept.lost_because.startswith("does not fit: it needs ")
+    assert kept.step_seconds < plan.predicted.step_seconds
+    assert f"Strategy {plan.memory.strategy}" in plan.decision.why
+    runner_up = plan.decision.runner_up
+    assert runner_up is not None
+    assert runner_up.step_seconds >= plan.predicted.step_seconds
+    assert plan.decide(4096).strategy == plan.memory.strategy
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_pinned_strategy_is_kept(strategy: Strategy) -> None:
+    plan = solve(bounds=replace(SMALL, strategy=strategy))
+    assert plan.memory.strategy == strategy
+    assert all(one.strategy == strategy for one in plan.alternatives)
+    choices = every_choice(COSTS, 2**40)
+    best = min(
+        seconds
+        for (name, forward, backward), seconds in choices.items()
+        if name == strategy and (strategy == "none" or max(forward, backward) > 1)
+    )
+    assert plan.predicted.step_seconds == pytest.approx(best, rel=1e-9)
+
+
+def test_a_strategy_forced_on_one_chunk_has_nothing_to_reuse() -> None:
+    plan = solve(bounds=Bounds(forward_degree=1, backward_degree=1, strategy="S4"))
+    assert plan.memory.strategy == "S4"
+    assert plan.memory.saved_bytes == 0
+    one = solve(bounds=Bounds(forward_degree=1, backward_degree=1, strategy="none"))
+    assert plan.predicted.step_seconds == one.predicted.step_seconds
+    two = solve(bounds=Bounds(forward_degree=2, backward_degree=2, strategy="S4"))
+    assert two.memory.saved_bytes > 0
+
+
+def test_strategies_that_copy_need_measured_copies() -> None:
+    costs = replace(COSTS, copy_mode=None, copy_cost=None)
+    assert {one.strategy for one in solve(costs).alternatives} == {"none", "S4"}
+    with pytest.raises(ProfileError, match="S1 copies to the host"):
+        solve(costs, bounds=Bounds(strategy="S1"))
+
+
+def test_a_pinned_order_that_needs_more_buffers_excludes_reuse() -> None:
+    kept = solve(bounds=replace(SMALL, order="dispatch_first"))
+    assert {one.strategy for one in kept.alternatives} == {"none"}
+    with pytest.raises(InfeasiblePlanError, match="two buffers of received rows"):
+        solve(bounds=Bounds(order="dispatch_first", strategy="S4"))
+
+
+def test_pageable_memory_lowers_the_trust_and_is_warned_of() -> None:
+    costs = replace(COSTS, copy_mode="pageable")
+    plan = solve(costs, bounds=replace(SMALL, strategy="S1"))
+    assert plan.predicted.trust == "modelled"
+    assert any("pageable memory" in warning for warning in plan.warnings)
+    pinned = solve(bounds=replace(SMALL, strategy="S1"))
+    assert not any("pageable memory" in warning for warning in pinned.warnings)
+
+
+def test_measured_reuse_must_be_worth_it_where_everything_fits() -> None:
+    # Alone in flight, as reuse sends, transfers are cheaper than in a queue of several.
+    def chosen(alone_factor: float) -> Strategy:
+        costs = replace(
+            COSTS,
+            is_measured=True,
+            alone_factor=alone_factor,
+            gemm_cost=LinearCost(alpha_seconds=1e-6, beta_seconds=4e-14),
+            transfer_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=3e-10),
+            copy_cost=LinearCost(alpha_seconds=1e-6, beta_seconds=1e-12),
+            interference=Interference(),
+        )
+        found = choose_strategy(
+            workload=workload(),
+            costs=layer_costs(workload=workload(), costs=costs),
+            bounds=SMALL,
+            limit_bytes=2**40,
+        )
+        times = {one.strategy: one.step.seconds for one in found.contenders}
+        saved = 1 - min(times.values()) / times["none"]
+        assert (found.best.strategy == "none") == (saved <= WORTH)
+        return found.best.strategy
+
+    assert chosen(1.0) == "none"
+    assert chosen(0.2) != "none"
+
+
+def test_ranges_of_a_reusing_plan_fit_as_far_as_any_degree_does() -> None:
+    limit = 340 * MIB
+    plan = solve(limit_bytes=limit)
+    for low, high, forward, backward in plan.pipeline.ranges:
+        for tokens in {low, min(high, 2 * low)}:
+            if tokens == 4096 or max(forward, backward) == 8:
+                continue
+            memory = layer_memory(
+                workload=replace(workload(), tokens_per_rank=tokens),
+                forward_degree=forward,
+                backward_degree=backward,
+                strategy=plan.memory.strategy,
+            )
+            assert total_bytes(memory) <= limit, (tokens, forward, backward)
