@@ -169,6 +169,44 @@ def test_a_layer_that_does_not_fit_is_infeasible_and_says_what_binds(cli: Cli) -
     assert "100 MiB" in result.err
 
 
+def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> None:
+    limit = ("--dtype", "float16", "--memory-limit", "819MiB")
+    plan = cli("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", *limit, "--json").document
+    memory = plan["memory"]
+    assert memory["strategy"] == "S4"  # the profile has no copies, which S1 to S3 need
+    assert memory["saved_bytes"] > 0
+    needed = memory["state_bytes"] + memory["activation_bytes"] + memory["buffer_bytes"]
+    assert needed <= 819 * 2**20
+    assert plan["decision"]["binding"] == "memory"
+    result = cli("explain", plan["id"][:8])
+    words = " ".join(result.out.split())
+    assert "none: all activations are kept: does not fit: it needs 1.00 GiB" in words
+    assert "S1, S2, S3: no price, the profile has no copies" in words
+    assert "Eq. 10" in words
+    strategies = cli("explain", plan["id"][:8], "--json").document["strategies"]
+    assert [one["strategy"] for one in strategies] == ["none", "S4"]
+    assert strategies[1]["step_seconds"] == pytest.approx(plan["predicted"]["step_seconds"])
+    assert strategies[1]["needed_bytes"] == needed
+
+
+def test_memory_that_others_take_counts_against_the_limit(cli: Cli) -> None:
+    whole = cli(*PLAN, "--memory-limit", "2GiB", "--json").document
+    taken = cli(*PLAN, "--memory-limit", "2GiB", "--memory-taken", "1.2GiB", "--json").document
+    assert whole["memory"]["strategy"] == "none"
+    assert taken["memory"]["strategy"] == "S4"
+    assert taken["id"] != whole["id"]
+    assert taken["inputs"]["constraints"]["memory-taken"] == str(int(1.2 * 2**30))
+
+
+def test_a_pinned_strategy_that_copies_needs_copies_in_the_profile(cli: Cli) -> None:
+    result = cli(*PLAN, "--strategy", "S1")
+    assert result.code == 5
+    assert "S1 copies to the host" in result.err
+    pinned = cli(*PLAN, "--strategy", "S4", "--json").document
+    assert pinned["memory"]["strategy"] == "S4"
+    assert pinned["pipeline"]["order"] == "interleaved"
+
+
 def test_a_pinned_degree_above_the_largest_is_infeasible(cli: Cli) -> None:
     result = cli(*PLAN, "--forward-degree", "9", "--max-degree", "8")
     assert result.code == 3

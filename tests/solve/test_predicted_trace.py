@@ -1,10 +1,11 @@
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from moetune.domain.costs import CommSpeed, CompSpeed, Interference
-from moetune.domain.plan import Order, Plan
+from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
+from moetune.domain.plan import Order, Plan, Strategy
 from moetune.domain.samples import ResourceClass
 from moetune.solve.choice import Bounds
 from moetune.solve.plan import solve_plan
@@ -13,6 +14,9 @@ from moetune.solve.trace import overlap_share, plan_timelines, trace_events
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 COSTS = LinearCosts(interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)))
+WITH_COPIES = replace(
+    COSTS, copy_mode="pinned", copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10)
+)
 
 
 def _plan(degree: int | None = None, order: Order | None = None) -> Plan:
@@ -37,6 +41,26 @@ def test_timelines_last_as_long_as_the_plan_predicts(degree: int | None, order: 
     forward, backward = plan_timelines(plan=plan, costs=COSTS)
     assert forward.makespan_seconds == pytest.approx(plan.predicted.forward_seconds, rel=1e-9)
     assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("strategy", ["S1", "S2", "S3", "S4"])
+@pytest.mark.parametrize("degree", [1, 2, 6])
+def test_timelines_of_reused_memory_last_as_long_as_predicted(
+    strategy: Strategy, degree: int
+) -> None:
+    plan = solve_plan(
+        inputs=plan_inputs(),
+        costs=WITH_COPIES,
+        resamples=(),
+        bounds=Bounds(forward_degree=degree, backward_degree=degree, strategy=strategy),
+        device_memory_bytes=2**40,
+        provenance="measured",
+    )
+    forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
+    assert forward.makespan_seconds == pytest.approx(plan.predicted.forward_seconds, rel=1e-9)
+    assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds, rel=1e-9)
+    copies = {span.stream for span in forward.spans if span.resource == "mem"}
+    assert copies == ({"copies"} if strategy != "S4" and degree > 1 else set())
 
 
 def test_trace_events_are_complete_events_in_microseconds() -> None:
