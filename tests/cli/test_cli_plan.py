@@ -195,7 +195,7 @@ def test_memory_that_others_take_counts_against_the_limit(cli: Cli) -> None:
     assert whole["memory"]["strategy"] == "none"
     assert taken["memory"]["strategy"] == "S4"
     assert taken["id"] != whole["id"]
-    assert taken["inputs"]["constraints"]["memory-taken"] == str(int(1.2 * 2**30))
+    assert taken["inputs"]["constraints"]["memory-taken"] == str(round(1.2 * 2**30))
 
 
 def test_a_pinned_strategy_that_copies_needs_copies_in_the_profile(cli: Cli) -> None:
