@@ -32,8 +32,10 @@ netlab: $(READY)
 	$(BIN)/python -m benchmarks.netlab
 
 bench: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[report]'
 	$(BIN)/python -m benchmarks.pipemoe
 	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.mpipemoe
 
 gpu:
 	python3 -m benchmarks.gpu

@@ -5,6 +5,7 @@
    loopback (device to host to device on its own stream), which stands for the wire.
 3. The pipelined layer over that loopback at degrees 1 to 16, for the models of MPipeMoE's
    Table III as one of 64 ranks sees them (one expert), predicted against measured.
+4. Strategies S1 to S4 for GPT-XL: peak, time, what is hidden, and what each rule would choose.
 
 It writes `profiles/NAME.toml` and `docs/results/gpu.md`, or both into --output. On a machine
 without a GPU it runs the same on the CPU with rows that stay where they are.
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.gpu_reuse import reuse_rows, reuse_table
 from moetune import config
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape, Workload
@@ -77,6 +79,7 @@ def main() -> None:
         for row in _rows(model, number, dtype, device, profile)
     ]
     report = _report(profile, dtype, device, rows, failed)
+    report += _reuse(MODELS["gpt-xl"], tokens[-1], dtype, device, profile)
     profiles = options.output or Path("profiles")
     results = options.output or Path("docs/results")
     if device.type == "cuda" or options.output:
@@ -140,8 +143,7 @@ def _rows(
     model: Model, tokens: int, dtype: str, device: torch.device, profile: Profile
 ) -> Iterator[Row]:
     workload = Workload(layer=_expert(model), world_size=1, tokens_per_rank=tokens, dtype=dtype)
-    link: Link = HostStagedLink(device) if device.type == "cuda" else LocalLink()
-    steps = random_steps(workload, device=device, link=link)
+    steps = random_steps(workload, device=device, link=_link(device))
     decisions = [Decision(forward_degree=one, backward_degree=one) for one in DEGREES]
     for one in measure_steps(steps, decisions, num_rounds=_NUM_ROUNDS):
         degree = one.decision.forward_degree
@@ -155,8 +157,22 @@ def _rows(
         )
 
 
-def _predicted(profile: Profile, workload: Workload, degree: int) -> float | None:
-    """Predict from the profile with the loopback taken for a link between two ranks."""
+def _link(device: torch.device) -> Link:
+    return HostStagedLink(device) if device.type == "cuda" else LocalLink()
+
+
+def _reuse(model: Model, tokens: int, dtype: str, device: torch.device, profile: Profile) -> str:
+    workload = Workload(layer=_expert(model), world_size=1, tokens_per_rank=tokens, dtype=dtype)
+    costs = _wired(profile, workload)
+    try:
+        rows = list(reuse_rows(workload, device=device, link=_link(device), costs=costs))
+    except MoetuneError as error:
+        return f"\nMemory reuse was not measured: {error}\n"
+    return "\n".join(reuse_table(rows, title=f"{model.title}, {tokens:,} tokens")) + "\n"
+
+
+def _wired(profile: Profile, workload: Workload) -> LayerCosts:
+    """Return the costs with the loopback taken for a link between two ranks."""
     samples = tuple(
         replace(sample, point=replace(sample.point, group_size=_PRETENDED_RANKS))
         if isinstance(sample.point, CollectivePoint)
@@ -170,12 +186,15 @@ def _predicted(profile: Profile, workload: Workload, degree: int) -> float | Non
         samples=samples,
     )
     layer = replace(workload.layer, num_experts=_PRETENDED_RANKS)
-    costs = LayerCosts(
+    return LayerCosts(
         layer=layer, world_size=_PRETENDED_RANKS, dtype=workload.dtype, costs=costs_of(wired)
     )
+
+
+def _predicted(profile: Profile, workload: Workload, degree: int) -> float | None:
     try:
         return step_time(
-            costs=costs,
+            costs=_wired(profile, workload),
             tokens=workload.tokens_per_rank,
             forward_degree=degree,
             backward_degree=degree,

@@ -39,7 +39,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    report = _report(cells, machine=_machine(peer=not given.no_peer, load=load))
+    report = _report(cells, machine=describe_machine(peer=not given.no_peer, load=load))
     print(report)
     output = given.output or (None if given.quick else _RESULT)
     if output is not None:
@@ -114,7 +114,7 @@ def _report(cells: Sequence[CellResult], *, machine: str) -> str:
     return "\n".join(lines)
 
 
-def _machine(*, peer: bool, load: float) -> str:
+def describe_machine(*, peer: bool, load: float) -> str:
     software = [f"{name} {importlib.metadata.version(name)}" for name in ("moetune", "torch")]
     software += [PEER] if peer else []
     return (

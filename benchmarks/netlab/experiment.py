@@ -21,9 +21,9 @@ from moetune.workflows.wiring import configure, open_store
 
 _TIMEOUT_SECONDS = 1200.0
 _FLOOR = ("bare", "bare_collectives", "bare_gemms", "plain_collectives", "plain")
-_NUM_RANKS = 2
+NUM_RANKS = 2
 _PROFILE = "netlab"
-_DTYPE = "float32"
+DTYPE = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,15 @@ def run_rate(
     Raises:
         MoetuneError: the lab, the profile, a plan or a rank failed.
     """
-    with Lab(num_ranks=_NUM_RANKS, rate_mbit=rate_mbit) as lab:
-        profile = _measure_profile(lab, experiment, folder=folder, echo=echo)
+    with Lab(num_ranks=NUM_RANKS, rate_mbit=rate_mbit) as lab:
+        profile = measure_profile(
+            lab,
+            layer=experiment.layer,
+            tokens=max(experiment.tokens),
+            budget=experiment.budget,
+            folder=folder,
+            echo=echo,
+        )
         plans = {tokens: _plan(experiment, profile, tokens) for tokens in experiment.tokens}
         for tokens, plan in plans.items():
             write_text(folder / f"{tokens}.json", plan_to_json(plan))
@@ -99,12 +106,23 @@ def run_rate(
     )
 
 
-def _measure_profile(lab: Lab, experiment: Experiment, *, folder: Path, echo: TextIO) -> Profile:
-    database, layer = str(folder / "netlab.db"), experiment.layer
+def measure_profile(
+    lab: Lab, *, layer: LayerShape, tokens: int, budget: str, folder: Path, echo: TextIO
+) -> Profile:
+    """Run `moetune profile` on the lab's ranks and return what it measured.
+
+    Args:
+        tokens: the most on one rank.
+        folder: where the database goes.
+
+    Raises:
+        MoetuneError: a rank failed, or left no profile.
+    """
+    database = str(folder / "netlab.db")
     command = [
         *(sys.executable, "-m", "moetune", "--db", database, "--no-config", "profile"),
-        *("--name", _PROFILE, "--preset", "quick", "--budget", experiment.budget),
-        *("--dtype", _DTYPE, "--tokens", str(max(experiment.tokens))),
+        *("--name", _PROFILE, "--preset", "quick", "--budget", budget),
+        *("--dtype", DTYPE, "--tokens", str(tokens)),
         *("--d-model", str(layer.d_model), "--d-hidden", str(layer.d_hidden)),
         *("--num-experts", str(layer.num_experts), "--top-k", str(layer.top_k)),
         *("--activation", layer.activation),
@@ -120,54 +138,85 @@ def _measure_profile(lab: Lab, experiment: Experiment, *, folder: Path, echo: Te
 def _plan(experiment: Experiment, profile: Profile, tokens: int, degree: int | None = None) -> Plan:
     request = PlanRequest(
         layer=experiment.layer,
-        world_size=_NUM_RANKS,
+        world_size=NUM_RANKS,
         tokens_per_rank=tokens,
-        dtype=_DTYPE,
+        dtype=DTYPE,
         bounds=Bounds(forward_degree=degree, backward_degree=degree),
     )
     return make_plan(request, profile=profile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class Line:
+    """One variant's steps.
+
+    Args:
+        peak_bytes: of live tensors in a step, weights included; 0 where it was not measured.
+    """
+
     imbalance: float
     seconds: tuple[float, ...]
+    peak_bytes: int = 0
 
 
 def _measure_steps(
     lab: Lab, experiment: Experiment, *, folder: Path, echo: TextIO
-) -> dict[tuple[int, str], _Line]:
+) -> dict[tuple[int, str], Line]:
     variants = [f"ours:{degree}" for degree in experiment.degrees]
     variants += [f"planned:{folder}", *_FLOOR]
     variants += ["deepspeed"] if experiment.peer else []
-    outputs = lab.run(
+    return measure_steps(
+        lab,
         steps_command(
             layer=experiment.layer,
             tokens=experiment.tokens,
             variants=variants,
             rounds=experiment.rounds,
         ),
+        peer=experiment.peer,
+        echo=echo,
+    )
+
+
+def measure_steps(
+    lab: Lab, command: Sequence[str], *, peer: Path | None, echo: TextIO
+) -> dict[tuple[int, str], Line]:
+    """Return the steps by tokens and variant that a `steps_command` measures in the lab."""
+    outputs = lab.run(
+        command,
         timeout_seconds=_TIMEOUT_SECONDS,
-        env=peer_env(experiment.peer) if experiment.peer else {},
+        env=peer_env(peer) if peer else {},
         echo=echo,
     )
     lines = [json.loads(line) for line in outputs[0].stdout.splitlines()]
     return {
-        (line["tokens"], line["variant"]): _Line(
-            imbalance=line["imbalance"], seconds=tuple(line["seconds"])
+        (line["tokens"], line["variant"]): Line(
+            imbalance=line["imbalance"],
+            seconds=tuple(line["seconds"]),
+            peak_bytes=line["peak_bytes"],
         )
         for line in lines
     }
 
 
 def steps_command(
-    *, layer: LayerShape, tokens: Sequence[int], variants: Sequence[str], rounds: int
+    *,
+    layer: LayerShape,
+    tokens: Sequence[int],
+    variants: Sequence[str],
+    rounds: int,
+    max_tokens_with_peaks: int = 0,
 ) -> list[str]:
-    """Return the command of `benchmarks.netlab.ranks` for these cells and variants."""
+    """Return the command of `benchmarks.netlab.ranks` for these cells and variants.
+
+    Args:
+        max_tokens_with_peaks: up to which each variant's peak of live tensors is measured, too.
+    """
     return [
         *(sys.executable, "-m", "benchmarks.netlab.ranks"),
         *("--layer", canonical_json(layer)),
         *("--tokens", ",".join(map(str, tokens))),
         *("--variants", ",".join(variants)),
         *("--rounds", str(rounds)),
+        *("--max-tokens-with-peaks", str(max_tokens_with_peaks)),
     ]

@@ -12,6 +12,11 @@ def degree_step(cell: Cell, degree: int) -> Step:
     return _step(cell, pipeline=degree, plan=None)
 
 
+def reused_step(cell: Cell, strategy: str, degree: int) -> Step:
+    """Return the step of our layer with reused memory in `degree` chunks."""
+    return _step(cell, pipeline=degree, plan=None, memory_reuse=strategy)
+
+
 def plain_step(cell: Cell) -> Step:
     """Return the step of our layer in one chunk over gloo's own all-to-all."""
     return _step(cell, pipeline=1, plan=None, link=GroupLink(None))
@@ -22,7 +27,14 @@ def planned_step(cell: Cell, plan: Path) -> Step:
     return _step(cell, pipeline=True, plan=plan)
 
 
-def _step(cell: Cell, *, pipeline: bool | int, plan: Path | None, link: Link | None = None) -> Step:
+def _step(
+    cell: Cell,
+    *,
+    pipeline: bool | int,
+    plan: Path | None,
+    link: Link | None = None,
+    memory_reuse: bool | str = True,
+) -> Step:
     shape = cell.layer
     layer = MoELayer(
         d_model=shape.d_model,
@@ -31,6 +43,7 @@ def _step(cell: Cell, *, pipeline: bool | int, plan: Path | None, link: Link | N
         top_k=shape.top_k,
         activation=shape.activation,
         pipeline=pipeline,
+        memory_reuse=memory_reuse,
         plan=plan,
         link=link,
     )

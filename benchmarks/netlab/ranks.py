@@ -1,7 +1,7 @@
 """The program of one rank: time every variant of every cell, interleaved, in one process.
 
-Variants: `ours:DEGREE`, `plain` (one chunk over gloo's own all-to-all),
-`planned:FOLDER` (of plans named TOKENS.json), `deepspeed`, `bare`,
+Variants: `ours:DEGREE`, `reused:STRATEGY:DEGREE`, `plain` (one chunk over gloo's own all-to-all),
+`planned:FOLDER` (of plans named TOKENS.json; so `limited:FOLDER`), `deepspeed`, `bare`,
 `bare_collectives`, `bare_gemms`, `chunked_forward:DEGREE`. Each round runs all of them in
 another order, so that what drifts meets all alike. Rank 0 prints one JSON line per cell and
 variant; a step's time is the maximum over the ranks.
@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.mpipemoe.live import live_tensors
 from benchmarks.netlab import bare, ours, peer_deepspeed
 from benchmarks.netlab.cell import Cell, Step
 from moetune.domain.document import decode
@@ -26,15 +27,28 @@ from moetune.domain.layer import LayerShape
 
 _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2
-_LAYERS = ("ours", "plain", "planned", "deepspeed")
+_PLANNED = ("planned", "limited")
+_LAYERS = ("ours", "reused", "plain", *_PLANNED, "deepspeed")
 
 
 def main() -> None:
     """Measure what the arguments ask for."""
-    cells, variants, rounds = _parse()
+    given = _parse()
+    layer = decode(LayerShape, json.loads(given.layer), "--layer")
+    cells = [Cell(layer=layer, tokens=int(tokens)) for tokens in given.tokens.split(",")]
+    variants = given.variants.split(",")
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed talks on stdout
-        lines = [line for cell in cells for line in _measure(cell, variants, rounds)]
+        lines = [
+            line
+            for cell in cells
+            for line in _measure(
+                cell,
+                variants,
+                given.rounds,
+                with_peaks=cell.tokens <= given.max_tokens_with_peaks,
+            )
+        ]
     if dist.get_rank() == 0:
         print("\n".join(json.dumps(line) for line in lines))
     dist.destroy_process_group()
@@ -49,7 +63,10 @@ def make_step(variant: str, cell: Cell) -> Step:
     name, _, argument = variant.partition(":")
     makers: dict[str, Callable[[], Step]] = {
         "ours": lambda: ours.degree_step(cell, int(argument)),
-        "planned": lambda: ours.planned_step(cell, Path(argument, f"{cell.tokens}.json")),
+        "reused": lambda: ours.reused_step(cell, *_strategy_and_degree(argument)),
+        **dict.fromkeys(
+            _PLANNED, lambda: ours.planned_step(cell, Path(argument, f"{cell.tokens}.json"))
+        ),
         "deepspeed": lambda: peer_deepspeed.deepspeed_step(cell),
         "bare": lambda: bare.sequential_step(cell),
         "plain": lambda: ours.plain_step(cell),
@@ -59,6 +76,11 @@ def make_step(variant: str, cell: Cell) -> Step:
         "chunked_forward": lambda: bare.chunked_forward_step(cell, int(argument)),
     }
     return makers[name]()
+
+
+def _strategy_and_degree(text: str) -> tuple[str, int]:
+    strategy, _, degree = text.partition(":")
+    return strategy, int(degree)
 
 
 def time_steps(steps: Mapping[str, Step], *, rounds: int) -> dict[str, tuple[float, ...]]:
@@ -79,7 +101,9 @@ def time_steps(steps: Mapping[str, Step], *, rounds: int) -> dict[str, tuple[flo
     return {name: tuple(seconds[:, index].tolist()) for index, name in enumerate(names)}
 
 
-def _measure(cell: Cell, variants: Sequence[str], rounds: int) -> Iterator[dict[str, object]]:
+def _measure(
+    cell: Cell, variants: Sequence[str], rounds: int, *, with_peaks: bool
+) -> Iterator[dict[str, object]]:
     if dist.get_rank() == 0:
         print(f"{cell.tokens} tokens: {len(variants)} variants x {rounds} rounds", flush=True)
     steps = {variant: make_step(variant, cell) for variant in variants}
@@ -88,11 +112,28 @@ def _measure(cell: Cell, variants: Sequence[str], rounds: int) -> Iterator[dict[
     time_steps(steps, rounds=_WARM_UP_ROUNDS)
     for variant, seconds in time_steps(steps, rounds=rounds).items():
         yield {
-            "variant": variant.partition(":")[0] if "planned" in variant else variant,
+            "variant": _told(variant),
             "tokens": cell.tokens,
             "imbalance": imbalance,
             "seconds": seconds,
+            "peak_bytes": _peak_bytes(cell, variant) if with_peaks else 0,
         }
+
+
+def _peak_bytes(cell: Cell, variant: str) -> int:
+    """Return the most bytes of live tensors while the layer is made and steps twice."""
+    with live_tensors() as live:
+        step = make_step(variant, cell)
+        step()
+        step()
+        del step
+    return live.peak_bytes
+
+
+def _told(variant: str) -> str:
+    """Return the variant's name without the folder that its plans come from."""
+    name = variant.partition(":")[0]
+    return name if name in _PLANNED else variant
 
 
 def _check_same_outputs(steps: Mapping[str, Step]) -> None:
@@ -106,16 +147,14 @@ def _check_same_outputs(steps: Mapping[str, Step]) -> None:
             raise AssertionError(f"{name} is not {next(iter(outputs))}: {error}") from None
 
 
-def _parse() -> tuple[list[Cell], list[str], int]:
+def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", required=True, help="tokens of a rank, separated by commas")
     parser.add_argument("--variants", required=True, help="separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layer", required=True, help="a LayerShape as JSON")
-    given = parser.parse_args()
-    layer = decode(LayerShape, json.loads(given.layer), "--layer")
-    cells = [Cell(layer=layer, tokens=int(tokens)) for tokens in given.tokens.split(",")]
-    return cells, given.variants.split(","), given.rounds
+    parser.add_argument("--max-tokens-with-peaks", type=int, default=0)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

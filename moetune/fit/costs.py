@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import get_args
 
 from moetune.domain.costs import (
     CopyMode,
@@ -130,16 +131,17 @@ class ProfileCosts:
     @property
     def copy_mode(self) -> CopyMode | None:
         """How activations are offloaded; None where copies were not measured both ways."""
-        known = {(direction, pinned) for direction, pinned, both in self._book.copies() if not both}
-
-        def both_ways(*, pinned: bool) -> bool:
-            return ("h2d", pinned) in known and ("d2h", pinned) in known
-
+        known = {
+            pinned: {way for way, how, both in self._book.copies() if how == pinned and not both}
+            for pinned in (True, False)
+        }
+        modes: tuple[CopyMode, CopyMode] = ("pinned", "pageable")
         if self._book.profile.machine.kind == "cpu":
-            return "inline" if both_ways(pinned=False) else None
-        if both_ways(pinned=True):
-            return "pinned"
-        return "pageable" if both_ways(pinned=False) else None
+            modes = ("inline", "inline")
+        for mode, pinned in zip(modes, (True, False), strict=True):
+            if len(known[pinned]) == len(get_args(Direction)):
+                return mode
+        return None
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
         """Return the time of one copy while none runs the other way.
@@ -208,6 +210,8 @@ class ProfileCosts:
     def _copy(self, direction: Direction, pinned: bool) -> Predictor:  # noqa: FBT001 - private
         alone = (direction, pinned, False)
         known = self._book.copies()
+        if alone not in known and self._book.profile.machine.kind == "cpu":
+            alone = (direction, not pinned, False)  # both are the same memory
         if alone not in known:
             names = [copy_name(direction=one, pinned=pin) for one, pin, both in known if not both]
             raise missing_copy(self._book.profile, direction=direction, pinned=pinned, known=names)

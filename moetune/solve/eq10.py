@@ -42,7 +42,7 @@ def _phase_seconds(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Ph
     if copied:
         copy = costs.costs.copy(
             direction="d2h" if phase == "forward" else "h2d",
-            pinned=costs.costs.copy_mode == "pinned",
+            pinned=costs.costs.copy_mode != "pageable",
             num_bytes=rows * copied * dtype_bytes(costs.dtype),
         )
         copy_seconds = copy.seconds

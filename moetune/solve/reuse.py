@@ -257,7 +257,7 @@ def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
     mode = costs.costs.copy_mode
     copy = costs.costs.copy(
         direction="d2h" if phase == "forward" else "h2d",
-        pinned=mode == "pinned",
+        pinned=mode != "pageable",
         num_bytes=num_bytes,
     )
     return replace(copy, trust="modelled") if mode == "pageable" else copy

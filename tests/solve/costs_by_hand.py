@@ -75,7 +75,7 @@ class LinearCosts:
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
         assert self.copy_cost is not None, f"not measured: {direction}"
-        assert pinned == (self.copy_mode == "pinned")
+        assert pinned == (self.copy_mode != "pageable")
         return Estimate(seconds=self.copy_cost.seconds(num_bytes), trust="measured")
 
 

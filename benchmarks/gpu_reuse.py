@@ -1,0 +1,125 @@
+"""The GPU's part on memory reuse: peaks, times and choices of S1 to S4 over the loopback."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.mpipemoe.live import live_tensors
+from moetune.domain.layer import Workload
+from moetune.domain.plan import STRATEGIES, Decision, Strategy
+from moetune.runtime.links import Link
+from moetune.solve.eq10 import paper_seconds
+from moetune.solve.memory import layer_memory
+from moetune.solve.phases import LayerCosts
+from moetune.solve.step import step_time
+from moetune.workflows.steps import Steps, measure_steps, random_steps
+
+DEGREES = (4, 8)
+_NUM_ROUNDS = 7
+_MIB = 2**20
+_HEADER = (
+    "| strategy | degree | predicted ms | measured ms | error | peak MiB | Eq. 4 to 6 MiB "
+    "| hidden ms | Eq. 10 ms |"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReuseRow:
+    """One strategy and degree.
+
+    Args:
+        peak_bytes: of a step, beyond what there was before it.
+        formula_bytes: activations and buffers by Eq. 4 to 6.
+        hidden_seconds: by how much the step is shorter than all its operations measured alone.
+        paper_seconds: Eq. 10.
+    """
+
+    strategy: Strategy
+    degree: int
+    predicted_seconds: float
+    seconds: float
+    peak_bytes: int
+    formula_bytes: int
+    hidden_seconds: float
+    paper_seconds: float
+
+
+def reuse_rows(
+    workload: Workload, *, device: torch.device, link: Link, costs: LayerCosts
+) -> Iterator[ReuseRow]:
+    """Measure every strategy at every degree, taking turns.
+
+    Args:
+        costs: with the loopback taken for a link between two ranks.
+    """
+    steps = random_steps(workload, device=device, link=link)
+    decisions = [
+        Decision(forward_degree=degree, backward_degree=degree, strategy=strategy)
+        for strategy in STRATEGIES
+        for degree in DEGREES
+    ]
+    tokens = workload.tokens_per_rank
+    for one in measure_steps(steps, decisions, num_rounds=_NUM_ROUNDS):
+        strategy, degree = one.decision.strategy, one.decision.forward_degree
+        predicted = step_time(
+            costs=costs, tokens=tokens, forward_degree=degree, backward_degree=degree,
+            strategy=strategy,
+        )  # fmt: skip
+        alone = predicted.forward.work_seconds + predicted.backward.work_seconds
+        seconds = statistics.median(one.step_seconds)
+        memory = layer_memory(
+            workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy
+        )
+        yield ReuseRow(
+            strategy=strategy,
+            degree=degree,
+            predicted_seconds=predicted.seconds,
+            seconds=seconds,
+            peak_bytes=_peak_bytes(steps, one.decision, device),
+            formula_bytes=memory.activation_bytes + memory.buffer_bytes,
+            hidden_seconds=alone + predicted.overhead.seconds - seconds,
+            paper_seconds=paper_seconds(costs=costs, strategy=strategy, tokens=tokens),
+        )
+
+
+def reuse_table(rows: Sequence[ReuseRow], *, title: str) -> list[str]:
+    """Return the lines of a Markdown section."""
+    reused = [row for row in rows if row.strategy != "none"]
+    best = min(reused, key=lambda row: row.seconds).strategy
+    ours = min(reused, key=lambda row: row.predicted_seconds).strategy
+    paper = min(reused, key=lambda row: row.paper_seconds).strategy
+    said = (
+        f"Of S1 to S4 the timeline takes {ours}, Eq. 10 takes {paper}, and {best} was measured "
+        "fastest. Peaks are of one step beyond weights, input and what the layer keeps; hidden is "
+        "what overlap saves of all operations as the profile measured them alone."
+    )
+    lines = [
+        "",
+        f"## Memory reuse, {title}",
+        "",
+        said,
+        "",
+        _HEADER,
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    return lines + [
+        f"| {row.strategy} | {row.degree} | {row.predicted_seconds * 1e3:.2f} "
+        f"| {row.seconds * 1e3:.2f} | {row.predicted_seconds / row.seconds - 1:+.1%} "
+        f"| {row.peak_bytes / _MIB:.0f} | {row.formula_bytes / _MIB:.0f} "
+        f"| {row.hidden_seconds * 1e3:.2f} | {row.paper_seconds * 1e3:.2f} |"
+        for row in rows
+    ]
+
+
+def _peak_bytes(steps: Steps, decision: Decision, device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        steps.run(decision)
+        return torch.cuda.max_memory_allocated() - before
+    with live_tensors() as live:
+        steps.run(decision)
+    return live.peak_bytes

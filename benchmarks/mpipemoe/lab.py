@@ -1,0 +1,268 @@
+"""Strategies in the network lab: predicted and measured steps, and what each rule chooses."""
+
+import itertools
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.netlab.experiment import (
+    DTYPE,
+    NUM_RANKS,
+    Line,
+    measure_profile,
+    measure_steps,
+    steps_command,
+)
+from benchmarks.netlab.lab import Lab
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import STRATEGIES, Plan, Strategy
+from moetune.domain.profile import Profile
+from moetune.fit.costs import costs_of
+from moetune.solve.eq10 import paper_seconds
+from moetune.solve.memory import layer_memory, total_bytes
+from moetune.solve.phases import layer_costs
+from moetune.solve.reuse import host_bytes
+from moetune.solve.step import step_time
+from moetune.workflows.files import plan_to_json, write_text
+from moetune.workflows.plan import PlanRequest, make_plan
+
+REUSE = STRATEGIES[1:]
+Choice = tuple[Strategy, int]
+"""(strategy, degree in both phases)."""
+ONE_CHUNK: Choice = ("none", 1)
+_ADAM_BYTES = 8
+_MOST_TOKENS_WITH_PEAKS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What is measured at every rate.
+
+    Args:
+        model: name of the layer in tables.
+        limit_degree: the memory limit is what reuse needs with so many chunks.
+        budget: of one rate's profile.
+        peer: DeepSpeed's folder, None to leave it out.
+    """
+
+    model: str
+    layer: LayerShape
+    tokens: tuple[int, ...]
+    degrees: tuple[int, ...]
+    limit_degree: int
+    rounds: int
+    budget: str
+    peer: Path | None
+
+    def workload(self, tokens: int) -> Workload:
+        """Return the workload of so many tokens on a rank."""
+        return Workload(layer=self.layer, world_size=NUM_RANKS, tokens_per_rank=tokens, dtype=DTYPE)
+
+    def needed_bytes(self, tokens: int, choice: Choice) -> int:
+        """Return what a choice takes by Eq. 1 to 6."""
+        strategy, degree = choice
+        memory = layer_memory(
+            workload=self.workload(tokens), forward_degree=degree, backward_degree=degree,
+            strategy=strategy,
+        )  # fmt: skip
+        return total_bytes(memory)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """One chunk, and every strategy at every degree."""
+        return ONE_CHUNK, *itertools.product(STRATEGIES, self.degrees)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One choice; seconds are of one step, the median over the rounds.
+
+    Args:
+        needed_bytes: by Eq. 1 to 6.
+        peak_bytes: of live tensors on the device, with Adam's states added; 0 where not measured.
+    """
+
+    strategy: Strategy
+    degree: int
+    predicted_seconds: float
+    seconds: float
+    needed_bytes: int
+    peak_bytes: int
+
+    @property
+    def error(self) -> float:
+        """(predicted − measured) / measured."""
+        return self.predicted_seconds / self.seconds - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """What a plan chose, predicted and measured."""
+
+    strategy: Strategy
+    forward_degree: int
+    backward_degree: int
+    predicted_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyCell:
+    """One model, rate and number of tokens.
+
+    Args:
+        limit_bytes: that `limited` had to fit into; `free` had all memory.
+        peer_seconds, peer_bytes: of DeepSpeed's expert parallelism; 0 where it was left out.
+        paper_choice: MPipeMoE's Eq. 10 among the strategies that reuse memory.
+    """
+
+    model: str
+    rate_mbit: float | None
+    tokens: int
+    limit_bytes: int
+    free: Planned
+    limited: Planned
+    steps: tuple[Step, ...]
+    peer_seconds: float
+    peer_bytes: int
+    paper_choice: Strategy
+
+    @property
+    def feasible(self) -> list[Step]:
+        """Measured choices that fit into the limit."""
+        return [step for step in self.steps if step.needed_bytes <= self.limit_bytes]
+
+    @property
+    def best(self) -> Step:
+        """The fastest measured one of them."""
+        return min(self.feasible, key=lambda step: step.seconds)
+
+    @property
+    def regret(self) -> float:
+        """How much slower the plan is than that one."""
+        return self.limited.seconds / self.best.seconds - 1
+
+    @property
+    def paper_regret(self) -> float:
+        """The same of Eq. 10's strategy, at its fastest measured degree that fits."""
+        times = [one.seconds for one in self.feasible if one.strategy == self.paper_choice]
+        return min(times) / self.best.seconds - 1
+
+    def of(self, strategy: Strategy, degree: int) -> Step:
+        """Return one choice."""
+        return next(one for one in self.steps if (one.strategy, one.degree) == (strategy, degree))
+
+
+def run_rate(
+    grid: Grid, *, rate_mbit: float | None, folder: Path, echo: TextIO
+) -> tuple[tuple[StrategyCell, ...], Profile]:
+    """Return the cells of one rate, and the profile that was measured for them.
+
+    Raises:
+        MoetuneError: the lab, the profile, a plan or a rank failed.
+    """
+    with Lab(num_ranks=NUM_RANKS, rate_mbit=rate_mbit) as lab:
+        profile = measure_profile(
+            lab, layer=grid.layer, tokens=max(grid.tokens), budget=grid.budget, folder=folder,
+            echo=echo,
+        )  # fmt: skip
+        plans = {tokens: _plans(grid, profile, tokens, folder) for tokens in grid.tokens}
+        variants = [f"planned:{folder / 'planned'}", f"limited:{folder / 'limited'}"]
+        variants += [_variant(choice) for choice in grid.choices]
+        variants += ["deepspeed"] if grid.peer else []
+        command = steps_command(
+            layer=grid.layer, tokens=grid.tokens, variants=variants, rounds=grid.rounds,
+            max_tokens_with_peaks=_MOST_TOKENS_WITH_PEAKS,
+        )  # fmt: skip
+        lines = measure_steps(lab, command, peer=grid.peer, echo=echo)
+    cells = tuple(
+        _cell(grid, profile, rate_mbit, tokens, plans[tokens], lines) for tokens in grid.tokens
+    )
+    return cells, profile
+
+
+def _plans(grid: Grid, profile: Profile, tokens: int, folder: Path) -> tuple[Plan, Plan]:
+    """Return the plans without and with the limit, and write them where the ranks read them."""
+    limit = grid.needed_bytes(tokens, ("S4", grid.limit_degree))
+    plans = []
+    for name, limit_bytes in (("planned", None), ("limited", limit)):
+        request = PlanRequest(
+            layer=grid.layer, world_size=NUM_RANKS, tokens_per_rank=tokens, dtype=DTYPE,
+            memory_limit_bytes=limit_bytes,
+        )  # fmt: skip
+        plan = make_plan(request, profile=profile)
+        (folder / name).mkdir(exist_ok=True)
+        write_text(folder / name / f"{tokens}.json", plan_to_json(plan))
+        plans.append(plan)
+    return plans[0], plans[1]
+
+
+def _variant(choice: Choice) -> str:
+    strategy, degree = choice
+    return f"reused:{strategy}:{degree}"
+
+
+def _cell(
+    grid: Grid,
+    profile: Profile,
+    rate_mbit: float | None,
+    tokens: int,
+    plans: tuple[Plan, Plan],
+    lines: Mapping[tuple[int, str], Line],
+) -> StrategyCell:
+    workload = grid.workload(tokens)
+    costs = layer_costs(workload=workload, costs=costs_of(profile))
+    adam_bytes = _ADAM_BYTES * _num_parameters(workload)
+
+    def peak_bytes(variant: str, host: int = 0) -> int:
+        live = lines[tokens, variant].peak_bytes
+        return live + adam_bytes - host if live else 0
+
+    def step(choice: Choice) -> Step:
+        strategy, degree = choice
+        time = step_time(
+            costs=costs, tokens=tokens, forward_degree=degree, backward_degree=degree,
+            strategy=strategy,
+        )  # fmt: skip
+        return Step(
+            strategy=strategy,
+            degree=degree,
+            predicted_seconds=time.seconds,
+            seconds=statistics.median(lines[tokens, _variant(choice)].seconds),
+            needed_bytes=grid.needed_bytes(tokens, choice),
+            peak_bytes=peak_bytes(
+                _variant(choice), host_bytes(workload=workload, strategy=strategy)
+            ),
+        )
+
+    def planned(variant: str, plan: Plan) -> Planned:
+        return Planned(
+            strategy=plan.memory.strategy,
+            forward_degree=plan.pipeline.forward_degree,
+            backward_degree=plan.pipeline.backward_degree,
+            predicted_seconds=plan.predicted.step_seconds,
+            seconds=statistics.median(lines[tokens, variant].seconds),
+        )
+
+    paper = {one: paper_seconds(costs=costs, strategy=one, tokens=tokens) for one in REUSE}
+    peer = lines.get((tokens, "deepspeed"))
+    return StrategyCell(
+        model=grid.model,
+        rate_mbit=rate_mbit,
+        tokens=tokens,
+        limit_bytes=grid.needed_bytes(tokens, ("S4", grid.limit_degree)),
+        free=planned("planned", plans[0]),
+        limited=planned("limited", plans[1]),
+        steps=tuple(map(step, grid.choices)),
+        peer_seconds=statistics.median(peer.seconds) if peer else 0.0,
+        peer_bytes=peak_bytes("deepspeed") if peer else 0,
+        paper_choice=min(paper, key=lambda one: paper[one]),
+    )
+
+
+def _num_parameters(workload: Workload) -> int:
+    layer = workload.layer
+    one = layer.num_gemms * layer.d_model * layer.d_hidden + layer.d_model + layer.d_hidden
+    return one * workload.local_experts + layer.d_model * layer.num_experts
