@@ -30,6 +30,11 @@ class Routing:
     kept_TK: torch.Tensor | None
     aux_loss: torch.Tensor
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What stays in memory for the backward pass, each of a storage of its own."""
+        return self.weights_TK, self.experts_TK
+
 
 class _Logits(torch.autograd.Function):
     """x weightᵀ, and x itself for what comes after the gate.

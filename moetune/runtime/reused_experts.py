@@ -8,24 +8,29 @@ weights are kept by the tokens' rank: see `row_weights`.
 T tokens, K choices, N rows this rank sends, R rows it receives, D model width, H hidden width.
 """
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Activation
-from moetune.runtime.activations import activate, hidden_room
+from moetune.runtime.activations import activate, hidden_room, hidden_shapes
 from moetune.runtime.copies import Copy
 from moetune.runtime.experts import multiply
 from moetune.runtime.offload import Offload
 from moetune.runtime.pipeline import Pipe
 from moetune.runtime.pipelined_experts import ExpertGrads, Kept
-from moetune.runtime.reuse_phase import Chunks
+from moetune.runtime.reuse_phase import Chunks, RingShape
+from moetune.runtime.rings import Ring
 from moetune.runtime.row_weights import ChunkWeights, RowWeights
+from moetune.runtime.token_side import TokenSide, num_travelling
 
 _SLOTS = 2
-_TRAVELLING_SLOTS = 3
-"""Rows leave and come back in one buffer: one leaves, one is at the experts, one comes back."""
+_LEAVING_SLOTS = 3
+"""Where results leave from the buffer in which rows arrived: one arrives, one is at the
+experts, one leaves."""
 _Parameters = tuple[torch.Tensor | None, ...]
 
 
@@ -47,11 +52,18 @@ class ReusedExperts(torch.autograd.Function):
         w3: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return (T, D)."""
-        weights_R1 = RowWeights(pipe.dispatch, pipe.link).send(weights_TK, x_TD.dtype)
-        parameters = (w1, b1, w2, b2, w3)
-        top_k = weights_TK.shape[1]
-        run = _Forward(pipe, activation, offload, x_TD, weights_R1, parameters, top_k)
-        y_TD = run.run()
+        step = _Step(
+            pipe=pipe, activation=activation, offload=offload, top_k=weights_TK.shape[1],
+            parameters=(w1, b1, w2, b2, w3),
+        )  # fmt: skip
+        try:
+            run = _Forward(step, x_TD)
+            weights_R1 = RowWeights(pipe.dispatch, pipe.link).send(weights_TK, x_TD.dtype)
+            pipe.account.add(weights_R1)
+            y_TD = run.run(weights_R1)
+        except BaseException:
+            offload.end()
+            raise
         ctx.pipe, ctx.activation, ctx.offload = pipe, activation, offload
         ctx.save_for_backward(
             None if offload.keeps_input else x_TD, weights_TK, weights_R1, w1, b1, w2, b2, w3
@@ -68,31 +80,54 @@ class ReusedExperts(torch.autograd.Function):
         x_TD, weights_TK, weights_R1, *parameters = ctx.saved_tensors
         pipe: Pipe = ctx.pipe
         offload: Offload = ctx.offload
-        run = _Backward(
-            pipe, ctx.activation, offload, x_TD, grad_TD.contiguous(), weights_R1,
-            tuple(parameters), weights_TK.shape[1],
+        step = _Step(
+            pipe=pipe, activation=ctx.activation, offload=offload, top_k=weights_TK.shape[1],
+            parameters=tuple(parameters),
         )  # fmt: skip
-        grad_x_TD = run.run()
-        offload.end()
+        try:
+            run = _Backward(step, x_TD, grad_TD.contiguous(), weights_R1)
+            grad_x_TD = run.run()
+        finally:
+            offload.end()
         grad_weights_TK = RowWeights(pipe.dispatch, pipe.link).bring_back(
             run.grad_weights_R1, weights_TK
         )
         return grad_x_TD, grad_weights_TK, None, None, None, *run.experts.totals()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """What both phases of a step share."""
+
+    pipe: Pipe
+    activation: Activation
+    offload: Offload
+    top_k: int
+    parameters: _Parameters
+
+    @property
+    def w1(self) -> torch.Tensor:
+        w1 = self.parameters[0]
+        assert w1 is not None  # noqa: S101 - every expert has one
+        return w1
+
+    def shapes(self, chunks: Chunks, *, backward: bool) -> dict[str, RingShape]:
+        """Return the rooms of hidden width for one chunk (T_M), and what regrouping needs."""
+        width, d_hidden = self.w1.shape[1:]
+        names = ["pre"] if self.parameters[4] is None else ["pre", "gate"]
+        names += hidden_shapes(self.activation, 0, d_hidden, backward=backward)
+        shapes = dict.fromkeys(names, RingShape(num_slots=1, width=d_hidden))
+        if chunks.changes_order:
+            shapes["grouped"] = RingShape(num_slots=1, width=width)
+        return shapes
+
+
 class _Middle:
     """One chunk's pre-activations, in one buffer for all chunks (T_M)."""
 
-    def __init__(self, chunks: Chunks, like: torch.Tensor, parameters: _Parameters) -> None:
-        w1, self._b1, _, _, self._w3 = parameters
-        assert w1 is not None  # noqa: S101 - every expert has one
-        self._w1 = w1
-        names = ("pre", "gate") if self._w3 is not None else ("pre",)
-        self._rings = {
-            name: chunks.ring(name, like, slots=1, is_sent=False, width=w1.shape[2])
-            for name in names
-        }
-        self._chunks = chunks
+    def __init__(self, chunks: Chunks, rings: dict[str, Ring], step: _Step) -> None:
+        self._chunks, self._step = chunks, step
+        self._rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
 
     def rooms(self, chunk: int) -> dict[str, torch.Tensor]:
         """Return the chunk's rooms by name, whatever is in them."""
@@ -102,199 +137,197 @@ class _Middle:
     def compute(self, chunk: int, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return x·W₁ + b₁, and x·W₃ for swiglu, of the chunk's rows."""
         rooms, blocks = self.rooms(chunk), self._chunks.slots.blocks[chunk]
-        multiply(rows, self._w1, blocks, rooms["pre"], self._b1)
-        if self._w3 is not None:
-            multiply(rows, self._w3, blocks, rooms["gate"])
+        _, b1, _, _, w3 = self._step.parameters
+        multiply(rows, self._step.w1, blocks, rooms["pre"], b1)
+        if w3 is not None:
+            multiply(rows, w3, blocks, rooms["gate"])
         return rooms
 
 
 class _Forward:
-    """The forward pass: T_DI and T_DO have two buffers each, T_M one.
+    """The forward pass: T_DI and T_DO have two buffers each on either side, T_M one.
 
-    A chunk's rows leave and come back in one buffer, since as many come back as left.
+    All buffers are made here, before the first exchange.
     """
 
-    def __init__(
-        self,
-        pipe: Pipe,
-        activation: Activation,
-        offload: Offload,
-        x_TD: torch.Tensor,
-        weights_R1: torch.Tensor,
-        parameters: _Parameters,
-        top_k: int,
-    ) -> None:
-        self._chunks = chunks = Chunks(pipe, pipe.dispatch.forward, "forward", top_k)
-        self._pipe, self._activation, self._offload = pipe, activation, offload
-        self._x_TD, self._weights_R1, self._parameters = x_TD, weights_R1, parameters
-        self._middle = _Middle(chunks, x_TD, parameters)
-        self._travelling = chunks.ring("travelling", x_TD, slots=_TRAVELLING_SLOTS, is_sent=True)
-        self._arrivals = chunks.ring("arrivals", x_TD, slots=_SLOTS, is_sent=False)
-        self._departures = chunks.ring("grads", x_TD, slots=_SLOTS, is_sent=False)
-        if chunks.changes_order:
-            self._grouped = chunks.ring("grouped", x_TD, slots=1, is_sent=False)
-        self._y_TD = torch.zeros_like(x_TD)
+    def __init__(self, step: _Step, x_TD: torch.Tensor) -> None:
+        pipe, width = step.pipe, x_TD.shape[1]
+        self._chunks = chunks = Chunks(pipe, pipe.dispatch.forward, "forward", step.top_k)
+        self._step, self._offload, self._x_TD = step, step.offload, x_TD
+        slots = min(_SLOTS, chunks.degree)
+        rings, self._rooms = chunks.rings(
+            {
+                "travelling": RingShape(
+                    num_slots=num_travelling(1, chunks.degree), width=width, is_sent=True
+                ),
+                "arrivals": RingShape(num_slots=slots, width=width),
+                "departures": RingShape(num_slots=slots, width=width),
+                **step.shapes(chunks, backward=False),
+            },
+            x_TD,
+        )
+        self._arrivals, self._departures = rings["arrivals"], rings["departures"]
+        self._grouped = rings.get("grouped")
+        self._middle = _Middle(chunks, rings, step)
+        y_TD = pipe.account.empty("the results", x_TD.shape, x_TD).zero_()
+        self._tokens = TokenSide(chunks, rings["travelling"], y_TD)
 
-    def run(self) -> torch.Tensor:
+    def run(self, weights_R1: torch.Tensor) -> torch.Tensor:
         """Return (T, D)."""
+        self._weights_R1 = weights_R1
         self._chunks.run(self)
+        y_TD = self._tokens.end()
         self._offload.settle_all()
-        return self._y_TD
+        return y_TD
 
     def dispatch(self, chunk: int) -> None:
-        """Gather the chunk's rows and send them."""
-        self.finish(chunk - _TRAVELLING_SLOTS)
+        """Send the chunk's rows."""
         self._offload.settle("input", chunk % _SLOTS)
-        rows = self._travelling.take(chunk, self._chunks.num_sent[chunk])
-        torch.index_select(self._x_TD, 0, self._chunks.tokens[chunk], out=rows)
         room = self._arrivals.take(chunk, self._chunks.num_received[chunk])
-        self._chunks.dispatch(chunk, rows, room)
+        self._tokens.send(chunk, self._x_TD, room)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts, and weight what they return."""
         chunks, num_rows = self._chunks, self._chunks.num_received[chunk]
-        blocks, mine, regroup = (
-            chunks.slots.blocks[chunk], chunks.slots.rows[chunk], chunks.regroups[chunk]
-        )  # fmt: skip
-        self.finish(chunk - _SLOTS)
-        arrived, rows = self._arrivals.of(chunk, num_rows), self._arrivals.of(chunk, num_rows)
+        mine, regroup = chunks.slots.rows[chunk], chunks.regroups[chunk]
+        arrived = rows = self._arrivals.of(chunk, num_rows)
         out = departure = self._departures.take(chunk, num_rows)
-        if not regroup.changes_nothing:
-            self._offload.settle("input", 0)
+        input_slot = chunk % _SLOTS
+        if self._grouped is not None and not regroup.changes_nothing:
+            input_slot = 0
+            self._offload.settle("input", input_slot)
             rows = out = self._grouped.take(chunk, num_rows)
             regroup.by_expert(arrived, rows)
-        self._offload.save("input", self._input_slot(chunk), rows, mine)
-        for name in ("pre", "gate"):
-            self._offload.settle(name, 0)
-        kept = self._middle.compute(chunk, rows)
-        pre, gate = kept["pre"], kept.get("gate")
-        room = hidden_room(pre, self._activation, self._pipe.scratch)
-        hidden = activate(pre, gate, self._activation, room)
-        for name, values in kept.items():
-            self._offload.save(name, 0, values, mine)
-        _, _, w2, b2, _ = self._parameters
-        assert w2 is not None  # noqa: S101 - every expert has one
+        self._offload.save("input", input_slot, rows, mine)
+        hidden = self._hidden(chunk, rows)
         if out is rows:
-            self._offload.settle("input", 0)
-        multiply(hidden, w2, blocks, out, b2).mul_(self._weights_R1[mine])
-        if not regroup.changes_nothing:
+            self._offload.settle("input", input_slot)
+        _, _, w2, b2, _ = self._step.parameters
+        assert w2 is not None  # noqa: S101 - every expert has one
+        multiply(hidden, w2, chunks.slots.blocks[chunk], out, b2).mul_(self._weights_R1[mine])
+        if out is rows:
             regroup.by_source(out, departure)
 
     def combine(self, chunk: int) -> None:
         """Send the results back."""
-        chunks = self._chunks
-        room = self._travelling.of(chunk, chunks.num_sent[chunk])
-        chunks.combine(chunk, self._departures.of(chunk, chunks.num_received[chunk]), room)
+        num_rows = self._chunks.num_received[chunk]
+        self._tokens.bring_back(chunk, self._departures.of(chunk, num_rows))
 
-    def finish(self, chunk: int) -> None:
-        """Add the results to their tokens."""
-        if self._chunks.came_back(chunk):
-            rows = self._travelling.of(chunk, self._chunks.num_sent[chunk])
-            self._y_TD.index_add_(0, self._chunks.tokens[chunk], rows)
-
-    def _input_slot(self, chunk: int) -> int:
-        return 0 if not self._chunks.regroups[chunk].changes_nothing else chunk % _SLOTS
+    def _hidden(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
+        """Return the hidden values of the chunk; the pre-activations leave for the host."""
+        for name in ("pre", "gate"):
+            self._offload.settle(name, 0)
+        kept = self._middle.compute(chunk, rows)
+        pre, gate = kept["pre"], kept.get("gate")
+        room = hidden_room(pre, self._step.activation, self._rooms)
+        hidden = activate(pre, gate, self._step.activation, room)
+        for name, values in kept.items():
+            self._offload.save(name, 0, values, self._chunks.slots.rows[chunk])
+        return hidden
 
 
 class _Backward:
     """The backward pass: gradients overwrite what they were computed from.
 
-    Rings of one name are one room, since only one phase runs at a time. At the experts
-    the rows' gradients overwrite those of the results.
+    At the experts the rows' gradients overwrite those of the results, and leave from there.
     """
 
     def __init__(
         self,
-        pipe: Pipe,
-        activation: Activation,
-        offload: Offload,
+        step: _Step,
         x_TD: torch.Tensor | None,
         grad_TD: torch.Tensor,
         weights_R1: torch.Tensor,
-        parameters: _Parameters,
-        top_k: int,
     ) -> None:
-        self._chunks = chunks = Chunks(pipe, pipe.dispatch.backward, "backward", top_k)
-        self._pipe, self._offload, self._parameters = pipe, offload, parameters
+        pipe, width = step.pipe, grad_TD.shape[1]
+        self._chunks = chunks = Chunks(pipe, pipe.dispatch.backward, "backward", step.top_k)
+        self._step, self._offload = step, step.offload
         self._x_TD, self._grad_TD, self._weights_R1 = x_TD, grad_TD, weights_R1
-        self.experts = ExpertGrads(list(parameters), activation, chunks.degree, pipe.scratch)
-        self.grad_weights_R1 = torch.empty_like(weights_R1)
-        self._middle = _Middle(chunks, grad_TD, parameters)
-        self._activation: Activation = activation
-        self._travelling = chunks.ring("travelling", grad_TD, slots=_TRAVELLING_SLOTS, is_sent=True)
-        self._grads = chunks.ring("grads", grad_TD, slots=_TRAVELLING_SLOTS, is_sent=False)
-        self._inputs = chunks.ring("arrivals", grad_TD, slots=_SLOTS, is_sent=False)
-        if x_TD is not None:
-            self._again = chunks.ring("again", grad_TD, slots=1, is_sent=True)
-        if chunks.changes_order:
-            self._grouped = chunks.ring("grouped", grad_TD, slots=1, is_sent=False)
-            self._grouped_inputs = chunks.ring("inputs", grad_TD, slots=1, is_sent=False)
+        num_travelling_slots = num_travelling(1 if x_TD is None else 2, chunks.degree)
+        rings, rooms = chunks.rings(
+            {
+                "travelling": RingShape(num_slots=num_travelling_slots, width=width, is_sent=True),
+                "grads": RingShape(num_slots=min(_LEAVING_SLOTS, chunks.degree), width=width),
+                "inputs": RingShape(num_slots=min(_SLOTS, chunks.degree), width=width),
+                **step.shapes(chunks, backward=True),
+            },
+            grad_TD,
+        )
+        self._grads, self._inputs, self._grouped = (
+            rings["grads"], rings["inputs"], rings.get("grouped")
+        )  # fmt: skip
+        self._middle = _Middle(chunks, rings, step)
+        self.experts = ExpertGrads(
+            list(step.parameters), step.activation, chunks.degree, rooms, pipe.account
+        )
+        account = pipe.account
+        self.grad_weights_R1 = account.empty("gradients", weights_R1.shape, weights_R1)
+        grad_x_TD = account.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
+        self._tokens = TokenSide(chunks, rings["travelling"], grad_x_TD)
         self._loading: dict[int, Copy] = {}
-        self._grad_x_TD = torch.zeros_like(grad_TD)
+        self._middles: dict[int, tuple[dict[str, torch.Tensor], list[Copy]]] = {}
 
     def run(self) -> torch.Tensor:
         """Return the gradient of x (T, D)."""
+        self._load_middle(0)
         self._chunks.run(self)
-        return self._grad_x_TD
+        return self._tokens.end()
 
     def dispatch(self, chunk: int) -> None:
         """Send the gradients, and fetch what the experts received."""
-        chunks, tokens = self._chunks, self._chunks.tokens[chunk]
-        self.finish(chunk - _TRAVELLING_SLOTS)
-        sent, received = chunks.num_sent[chunk], chunks.num_received[chunk]
+        received = self._chunks.num_received[chunk]
         inputs = self._inputs.take(chunk, received)
         if self._x_TD is not None:
-            chunks.has_left(chunk - 1)
-            rows = torch.index_select(self._x_TD, 0, tokens, out=self._again.take(chunk, sent))
-            chunks.dispatch(chunk, rows, inputs)
+            self._tokens.send(chunk, self._x_TD, inputs)
         else:
-            mine = chunks.slots.rows[chunk]
+            mine = self._chunks.slots.rows[chunk]
             self._loading[chunk] = self._offload.load("input", inputs, mine)
-        rows = torch.index_select(self._grad_TD, 0, tokens, out=self._travelling.take(chunk, sent))
-        chunks.dispatch(chunk, rows, self._grads.take(chunk, received))
+        self._tokens.send(chunk, self._grad_TD, self._grads.take(chunk, received))
 
     def compute(self, chunk: int) -> None:
         """Compute the experts' gradients in place of those that arrived."""
         chunks, num_rows = self._chunks, self._chunks.num_received[chunk]
-        blocks, mine, regroup = (
-            chunks.slots.blocks[chunk], chunks.slots.rows[chunk], chunks.regroups[chunk]
-        )  # fmt: skip
+        mine, regroup = chunks.slots.rows[chunk], chunks.regroups[chunk]
         arrived = grads = self._grads.of(chunk, num_rows)
         inputs = self._inputs.of(chunk, num_rows)
-        if not regroup.changes_nothing:
-            grads = regroup.by_expert(arrived, self._grouped.take(chunk, num_rows))
+        if self._grouped is not None and not regroup.changes_nothing:
+            grads = self._grouped.take(chunk, num_rows)
             if self._x_TD is not None:
-                inputs = regroup.by_expert(inputs, self._grouped_inputs.take(chunk, num_rows))
+                inputs, grads = regroup.by_expert(inputs, grads), inputs
+            regroup.by_expert(arrived, grads)
         if chunk in self._loading:
             self._loading.pop(chunk).wait()
-        kept = Kept.of(inputs, self._restore(chunk, inputs, mine))
+        kept = Kept.of(inputs, self._restore(chunk, inputs))
         weights = ChunkWeights(
-            self._weights_R1[mine], self.grad_weights_R1[mine], self._parameters[3]
+            self._weights_R1[mine], self.grad_weights_R1[mine], self._step.parameters[3]
         )
-        self.experts.run(grads, kept, blocks, grads, weights)
+        self.experts.run(
+            grads, kept, chunks.slots.blocks[chunk], grads, weights,
+            middle_is_free=partial(self._load_middle, chunk + 1),
+        )  # fmt: skip
         if grads is not arrived:
             regroup.by_source(grads, arrived)
 
     def combine(self, chunk: int) -> None:
-        """Send the gradients of the rows back, where the gradients of the results came from."""
-        chunks = self._chunks
-        room = self._travelling.of(chunk, chunks.num_sent[chunk])
-        chunks.combine(chunk, self._grads.of(chunk, chunks.num_received[chunk]), room)
+        """Send the gradients of the rows back."""
+        num_rows = self._chunks.num_received[chunk]
+        self._tokens.bring_back(chunk, self._grads.of(chunk, num_rows))
 
-    def finish(self, chunk: int) -> None:
-        """Add the gradients to their tokens."""
-        if self._chunks.came_back(chunk):
-            rows = self._travelling.of(chunk, self._chunks.num_sent[chunk])
-            self._grad_x_TD.index_add_(0, self._chunks.tokens[chunk], rows)
+    def _load_middle(self, chunk: int) -> None:
+        """Start loading pre-activations, if they are on the host: their room is free."""
+        if self._offload.keeps_middle and chunk < self._chunks.degree:
+            rooms, mine = self._middle.rooms(chunk), self._chunks.slots.rows[chunk]
+            copies = [self._offload.load(name, room, mine) for name, room in rooms.items()]
+            self._middles[chunk] = rooms, copies
 
-    def _restore(self, chunk: int, inputs: torch.Tensor, mine: slice) -> dict[str, torch.Tensor]:
+    def _restore(self, chunk: int, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the pre-activations, for relu its result: from the host, or computed again."""
-        if self._offload.keeps_middle:
-            rooms = self._middle.rooms(chunk)
-            for copy in [self._offload.load(name, room, mine) for name, room in rooms.items()]:
+        if chunk in self._middles:
+            rooms, copies = self._middles.pop(chunk)
+            for copy in copies:
                 copy.wait()
             return rooms
         kept = self._middle.compute(chunk, inputs)
-        if self._activation == "relu":
+        if self._step.activation == "relu":
             kept["pre"].relu_()
         return kept

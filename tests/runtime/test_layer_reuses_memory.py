@@ -41,7 +41,7 @@ def test_host_memory_is_borrowed_for_one_step_and_used_again(strategy: str) -> N
     sizes = []
     for tokens in (64, 16, 48, 64, 1):
         layer(torch.randn(tokens, 8)).sum().backward()
-        sizes.append(layer.host_bytes)
+        sizes.append(layer.memory.host_bytes)
     assert sizes == sizes[:1] * len(sizes)
     assert sizes[0] > 0
 
@@ -50,7 +50,7 @@ def test_without_gradients_nothing_leaves_for_the_host() -> None:
     layer = make_layer("S1")
     with torch.no_grad():
         layer(torch.randn(32, 8))
-    assert layer.host_bytes == 0
+    assert layer.memory.host_bytes == 0
 
 
 def test_a_second_backward_pass_says_why_it_cannot_be() -> None:
