@@ -96,10 +96,12 @@ class MoELayer(nn.Module):
             raise InputError(f"capacity_factor must be above 0 or None, got {capacity_factor}")
         self.link = link_of(group, device=_device_of(device)) if link is None else link
         check_divisible(num_experts, self.link.num_ranks)
+        self._account, self._host_account = Account("device"), Account("host")
         self.gate = Gate(
             self.shape,
             normalize_topk=top_k > 1 if normalize_topk is None else normalize_topk,
             capacity_factor=capacity_factor,
+            account=self._account,
             device=device,
             dtype=dtype,
         )
@@ -113,7 +115,6 @@ class MoELayer(nn.Module):
         self._fixed = fixed_decision(pipeline)
         self._book = book_of(plan, planbook, self.shape, self.link.num_ranks)
         self._strategy = forced_strategy(memory_reuse)
-        self._account, self._host_account = Account("device"), Account("host")
         self._scratch = Scratch(self._account)
         self._host = Host(pool=HostPool(self._host_account), copies=copies_of(_device_of(device)))
         self._shelves: dict[torch.dtype, Shelf | None] = {}
@@ -165,7 +166,6 @@ class MoELayer(nn.Module):
             device=x.device,
         )
         routing = self.gate(x.reshape(num_tokens, width))
-        self._account.add(*routing.tensors)
         self.aux_loss = routing.aux_loss
         decision = self._decide(tokens, dtype)
         if self._strategy is not None:

@@ -216,8 +216,10 @@ class ExpertGrads:
         return multiply(grad_pre, self._w1_T, blocks, out, adds=gate is not None)
 
     def totals(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the parameters' gradients."""
-        return tuple(None if each is None else each.total() for each in self._sums)
+        """Return the parameters' gradients, once: each sum ends where its gradient is made."""
+        self._sums.reverse()
+        sums = (self._sums.pop() for _ in range(len(self._sums)))
+        return tuple(None if each is None else each.total() for each in sums)
 
 
 def _transposed(w: torch.Tensor) -> torch.Tensor:

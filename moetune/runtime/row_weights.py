@@ -16,7 +16,7 @@ from moetune.runtime.experts import Blocks
 from moetune.runtime.links import Link
 from moetune.runtime.regroup import Regroup, transpose_blocks
 
-_DOT_VALUES = MappingProxyType({"cpu": 2**16, "cuda": 2**22})
+_DOT_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**22})
 """Products with hidden values that are in memory at once: few enough for a CPU's cache, and
 enough for a GPU's launches."""
 
