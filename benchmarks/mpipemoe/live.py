@@ -1,0 +1,43 @@
+"""The peak of live tensor bytes, as torch's own allocator reports them to its profiler."""
+
+import contextlib
+import gc
+import itertools
+from collections.abc import Iterator
+
+from torch.profiler import ProfilerActivity, profile
+
+
+class Live:
+    """Filled when the block of `live_tensors` ends.
+
+    Attributes:
+        peak_bytes: most bytes alive at once that the block allocated.
+        left_bytes: those of them that are still alive.
+    """
+
+    peak_bytes = 0
+    left_bytes = 0
+
+
+@contextlib.contextmanager
+def live_tensors() -> Iterator[Live]:
+    """Watch every allocation of a CPU tensor, temporaries within an operation included.
+
+    Releases of what was allocated before the block are not seen.
+    """
+    live = Live()
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        yield live
+    recorded = profiler.profiler
+    assert recorded is not None
+    assert recorded.kineto_results is not None
+    changes = [
+        (event.start_ns(), event.nbytes())
+        for event in recorded.kineto_results.events()
+        if event.name() == "[memory]"
+    ]
+    changes.sort(key=lambda change: change[0])
+    held = list(itertools.accumulate((num_bytes for _, num_bytes in changes), initial=0))
+    live.peak_bytes, live.left_bytes = max(held), held[-1]
