@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -30,14 +31,18 @@ def live_tensors() -> Iterator[Live]:
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         yield live
-    recorded = profiler.profiler
-    assert recorded is not None
-    assert recorded.kineto_results is not None
     changes = [
         (event.start_ns(), event.nbytes())
-        for event in recorded.kineto_results.events()
+        for event in _recorded(profiler)
         if event.name() == "[memory]"
     ]
     changes.sort(key=lambda change: change[0])
     held = list(itertools.accumulate((num_bytes for _, num_bytes in changes), initial=0))
     live.peak_bytes, live.left_bytes = max(held), held[-1]
+
+
+def _recorded(profiler: profile) -> list[Any]:
+    inner = profiler.profiler
+    if inner is None or inner.kineto_results is None:
+        raise RuntimeError("torch's profiler recorded nothing: is another one running?")
+    return list(inner.kineto_results.events())

@@ -15,6 +15,10 @@ PLAN_SCHEMA = 1
 Order = Literal["dispatch_first", "interleaved"]
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
+"""What the experts received goes to host memory; S2 and S4 send it again (MPipeMoE Table II)."""
+OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
+"""Pre-activations go to host memory; S3 and S4 compute them again."""
 ExpertParallel = Literal["all_to_all", "tensor"]
 Binding = Literal["communication", "computation", "copies", "memory"]
 Range = tuple[int, int, int, int]

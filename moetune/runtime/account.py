@@ -86,7 +86,8 @@ class Account:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise self.short_of(what, math.prod(shape) * dtype.itemsize) from error
+            num_bytes = math.prod(shape) * dtype.itemsize
+            raise self.short_of(f"{what}: {format_bytes(num_bytes)} ({num_bytes} bytes)") from error
         self.add(made)
         return made
 
@@ -94,11 +95,11 @@ class Account:
         """Copies and pickles are empty: they hold no tensors."""
         return Account, (self._memory,)
 
-    def short_of(self, what: str, num_bytes: int) -> AllocationError:
+    def short_of(self, what: str) -> AllocationError:
         """Return the error for memory that could not be had."""
         return AllocationError(
-            f"no {self._memory} memory for {what}: {format_bytes(num_bytes)} ({num_bytes} bytes) "
-            f"beside the {format_bytes(self.num_bytes)} that this layer holds",
+            f"no {self._memory} memory for {what}, beside the {format_bytes(self.num_bytes)} "
+            "that this layer holds",
             _ADVICE,
         )
 

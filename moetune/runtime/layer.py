@@ -232,7 +232,7 @@ class MoELayer(nn.Module):
         )
         shared = x_TD, routing.weights_TK, pipe, self.shape.activation
         y_TD: torch.Tensor
-        with torch.autocast(x_TD.device.type, enabled=False):
+        with torch.autocast(x_TD.device.type, enabled=False), pipe.guard("forward"):
             if pipe.dispatch.reuses_nothing or self.decision.strategy == "none":
                 y_TD = PipelinedExperts.apply(*shared, *parameters)  # type: ignore[no-untyped-call]
             else:

@@ -83,31 +83,40 @@ class PipelinedExperts(torch.autograd.Function):
         grad_TD: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, the weights and the parameters."""
-        weights_TK, picked_TKD, received_RD, pre_RH, gate_RH, *parameters = ctx.saved_tensors
-        kept = Kept(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
         pipe: Pipe = ctx.pipe
-        order, top_k = pipe.dispatch.backward, weights_TK.shape[1]
-        slots = Slots(pipe.dispatch, order)
-        shapes = pipe.shapes("backward", grad_TD.shape[1], in_place=True)
-        shapes |= hidden_shapes(ctx.activation, slots.most_rows, pre_RH.shape[1], backward=True)
-        rooms = pipe.scratch.rooms(shapes, grad_TD)
-        experts = ExpertGrads(parameters, ctx.activation, order.degree, rooms, pipe.account)
+        with pipe.guard("backward"):
+            return _backward(ctx, grad_TD)
 
-        def compute(chunk: int, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-            return experts.run(grad, kept.part(slots.rows[chunk]), slots.blocks[chunk], out)
 
-        grad_weights_TK = None
-        if ctx.needs_input_grad[1]:
-            products_TKD = rooms["rows"].view(picked_TKD.shape)
-            torch.mul(picked_TKD, grad_TD.unsqueeze(1), out=products_TKD)
-            grad_weights_TK = products_TKD.sum(dim=2)
-        rows_ND = _gather(grad_TD, order, top_k, rooms["rows"])
-        rows_ND *= _of_rows(weights_TK, order).to(grad_TD.dtype)
-        pipe.run("backward", rows_ND, rooms["received"], compute, rooms)
-        grad_x_TKD = _pick(rows_ND, order, top_k)
-        grad_x_TD = grad_x_TKD.squeeze(1) if top_k == 1 else grad_x_TKD.sum(dim=1)
-        pipe.account.add(grad_x_TD)
-        return grad_x_TD, grad_weights_TK, None, None, *experts.totals()
+def _backward(
+    ctx: Any,  # noqa: ANN401
+    grad_TD: torch.Tensor,
+) -> tuple[torch.Tensor | None, ...]:
+    weights_TK, picked_TKD, received_RD, pre_RH, gate_RH, *parameters = ctx.saved_tensors
+    kept = Kept(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
+    pipe: Pipe = ctx.pipe
+    order, top_k = pipe.dispatch.backward, weights_TK.shape[1]
+    slots = Slots(pipe.dispatch, order)
+    shapes = pipe.shapes("backward", grad_TD.shape[1], in_place=True)
+    shapes |= hidden_shapes(ctx.activation, slots.most_rows, pre_RH.shape[1], backward=True)
+    rooms = pipe.scratch.rooms(shapes, grad_TD)
+    experts = ExpertGrads(parameters, ctx.activation, order.degree, rooms, pipe.account)
+
+    def compute(chunk: int, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return experts.run(grad, kept.part(slots.rows[chunk]), slots.blocks[chunk], out)
+
+    grad_weights_TK = None
+    if ctx.needs_input_grad[1]:
+        products_TKD = rooms["rows"].view(picked_TKD.shape)
+        torch.mul(picked_TKD, grad_TD.unsqueeze(1), out=products_TKD)
+        grad_weights_TK = products_TKD.sum(dim=2)
+    rows_ND = _gather(grad_TD, order, top_k, rooms["rows"])
+    rows_ND *= _of_rows(weights_TK, order).to(grad_TD.dtype)
+    pipe.run("backward", rows_ND, rooms["received"], compute, rooms)
+    grad_x_TKD = _pick(rows_ND, order, top_k)
+    grad_x_TD = grad_x_TKD.squeeze(1) if top_k == 1 else grad_x_TKD.sum(dim=1)
+    pipe.account.add(grad_x_TD)
+    return grad_x_TD, grad_weights_TK, None, None, *experts.totals()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,10 +55,11 @@ class Chunks:
         self.slots = Slots(pipe.dispatch, order)
         self.num_sent = [sum(counts) for counts in order.send_counts]
         self.num_received = [sum(counts) for counts in order.receive_counts]
-        self.tokens = [
-            order.pairs_N[mine] if top_k == 1 else order.pairs_N[mine] // top_k
-            for mine in slices_of(self.num_sent)
-        ]
+        tokens_N = order.pairs_N
+        if top_k > 1:
+            tokens_N = order.pairs_N // top_k
+            pipe.account.add(tokens_N)
+        self.tokens = [tokens_N[mine] for mine in slices_of(self.num_sent)]
         self.regroups = [
             Regroup(pipe.dispatch.counts_PCL, pieces)
             for pieces in itertools.pairwise(order.chunk_pieces)

@@ -8,30 +8,18 @@ weights are kept by the tokens' rank: see `row_weights`.
 T tokens, K choices, N rows this rank sends, R rows it receives, D model width, H hidden width.
 """
 
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Activation
-from moetune.runtime.activations import activate, hidden_room, hidden_shapes
-from moetune.runtime.copies import Copy
-from moetune.runtime.experts import multiply
 from moetune.runtime.offload import Offload
 from moetune.runtime.pipeline import Pipe
-from moetune.runtime.pipelined_experts import ExpertGrads, Kept
-from moetune.runtime.reuse_phase import Chunks, RingShape
-from moetune.runtime.rings import Ring
-from moetune.runtime.row_weights import ChunkWeights, RowWeights
-from moetune.runtime.token_side import TokenSide, num_travelling
-
-_SLOTS = 2
-_LEAVING_SLOTS = 3
-"""Where results leave from the buffer in which rows arrived: one arrives, one is at the
-experts, one leaves."""
-_Parameters = tuple[torch.Tensor | None, ...]
+from moetune.runtime.reuse_backward import Backward
+from moetune.runtime.reuse_forward import Forward
+from moetune.runtime.reuse_step import Step
+from moetune.runtime.row_weights import RowWeights
 
 
 class ReusedExperts(torch.autograd.Function):
@@ -52,12 +40,12 @@ class ReusedExperts(torch.autograd.Function):
         w3: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return (T, D)."""
-        step = _Step(
+        step = Step(
             pipe=pipe, activation=activation, offload=offload, top_k=weights_TK.shape[1],
             parameters=(w1, b1, w2, b2, w3),
         )  # fmt: skip
         try:
-            run = _Forward(step, x_TD)
+            run = Forward(step, x_TD)
             weights_R1 = RowWeights(pipe.dispatch, pipe.link).send(weights_TK, x_TD.dtype)
             pipe.account.add(weights_R1)
             y_TD = run.run(weights_R1)
@@ -77,257 +65,28 @@ class ReusedExperts(torch.autograd.Function):
         grad_TD: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, the weights and the parameters."""
-        x_TD, weights_TK, weights_R1, *parameters = ctx.saved_tensors
         pipe: Pipe = ctx.pipe
-        offload: Offload = ctx.offload
-        step = _Step(
-            pipe=pipe, activation=ctx.activation, offload=offload, top_k=weights_TK.shape[1],
-            parameters=tuple(parameters),
-        )  # fmt: skip
-        try:
-            run = _Backward(step, x_TD, grad_TD.contiguous(), weights_R1)
-            grad_x_TD = run.run()
-        finally:
-            offload.end()
-        grad_weights_TK = RowWeights(pipe.dispatch, pipe.link).bring_back(
-            run.grad_weights_R1, weights_TK
-        )
-        return grad_x_TD, grad_weights_TK, None, None, None, *run.experts.totals()
+        with pipe.guard("backward"):
+            return _backward(ctx, grad_TD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """What both phases of a step share."""
-
-    pipe: Pipe
-    activation: Activation
-    offload: Offload
-    top_k: int
-    parameters: _Parameters
-
-    @property
-    def w1(self) -> torch.Tensor:
-        w1 = self.parameters[0]
-        assert w1 is not None  # noqa: S101 - every expert has one
-        return w1
-
-    def shapes(self, chunks: Chunks, *, backward: bool) -> dict[str, RingShape]:
-        """Return the rooms of hidden width for one chunk (T_M), and what regrouping needs."""
-        width, d_hidden = self.w1.shape[1:]
-        names = ["pre"] if self.parameters[4] is None else ["pre", "gate"]
-        names += hidden_shapes(self.activation, 0, d_hidden, backward=backward)
-        shapes = dict.fromkeys(names, RingShape(num_slots=1, width=d_hidden))
-        if chunks.changes_order:
-            shapes["grouped"] = RingShape(num_slots=1, width=width)
-        return shapes
-
-
-class _Middle:
-    """One chunk's pre-activations, in one buffer for all chunks (T_M)."""
-
-    def __init__(self, chunks: Chunks, rings: dict[str, Ring], step: _Step) -> None:
-        self._chunks, self._step = chunks, step
-        self._rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
-
-    def rooms(self, chunk: int) -> dict[str, torch.Tensor]:
-        """Return the chunk's rooms by name, whatever is in them."""
-        rows = self._chunks.num_received[chunk]
-        return {name: ring.take(chunk, rows) for name, ring in self._rings.items()}
-
-    def compute(self, chunk: int, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return x·W₁ + b₁, and x·W₃ for swiglu, of the chunk's rows."""
-        rooms, blocks = self.rooms(chunk), self._chunks.slots.blocks[chunk]
-        _, b1, _, _, w3 = self._step.parameters
-        multiply(rows, self._step.w1, blocks, rooms["pre"], b1)
-        if w3 is not None:
-            multiply(rows, w3, blocks, rooms["gate"])
-        return rooms
-
-
-class _Forward:
-    """The forward pass: T_DI and T_DO have two buffers each on either side, T_M one.
-
-    All buffers are made here, before the first exchange.
-    """
-
-    def __init__(self, step: _Step, x_TD: torch.Tensor) -> None:
-        pipe, width = step.pipe, x_TD.shape[1]
-        self._chunks = chunks = Chunks(pipe, pipe.dispatch.forward, "forward", step.top_k)
-        self._step, self._offload, self._x_TD = step, step.offload, x_TD
-        slots = min(_SLOTS, chunks.degree)
-        rings, self._rooms = chunks.rings(
-            {
-                "travelling": RingShape(
-                    num_slots=num_travelling(1, chunks.degree), width=width, is_sent=True
-                ),
-                "arrivals": RingShape(num_slots=slots, width=width),
-                "departures": RingShape(num_slots=slots, width=width),
-                **step.shapes(chunks, backward=False),
-            },
-            x_TD,
-        )
-        self._arrivals, self._departures = rings["arrivals"], rings["departures"]
-        self._grouped = rings.get("grouped")
-        self._middle = _Middle(chunks, rings, step)
-        y_TD = pipe.account.empty("the results", x_TD.shape, x_TD).zero_()
-        self._tokens = TokenSide(chunks, rings["travelling"], y_TD)
-
-    def run(self, weights_R1: torch.Tensor) -> torch.Tensor:
-        """Return (T, D)."""
-        self._weights_R1 = weights_R1
-        self._chunks.run(self)
-        y_TD = self._tokens.end()
-        self._offload.settle_all()
-        return y_TD
-
-    def dispatch(self, chunk: int) -> None:
-        """Send the chunk's rows."""
-        self._offload.settle("input", chunk % _SLOTS)
-        room = self._arrivals.take(chunk, self._chunks.num_received[chunk])
-        self._tokens.send(chunk, self._x_TD, room)
-
-    def compute(self, chunk: int) -> None:
-        """Compute the experts, and weight what they return."""
-        chunks, num_rows = self._chunks, self._chunks.num_received[chunk]
-        mine, regroup = chunks.slots.rows[chunk], chunks.regroups[chunk]
-        arrived = rows = self._arrivals.of(chunk, num_rows)
-        out = departure = self._departures.take(chunk, num_rows)
-        input_slot = chunk % _SLOTS
-        if self._grouped is not None and not regroup.changes_nothing:
-            input_slot = 0
-            self._offload.settle("input", input_slot)
-            rows = out = self._grouped.take(chunk, num_rows)
-            regroup.by_expert(arrived, rows)
-        self._offload.save("input", input_slot, rows, mine)
-        hidden = self._hidden(chunk, rows)
-        if out is rows:
-            self._offload.settle("input", input_slot)
-        _, _, w2, b2, _ = self._step.parameters
-        assert w2 is not None  # noqa: S101 - every expert has one
-        multiply(hidden, w2, chunks.slots.blocks[chunk], out, b2).mul_(self._weights_R1[mine])
-        if out is rows:
-            regroup.by_source(out, departure)
-
-    def combine(self, chunk: int) -> None:
-        """Send the results back."""
-        num_rows = self._chunks.num_received[chunk]
-        self._tokens.bring_back(chunk, self._departures.of(chunk, num_rows))
-
-    def _hidden(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return the hidden values of the chunk; the pre-activations leave for the host."""
-        for name in ("pre", "gate"):
-            self._offload.settle(name, 0)
-        kept = self._middle.compute(chunk, rows)
-        pre, gate = kept["pre"], kept.get("gate")
-        room = hidden_room(pre, self._step.activation, self._rooms)
-        hidden = activate(pre, gate, self._step.activation, room)
-        for name, values in kept.items():
-            self._offload.save(name, 0, values, self._chunks.slots.rows[chunk])
-        return hidden
-
-
-class _Backward:
-    """The backward pass: gradients overwrite what they were computed from.
-
-    At the experts the rows' gradients overwrite those of the results, and leave from there.
-    """
-
-    def __init__(
-        self,
-        step: _Step,
-        x_TD: torch.Tensor | None,
-        grad_TD: torch.Tensor,
-        weights_R1: torch.Tensor,
-    ) -> None:
-        pipe, width = step.pipe, grad_TD.shape[1]
-        self._chunks = chunks = Chunks(pipe, pipe.dispatch.backward, "backward", step.top_k)
-        self._step, self._offload = step, step.offload
-        self._x_TD, self._grad_TD, self._weights_R1 = x_TD, grad_TD, weights_R1
-        num_travelling_slots = num_travelling(1 if x_TD is None else 2, chunks.degree)
-        rings, rooms = chunks.rings(
-            {
-                "travelling": RingShape(num_slots=num_travelling_slots, width=width, is_sent=True),
-                "grads": RingShape(num_slots=min(_LEAVING_SLOTS, chunks.degree), width=width),
-                "inputs": RingShape(num_slots=min(_SLOTS, chunks.degree), width=width),
-                **step.shapes(chunks, backward=True),
-            },
-            grad_TD,
-        )
-        self._grads, self._inputs, self._grouped = (
-            rings["grads"], rings["inputs"], rings.get("grouped")
-        )  # fmt: skip
-        self._middle = _Middle(chunks, rings, step)
-        self.experts = ExpertGrads(
-            list(step.parameters), step.activation, chunks.degree, rooms, pipe.account
-        )
-        account = pipe.account
-        self.grad_weights_R1 = account.empty("gradients", weights_R1.shape, weights_R1)
-        grad_x_TD = account.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
-        self._tokens = TokenSide(chunks, rings["travelling"], grad_x_TD)
-        self._loading: dict[int, Copy] = {}
-        self._middles: dict[int, tuple[dict[str, torch.Tensor], list[Copy]]] = {}
-
-    def run(self) -> torch.Tensor:
-        """Return the gradient of x (T, D)."""
-        self._load_middle(0)
-        self._chunks.run(self)
-        return self._tokens.end()
-
-    def dispatch(self, chunk: int) -> None:
-        """Send the gradients, and fetch what the experts received."""
-        received = self._chunks.num_received[chunk]
-        inputs = self._inputs.take(chunk, received)
-        if self._x_TD is not None:
-            self._tokens.send(chunk, self._x_TD, inputs)
-        else:
-            mine = self._chunks.slots.rows[chunk]
-            self._loading[chunk] = self._offload.load("input", inputs, mine)
-        self._tokens.send(chunk, self._grad_TD, self._grads.take(chunk, received))
-
-    def compute(self, chunk: int) -> None:
-        """Compute the experts' gradients in place of those that arrived."""
-        chunks, num_rows = self._chunks, self._chunks.num_received[chunk]
-        mine, regroup = chunks.slots.rows[chunk], chunks.regroups[chunk]
-        arrived = grads = self._grads.of(chunk, num_rows)
-        inputs = self._inputs.of(chunk, num_rows)
-        if self._grouped is not None and not regroup.changes_nothing:
-            grads = self._grouped.take(chunk, num_rows)
-            if self._x_TD is not None:
-                inputs, grads = regroup.by_expert(inputs, grads), inputs
-            regroup.by_expert(arrived, grads)
-        if chunk in self._loading:
-            self._loading.pop(chunk).wait()
-        kept = Kept.of(inputs, self._restore(chunk, inputs))
-        weights = ChunkWeights(
-            self._weights_R1[mine], self.grad_weights_R1[mine], self._step.parameters[3]
-        )
-        self.experts.run(
-            grads, kept, chunks.slots.blocks[chunk], grads, weights,
-            middle_is_free=partial(self._load_middle, chunk + 1),
-        )  # fmt: skip
-        if grads is not arrived:
-            regroup.by_source(grads, arrived)
-
-    def combine(self, chunk: int) -> None:
-        """Send the gradients of the rows back."""
-        num_rows = self._chunks.num_received[chunk]
-        self._tokens.bring_back(chunk, self._grads.of(chunk, num_rows))
-
-    def _load_middle(self, chunk: int) -> None:
-        """Start loading pre-activations, if they are on the host: their room is free."""
-        if self._offload.keeps_middle and chunk < self._chunks.degree:
-            rooms, mine = self._middle.rooms(chunk), self._chunks.slots.rows[chunk]
-            copies = [self._offload.load(name, room, mine) for name, room in rooms.items()]
-            self._middles[chunk] = rooms, copies
-
-    def _restore(self, chunk: int, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the pre-activations, for relu its result: from the host, or computed again."""
-        if chunk in self._middles:
-            rooms, copies = self._middles.pop(chunk)
-            for copy in copies:
-                copy.wait()
-            return rooms
-        kept = self._middle.compute(chunk, inputs)
-        if self._step.activation == "relu":
-            kept["pre"].relu_()
-        return kept
+def _backward(
+    ctx: Any,  # noqa: ANN401
+    grad_TD: torch.Tensor,
+) -> tuple[torch.Tensor | None, ...]:
+    x_TD, weights_TK, weights_R1, *parameters = ctx.saved_tensors
+    pipe: Pipe = ctx.pipe
+    offload: Offload = ctx.offload
+    step = Step(
+        pipe=pipe, activation=ctx.activation, offload=offload, top_k=weights_TK.shape[1],
+        parameters=tuple(parameters),
+    )  # fmt: skip
+    try:
+        run = Backward(step, x_TD, grad_TD, weights_R1)
+        grad_x_TD = run.run()
+    finally:
+        offload.end()
+    grad_weights_TK = RowWeights(pipe.dispatch, pipe.link).bring_back(
+        run.grad_weights_R1, weights_TK
+    )
+    return grad_x_TD, grad_weights_TK, None, None, None, *run.experts.totals()

@@ -48,6 +48,10 @@ class Scratch:
                 room.fill_(torch.nan)
         return rooms
 
+    def drop(self) -> None:
+        """Let go of the memory: a phase failed, and exchanges may still write into its rooms."""
+        self._memory = None
+
     def _cut(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
         sizes = [math.prod(shape) * like.element_size() for shape in shapes.values()]
         padded = [-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes]

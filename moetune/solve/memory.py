@@ -71,22 +71,22 @@ def _state_bytes(workload: Workload) -> int:
     return STATE_COPIES * (gate + experts) * max(STATE_BYTES, dtype_bytes(workload.dtype))
 
 
-def _middle_elements(layer: LayerShape) -> int:
+def middle_elements(layer: LayerShape) -> int:
     """Return T_M of one row: swiglu keeps what its gate made of the row besides."""
     return layer.d_hidden * (2 if layer.activation == "swiglu" else 1)
 
 
 def _activation_elements(layer: LayerShape) -> int:
-    return 2 * layer.d_model + layer.top_k * (2 * layer.d_model + _middle_elements(layer))
+    return 2 * layer.d_model + layer.top_k * (2 * layer.d_model + middle_elements(layer))
 
 
 def _buffer_elements(layer: LayerShape, *, pipelined: bool) -> int:
     if pipelined:
         return _activation_elements(layer)
-    return layer.top_k * (layer.d_model + _middle_elements(layer))
+    return layer.top_k * (layer.d_model + middle_elements(layer))
 
 
 def _saved_elements(layer: LayerShape, degree: int) -> int:
     """Return Δ of one token, rounded down (MPipeMoE Eq. 5)."""
     travelling = 2 * layer.d_model * max(degree - 2, 0)
-    return layer.top_k * (travelling + _middle_elements(layer) * (degree - 1)) // degree
+    return layer.top_k * (travelling + middle_elements(layer) * (degree - 1)) // degree

@@ -9,15 +9,14 @@ are spread evenly over the ranks; a rank that receives more of them needs more.
 import math
 from dataclasses import dataclass
 
-from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Strategy
+from moetune.domain.layer import Workload
+from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.units import dtype_bytes
+from moetune.solve.memory import middle_elements
 
 _INDEX_BYTES = 8
 _EXACT_BYTES = 4
 """Gates and sums of gradients are no narrower than float32."""
-_OFFLOADS_INPUT = frozenset({"S1", "S3"})
-_OFFLOADS_MIDDLE = frozenset({"S1", "S2"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +133,8 @@ class _Counts:
         self._workload, self._layer = workload, workload.layer
         self._degrees = forward_degree, backward_degree
         self._reuses = strategy != "none" and max(self._degrees) > 1
-        self._keeps_input = self._reuses and strategy in _OFFLOADS_INPUT
-        self._keeps_middle = self._reuses and strategy in _OFFLOADS_MIDDLE
+        self._keeps_input = self._reuses and strategy in OFFLOADS_INPUT
+        self._keeps_middle = self._reuses and strategy in OFFLOADS_MIDDLE
         self._share, self._bias = share, bias and self._layer.activation != "swiglu"
         self._element = dtype_bytes(workload.dtype)
         self._pairs = workload.rows
@@ -213,14 +212,10 @@ class _Counts:
 
     @property
     def _middle(self) -> int:
-        return _middle_elements(self._layer)
+        return middle_elements(self._layer)
 
     def _regroups(self, phase: int) -> bool:
         """Whether rows of several experts, or of several pieces, arrive from several ranks."""
         own, other = self._degrees[phase], self._degrees[1 - phase]
         cells = self._workload.local_experts > 1 or own % other > 0
         return self._workload.world_size > 1 and cells
-
-
-def _middle_elements(layer: LayerShape) -> int:
-    return layer.d_hidden * (2 if layer.activation == "swiglu" else 1)
