@@ -106,4 +106,4 @@ class Account:
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether torch could not allocate: CUDA's error has a class, the CPU's only its text."""
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -24,6 +24,10 @@ class HostPool:
         self._free: list[torch.Tensor] = []
         self.is_pageable = False
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the buffers behind: a copy has made none."""
+        return self.__dict__ | {"_free": []}
+
     def borrow(self, shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> "Loan":
         """Return room for tensors of these shapes with the dtype of `like`.
 

@@ -113,9 +113,12 @@ def _backward(
     rows_ND = _gather(grad_TD, order, top_k, rooms["rows"])
     rows_ND *= _of_rows(weights_TK, order).to(grad_TD.dtype)
     pipe.run("backward", rows_ND, rooms["received"], compute, rooms)
-    grad_x_TKD = _pick(rows_ND, order, top_k)
-    grad_x_TD = grad_x_TKD.squeeze(1) if top_k == 1 else grad_x_TKD.sum(dim=1)
-    pipe.account.add(grad_x_TD)
+    if top_k == 1:
+        grad_x_TD = _pick(rows_ND, order, top_k).squeeze(1)
+        pipe.account.add(grad_x_TD)
+    else:
+        grad_x_TD = pipe.account.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
+        grad_x_TD.index_add_(0, order.pairs_N // top_k, rows_ND)
     return grad_x_TD, grad_weights_TK, None, None, *experts.totals()
 
 

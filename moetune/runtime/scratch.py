@@ -28,6 +28,10 @@ class Scratch:
         self.poison = poison
         self._memory: torch.Tensor | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the memory behind: a copy has made none."""
+        return self.__dict__ | {"_memory": None}
+
     def rooms(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return a phase's uninitialised rooms by name; those of the phase before are over.
 

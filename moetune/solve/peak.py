@@ -166,11 +166,8 @@ class _Counts:
     def buffer_bytes(self) -> int:
         if self._reuses:
             return 2 * self._tokens_bytes
-        returned = self._pairs if self._layer.top_k > 1 else 0
-        forward, backward = (
-            self._pairs + self._rows * (2 if self._regroups(phase) else 1) for phase in (0, 1)
-        )
-        rows = returned + max(forward, backward)
+        regroups = self._regroups(0) or self._regroups(1)
+        rows = self._pairs + self._rows * (2 if regroups else 1)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
     def gradient_sum_bytes(self, states: States) -> int:
