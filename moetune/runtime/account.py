@@ -1,8 +1,9 @@
 """What a layer holds of one kind of memory: now, and at most since a reset."""
 
+import contextlib
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,7 +85,7 @@ class Account:
         try:
             made = torch.empty(tuple(shape), dtype=dtype, device=like.device)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not _is_out_of_memory(error):
                 raise
             num_bytes = math.prod(shape) * dtype.itemsize
             raise self.short_of(f"{what}: {format_bytes(num_bytes)} ({num_bytes} bytes)") from error
@@ -95,6 +96,21 @@ class Account:
         """Copies and pickles are empty: they hold no tensors."""
         return Account, (self._memory,)
 
+    @contextlib.contextmanager
+    def explain(self, what: str) -> Iterator[None]:
+        """Run operations whose own temporaries may find no memory.
+
+        Raises:
+            AllocationError: they did not.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+            raise self.short_of(f"{what} ({reason})") from error
+
     def short_of(self, what: str) -> AllocationError:
         """Return the error for memory that could not be had."""
         return AllocationError(
@@ -104,6 +120,6 @@ class Account:
         )
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+def _is_out_of_memory(error: RuntimeError) -> bool:
     """Whether torch could not allocate: CUDA's error has a class, the CPU's only its text."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

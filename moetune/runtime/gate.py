@@ -80,27 +80,39 @@ class _Choice(torch.autograd.Function):
         grad_x_TD: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and of the weight."""
-        x_TD, weight_ED, probabilities_TE, experts_TK = ctx.saved_tensors
-        if grad_TK is None and grad_E is None:
-            return grad_x_TD, None, None, None, None
-        grad_TE = torch.zeros_like(probabilities_TE)
-        ctx.account.add(grad_TE)
-        if grad_E is not None:
-            grad_TE += grad_E / max(len(x_TD), 1)
-        if grad_TK is not None:
-            if ctx.normalize:
-                chosen_TK = probabilities_TE.gather(1, experts_TK)
-                grad_TK = _normalized_grad(grad_TK, chosen_TK)
-            grad_TE.scatter_add_(1, experts_TK, grad_TK)
-        grad_TE *= probabilities_TE
-        grad_TE.addcmul_(probabilities_TE, grad_TE.sum(dim=-1, keepdim=True), value=-1)
-        with torch.autocast(x_TD.device.type, enabled=False):
-            grad_ED = _grad_of_weight(grad_TE, x_TD) if ctx.needs_input_grad[1] else None
-            if ctx.needs_input_grad[0]:
-                grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
-                _add_products(grad_x_TD, grad_TE, weight_ED)
-        grad_ED = None if grad_ED is None else grad_ED.to(weight_ED.dtype)
-        return grad_x_TD, grad_ED, None, None, None
+        account: Account = ctx.account
+        with account.explain("the gate's backward pass"):
+            return _gate_grads(ctx, grad_TK, grad_E, grad_x_TD)
+
+
+def _gate_grads(
+    ctx: Any,  # noqa: ANN401
+    grad_TK: torch.Tensor | None,
+    grad_E: torch.Tensor | None,
+    grad_x_TD: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    x_TD, weight_ED, probabilities_TE, experts_TK = ctx.saved_tensors
+    if grad_TK is None and grad_E is None:
+        return grad_x_TD, None, None, None, None
+    grad_TE = ctx.account.empty(
+        "the gradient of the gate", probabilities_TE.shape, probabilities_TE
+    ).zero_()
+    if grad_E is not None:
+        grad_TE += grad_E / max(len(x_TD), 1)
+    if grad_TK is not None:
+        if ctx.normalize:
+            chosen_TK = probabilities_TE.gather(1, experts_TK)
+            grad_TK = _normalized_grad(grad_TK, chosen_TK)
+        grad_TE.scatter_add_(1, experts_TK, grad_TK)
+    grad_TE *= probabilities_TE
+    grad_TE.addcmul_(probabilities_TE, grad_TE.sum(dim=-1, keepdim=True), value=-1)
+    with torch.autocast(x_TD.device.type, enabled=False):
+        grad_ED = _grad_of_weight(grad_TE, x_TD) if ctx.needs_input_grad[1] else None
+        if ctx.needs_input_grad[0]:
+            grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
+            _add_products(grad_x_TD, grad_TE, weight_ED)
+    grad_ED = None if grad_ED is None else grad_ED.to(weight_ED.dtype)
+    return grad_x_TD, grad_ED, None, None, None
 
 
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:

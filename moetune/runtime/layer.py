@@ -154,6 +154,7 @@ class MoELayer(nn.Module):
             InputError: `x` has another width or dtype than the layer (one rank).
             RankMismatchError: the ranks differ; the same on every rank.
             CollectiveError: an exchange failed.
+            AllocationError: there is no memory for the step.
         """
         dtype = _compute_dtype(x)
         width = x.shape[-1] if x.dim() else 0
@@ -165,13 +166,15 @@ class MoELayer(nn.Module):
             problem=self._problem(x, dtype),
             device=x.device,
         )
-        routing = self.gate(x.reshape(num_tokens, width))
-        self.aux_loss = routing.aux_loss
         decision = self._decide(tokens, dtype)
         if self._strategy is not None:
             decision = replace(decision, strategy=self._strategy)
         self.decision = decision
-        return self._run(routing.x_TD.to(dtype), routing).to(x.dtype).view(x.shape)
+        with self._scratch.guard("a forward pass"):
+            routing = self.gate(x.reshape(num_tokens, width))
+            self.aux_loss = routing.aux_loss
+            y_TD = self._run(routing.x_TD.to(dtype), routing)
+        return y_TD.to(x.dtype).view(x.shape)
 
     def pin(self, decision: Decision | None) -> None:
         """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
@@ -232,7 +235,7 @@ class MoELayer(nn.Module):
         )
         shared = x_TD, routing.weights_TK, pipe, self.shape.activation
         y_TD: torch.Tensor
-        with torch.autocast(x_TD.device.type, enabled=False), pipe.guard("forward"):
+        with torch.autocast(x_TD.device.type, enabled=False):
             if pipe.dispatch.reuses_nothing or self.decision.strategy == "none":
                 y_TD = PipelinedExperts.apply(*shared, *parameters)  # type: ignore[no-untyped-call]
             else:

@@ -3,16 +3,15 @@
 N rows this rank sends, R rows it receives, D model width, C chunks.
 """
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from moetune.domain.plan import Order as IssueOrder
 from moetune.domain.samples import ALONE_CHUNKS
-from moetune.runtime.account import Account, is_out_of_memory
+from moetune.runtime.account import Account
 from moetune.runtime.dispatch import Dispatch, Order
 from moetune.runtime.links import Link, Transfer
 from moetune.runtime.recorder import Phase, Recorder
@@ -37,22 +36,6 @@ class Pipe:
     def account(self) -> Account:
         """What counts the tensors that are no rooms of the scratch."""
         return self.scratch.account
-
-    @contextlib.contextmanager
-    def guard(self, phase: Phase) -> Iterator[None]:
-        """Run a phase; if it fails, exchanges under way keep the rooms to themselves.
-
-        Raises:
-            AllocationError: an operation of the phase found no memory.
-        """
-        try:
-            yield
-        except BaseException as error:
-            self.scratch.drop()
-            if isinstance(error, RuntimeError) and is_out_of_memory(error):
-                reason = str(error).splitlines()[0]
-                raise self.account.short_of(f"the {phase} pass ({reason})") from error
-            raise
 
     def shapes(self, phase: Phase, width: int, *, in_place: bool) -> dict[str, Shape]:
         """Return the rooms that `run` needs; with `in_place` that of what arrives is one."""

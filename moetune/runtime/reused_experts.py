@@ -66,7 +66,7 @@ class ReusedExperts(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, the weights and the parameters."""
         pipe: Pipe = ctx.pipe
-        with pipe.guard("backward"):
+        with pipe.scratch.guard("a backward pass"):
             return _backward(ctx, grad_TD)
 
 

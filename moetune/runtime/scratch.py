@@ -1,7 +1,8 @@
 """Room for values that live for one chunk or one phase only."""
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -52,9 +53,19 @@ class Scratch:
                 room.fill_(torch.nan)
         return rooms
 
-    def drop(self) -> None:
-        """Let go of the memory: a phase failed, and exchanges may still write into its rooms."""
-        self._memory = None
+    @contextlib.contextmanager
+    def guard(self, phase: str) -> Iterator[None]:
+        """Run a phase; if it fails, exchanges under way keep its rooms to themselves.
+
+        Raises:
+            AllocationError: an operation of the phase found no memory.
+        """
+        try:
+            with self.account.explain(phase):
+                yield
+        except BaseException:
+            self._memory = None
+            raise
 
     def _cut(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
         sizes = [math.prod(shape) * like.element_size() for shape in shapes.values()]
