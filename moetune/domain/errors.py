@@ -1,6 +1,7 @@
 """Every error a user can meet, as one tree.
 
 MoetuneError                    1  something failed
+├── AllocationError             1  there is no memory for a step's buffers
 ├── CollectiveError             1  a collective failed or a rank died
 ├── RankMismatchError           1  ranks disagree on a plan, a shape or a dtype
 ├── InputError                  2  a file, flag, unit, model or key is wrong
@@ -34,6 +35,13 @@ class MoetuneError(Exception):
 
     def __str__(self) -> str:
         return f"{self.what}\n  {self.hint}" if self.hint else self.what
+
+
+class AllocationError(MoetuneError):
+    """No memory for a step's buffers: the text says for what and how much.
+
+    What the layer held before the step is unharmed, and a smaller step can follow.
+    """
 
 
 class CollectiveError(MoetuneError):

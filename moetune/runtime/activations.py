@@ -3,12 +3,13 @@
 Kept is the pre-activation; for relu its result, which serves as well, in place.
 """
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
 
 from moetune.domain.layer import Activation
-from moetune.runtime.scratch import Scratch
+from moetune.runtime.scratch import Shape
 
 
 def activate(
@@ -23,9 +24,19 @@ def activate(
     return out if gate is None else out.mul_(gate)
 
 
-def hidden_room(pre: torch.Tensor, activation: Activation, scratch: Scratch) -> torch.Tensor:
+def hidden_shapes(
+    activation: Activation, num_rows: int, d_hidden: int, *, backward: bool
+) -> dict[str, Shape]:
+    """Return the rooms that a phase needs besides the pre-activations of its largest chunk."""
+    names = () if activation == "relu" else ("hidden",)
+    return dict.fromkeys((*names, "grad hidden") if backward else names, (num_rows, d_hidden))
+
+
+def hidden_room(
+    pre: torch.Tensor, activation: Activation, rooms: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
     """Return where act(pre) goes: relu works in place and needs no room."""
-    return pre if activation == "relu" else scratch.empty("hidden", pre.shape, pre)
+    return pre if activation == "relu" else rooms["hidden"][: len(pre)]
 
 
 def reactivate(

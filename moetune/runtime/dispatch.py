@@ -24,13 +24,13 @@ class Order:
 
     Args:
         pairs_N: the (token, choice) pair, token·K + choice, of every row in sending order.
-        row_of_pair: (T·K,) the row of every pair; N, one past the end, for dropped pairs.
+        num_pairs: T·K, with those that are dropped.
         chunk_pieces: bounds of every chunk in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
     """
 
     pairs_N: torch.Tensor
-    row_of_pair: torch.Tensor
+    num_pairs: int
     chunk_pieces: tuple[int, ...]
     send_counts: tuple[tuple[int, ...], ...]
     receive_counts: tuple[tuple[int, ...], ...]
@@ -39,6 +39,13 @@ class Order:
     def degree(self) -> int:
         """Number of chunks."""
         return len(self.send_counts)
+
+    def row_of_pair(self) -> torch.Tensor:
+        """Return the row of every pair (T·K,); N, one past the end, for dropped pairs."""
+        num_rows = len(self.pairs_N)
+        rows = self.pairs_N.new_full((self.num_pairs,), num_rows)
+        rows[self.pairs_N] = torch.arange(num_rows, device=rows.device)
+        return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,12 @@ class Dispatch:
     def reuses_nothing(self) -> bool:
         """Whether both phases are one chunk, which leaves no buffer to use again."""
         return self.forward.degree == self.backward.degree == 1
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What stays in memory for the backward pass."""
+        orders = (self.forward,) if self.forward is self.backward else (self.forward, self.backward)
+        return tuple(order.pairs_N for order in orders)
 
     @property
     def num_received(self) -> int:
@@ -106,11 +119,9 @@ def plan_dispatch(
         num_rows = sum(map(sum, send_counts))
         key = _sending_key(cells, chunk_pieces, num_experts, link.num_ranks)
         pairs = torch.sort(key, stable=True).indices
-        row_of_pair = torch.empty_like(pairs)
-        row_of_pair[pairs] = torch.arange(len(pairs), device=pairs.device)
         return Order(
             pairs_N=pairs[:num_rows],
-            row_of_pair=row_of_pair.clamp_(max=num_rows),
+            num_pairs=len(pairs),
             chunk_pieces=chunk_pieces,
             send_counts=send_counts,
             receive_counts=_per_chunk(receive, chunk_pieces),

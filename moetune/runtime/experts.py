@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from moetune.domain.layer import LayerShape
+from moetune.runtime.account import Account
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
@@ -81,6 +82,8 @@ def multiply(
     blocks: Blocks,
     out: torch.Tensor,
     bias: torch.Tensor | None = None,
+    *,
+    adds: bool = False,
 ) -> torch.Tensor:
     """Return every block's rows times its expert's matrix, plus its bias, in `out`.
 
@@ -89,15 +92,19 @@ def multiply(
         w: (E, in, out).
         out: (N, out).
         bias: (E, out).
+        adds: to what is in `out`, without a bias.
     """
     if _has_grouped(x, w) and len(blocks) > 1:
-        out.copy_(_grouped(x, w, blocks))
+        products = _grouped(x, w, blocks)
+        out = out.add_(products) if adds else out.copy_(products)
         if bias is not None:
             for expert, low, high in blocks:
                 out[low:high].add_(bias[expert])
         return out
     for expert, low, high in blocks:
-        if bias is None:
+        if adds:
+            out[low:high].addmm_(x[low:high], w[expert])
+        elif bias is None:
             torch.mm(x[low:high], w[expert], out=out[low:high])
         else:
             torch.addmm(bias[expert], x[low:high], w[expert], out=out[low:high])
@@ -111,10 +118,11 @@ class GradientSum:
     is written, not added: filling with zeros first would touch large gradients twice.
     """
 
-    def __init__(self, parameter: torch.Tensor, num_chunks: int) -> None:
+    def __init__(self, parameter: torch.Tensor, num_chunks: int, account: Account) -> None:
         narrow = parameter.dtype.itemsize < torch.float32.itemsize
         exact = torch.float32 if narrow and num_chunks > 1 else parameter.dtype
-        self._total = torch.empty_like(parameter, dtype=exact)
+        self._account = account
+        self._total = account.empty("a gradient", parameter.shape, parameter, dtype=exact)
         self._dtype = parameter.dtype
         self._begun = [False] * len(parameter)
 
@@ -140,7 +148,10 @@ class GradientSum:
         for expert, begun in enumerate(self._begun):
             if not begun:
                 self._total[expert].zero_()
-        return self._total.to(self._dtype)
+        if self._total.dtype == self._dtype:
+            return self._total
+        total = self._account.empty("a gradient", self._total.shape, self._total, dtype=self._dtype)
+        return total.copy_(self._total)
 
     def _add(self, expert: int, part: torch.Tensor) -> None:
         if self._begun[expert]:

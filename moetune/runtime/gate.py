@@ -12,6 +12,10 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import LayerShape
+from moetune.runtime.account import Account
+
+_WIDENED_VALUES = 2**18
+"""Values of two-byte tokens that are widened for the gate at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +35,12 @@ class Routing:
     aux_loss: torch.Tensor
 
 
-class _Logits(torch.autograd.Function):
-    """x weightᵀ, and x itself for what comes after the gate.
+class _Choice(torch.autograd.Function):
+    """softmax(x weightᵀ), its K largest and its mean; and x itself for what comes after.
 
-    Autograd would sum the gradients of gate and experts from two tensors of the size of x into
-    a third; here the gate adds to that of the experts.
+    One function with one backward, for the sake of memory: autograd would sum the gradients of
+    gate and experts from two tensors of the size of x into a third, where here the gate adds
+    to that of the experts, and would hold up to four tensors of (T, E), where here are two.
     """
 
     @staticmethod
@@ -43,37 +48,101 @@ class _Logits(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401 - torch's context has no public type
         x_TD: torch.Tensor,
         weight_ED: torch.Tensor,
-        dtype: torch.dtype,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits (T, E) in `dtype`, and x."""
+        top_k: int,
+        normalize: bool,
+        account: Account,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return weights (T, K), experts (T, K), the mean probabilities (E,), and x."""
+        dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
+        logits_TE = x_TD.new_empty((len(x_TD), len(weight_ED)), dtype=dtype)
+        transposed_DE = weight_ED.to(dtype).T
+        for some in _blocks(x_TD, dtype):
+            torch.mm(x_TD[some].to(dtype), transposed_DE, out=logits_TE[some])
+        probabilities_TE = torch.softmax(logits_TE, dim=-1)
+        weights_TK, experts_TK = torch.topk(probabilities_TE, top_k, dim=-1)
+        if normalize:
+            weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+        mean_E = probabilities_TE.sum(dim=0) / max(len(x_TD), 1)
+        account.add(probabilities_TE, weights_TK, experts_TK)
+        ctx.normalize, ctx.account = normalize, account
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x_TD, weight_ED)
-        return x_TD.to(dtype) @ weight_ED.to(dtype).T, x_TD.view_as(x_TD)
+        ctx.mark_non_differentiable(experts_TK)
+        ctx.save_for_backward(x_TD, weight_ED, probabilities_TE, experts_TK)
+        return weights_TK, experts_TK, mean_E, x_TD.view_as(x_TD)
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any,  # noqa: ANN401
-        grad_TE: torch.Tensor | None,
+        grad_TK: torch.Tensor | None,
+        _: None,
+        grad_E: torch.Tensor | None,
         grad_x_TD: torch.Tensor | None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+    ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and of the weight."""
-        x_TD, weight_ED = ctx.saved_tensors
-        if grad_TE is None:
-            return grad_x_TD, None, None
-        grad_weight_ED = None
-        with torch.autocast(x_TD.device.type, enabled=False):
-            if ctx.needs_input_grad[1]:
-                grad_weight_ED = (grad_TE.T @ x_TD.to(grad_TE.dtype)).to(weight_ED.dtype)
-            if ctx.needs_input_grad[0]:
-                weight_ED = weight_ED.to(grad_TE.dtype)
-                if grad_x_TD is None:
-                    grad_x_TD = (grad_TE @ weight_ED).to(x_TD.dtype)
-                elif grad_x_TD.dtype == grad_TE.dtype:
-                    grad_x_TD.addmm_(grad_TE, weight_ED)
-                else:
-                    grad_x_TD.add_(grad_TE @ weight_ED)
-        return grad_x_TD, grad_weight_ED, None
+        account: Account = ctx.account
+        with account.explain("the gate's backward pass"):
+            return _gate_grads(ctx, grad_TK, grad_E, grad_x_TD)
+
+
+def _gate_grads(
+    ctx: Any,  # noqa: ANN401
+    grad_TK: torch.Tensor | None,
+    grad_E: torch.Tensor | None,
+    grad_x_TD: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    x_TD, weight_ED, probabilities_TE, experts_TK = ctx.saved_tensors
+    if grad_TK is None and grad_E is None:
+        return grad_x_TD, None, None, None, None
+    grad_TE = ctx.account.empty(
+        "the gradient of the gate", probabilities_TE.shape, probabilities_TE
+    ).zero_()
+    if grad_E is not None:
+        grad_TE += grad_E / max(len(x_TD), 1)
+    if grad_TK is not None:
+        if ctx.normalize:
+            chosen_TK = probabilities_TE.gather(1, experts_TK)
+            grad_TK = _normalized_grad(grad_TK, chosen_TK)
+        grad_TE.scatter_add_(1, experts_TK, grad_TK)
+    grad_TE *= probabilities_TE
+    grad_TE.addcmul_(probabilities_TE, grad_TE.sum(dim=-1, keepdim=True), value=-1)
+    with torch.autocast(x_TD.device.type, enabled=False):
+        grad_ED = _grad_of_weight(grad_TE, x_TD) if ctx.needs_input_grad[1] else None
+        if ctx.needs_input_grad[0]:
+            grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
+            _add_products(grad_x_TD, grad_TE, weight_ED)
+    grad_ED = None if grad_ED is None else grad_ED.to(weight_ED.dtype)
+    return grad_x_TD, grad_ED, None, None, None
+
+
+def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
+    """Return all tokens at once, or blocks of them where the gate widens their numbers."""
+    num_tokens, width = x_TD.shape
+    step = max(1, num_tokens if x_TD.dtype == dtype else _WIDENED_VALUES // width)
+    return [slice(low, low + step) for low in range(0, num_tokens, step)]
+
+
+def _grad_of_weight(grad_TE: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
+    grad_ED = grad_TE.new_zeros((grad_TE.shape[1], x_TD.shape[1]))
+    for some in _blocks(x_TD, grad_TE.dtype):
+        grad_ED.addmm_(grad_TE[some].T, x_TD[some].to(grad_TE.dtype))
+    return grad_ED
+
+
+def _add_products(grad_x_TD: torch.Tensor, grad_TE: torch.Tensor, weight_ED: torch.Tensor) -> None:
+    weight_ED = weight_ED.to(grad_TE.dtype)
+    if grad_x_TD.dtype == grad_TE.dtype:
+        grad_x_TD.addmm_(grad_TE, weight_ED)
+        return
+    for some in _blocks(grad_x_TD, grad_TE.dtype):
+        grad_x_TD[some] += grad_TE[some] @ weight_ED
+
+
+def _normalized_grad(grad_TK: torch.Tensor, chosen_TK: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of c from that of c / Σc."""
+    sum_T1 = chosen_TK.sum(dim=-1, keepdim=True)
+    weighted_T1 = (grad_TK * chosen_TK).sum(dim=-1, keepdim=True) / sum_T1
+    return (grad_TK - weighted_T1) / sum_T1
 
 
 class Gate(nn.Module):
@@ -86,6 +155,7 @@ class Gate(nn.Module):
         normalize_topk: divide the chosen probabilities by their sum.
         capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs,
             first choices before second ones, in the order of the tokens; None takes all.
+        account: counts what the gate keeps.
     """
 
     def __init__(
@@ -94,6 +164,7 @@ class Gate(nn.Module):
         *,
         normalize_topk: bool,
         capacity_factor: float | None,
+        account: Account,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -101,24 +172,22 @@ class Gate(nn.Module):
         self.layer = layer
         self.normalize_topk = normalize_topk
         self.capacity_factor = capacity_factor
+        self._account = account
         shape = (layer.num_experts, layer.d_model)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
     def forward(self, x_TD: torch.Tensor) -> Routing:
         """Return the routing of the tokens."""
-        dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
         with torch.autocast(x_TD.device.type, enabled=False):
-            logits_TE, passed_TD = _Logits.apply(x_TD, self.weight, dtype)  # type: ignore[no-untyped-call]
-            probabilities_TE = torch.softmax(logits_TE, dim=-1)
-            weights_TK, experts_TK = torch.topk(probabilities_TE, self.layer.top_k, dim=-1)
-            if self.normalize_topk:
-                weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+            weights_TK, experts_TK, mean_E, passed_TD = _Choice.apply(  # type: ignore[no-untyped-call]
+                x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._account
+            )
             return Routing(
                 x_TD=passed_TD,
                 weights_TK=weights_TK,
                 experts_TK=experts_TK,
                 kept_TK=self._kept(experts_TK),
-                aux_loss=self._aux_loss(probabilities_TE, experts_TK),
+                aux_loss=self._aux_loss(mean_E, experts_TK),
             )
 
     def _kept(self, experts_TK: torch.Tensor) -> torch.Tensor | None:
@@ -135,10 +204,8 @@ class Gate(nn.Module):
         kept[ranked.indices] = place < capacity
         return kept.view(top_k, num_tokens).T
 
-    def _aux_loss(self, probabilities_TE: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor:
-        if not len(experts_TK):
-            return probabilities_TE.sum()
+    def _aux_loss(self, mean_E: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor:
         num_experts = self.layer.num_experts
-        counts = torch.bincount(experts_TK.reshape(-1), minlength=num_experts)
-        share_E = counts.to(probabilities_TE.dtype) / experts_TK.numel()
-        return num_experts * (share_E * probabilities_TE.mean(dim=0)).sum()
+        counts_E = torch.bincount(experts_TK.reshape(-1), minlength=num_experts)
+        share_E = counts_E.to(mean_E.dtype) / max(experts_TK.numel(), 1)
+        return num_experts * (share_E * mean_E).sum()

@@ -1,11 +1,13 @@
 """Host memory for activations that leave the device until the backward pass."""
 
 import warnings
+import weakref
 from collections.abc import Sequence
 
 import torch
 
 from moetune.domain.errors import MoetuneError
+from moetune.runtime.account import Account
 
 
 class HostPool:
@@ -15,16 +17,23 @@ class HostPool:
 
     Attributes:
         is_pageable: whether pinned memory was wanted and could not be had.
-        num_bytes: of all buffers, lent or not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self._free: list[torch.Tensor] = []
         self.is_pageable = False
-        self.num_bytes = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the buffers behind: a copy has made none."""
+        return self.__dict__ | {"_free": []}
 
     def borrow(self, shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> "Loan":
-        """Return room for tensors of these shapes with the dtype of `like`."""
+        """Return room for tensors of these shapes with the dtype of `like`.
+
+        Raises:
+            AllocationError: there is no host memory for them.
+        """
         size = sum(rows * width for rows, width in shapes) * like.element_size()
         buffer = self._best(size) if size else None
         if buffer is None:
@@ -43,14 +52,13 @@ class HostPool:
             self._free = [one for one in self._free if one is not best]
             return best
         if self._free:
-            self.num_bytes -= self._free.pop().numel()
+            self._free.pop()
         return None
 
     def _allocate(self, size: int, *, pinned: bool) -> torch.Tensor:
-        self.num_bytes += size
         if pinned and not self.is_pageable:
             try:
-                return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+                buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 self.is_pageable = True
                 warnings.warn(
@@ -59,11 +67,19 @@ class HostPool:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        return torch.empty(size, dtype=torch.uint8)
+            else:
+                self._account.add(buffer)
+                return buffer
+        on_host = torch.empty(0, dtype=torch.uint8, device="cpu")
+        return self._account.empty("activations that leave the device", (size,), on_host)
 
 
 class Loan:
-    """Borrowed host tensors, for one forward and one backward pass."""
+    """Borrowed host tensors, for one forward and one backward pass.
+
+    The buffer goes back at the end of the loan, or when nobody has the loan any more: the
+    backward pass may never come.
+    """
 
     def __init__(
         self,
@@ -72,8 +88,8 @@ class Loan:
         shapes: Sequence[tuple[int, int]],
         dtype: torch.dtype,
     ) -> None:
-        self._pool = pool
-        self._buffer: torch.Tensor | None = buffer
+        self._give_back = weakref.finalize(self, pool.give_back, buffer)
+        self._give_back.atexit = False
         values, low = buffer[: buffer.numel() // dtype.itemsize * dtype.itemsize].view(dtype), 0
         self._tensors: list[torch.Tensor] = []
         for rows, width in shapes:
@@ -87,7 +103,7 @@ class Loan:
         Raises:
             MoetuneError: they were given back: a second backward pass wants them.
         """
-        if self._buffer is None:
+        if not self._give_back.alive:
             raise MoetuneError(
                 "a second backward pass through a layer whose activations were in host memory",
                 "use memory_reuse='S4' or 'none' where the graph is retained",
@@ -96,6 +112,5 @@ class Loan:
 
     def end(self) -> None:
         """Give the buffer back."""
-        if self._buffer is not None:
-            self._pool.give_back(self._buffer)
-            self._buffer, self._tensors = None, []
+        self._tensors = []
+        self._give_back()

@@ -10,6 +10,7 @@ from torch import nn
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.runtime.account import Account, MemoryUse
 from moetune.runtime.agreement import agree_on_tokens
 from moetune.runtime.arguments import book_of, fixed_decision, forced_strategy
 from moetune.runtime.copies import Copies, copies_of
@@ -95,10 +96,12 @@ class MoELayer(nn.Module):
             raise InputError(f"capacity_factor must be above 0 or None, got {capacity_factor}")
         self.link = link_of(group, device=_device_of(device)) if link is None else link
         check_divisible(num_experts, self.link.num_ranks)
+        self._account, self._host_account = Account("device"), Account("host")
         self.gate = Gate(
             self.shape,
             normalize_topk=top_k > 1 if normalize_topk is None else normalize_topk,
             capacity_factor=capacity_factor,
+            account=self._account,
             device=device,
             dtype=dtype,
         )
@@ -112,8 +115,8 @@ class MoELayer(nn.Module):
         self._fixed = fixed_decision(pipeline)
         self._book = book_of(plan, planbook, self.shape, self.link.num_ranks)
         self._strategy = forced_strategy(memory_reuse)
-        self._scratch = Scratch()
-        self._host = Host(pool=HostPool(), copies=copies_of(_device_of(device)))
+        self._scratch = Scratch(self._account)
+        self._host = Host(pool=HostPool(self._host_account), copies=copies_of(_device_of(device)))
         self._shelves: dict[torch.dtype, Shelf | None] = {}
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
         self._ddp_params_and_buffers_to_ignore = [
@@ -151,6 +154,7 @@ class MoELayer(nn.Module):
             InputError: `x` has another width or dtype than the layer (one rank).
             RankMismatchError: the ranks differ; the same on every rank.
             CollectiveError: an exchange failed.
+            AllocationError: there is no memory for the step.
         """
         dtype = _compute_dtype(x)
         width = x.shape[-1] if x.dim() else 0
@@ -162,13 +166,15 @@ class MoELayer(nn.Module):
             problem=self._problem(x, dtype),
             device=x.device,
         )
-        routing = self.gate(x.reshape(num_tokens, width))
-        self.aux_loss = routing.aux_loss
         decision = self._decide(tokens, dtype)
         if self._strategy is not None:
             decision = replace(decision, strategy=self._strategy)
         self.decision = decision
-        return self._run(routing.x_TD.to(dtype), routing).to(x.dtype).view(x.shape)
+        with self._scratch.guard("a forward pass"):
+            routing = self.gate(x.reshape(num_tokens, width))
+            self.aux_loss = routing.aux_loss
+            y_TD = self._run(routing.x_TD.to(dtype), routing)
+        return y_TD.to(x.dtype).view(x.shape)
 
     def pin(self, decision: Decision | None) -> None:
         """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
@@ -176,16 +182,25 @@ class MoELayer(nn.Module):
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
-        self._scratch = Scratch(poison=True)
+        self._scratch = Scratch(self._account, poison=True)
 
     def offload_with(self, copies: Copies) -> None:
         """Copy to and from the host with `copies` from now on."""
         self._host = replace(self._host, copies=copies)
 
     @property
-    def host_bytes(self) -> int:
-        """Host memory that activations were offloaded to."""
-        return self._host.pool.num_bytes
+    def memory(self) -> MemoryUse:
+        """What the layer holds now, and at most since `reset_peak_memory`."""
+        device, host = self._account, self._host_account
+        return MemoryUse(
+            device_bytes=device.num_bytes, peak_device_bytes=device.peak_bytes,
+            host_bytes=host.num_bytes, peak_host_bytes=host.peak_bytes,
+        )  # fmt: skip
+
+    def reset_peak_memory(self) -> None:
+        """Let the peaks begin anew at what the layer holds now."""
+        self._account.reset_peak()
+        self._host_account.reset_peak()
 
     def extra_repr(self) -> str:
         """Show the shape and the ranks."""
@@ -212,6 +227,7 @@ class MoELayer(nn.Module):
             scratch=self._scratch,
         )
         self.num_dropped = pipe.dispatch.num_dropped
+        self._account.add(*pipe.dispatch.tensors)
         experts, dtype = self.experts, x_TD.dtype
         parameters = (
             None if each is None else each.to(dtype)

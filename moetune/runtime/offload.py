@@ -5,12 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Strategy
+from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.runtime.copies import Copies, Copy
 from moetune.runtime.host_pool import HostPool, Loan
-
-_OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
-_OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +39,8 @@ class Offload:
         like: torch.Tensor,
         is_needed: bool,
     ) -> None:
-        self.keeps_input = strategy in _OFFLOADS_INPUT
-        self.keeps_middle = strategy in _OFFLOADS_MIDDLE
+        self.keeps_input = strategy in OFFLOADS_INPUT
+        self.keeps_middle = strategy in OFFLOADS_MIDDLE
         self._copies = host.copies
         widths = {"input": layer.d_model} if self.keeps_input else {}
         if self.keeps_middle:

@@ -4,19 +4,20 @@ N rows this rank sends, R rows it receives, D model width, C chunks.
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from moetune.domain.plan import Order as IssueOrder
 from moetune.domain.samples import ALONE_CHUNKS
+from moetune.runtime.account import Account
 from moetune.runtime.dispatch import Dispatch, Order
 from moetune.runtime.links import Link, Transfer
 from moetune.runtime.recorder import Phase, Recorder
 from moetune.runtime.regroup import Regroup
 from moetune.runtime.schedule import issue_order
-from moetune.runtime.scratch import Scratch
+from moetune.runtime.scratch import Scratch, Shape
 
 Compute = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -31,32 +32,47 @@ class Pipe:
     recorder: Recorder
     scratch: Scratch
 
+    @property
+    def account(self) -> Account:
+        """What counts the tensors that are no rooms of the scratch."""
+        return self.scratch.account
+
+    def shapes(self, phase: Phase, width: int, *, in_place: bool) -> dict[str, Shape]:
+        """Return the rooms that `run` needs; with `in_place` that of what arrives is one."""
+        order: Order = getattr(self.dispatch, phase)
+        received = self.dispatch.num_received, width
+        shapes = {"rows": (order.num_pairs, width)}
+        shapes["received" if in_place else "results"] = received
+        if any(not one.changes_nothing for one in self._regroups(order)):
+            shapes["wire"] = received
+        return shapes
+
     def run(
         self,
         phase: Phase,
         rows_ND: torch.Tensor,
         received_RD: torch.Tensor,
         compute: Compute,
-        results_ND: torch.Tensor,
+        rooms: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """Send every chunk's rows, compute on what arrives and bring the results back.
 
         Args:
-            rows_ND: in the phase's sending order.
+            rows_ND: in the phase's sending order; what comes back takes their place.
             received_RD: room for what arrives, by piece and expert.
-            compute: (chunk, its rows (R_c, D), room for its results (R_c, D)); it runs while
-                other chunks travel.
-            results_ND: room for what comes back, in the order of `rows_ND`.
+            compute: (chunk, its rows (R_c, D), room for its results (R_c, D), which are its
+                rows where there is no room "results"); it runs while other chunks travel.
+            rooms: of `shapes`.
 
         Returns:
-            `results_ND`.
+            `rows_ND`.
 
         Raises:
             CollectiveError: an exchange failed; the text names it and the chunk.
         """
         order: Order = getattr(self.dispatch, phase)
         sent = slices_of(map(sum, order.send_counts))
-        stations = self._stations(order, received_RD)
+        stations = self._stations(order, received_RD, rooms)
         is_alone = order.degree <= ALONE_CHUNKS
         under_way: dict[int, Transfer] = {}
         returning: list[Transfer] = []
@@ -76,32 +92,35 @@ class Pipe:
                     station.work(chunk, compute)
             else:
                 transfer = self.link.exchange(
-                    results_ND[mine], station.departure, give, take, name, is_alone=is_alone
+                    rows_ND[mine], station.departure, give, take, name, is_alone=is_alone
                 )
                 returning.append(transfer)
                 self.recorder.transfer(phase, step, chunk, transfer)
         for transfer in returning:
             transfer.wait()
-        return results_ND
+        return rows_ND
 
-    def _stations(self, order: Order, received_RD: torch.Tensor) -> "list[_Station]":
+    def _stations(
+        self, order: Order, received_RD: torch.Tensor, rooms: Mapping[str, torch.Tensor]
+    ) -> "list[_Station]":
         """Return each chunk's room; where regrouping changes nothing, arrivals land in place."""
-        shape = received_RD.shape
-        departures_RD = self.scratch.empty("departures", shape, received_RD)
-        arrivals_RD = grouped_RD = None
-        stations = []
+        results_RD = rooms.get("results", received_RD)
         landed = slices_of(map(sum, order.receive_counts))
-        for mine, pieces in zip(landed, itertools.pairwise(order.chunk_pieces), strict=True):
-            rows, departure = received_RD[mine], departures_RD[mine]
-            regroup = Regroup(self.dispatch.counts_PCL, pieces)
+        stations = []
+        for mine, regroup in zip(landed, self._regroups(order), strict=True):
+            rows, results = received_RD[mine], results_RD[mine]
             if regroup.changes_nothing:
-                stations.append(_Station(rows, rows, departure, departure, None))
-                continue
-            if arrivals_RD is None or grouped_RD is None:
-                arrivals_RD = self.scratch.empty("arrivals", shape, received_RD)
-                grouped_RD = self.scratch.empty("grouped", shape, received_RD)
-            stations.append(_Station(rows, arrivals_RD[mine], departure, grouped_RD[mine], regroup))
+                stations.append(_Station(rows, rows, results, results, None))
+            else:
+                wire = rooms["wire"][mine]
+                stations.append(_Station(rows, wire, wire, results, regroup))
         return stations
+
+    def _regroups(self, order: Order) -> list[Regroup]:
+        return [
+            Regroup(self.dispatch.counts_PCL, pieces)
+            for pieces in itertools.pairwise(order.chunk_pieces)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ sends, R rows it receives, D model width, H hidden width.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,18 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Activation
-from moetune.runtime.activations import activate, activation_grad_, hidden_room, reactivate
+from moetune.runtime.account import Account
+from moetune.runtime.activations import (
+    activate,
+    activation_grad_,
+    hidden_room,
+    hidden_shapes,
+    reactivate,
+)  # fmt: skip
 from moetune.runtime.dispatch import Dispatch, Order
 from moetune.runtime.experts import Blocks, GradientSum, blocks_of, multiply
 from moetune.runtime.pipeline import Pipe, slices_of
 from moetune.runtime.row_weights import ChunkWeights
-from moetune.runtime.scratch import Scratch
 
 
 class PipelinedExperts(torch.autograd.Function):
@@ -42,9 +48,12 @@ class PipelinedExperts(torch.autograd.Function):
         w3: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return (T, D)."""
-        order, scratch = pipe.dispatch.forward, pipe.scratch
-        kept = Kept.room(pipe.dispatch, x_TD, w1, w3)
+        order, account, (_, width, d_hidden) = pipe.dispatch.forward, pipe.account, w1.shape
         slots = Slots(pipe.dispatch, order)
+        shapes = pipe.shapes("forward", width, in_place=False)
+        shapes |= hidden_shapes(activation, slots.most_rows, d_hidden, backward=False)
+        rooms = pipe.scratch.rooms(shapes, x_TD)
+        kept = Kept.room(pipe, x_TD, w1, w3)
 
         def compute(chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
             blocks, mine = slots.blocks[chunk], slots.rows[chunk]
@@ -52,23 +61,20 @@ class PipelinedExperts(torch.autograd.Function):
             multiply(rows, w1, blocks, pre, b1)
             if w3 is not None and kept.gate_RH is not None:
                 gate = multiply(rows, w3, blocks, kept.gate_RH[mine])
-            hidden = activate(pre, gate, activation, hidden_room(pre, activation, scratch))
+            hidden = activate(pre, gate, activation, hidden_room(pre, activation, rooms))
             return multiply(hidden, w2, blocks, out, b2)
 
-        rows_ND = _gather(x_TD, order, weights_TK.shape[1], scratch)
-        results_ND = pipe.run(
-            "forward",
-            rows_ND,
-            kept.received_RD,
-            compute,
-            scratch.empty("results", rows_ND.shape, rows_ND),
-        )
-        picked_TKD = _pick(results_ND, order.row_of_pair, weights_TK.shape[1])
+        top_k = weights_TK.shape[1]
+        rows_ND = _gather(x_TD, order, top_k, rooms["rows"])
+        pipe.run("forward", rows_ND, kept.received_RD, compute, rooms)
+        picked_TKD = _pick(rows_ND, order, top_k)
+        y_TD = _weighted_sum(picked_TKD, weights_TK.to(x_TD.dtype))
+        account.add(picked_TKD, y_TD)
         ctx.pipe, ctx.activation = pipe, activation
         ctx.save_for_backward(
             weights_TK, picked_TKD, kept.received_RD, kept.pre_RH, kept.gate_RH, w1, b1, w2, b2, w3
         )
-        return _weighted_sum(picked_TKD, weights_TK.to(x_TD.dtype))
+        return y_TD
 
     @staticmethod
     @once_differentiable
@@ -77,32 +83,43 @@ class PipelinedExperts(torch.autograd.Function):
         grad_TD: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, the weights and the parameters."""
-        weights_TK, picked_TKD, received_RD, pre_RH, gate_RH, *parameters = ctx.saved_tensors
-        kept = Kept(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
         pipe: Pipe = ctx.pipe
-        order, top_k = pipe.dispatch.backward, weights_TK.shape[1]
-        slots = Slots(pipe.dispatch, order)
-        experts = ExpertGrads(parameters, ctx.activation, order.degree, pipe.scratch)
+        with pipe.scratch.guard("a backward pass"):
+            return _backward(ctx, grad_TD)
 
-        def compute(chunk: int, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-            return experts.run(grad, kept.part(slots.rows[chunk]), slots.blocks[chunk], out)
 
-        grad_weights_TK = None
-        if ctx.needs_input_grad[1]:
-            room = pipe.scratch.empty("products", picked_TKD.shape, picked_TKD)
-            grad_weights_TK = torch.mul(picked_TKD, grad_TD.unsqueeze(1), out=room).sum(dim=2)
-        rows_ND = _gather(grad_TD, order, top_k, pipe.scratch)
-        rows_ND *= _of_rows(weights_TK, order).to(grad_TD.dtype)
-        grad_x_ND = pipe.run(
-            "backward",
-            rows_ND,
-            pipe.scratch.empty("grad received", received_RD.shape, received_RD),
-            compute,
-            pipe.scratch.empty("results", rows_ND.shape, rows_ND),
-        )
-        grad_x_TKD = _pick(grad_x_ND, order.row_of_pair, top_k)
-        grad_x_TD = grad_x_TKD.squeeze(1) if top_k == 1 else grad_x_TKD.sum(dim=1)
-        return grad_x_TD, grad_weights_TK, None, None, *experts.totals()
+def _backward(
+    ctx: Any,  # noqa: ANN401
+    grad_TD: torch.Tensor,
+) -> tuple[torch.Tensor | None, ...]:
+    weights_TK, picked_TKD, received_RD, pre_RH, gate_RH, *parameters = ctx.saved_tensors
+    kept = Kept(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
+    pipe: Pipe = ctx.pipe
+    order, top_k = pipe.dispatch.backward, weights_TK.shape[1]
+    slots = Slots(pipe.dispatch, order)
+    shapes = pipe.shapes("backward", grad_TD.shape[1], in_place=True)
+    shapes |= hidden_shapes(ctx.activation, slots.most_rows, pre_RH.shape[1], backward=True)
+    rooms = pipe.scratch.rooms(shapes, grad_TD)
+    experts = ExpertGrads(parameters, ctx.activation, order.degree, rooms, pipe.account)
+
+    def compute(chunk: int, grad: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return experts.run(grad, kept.part(slots.rows[chunk]), slots.blocks[chunk], out)
+
+    grad_weights_TK = None
+    if ctx.needs_input_grad[1]:
+        products_TKD = rooms["rows"].view(picked_TKD.shape)
+        torch.mul(picked_TKD, grad_TD.unsqueeze(1), out=products_TKD)
+        grad_weights_TK = products_TKD.sum(dim=2)
+    rows_ND = _gather(grad_TD, order, top_k, rooms["rows"])
+    rows_ND *= _of_rows(weights_TK, order).to(grad_TD.dtype)
+    pipe.run("backward", rows_ND, rooms["received"], compute, rooms)
+    if top_k == 1:
+        grad_x_TD = _pick(rows_ND, order, top_k).squeeze(1)
+        pipe.account.add(grad_x_TD)
+    else:
+        grad_x_TD = pipe.account.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
+        grad_x_TD.index_add_(0, order.pairs_N // top_k, rows_ND)
+    return grad_x_TD, grad_weights_TK, None, None, *experts.totals()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +132,18 @@ class Kept:
 
     @classmethod
     def room(
-        cls, dispatch: Dispatch, x_TD: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None
+        cls, pipe: Pipe, x_TD: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None
     ) -> "Kept":
         """Return room for all rows of a step."""
-        num_rows, (_, width, hidden) = dispatch.num_received, w1.shape
+        num_rows, (_, width, d_hidden) = pipe.dispatch.num_received, w1.shape
+
+        def room(what: str, columns: int) -> torch.Tensor:
+            return pipe.account.empty(f"the experts' {what}", (num_rows, columns), x_TD)
+
         return cls(
-            received_RD=x_TD.new_empty(num_rows, width),
-            pre_RH=x_TD.new_empty(num_rows, hidden),
-            gate_RH=None if w3 is None else x_TD.new_empty(num_rows, hidden),
+            received_RD=room("inputs", width),
+            pre_RH=room("pre-activations", d_hidden),
+            gate_RH=None if w3 is None else room("gates", d_hidden),
         )
 
     @classmethod
@@ -148,6 +169,7 @@ class Slots:
         ]
         self.rows = slices_of(sum(map(sum, rows)) for rows in rows_CL)
         self.blocks: tuple[Blocks, ...] = tuple(map(blocks_of, rows_CL))
+        self.most_rows = max(sum(map(sum, rows)) for rows in rows_CL)
 
 
 class ExpertGrads:
@@ -158,14 +180,17 @@ class ExpertGrads:
         parameters: list[Any],
         activation: Activation,
         degree: int,
-        scratch: Scratch,
+        rooms: Mapping[str, torch.Tensor],
+        account: Account,
     ) -> None:
         w1, _, w2, _, w3 = parameters
         self._w1_T, self._w2_T = _transposed(w1), _transposed(w2)
         self._w3_T = None if w3 is None else _transposed(w3)
         self._activation: Activation = activation
-        self._scratch = scratch
-        self._sums = [None if each is None else GradientSum(each, degree) for each in parameters]
+        self._rooms = rooms
+        self._sums = [
+            None if each is None else GradientSum(each, degree, account) for each in parameters
+        ]
 
     def run(
         self,
@@ -174,39 +199,39 @@ class ExpertGrads:
         blocks: Blocks,
         out: torch.Tensor,
         weights: ChunkWeights | None = None,
+        middle_is_free: Callable[[], None] = lambda: None,
     ) -> torch.Tensor:
         """Return the gradient of the received rows in `out`, which may be `grad`.
 
         Args:
             grad: (R_c, D), of the experts' results; with weights of the weighted results.
+            middle_is_free: called when the pre-activations have been read for the last time.
         """
         sum_w1, sum_b1, sum_w2, sum_b2, sum_w3 = self._sums
         pre, gate = kept.pre_RH, kept.gate_RH
-        room = hidden_room(pre, self._activation, self._scratch)
+        room = hidden_room(pre, self._activation, self._rooms)
         hidden = reactivate(pre, gate, self._activation, room)
-        grad_hidden = multiply(grad, self._w2_T, blocks, self._room("grad hidden", pre))
+        grad_hidden = multiply(grad, self._w2_T, blocks, self._rooms["grad hidden"][: len(pre)])
         if weights is not None:
             weights.apply(grad, hidden, grad_hidden, blocks)
         _add(sum_w2, hidden, grad, blocks)
         _add_rows(sum_b2, grad, blocks)
-        through_gate = None
         if gate is not None and self._w3_T is not None:
             grad_gate = activate(pre, None, "silu", hidden).mul_(grad_hidden)
             grad_hidden.mul_(gate)
             _add(sum_w3, kept.received_RD, grad_gate, blocks)
-            through_gate = multiply(grad_gate, self._w3_T, blocks, self._room("through gate", out))
+            multiply(grad_gate, self._w3_T, blocks, out)
         grad_pre = activation_grad_(grad_hidden, pre, self._activation)
+        middle_is_free()
         _add(sum_w1, kept.received_RD, grad_pre, blocks)
         _add_rows(sum_b1, grad_pre, blocks)
-        multiply(grad_pre, self._w1_T, blocks, out)
-        return out if through_gate is None else out.add_(through_gate)
+        return multiply(grad_pre, self._w1_T, blocks, out, adds=gate is not None)
 
     def totals(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the parameters' gradients."""
-        return tuple(None if each is None else each.total() for each in self._sums)
-
-    def _room(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        return self._scratch.empty(name, like.shape, like)
+        """Return the parameters' gradients, once: each sum ends where its gradient is made."""
+        self._sums.reverse()
+        sums = (self._sums.pop() for _ in range(len(self._sums)))
+        return tuple(None if each is None else each.total() for each in sums)
 
 
 def _transposed(w: torch.Tensor) -> torch.Tensor:
@@ -230,24 +255,24 @@ def _weighted_sum(picked_TKD: torch.Tensor, weights_TK: torch.Tensor) -> torch.T
     return y_TD
 
 
-def _gather(x_TD: torch.Tensor, order: Order, top_k: int, scratch: Scratch) -> torch.Tensor:
+def _gather(x_TD: torch.Tensor, order: Order, top_k: int, room: torch.Tensor) -> torch.Tensor:
     """Return the tokens' rows in sending order."""
     tokens_N = order.pairs_N if top_k == 1 else order.pairs_N // top_k
-    room = scratch.empty("rows", (len(tokens_N), x_TD.shape[1]), x_TD)
-    return torch.index_select(x_TD, 0, tokens_N, out=room)
+    return torch.index_select(x_TD, 0, tokens_N, out=room[: len(tokens_N)])
 
 
 def _of_rows(weights_TK: torch.Tensor, order: Order) -> torch.Tensor:
     return weights_TK.reshape(-1).index_select(0, order.pairs_N).unsqueeze(1)
 
 
-def _pick(rows_ND: torch.Tensor, row_of_pair: torch.Tensor, top_k: int) -> torch.Tensor:
+def _pick(rows_ND: torch.Tensor, order: Order, top_k: int) -> torch.Tensor:
     """Return every pair's row (T, K, D), zeros for dropped pairs."""
     num_rows, width = rows_ND.shape
-    shape = (len(row_of_pair) // top_k, top_k, width)
-    if num_rows == len(row_of_pair):
-        return rows_ND.index_select(0, row_of_pair).view(shape)
+    shape = (order.num_pairs // top_k, top_k, width)
     if not num_rows:
         return rows_ND.new_zeros(shape)
+    row_of_pair = order.row_of_pair()
+    if num_rows == order.num_pairs:
+        return rows_ND.index_select(0, row_of_pair).view(shape)
     picked = rows_ND.index_select(0, row_of_pair.clamp(max=num_rows - 1))
     return picked.masked_fill_((row_of_pair == num_rows).unsqueeze(1), 0).view(shape)

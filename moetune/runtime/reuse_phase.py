@@ -5,6 +5,8 @@ buffers (MPipeMoE §III-B).
 """
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -34,9 +36,14 @@ class Steps(Protocol):
         """Send its results back."""
         ...
 
-    def finish(self, chunk: int) -> None:
-        """Add what came back to the tokens."""
-        ...
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingShape:
+    """A ring of buffers for the largest chunk of rows that this rank sends, or receives."""
+
+    num_slots: int
+    width: int
+    is_sent: bool = False
 
 
 class Chunks:
@@ -48,37 +55,43 @@ class Chunks:
         self.slots = Slots(pipe.dispatch, order)
         self.num_sent = [sum(counts) for counts in order.send_counts]
         self.num_received = [sum(counts) for counts in order.receive_counts]
-        self.tokens = [
-            order.pairs_N[mine] if top_k == 1 else order.pairs_N[mine] // top_k
-            for mine in slices_of(self.num_sent)
-        ]
+        tokens_N = order.pairs_N
+        if top_k > 1:
+            tokens_N = order.pairs_N // top_k
+            pipe.account.add(tokens_N)
+        self.tokens = [tokens_N[mine] for mine in slices_of(self.num_sent)]
         self.regroups = [
             Regroup(pipe.dispatch.counts_PCL, pieces)
             for pieces in itertools.pairwise(order.chunk_pieces)
         ]
         self.changes_order = any(not one.changes_nothing for one in self.regroups)
         self._dispatching: dict[int, list[Transfer]] = {}
-        self._combining: dict[int, Transfer] = {}
 
-    def ring(
-        self, name: str, like: torch.Tensor, *, slots: int, is_sent: bool, width: int = 0
-    ) -> Ring:
-        """Return a ring for chunks of rows that this rank sends, or receives.
-
-        Args:
-            width: of the rows; default, that of `like`.
-        """
-        return Ring(
-            self._pipe.scratch,
-            name,
-            slots=min(slots, self.degree),
-            rows=max(self.num_sent if is_sent else self.num_received),
-            like=like,
-            width=width or like.shape[1],
+    def rings(
+        self, shapes: Mapping[str, RingShape], like: torch.Tensor
+    ) -> tuple[dict[str, Ring], dict[str, torch.Tensor]]:
+        """Return the phase's rings, and the buffers of those of one buffer, by name."""
+        scratch = self._pipe.scratch
+        most_sent, most_received = max(self.num_sent), max(self.num_received)
+        rooms = scratch.rooms(
+            {
+                f"{name} {slot}": (most_sent if ring.is_sent else most_received, ring.width)
+                for name, ring in shapes.items()
+                for slot in range(ring.num_slots)
+            },
+            like,
         )
+        rings = {
+            name: Ring(
+                [rooms[f"{name} {slot}"] for slot in range(ring.num_slots)],
+                poison=scratch.poison,
+            )
+            for name, ring in shapes.items()
+        }
+        return rings, {name: rooms[f"{name} 0"] for name in shapes}
 
     def run(self, steps: Steps) -> None:
-        """Run every chunk's steps, and finish what is still on its way."""
+        """Issue every chunk's steps; what was sent back last is still on its way."""
         for step, chunk in issue_order(self.degree, "interleaved"):
             if step == "dispatch":
                 steps.dispatch(chunk)
@@ -89,31 +102,18 @@ class Chunks:
                     steps.compute(chunk)
             else:
                 steps.combine(chunk)
-        for chunk in sorted(self._combining):
-            steps.finish(chunk)
 
-    def dispatch(self, chunk: int, rows: torch.Tensor, room: torch.Tensor) -> None:
+    def dispatch(self, chunk: int, rows: torch.Tensor, room: torch.Tensor) -> Transfer:
         """Start sending the chunk's rows to their experts."""
         give, take = self._order.send_counts[chunk], self._order.receive_counts[chunk]
         transfer = self._exchange("dispatch", chunk, rows, room, give, take)
         self._dispatching.setdefault(chunk, []).append(transfer)
+        return transfer
 
-    def has_left(self, chunk: int) -> None:
-        """Wait until the first rows that the chunk sent have left their buffer."""
-        for transfer in self._dispatching.get(chunk, ())[:1]:
-            transfer.wait()
-
-    def combine(self, chunk: int, rows: torch.Tensor, room: torch.Tensor) -> None:
+    def combine(self, chunk: int, rows: torch.Tensor, room: torch.Tensor) -> Transfer:
         """Start sending the chunk's results back."""
         give, take = self._order.receive_counts[chunk], self._order.send_counts[chunk]
-        self._combining[chunk] = self._exchange("combine", chunk, rows, room, give, take)
-
-    def came_back(self, chunk: int) -> bool:
-        """Wait for the chunk's results; False where they were waited for before."""
-        transfer = self._combining.pop(chunk, None)
-        if transfer is not None:
-            transfer.wait()
-        return transfer is not None
+        return self._exchange("combine", chunk, rows, room, give, take)
 
     def _exchange(
         self,

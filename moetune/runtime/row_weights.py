@@ -7,6 +7,8 @@ travel to the experts once a step, and their gradients back: N numbers each way.
 N rows this rank sends, R rows it receives, T tokens, K choices.
 """
 
+from types import MappingProxyType
+
 import torch
 
 from moetune.runtime.dispatch import Dispatch
@@ -14,8 +16,9 @@ from moetune.runtime.experts import Blocks
 from moetune.runtime.links import Link
 from moetune.runtime.regroup import Regroup, transpose_blocks
 
-_DOT_ROWS = 512
-"""Rows whose products with the hidden values are in memory at once."""
+_DOT_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**22})
+"""Products with hidden values that are in memory at once: few enough for a CPU's cache, and
+enough for a GPU's launches."""
 
 
 class ChunkWeights:
@@ -44,10 +47,11 @@ class ChunkWeights:
             grad: (R_c, D), dy of every row.
             grad_hidden: (R_c, H), dy·W₂ᵀ.
         """
-        for low in range(0, len(grad), _DOT_ROWS):
-            some = slice(low, low + _DOT_ROWS)
-            products = grad_hidden[some] * hidden[some]
-            torch.sum(products, dim=1, keepdim=True, out=self._grads_R1[some])
+        step = max(1, _DOT_VALUES[grad.device.type] // hidden.shape[1])
+        for low in range(0, len(grad), step):
+            some = slice(low, low + step)
+            out = self._grads_R1[some]
+            torch.sum(grad_hidden[some] * hidden[some], dim=1, keepdim=True, out=out)
         if self._b2 is not None:
             for expert, low, high in blocks:
                 self._grads_R1[low:high] += grad[low:high] @ self._b2[expert].unsqueeze(1)

@@ -10,7 +10,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from moetune.domain.errors import CollectiveError, InputError, RankMismatchError
+from moetune.domain.errors import (
+    AllocationError,
+    CollectiveError,
+    InputError,
+    RankMismatchError,
+)
+from moetune.runtime.account import Account
 from moetune.runtime.ddp import prepare_ddp
 from moetune.runtime.layer import MoELayer
 from moetune.runtime.planbook import read_plans, share_plans
@@ -158,3 +164,27 @@ def agreed_tokens(plan: Path) -> None:
         dist.all_gather_object(degrees, layer.decision.forward_degree)
         assert degrees[0] == degrees[1]
         assert degrees[0] == (4 if max(tokens) > 10 else 2)
+
+
+def shortage(strategy: str, phase: str) -> None:
+    """Rank 1 finds no memory for a phase's buffers, before it exchanges rows, and leaves."""
+    layer = make(memory_reuse=strategy)
+    x = torch.randn(64, 8, requires_grad=True)
+    layer(x).sum().backward()
+    y = layer(x) if phase == "backward" else None
+    if dist.get_rank() == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Account, "empty", _no_memory)
+            with pytest.raises(AllocationError, match="no device memory"):
+                _finish(layer, x, y)
+        return
+    with pytest.raises(CollectiveError, match=phase if strategy == "none" else r"weights|backward"):
+        _finish(layer, x, y)
+
+
+def _finish(layer: MoELayer, x: torch.Tensor, y: torch.Tensor | None) -> None:
+    (layer(x) if y is None else y).sum().backward()
+
+
+def _no_memory(account: Account, what: str, *_: object, **__: object) -> torch.Tensor:
+    raise account.short_of(what)

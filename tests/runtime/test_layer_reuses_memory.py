@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision
+from moetune.runtime.experts import Blocks, GradientSum
 from moetune.runtime.layer import MoELayer
 from tests.ranks import run_ranks
 from tests.runtime import workers
@@ -41,7 +43,7 @@ def test_host_memory_is_borrowed_for_one_step_and_used_again(strategy: str) -> N
     sizes = []
     for tokens in (64, 16, 48, 64, 1):
         layer(torch.randn(tokens, 8)).sum().backward()
-        sizes.append(layer.host_bytes)
+        sizes.append(layer.memory.host_bytes)
     assert sizes == sizes[:1] * len(sizes)
     assert sizes[0] > 0
 
@@ -50,7 +52,7 @@ def test_without_gradients_nothing_leaves_for_the_host() -> None:
     layer = make_layer("S1")
     with torch.no_grad():
         layer(torch.randn(32, 8))
-    assert layer.host_bytes == 0
+    assert layer.memory.host_bytes == 0
 
 
 def test_a_second_backward_pass_says_why_it_cannot_be() -> None:
@@ -110,6 +112,39 @@ def test_copies_are_waited_for_before_their_buffers_are_used(
         results.append([x.grad, *(parameter.grad for parameter in layer.parameters())])
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+class RecordedCopies(LateCopies):
+    """Notes each load in a list that notes the products too."""
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def load(self, host: torch.Tensor, rows: torch.Tensor) -> LateCopy:
+        self._events.append("load")
+        return super().load(host, rows)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+def test_the_next_pre_activations_are_loaded_behind_the_last_two_products(
+    activation: Activation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    degree, d_hidden, events = 3, 16, list[str]()
+    honest = GradientSum.add_products
+
+    def add_products(self: GradientSum, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
+        events.append("w2" if x.shape[1] == d_hidden else "w1 or w3")
+        honest(self, x, y, blocks)
+
+    monkeypatch.setattr(GradientSum, "add_products", add_products)
+    layer = MoELayer(8, d_hidden, 1, activation=activation, pipeline=degree, memory_reuse="S2")
+    layer.offload_with(RecordedCopies(events))
+    layer(torch.randn(24, 8, requires_grad=True)).sum().backward()
+    gated = activation == "swiglu"
+    loads = ["load"] * (1 + gated)
+    chunk = ["w2", *["w1 or w3"] * gated, *loads, "w1 or w3"]
+    last = ["w2", *["w1 or w3"] * (1 + gated)]
+    assert events == [*loads, *chunk * (degree - 1), *last]
 
 
 def test_the_plans_strategy_is_taken_and_can_be_overruled() -> None:

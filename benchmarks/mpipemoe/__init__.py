@@ -1,0 +1,1 @@
+"""What MPipeMoE (Zhang et al., 2023) reports, measured here."""

@@ -1,0 +1,125 @@
+"""What a layer holds of one kind of memory: now, and at most since a reset."""
+
+import contextlib
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moetune.domain.errors import AllocationError
+from moetune.domain.units import format_bytes
+
+_ADVICE = "fewer tokens a step, more chunks, or another strategy of memory reuse need less"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes of tensors that a layer made and that are alive, and their peaks.
+
+    On the device: reused buffers, what is kept for the backward pass, routing, outputs and
+    gradients (also where only the caller still holds them). Not: parameters, the caller's
+    tensors, temporaries within an operation. On the host: what activations are offloaded to.
+    """
+
+    device_bytes: int
+    peak_device_bytes: int
+    host_bytes: int
+    peak_host_bytes: int
+
+
+class Account:
+    """Counts tensors from their making to the end of their storage, however that comes.
+
+    Args:
+        memory: "device" or "host", for errors.
+    """
+
+    def __init__(self, memory: str) -> None:
+        self._memory = memory
+        # A storage may end at any moment and in any thread: single operations on a dict only.
+        self._live: dict[object, int] = {}
+        self._peak_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes alive."""
+        return sum(tuple(self._live.values()))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes alive at once since the last reset."""
+        return self._peak_bytes
+
+    def reset_peak(self) -> None:
+        """Let the peak be what is alive."""
+        self._peak_bytes = self.num_bytes
+
+    def add(self, *tensors: torch.Tensor) -> None:
+        """Count tensors that are the first of their storage."""
+        for tensor in tensors:
+            storage, entry = tensor.untyped_storage(), object()
+            self._live[entry] = storage.nbytes()
+            weakref.finalize(storage, self._live.pop, entry).atexit = False
+        self._peak_bytes = max(self._peak_bytes, self.num_bytes)
+
+    def empty(
+        self,
+        what: str,
+        shape: Sequence[int],
+        like: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Return an uninitialised tensor on the device of `like`, counted.
+
+        Args:
+            what: it is for, in an error.
+            dtype: default, that of `like`.
+
+        Raises:
+            AllocationError: there is no memory for it.
+        """
+        dtype = like.dtype if dtype is None else dtype
+        try:
+            made = torch.empty(tuple(shape), dtype=dtype, device=like.device)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            num_bytes = math.prod(shape) * dtype.itemsize
+            raise self.short_of(f"{what}: {format_bytes(num_bytes)} ({num_bytes} bytes)") from error
+        self.add(made)
+        return made
+
+    def __reduce__(self) -> tuple[type["Account"], tuple[str]]:
+        """Copies and pickles are empty: they hold no tensors."""
+        return Account, (self._memory,)
+
+    @contextlib.contextmanager
+    def explain(self, what: str) -> Iterator[None]:
+        """Run operations whose own temporaries may find no memory.
+
+        Raises:
+            AllocationError: they did not.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+            raise self.short_of(f"{what} ({reason})") from error
+
+    def short_of(self, what: str) -> AllocationError:
+        """Return the error for memory that could not be had."""
+        return AllocationError(
+            f"no {self._memory} memory for {what}, beside the {format_bytes(self.num_bytes)} "
+            "that this layer holds",
+            _ADVICE,
+        )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate: CUDA's error has a class, the CPU's only its text."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

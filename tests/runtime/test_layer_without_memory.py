@@ -1,0 +1,156 @@
+"""Steps that find no memory: a clear error, nothing leaks, and a smaller step works."""
+
+import gc
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from moetune.domain.errors import AllocationError
+from moetune.domain.plan import Strategy
+from moetune.runtime.account import Account
+from moetune.runtime.layer import MoELayer
+from tests.ranks import run_ranks
+from tests.runtime import faults
+
+SMALL, LARGE = 16, 64
+FEWEST_ALLOCATIONS = 5
+"""Of a step: rooms and results of both phases, and gradients."""
+
+
+class Shortage:
+    """In the place of `Account.empty`: fails at one allocation, counted from 0."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+        self.num_asked = 0
+        honest = Account.empty
+
+        def empty(account: Account, what: str, *args: object, **options: object) -> torch.Tensor:
+            self.num_asked += 1
+            if self.num_asked == failing + 1:
+                raise account.short_of(what)
+            return honest(account, what, *args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Account, "empty", empty)
+
+
+def make(strategy: str) -> MoELayer:
+    torch.manual_seed(0)
+    return MoELayer(8, 16, 4, 2, pipeline=4, memory_reuse=strategy, dtype=torch.float64)
+
+
+def gradients(layer: MoELayer, tokens: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    layer.zero_grad()
+    layer(x).square().sum().backward()
+    assert x.grad is not None
+    found = [x.grad, *(each.grad for each in layer.parameters() if each.grad is not None)]
+    layer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["none", "S1"])
+def test_a_step_that_fails_at_any_allocation_leaves_the_layer_as_it_was(strategy: str) -> None:
+    wanted = gradients(make(strategy), SMALL)
+    healthy = make(strategy)
+    gradients(healthy, LARGE)
+    usual = held(healthy)
+    num_asked = 0
+    for failing in itertools.count():
+        layer = make(strategy)
+        gradients(layer, SMALL)
+        with pytest.MonkeyPatch.context() as patch:
+            shortage = Shortage(patch, failing)
+            num_asked = failing
+            try:
+                gradients(layer, LARGE)
+            except AllocationError as error:
+                assert " memory for " in error.what  # noqa: PT017
+                assert "more chunks" in error.hint  # noqa: PT017
+            else:
+                assert shortage.num_asked == failing
+                break
+        assert held(layer)[0] <= usual[0]
+        torch.testing.assert_close(gradients(layer, SMALL), wanted, rtol=1e-12, atol=1e-12)
+        gradients(layer, LARGE)
+        assert held(layer) == usual
+    assert num_asked >= FEWEST_ALLOCATIONS
+
+
+def held(layer: MoELayer) -> tuple[int, int]:
+    """Return what stays on device and host between steps."""
+    layer.zero_grad()
+    layer.aux_loss = torch.zeros(())
+    gc.collect()
+    return layer.memory.device_bytes, layer.memory.host_bytes
+
+
+_CHILD = """
+import resource
+from pathlib import Path
+import torch
+from moetune.domain.errors import AllocationError
+from moetune.runtime.layer import MoELayer
+
+layer = MoELayer(64, 256, 4, pipeline=4, memory_reuse={!r})
+
+def step(tokens):
+    x = torch.randn(tokens, 64, requires_grad=True)
+    layer(x).square().sum().backward()
+    layer.zero_grad()
+
+step(4096)
+used = 4096 * int(Path("/proc/self/statm").read_text().split()[0])
+limit = used + 2**25
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+x = torch.randn(2**16, 64, requires_grad=True)
+try:
+    layer(x)
+except AllocationError as error:
+    print(error)
+del x
+step(4096)
+print("smaller step done")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits address space")
+@pytest.mark.parametrize("strategy", ["S1"])
+def test_a_process_at_its_limit_says_how_much_was_missing_and_goes_on(strategy: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD.format(strategy)],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert "memory for" in lines[0]
+    assert "bytes" in lines[0]
+    assert "fewer tokens" in lines[1]
+    assert lines[-1] == "smaller step done"
+
+
+@pytest.mark.parametrize(("strategy", "phase"), [("none", "backward"), ("S4", "forward")])
+def test_no_rank_hangs_when_one_finds_no_memory(strategy: str, phase: str) -> None:
+    reports = run_ranks(faults.shortage, 2, strategy, phase)
+    assert reports == ["", ""]
+
+
+@pytest.mark.parametrize("strategy", ["S1", "S2", "S3"])
+def test_host_memory_comes_back_when_the_graph_is_dropped(strategy: Strategy) -> None:
+    layer = make(strategy)
+    x = torch.randn(LARGE, 8, dtype=torch.float64)
+    layer(x)
+    one_loan = layer.memory.host_bytes
+    assert one_loan > 0
+    for _ in range(3):
+        y = layer(x)
+        assert y.requires_grad
+        del y
+    assert layer.memory.host_bytes == one_loan
+    first, second = layer(x), layer(x)
+    assert layer.memory.host_bytes == 2 * one_loan
+    del first, second
+    layer(x).sum().backward()
+    assert layer.memory.host_bytes == 2 * one_loan
