@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import torch
 
@@ -23,18 +24,9 @@ class OnlineShelf(Shelf):
         self.memory_reuse = memory_reuse
         self.ranges = {plan.id: AdaptiveRanges() for plan in plans}
         self._desk = desk
-        self._looked_up: dict[int, Decision] = {}
 
     def __deepcopy__(self, _: object) -> "OnlineShelf":
         return self
-
-    def decide(self, tokens_per_rank: int) -> Decision:
-        """Return what is settled, else what is being tried, else the plan's answer."""
-        decision = self._looked_up.get(tokens_per_rank)
-        if decision is None:
-            decision = self._look_up(tokens_per_rank)
-            self._looked_up[tokens_per_rank] = decision
-        return decision
 
     def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
         """Return what times a call whose size is searched for, and note one that should be."""
@@ -53,7 +45,7 @@ class OnlineShelf(Shelf):
 
     def forget(self) -> None:
         """Look everything up anew."""
-        self._looked_up.clear()
+        self._known.clear()
 
     def space(self, plan: Plan, tokens_per_rank: int) -> Space | None:
         """Return what may be tried for so many tokens, None where they are settled."""
@@ -64,14 +56,15 @@ class OnlineShelf(Shelf):
             plan=plan, tokens_per_rank=tokens_per_rank, gap=gap, memory_reuse=self.memory_reuse
         )
 
-    def _look_up(self, tokens_per_rank: int) -> Decision:
-        settled = self.settled(tokens_per_rank)
+    def _look_up(self, tokens: int) -> Decision:
+        """Return what is settled, else what is being tried, else the plan's answer."""
+        settled = self.settled(tokens)
         if settled is not None:
             return settled
         search = self._desk.search
-        if search is not None and search.is_about(self, tokens_per_rank):
+        if search is not None and search.is_about(self, tokens):
             return search.decision
-        answer = self.nearest(tokens_per_rank).decide(tokens_per_rank)
+        answer = super()._look_up(tokens)
         return replace(answer, strategy=self.memory_reuse or answer.strategy)
 
 
@@ -108,19 +101,19 @@ class Search:
         self.calls = deque(maxlen=_MOST_CALLS)
 
     def measured(self) -> tuple[float, float] | None:
-        """Return the mean time of this step's calls, None where one is incomplete.
+        """Return the mean time of this step's calls, None where none had its backward pass.
 
         Times of calls with a few more or fewer tokens are scaled to the size searched for.
+        Of a call that is computed again for its backward pass only one has that pass.
         """
-        forward = backward = 0.0
+        forward, backward = [], []
         for call in self.calls:
             seconds = call.seconds()
-            if seconds is None:
-                return None
-            scale = self.tokens_per_rank / call.tokens_per_rank / len(self.calls)
-            forward += seconds[0] * scale
-            backward += seconds[1] * scale
-        return forward, backward
+            if seconds is not None:
+                scale = self.tokens_per_rank / call.tokens_per_rank
+                forward.append(seconds[0] * scale)
+                backward.append(seconds[1] * scale)
+        return (fmean(forward), fmean(backward)) if forward else None
 
 
 class Desk:

@@ -34,7 +34,7 @@ class Shelf:
         """
         decision = self._known.get(tokens_per_rank)
         if decision is None:
-            decision = self.nearest(tokens_per_rank).decide(tokens_per_rank)
+            decision = self._look_up(tokens_per_rank)
             self._known[tokens_per_rank] = decision
         return decision
 
@@ -48,6 +48,9 @@ class Shelf:
             self._plans,
             key=lambda plan: abs(math.log(max(tokens, 1) / plan.inputs.tokens_per_rank)),
         )
+
+    def _look_up(self, tokens: int) -> Decision:
+        return self.nearest(tokens).decide(tokens)
 
 
 class PlanBook:

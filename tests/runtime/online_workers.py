@@ -14,7 +14,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.ports import Settled
 from moetune.runtime.layer import MoELayer
-from moetune.runtime.online import OnlineBook
+from moetune.runtime.online import OnlineBook, share_online
 from moetune.runtime.recorder import Phase
 from moetune.runtime.stopwatch import Interval
 from moetune.runtime.tuner import Task, Tuner
@@ -218,14 +218,25 @@ def _nothing_more_happens(
 
 
 def failing_tuner() -> None:
-    """The first rank's search fails: all go on with the plan."""
+    """The first rank's search fails: all go on with the plan, and with what was settled."""
+    decision = Decision(forward_degree=5, backward_degree=1)
+    known = Settled(
+        plan_id=plan_of(2).id, hardware_id=HARDWARE_ID, memory_reuse=None, tokens_per_rank=90,
+        decision=decision, seconds=(1.0,), planned_seconds=1.0, num_steps=9,
+    )  # fmt: skip
+
+    def load() -> tuple[Sequence[Plan], Sequence[Settled]]:
+        assert dist.get_rank() == 0
+        return [plan_of(2)], [known]
 
     def fail() -> Tuner:
         raise OSError("no space left on device")
 
-    book = OnlineBook([plan_of(2)], make_tuner=fail)
+    book = share_online(load, make_tuner=fail)
     layer = make(pipeline=True, planbook=book, dtype=torch.float64)
     for _ in range(3):
+        train(layer, 90)
+        assert layer.decision == decision
         train(layer, 40)
         assert layer.decision == plan_of(2).decide(40)
         book.step()

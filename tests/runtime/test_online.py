@@ -2,10 +2,12 @@
 
 import copy
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from moetune.domain.plan import Decision
 from moetune.runtime import online
@@ -25,6 +27,15 @@ from tests.runtime.online_workers import (
 )
 
 PLANNED = (4, 3)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products wait for a second thread longer than they take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def degrees(decision: Decision) -> tuple[int, int]:
@@ -156,6 +167,17 @@ def test_evaluation_is_not_measured_and_starts_no_search(tmp_path: Path) -> None
             layer(torch.randn(40, 8, dtype=torch.float64))
         book.step()
     assert (tuner.tasks, clock.num_intervals) == ([], 0)
+
+
+def test_a_layer_that_is_computed_again_in_the_backward_pass_is_measured(tmp_path: Path) -> None:
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    x = torch.randn(40, 8, dtype=torch.float64, requires_grad=True)
+    for _ in range(40):
+        y = checkpoint(layer, x, use_reentrant=False)
+        y.sum().backward()
+        book.step()
+    (settled,) = tuner.settled
+    assert degrees(settled.decision) == (6, 2)
 
 
 def test_calls_of_one_step_are_averaged_and_scaled_to_the_size(tmp_path: Path) -> None:
