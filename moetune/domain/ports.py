@@ -1,11 +1,12 @@
 """What the use cases need from the outside, as small protocols."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from moetune.domain.hardware import Cluster, Fingerprint
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Decision, Plan, Strategy
 from moetune.domain.profile import Profile, Provenance
 from moetune.domain.samples import Sample
 
@@ -47,6 +48,35 @@ class Observation:
     predicted_seconds: float
     seconds: tuple[float, ...]
     source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What a search in training decided for one number of tokens.
+
+    Args:
+        plan_id: the plan whose answer the search began with.
+        hardware_id: of the machine that trained.
+        memory_reuse: the strategy that the layer was told to use, None where it was free.
+        tokens_per_rank: the group's agreed number.
+        seconds: raw times of one call's pipelined part, forward and backward, step by step.
+        planned_seconds: the median of the same with the plan's answer.
+        num_steps: steps that the whole search took, those that warmed up among them.
+    """
+
+    plan_id: str
+    hardware_id: str
+    memory_reuse: Strategy | None
+    tokens_per_rank: int
+    decision: Decision
+    seconds: tuple[float, ...]
+    planned_seconds: float
+    num_steps: int
+
+    @property
+    def median_seconds(self) -> float:
+        """The median of the steps."""
+        return statistics.median(self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,4 +167,12 @@ class Store(Protocol):
 
     def observations(self, plan_id: str) -> tuple[Observation, ...]:
         """Return the plan's observations, oldest first."""
+        ...
+
+    def add_settled(self, settled: Settled) -> None:
+        """Append what a search decided; earlier decisions for the same size stay."""
+        ...
+
+    def settled(self, plan_id: str) -> tuple[Settled, ...]:
+        """Return what searches decided that began with the plan, oldest first."""
         ...

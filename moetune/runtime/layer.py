@@ -27,6 +27,7 @@ from moetune.runtime.planbook import PlanBook, Shelf, warn_once
 from moetune.runtime.recorder import NoRecorder, Recorder
 from moetune.runtime.reused_experts import ReusedExperts
 from moetune.runtime.scratch import Scratch
+from moetune.runtime.stopwatch import NoWatch, Watch
 
 _SEED_LIMIT = 2**62
 
@@ -170,10 +171,11 @@ class MoELayer(nn.Module):
         if self._strategy is not None:
             decision = replace(decision, strategy=self._strategy)
         self.decision = decision
+        watch = self._watch(tokens, dtype, x.device)
         with self._scratch.guard("a forward pass"):
             routing = self.gate(x.reshape(num_tokens, width))
             self.aux_loss = routing.aux_loss
-            y_TD = self._run(routing.x_TD.to(dtype), routing)
+            y_TD = self._run(routing.x_TD.to(dtype), routing, watch)
         return y_TD.to(x.dtype).view(x.shape)
 
     def pin(self, decision: Decision | None) -> None:
@@ -211,7 +213,7 @@ class MoELayer(nn.Module):
             f"activation={shape.activation}, ranks={self.link.num_ranks}"
         )
 
-    def _run(self, x_TD: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def _run(self, x_TD: torch.Tensor, routing: Routing, watch: Watch) -> torch.Tensor:
         pipe = Pipe(
             link=self.link,
             dispatch=plan_dispatch(
@@ -235,12 +237,14 @@ class MoELayer(nn.Module):
         )
         shared = x_TD, routing.weights_TK, pipe, self.shape.activation
         y_TD: torch.Tensor
+        watch.begin()
         with torch.autocast(x_TD.device.type, enabled=False):
             if pipe.dispatch.reuses_nothing or self.decision.strategy == "none":
                 y_TD = PipelinedExperts.apply(*shared, *parameters)  # type: ignore[no-untyped-call]
             else:
                 offload = self._offload(x_TD, pipe.dispatch.num_received)
                 y_TD = ReusedExperts.apply(*shared, offload, *parameters)  # type: ignore[no-untyped-call]
+        watch.follow(y_TD)
         return y_TD
 
     def _offload(self, x_TD: torch.Tensor, num_rows: int) -> Offload:
@@ -258,7 +262,12 @@ class MoELayer(nn.Module):
             return self._fixed
         if dtype not in self._shelves:
             name = str(dtype).removeprefix("torch.")
-            shelf = self._book.shelf(self.shape, num_ranks=self.link.num_ranks, dtype=name)
+            shelf = self._book.shelf(
+                self.shape,
+                num_ranks=self.link.num_ranks,
+                dtype=name,
+                memory_reuse=self._strategy,
+            )
             if shelf is None:
                 warn_once(
                     f"no plan for {self.shape} in {name} on {self.link.num_ranks} ranks: "
@@ -269,8 +278,14 @@ class MoELayer(nn.Module):
         shelf = self._shelves[dtype]
         return SAFE_DECISION if shelf is None else shelf.decide(tokens)
 
+    def _watch(self, tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
+        shelf = self._shelves.get(dtype)
+        if self._fixed is not None or shelf is None or not torch.is_grad_enabled():
+            return NoWatch()
+        return shelf.watch(tokens, device)
+
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
-        how = self._book.digest[:12] if self._fixed is None else str(self._fixed)
+        how = self._book.version if self._fixed is None else str(self._fixed)
         how += f", memory {self._strategy or 'as planned'}"
         return (
             f"{self.shape}, {dtype}, plan {how}, "

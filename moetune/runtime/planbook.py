@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from moetune.domain.document import canonical_json, digest
-from moetune.domain.errors import InputError, MoetuneError, RankMismatchError
+from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan, plan_from_json
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan, Strategy, plan_from_json
+from moetune.runtime.council import Council
+from moetune.runtime.stopwatch import NoWatch, Watch
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -31,15 +34,23 @@ class Shelf:
         """
         decision = self._known.get(tokens_per_rank)
         if decision is None:
-            decision = self._nearest(tokens_per_rank).decide(tokens_per_rank)
+            decision = self._look_up(tokens_per_rank)
             self._known[tokens_per_rank] = decision
         return decision
 
-    def _nearest(self, tokens: int) -> Plan:
+    def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:  # noqa: ARG002 - see `online`
+        """Return what times a call that will be trained on: nothing does."""
+        return NoWatch()
+
+    def nearest(self, tokens: int) -> Plan:
+        """Return the plan made for the nearest number of tokens."""
         return min(
             self._plans,
             key=lambda plan: abs(math.log(max(tokens, 1) / plan.inputs.tokens_per_rank)),
         )
+
+    def _look_up(self, tokens: int) -> Decision:
+        return self.nearest(tokens).decide(tokens)
 
 
 class PlanBook:
@@ -57,10 +68,36 @@ class PlanBook:
             self._shelves.setdefault(key, []).append(plan)
         self.digest = digest([plan.id for plan in self.plans])
 
-    def shelf(self, layer: LayerShape, *, num_ranks: int, dtype: str) -> Shelf | None:
-        """Return the plans for a layer, None where there is none."""
-        plans = self._shelves.get((layer, num_ranks, dtype))
+    @property
+    def version(self) -> str:
+        """What ranks must have in common for their decisions to be equal."""
+        return self.digest[:12]
+
+    def shelf(
+        self,
+        layer: LayerShape,
+        *,
+        num_ranks: int,
+        dtype: str,
+        memory_reuse: Strategy | None = None,  # noqa: ARG002 - see `online`
+    ) -> Shelf | None:
+        """Return the plans for a layer, None where there is none.
+
+        Args:
+            memory_reuse: the strategy that the layer is told to use.
+        """
+        plans = self.plans_for(layer, num_ranks=num_ranks, dtype=dtype)
         return Shelf(plans) if plans else None
+
+    def plans_for(self, layer: LayerShape, *, num_ranks: int, dtype: str) -> Sequence[Plan]:
+        """Return the plans for a layer."""
+        return self._shelves.get((layer, num_ranks, dtype), ())
+
+    def step(self) -> None:
+        """Call it after every optimizer step, on all ranks: a book that is not online does nothing.
+
+        See `moetune.runtime.online`.
+        """
 
     def decide(
         self, layer: LayerShape, *, num_ranks: int, dtype: str, tokens_per_rank: int
@@ -100,23 +137,10 @@ def share_plans(
         MoetuneError: what `load` raised, on every rank.
         RankMismatchError: a rank received something else.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
-        return PlanBook(load())
-    parcel: list[tuple[list[str], MoetuneError | None]] = [([], None)]
-    if dist.get_rank(group) == 0:
-        try:
-            parcel = [([canonical_json(plan) for plan in load()], None)]
-        except MoetuneError as error:
-            parcel = [([], error)]
-    dist.broadcast_object_list(parcel, group=group, group_src=0)
-    texts, failure = parcel[0]
-    if failure is not None:
-        raise failure
+    council = Council(group)
+    texts = council.hear(lambda: [canonical_json(plan) for plan in load()])
     book = PlanBook(plan_from_json(text, "plan from the first rank") for text in texts)
-    digests: list[str] = [""] * dist.get_world_size(group)
-    dist.all_gather_object(digests, book.digest, group=group)
-    if len(set(digests)) > 1:
-        raise RankMismatchError(f"plan books differ between ranks: {', '.join(digests)}")
+    council.compare(book.digest, "plan books")
     return book
 
 

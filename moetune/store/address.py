@@ -63,6 +63,15 @@ def parse_address(text: str) -> Address:
     raise InputError(f"databases of the kind {url.drivername!r} are not supported", _FORMS)
 
 
+def database_file(text: str) -> Path | None:
+    """Return the absolute file of a SQLite database, None for PostgreSQL.
+
+    Raises:
+        InputError: another kind of database, or no address at all.
+    """
+    return parse_address(text).path
+
+
 def _hide_password(text: str) -> str:
     return re.sub(r"(?<=:)[^:@]*(?=@)|(?<=password=)[^&]*", "***", text)
 

@@ -99,6 +99,7 @@ def _document_problems(store: SqlStore) -> tuple[str, ...]:
         *(partial(store.profile, name) for name in sorted({run.name for run in runs})),
         *(partial(store.plan, plan.id) for plan in plans),
         *(partial(store.observations, plan.id) for plan in plans),
+        *(partial(store.settled, plan.id) for plan in plans),
     )
     problems = []
     for reading in readings:

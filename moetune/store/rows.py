@@ -12,7 +12,7 @@ from moetune.domain.document import decode, digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.plan import Plan, plan_from_document
-from moetune.domain.ports import Observation, PlanInfo, RunInfo
+from moetune.domain.ports import Observation, PlanInfo, RunInfo, Settled
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import Sample
 
@@ -110,6 +110,32 @@ def observation_values(observation: Observation) -> Values:
 def observation_from_row(row: RowMapping) -> Observation:
     """Return the observation in a row."""
     return decode(Observation, dict(row), "observation")
+
+
+def settled_values(settled: Settled) -> Values:
+    """Return the columns of what a search decided."""
+    values: Values = encode(settled)
+    decision: Values = values.pop("decision")
+    decision["issue_order"] = decision.pop("order")
+    median_seconds = settled.median_seconds
+    return {**values, **decision, "median_seconds": median_seconds, "created_at": utc_now()}
+
+
+def settled_from_row(row: RowMapping, where: str) -> Settled:
+    """Return what a search decided.
+
+    Raises:
+        InputError: the row was changed by another program.
+    """
+    values = dict(row)
+    number = values.pop("id")
+    for derived in ("median_seconds", "created_at"):
+        del values[derived]
+    values["decision"] = {
+        "order": values.pop("issue_order"),
+        **{name: values.pop(name) for name in ("forward_degree", "backward_degree", "strategy")},
+    }
+    return decode(Settled, values, f"{where}: settled size {number}")
 
 
 @contextmanager

@@ -119,3 +119,23 @@ observations = Table(
     Column("created_at", Text, nullable=False),
     sqlite_autoincrement=True,
 )
+
+settled_sizes = Table(
+    "settled",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("plan_id", ForeignKey("plans.id"), nullable=False, index=True),
+    Column("hardware_id", String(16), nullable=False),
+    Column("memory_reuse", Text, nullable=True),
+    Column("tokens_per_rank", BigInteger, nullable=False),
+    Column("forward_degree", BigInteger, nullable=False),
+    Column("backward_degree", BigInteger, nullable=False),
+    Column("issue_order", Text, nullable=False),
+    Column("strategy", Text, nullable=False),
+    Column("median_seconds", Double, nullable=False),
+    Column("planned_seconds", Double, nullable=False),
+    Column("seconds", JSON, nullable=False),
+    Column("num_steps", BigInteger, nullable=False),
+    Column("created_at", Text, nullable=False),
+    sqlite_autoincrement=True,
+)

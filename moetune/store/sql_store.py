@@ -11,12 +11,20 @@ from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Observation, PlanInfo, RunInfo, RunStatus
+from moetune.domain.ports import Observation, PlanInfo, RunInfo, RunStatus, Settled
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.store import rows, statements
 from moetune.store.database import Database
-from moetune.store.schema import fits, machines, observations, plans, runs, samples
+from moetune.store.schema import (
+    fits,
+    machines,
+    observations,
+    plans,
+    runs,
+    samples,
+    settled_sizes,
+)
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 
@@ -253,12 +261,7 @@ class SqlStore:
         """
 
         def work(connection: Connection) -> None:
-            query = select(plans.c.id).where(plans.c.id == observation.plan_id)
-            if connection.execute(query).first() is None:
-                raise InputError(
-                    f"there is no plan {observation.plan_id[:12]!r} in {self.location}",
-                    "store the plan first",
-                )
+            statements.require_plan(connection, observation.plan_id, self.location)
             connection.execute(insert(observations).values(rows.observation_values(observation)))
 
         self._database.write(work)
@@ -273,6 +276,26 @@ class SqlStore:
         )
         found = self._database.read(lambda connection: connection.execute(query).mappings().all())
         return tuple(rows.observation_from_row(row) for row in found)
+
+    def add_settled(self, settled: Settled) -> None:
+        """Append what a search decided; earlier decisions for the same size stay.
+
+        Raises:
+            InputError: its plan is not stored.
+        """
+
+        def work(connection: Connection) -> None:
+            statements.require_plan(connection, settled.plan_id, self.location)
+            connection.execute(insert(settled_sizes).values(rows.settled_values(settled)))
+
+        self._database.write(work)
+
+    def settled(self, plan_id: str) -> tuple[Settled, ...]:
+        """Return what searches decided that began with the plan, oldest first."""
+        mine = settled_sizes.c.plan_id == plan_id
+        query = select(settled_sizes).where(mine).order_by(settled_sizes.c.id)
+        found = self._database.read(lambda connection: connection.execute(query).mappings().all())
+        return tuple(rows.settled_from_row(row, self.location) for row in found)
 
     def _samples(
         self, connection: Connection, run_id: int, *, last_id: int | None = None

@@ -11,13 +11,19 @@ from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.store import rows
-from moetune.store.schema import machines, runs, samples
+from moetune.store.schema import machines, plans, runs, samples
 
 
 def require_run(connection: Connection, run_id: int) -> None:
     """Raise InputError unless there is such a run."""
     if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
         raise InputError(f"there is no run {run_id}", "see `moetune profiles list`")
+
+
+def require_plan(connection: Connection, plan_id: str, where: str) -> None:
+    """Raise InputError unless the plan is stored."""
+    if connection.execute(select(plans.c.id).where(plans.c.id == plan_id)).first() is None:
+        raise InputError(f"there is no plan {plan_id[:12]!r} in {where}", "store the plan first")
 
 
 def add_run(

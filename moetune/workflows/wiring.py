@@ -61,6 +61,16 @@ def find_store(settings: Settings) -> Iterator[Store | None]:
         yield found
 
 
+def searches_folder(settings: Settings) -> Path:
+    """Return where searches keep their trials: beside a SQLite file, else in the data folder."""
+    from moetune import store
+
+    file = store.database_file(settings.db)
+    if file is None:
+        file = Path(config.default_database(config.environment()))
+    return file.parent / "searches"
+
+
 def schema_state(settings: Settings) -> "SchemaState":
     """Return the revision of the database beside the wanted one; nothing is made or changed.
 

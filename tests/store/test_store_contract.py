@@ -2,19 +2,23 @@
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import text
 
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Cluster, Fingerprint
-from moetune.domain.plan import Plan
-from moetune.domain.ports import Observation, RunStatus, Store
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.ports import Observation, RunStatus, Settled, Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import GemmPoint, Sample
-from moetune.store import open_store
+from moetune.store import check, open_store
+from moetune.store.address import parse_address
+from moetune.store.database import Database
 
 ProfileMaker = Callable[..., Profile]
 PlanMaker = Callable[..., Plan]
@@ -27,6 +31,17 @@ def observation(plan_id: str, *seconds: float) -> Observation:
     )  # fmt: skip
 
 
+def settled(plan_id: str, *seconds: float, tokens: int = 2**33) -> Settled:
+    decision = Decision(
+        forward_degree=4, backward_degree=3, order="interleaved", strategy="S4"
+    )  # fmt: skip
+    return Settled(
+        plan_id=plan_id, hardware_id="0123456789abcdef", memory_reuse=None,
+        tokens_per_rank=tokens, decision=decision, seconds=seconds or (1 / 3, 0.1 + 0.2),
+        planned_seconds=5e-324, num_steps=23,
+    )  # fmt: skip
+
+
 class TestStore:
     def test_a_new_store_is_empty(self, store: Store) -> None:
         assert store.runs() == ()
@@ -34,6 +49,7 @@ class TestStore:
         assert store.profile("nobody") is None
         assert store.plan("ab") is None
         assert store.observations("ab" * 32) == ()
+        assert store.settled("ab" * 32) == ()
 
     def test_samples_come_back_exactly_in_the_order_they_were_measured(
         self, store: Store, cluster: Cluster, measured: tuple[Sample, ...]
@@ -279,6 +295,35 @@ class TestStore:
         with pytest.raises(InputError, match="no plan 'abababababab'"):
             store.add_observation(observation("ab" * 32, 1.0))
 
+    def test_what_searches_decided_comes_back_exactly_and_every_time(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        for tokens in (1, 2):
+            store.save_plan(make_plan(tokens))
+        one, two = make_plan(1).id, make_plan(2).id
+        made = [settled(one), replace(settled(one, 1e308), memory_reuse="S4"), settled(one)]
+        store.add_settled(made[0])
+        store.add_settled(settled(two, tokens=7))
+        for other in made[1:]:
+            store.add_settled(other)
+        assert store.settled(one) == tuple(made)
+        assert store.settled(two) == (settled(two, tokens=7),)
+
+    def test_a_decision_for_an_unknown_plan_is_refused(self, store: Store) -> None:
+        with pytest.raises(InputError, match="no plan 'abababababab'"):
+            store.add_settled(settled("ab" * 32))
+
+    def test_a_decision_that_another_program_changed_is_named(
+        self, store: Store, url: str, make_plan: PlanMaker
+    ) -> None:
+        store.save_plan(make_plan())
+        store.add_settled(settled(make_plan().id))
+        with closing(Database.connect(parse_address(url))) as database:
+            database.write(lambda one: one.execute(text("UPDATE settled SET strategy = 'S9'")))
+        with pytest.raises(InputError, match=r"settled size 1.*S9"):
+            store.settled(make_plan().id)
+        assert any("settled size 1" in problem for problem in check(url))
+
     def test_everything_is_there_after_it_is_opened_again(
         self,
         url: str,
@@ -290,10 +335,12 @@ class TestStore:
             store.save_profile(make_profile(samples=measured))
             store.save_plan(make_plan())
             store.add_observation(observation(make_plan().id, 0.5))
+            store.add_settled(settled(make_plan().id))
         with open_store(url, read_only=True) as store:
             assert store.profile("h200-x8") == make_profile(samples=measured)
             assert store.plan(make_plan().id) == make_plan()
             assert store.observations(make_plan().id) == (observation(make_plan().id, 0.5),)
+            assert store.settled(make_plan().id) == (settled(make_plan().id),)
 
     @pytest.mark.parametrize("seconds", [math.inf, math.nan, 0.0, -1.0])
     def test_a_time_that_is_no_time_makes_no_sample(

@@ -1,0 +1,165 @@
+"""One search for one number of tokens: an Optuna study in a file of its own.
+
+Optuna keeps the trials, so that a killed search goes on with what it knows, and asks our own
+sampler and pruner (`solve.probing`): its own need more trials to learn a curve than there are
+degrees to try.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from moetune.domain.plan import STRATEGIES, Decision
+from moetune.solve.probing import REPEATS, Tried, best_tried, is_clearly_worse, next_decision
+from moetune.solve.space import Space
+
+_MOST = 2**20
+# The same in every study: a resumed one may have other bounds, and Optuna refuses to change
+# the choices of a name.
+_DISTRIBUTIONS: Mapping[str, BaseDistribution] = {
+    "forward_degree": IntDistribution(1, _MOST),
+    "backward_degree": IntDistribution(1, _MOST),
+    "strategy": CategoricalDistribution(STRATEGIES),
+}
+_FORWARD, _BACKWARD, _ORDER = "forward_seconds", "backward_seconds", "order"
+
+
+class TuningStudy:
+    """Ask for a decision, run one step with it at a time, report its times.
+
+    Args:
+        file: the study's own; made where it is missing, resumed where it is not.
+        name: of the study: what is searched for.
+        space: what may be tried; the trials of a resumed study may lie outside.
+
+    Raises:
+        OSError, ValueError: the file cannot be read or written.
+    """
+
+    def __init__(self, *, file: Path, name: str, space: Space) -> None:
+        self._space = space
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with _quiet():
+            self._study = optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(file))),
+                study_name=name,
+                sampler=_Convex(space),
+                pruner=_ClearlyWorse(),
+                load_if_exists=True,
+            )
+        self._trial: Trial | None = None
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """Every trial that came to its end, also those pruned, in order."""
+        return _tried(self._study)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps spent: those reported, and one to warm up for each trial."""
+        trials = self._study.get_trials(deepcopy=False)
+        return sum(len(trial.intermediate_values) + 1 for trial in trials)
+
+    def ask(self) -> Decision | None:
+        """Return what to run next; None when the search is over."""
+        if next_decision(space=self._space, tried=self.tried) is None:
+            return None
+        self._trial = self._study.ask(dict(_DISTRIBUTIONS))
+        self._trial.set_user_attr(_ORDER, self._space.seed.order)
+        return Decision(order=self._space.seed.order, **self._trial.params)
+
+    def report(self, *, forward_seconds: float, backward_seconds: float) -> bool:
+        """Note one step of the trial and return whether the trial goes on."""
+        trial = self._trial
+        assert trial is not None, "report before ask"  # noqa: S101 - our own bug
+        step = len(trial.user_attrs.get(_FORWARD, ()))
+        for name, seconds in ((_FORWARD, forward_seconds), (_BACKWARD, backward_seconds)):
+            trial.set_user_attr(name, [*trial.user_attrs.get(name, ()), seconds])
+        trial.report(forward_seconds + backward_seconds, step)
+        is_pruned = trial.should_prune()
+        if not is_pruned and step + 1 < REPEATS:
+            return True
+        measured = _one_tried(self._study.get_trials(deepcopy=False)[trial.number])
+        if is_pruned:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, measured.median_seconds)
+        self._trial = None
+        return False
+
+    def best(self) -> Tried:
+        """Return what the search decided."""
+        return best_tried(space=self._space, tried=self.tried)
+
+    def planned(self) -> Tried | None:
+        """Return the trial of the plan's answer, None where there was none."""
+        return next((one for one in self.tried if one.decision == self._space.seed), None)
+
+
+class _Convex(BaseSampler):
+    """Proposes what `solve.probing` does."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    def infer_relative_search_space(self, *_: object) -> dict[str, BaseDistribution]:
+        return dict(_DISTRIBUTIONS)
+
+    def sample_relative(
+        self,
+        study: Study,
+        trial: FrozenTrial,  # noqa: ARG002 - Optuna's signature
+        search_space: dict[str, BaseDistribution],  # noqa: ARG002
+    ) -> dict[str, Any]:
+        decision = next_decision(space=self._space, tried=_tried(study)) or self._space.seed
+        return {name: getattr(decision, name) for name in _DISTRIBUTIONS}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: object
+    ) -> Any:  # noqa: ANN401 - Optuna's signature
+        raise NotImplementedError(f"{param_name} is sampled with the others")
+
+
+class _ClearlyWorse(BasePruner):
+    """Ends a trial that `solve.probing` calls clearly worse."""
+
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        seconds = list(trial.intermediate_values.values())
+        others = _tried(study)
+        return bool(others) and is_clearly_worse(
+            seconds, min(other.median_seconds for other in others)
+        )
+
+
+def _tried(study: Study) -> tuple[Tried, ...]:
+    ended = (TrialState.COMPLETE, TrialState.PRUNED)
+    return tuple(map(_one_tried, study.get_trials(deepcopy=False, states=ended)))
+
+
+def _one_tried(trial: FrozenTrial) -> Tried:
+    return Tried(
+        decision=Decision(order=trial.user_attrs[_ORDER], **trial.params),
+        forward_seconds=tuple(trial.user_attrs[_FORWARD]),
+        backward_seconds=tuple(trial.user_attrs[_BACKWARD]),
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Optuna from announcing a study on the trainer's screen."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

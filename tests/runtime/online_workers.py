@@ -1,0 +1,266 @@
+"""What ranks do in the tests of the online plan book: layers whose times are made up."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.ports import Settled
+from moetune.runtime.layer import MoELayer
+from moetune.runtime.online import OnlineBook, share_online
+from moetune.runtime.recorder import Phase
+from moetune.runtime.stopwatch import Interval
+from moetune.runtime.tuner import Task, Tuner
+from moetune.store import open_store
+from moetune.workflows.tuning import StudyTuner
+from tests.runtime.faults import make
+from tests.runtime.plans import small_plan
+from tests.runtime.workers import relative_error
+
+SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
+HARDWARE_ID = "0123456789abcdef"
+_COLLECTIVES = (
+    "all_gather", "all_gather_object", "all_reduce", "all_to_all_single", "barrier",
+    "batch_isend_irecv", "broadcast", "broadcast_object_list", "gather", "irecv", "isend",
+)  # fmt: skip
+Times = Callable[[Phase, int], float]
+"""(phase, degree) -> seconds."""
+
+
+class MadeUp:
+    """A time that is known beforehand."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def end(self) -> None:
+        pass
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class MadeUpClock:
+    """Times of the decision that `layer` runs with; set it after the layer is made."""
+
+    def __init__(self, times: Times) -> None:
+        self.layer: MoELayer | None = None
+        self.num_intervals = 0
+        self._times = times
+
+    def __call__(self, phase: Phase, _: torch.device) -> Interval:
+        assert self.layer is not None
+        decision = self.layer.decision
+        self.num_intervals += 1
+        is_forward = phase == "forward"
+        return MadeUp(
+            self._times(phase, decision.forward_degree if is_forward else decision.backward_degree)
+        )
+
+
+class CountedTuner:
+    """Counts what another is asked."""
+
+    def __init__(self, tuner: Tuner) -> None:
+        self.tasks: list[Task] = []
+        self.settled: list[Settled] = []
+        self.num_told = 0
+        self._tuner = tuner
+
+    def begin(self, task: Task) -> Decision | Settled:
+        self.tasks.append(task)
+        return self._seen(self._tuner.begin(task))
+
+    def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
+        self.num_told += 1
+        return self._seen(self._tuner.tell(forward_seconds, backward_seconds))
+
+    def _seen(self, said: Decision | Settled) -> Decision | Settled:
+        if isinstance(said, Settled):
+            self.settled.append(said)
+        return said
+
+
+def study_tuner(folder: Path) -> CountedTuner:
+    return CountedTuner(
+        StudyTuner(
+            folder=folder / "searches",
+            hardware_id=HARDWARE_ID,
+            stores=lambda: open_store(f"{folder}/moetune.db"),
+        )
+    )
+
+
+def best_at(forward: int, backward: int) -> Times:
+    """Times with a clear best degree for each phase."""
+    best = {"forward": forward, "backward": backward}
+    return lambda phase, degree: 1.0 + 0.1 * abs(degree - best[phase])
+
+
+def plan_of(num_ranks: int) -> Plan:
+    return small_plan(layer=SHAPE, world_size=num_ranks, dtype="float64")
+
+
+def online_layer(
+    folder: Path, times: Times, **options: object
+) -> tuple[MoELayer, OnlineBook, MadeUpClock, CountedTuner]:
+    clock, tuner = MadeUpClock(times), study_tuner(folder)
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    book = OnlineBook([plan_of(num_ranks)], make_tuner=lambda: tuner, clock=clock)
+    layer = make(pipeline=True, planbook=book, dtype=torch.float64, **options)
+    clock.layer = layer
+    return layer, book, clock, tuner
+
+
+def train(layer: MoELayer, tokens: int) -> torch.Tensor:
+    """Take one step on so many tokens of this rank."""
+    layer.zero_grad()
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, 8, dtype=torch.float64, generator=generator)
+    y: torch.Tensor = layer(x)
+    (y.square().sum() + layer.aux_loss).backward()
+    return y.detach()
+
+
+@contextmanager
+def counted_collectives() -> Iterator[list[str]]:
+    """Yield a list that every collective of this rank adds its name to."""
+    names: list[str] = []
+
+    def counted(name: str) -> Callable[..., object]:
+        real = getattr(dist, name)
+
+        def call(*args: object, **options: object) -> object:
+            names.append(name)
+            return real(*args, **options)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in _COLLECTIVES:
+            stack.enter_context(mock.patch.object(dist, name, counted(name)))
+        yield names
+
+
+def _agree(layer: MoELayer) -> None:
+    decisions: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(decisions, layer.decision)
+    assert len(set(decisions)) == 1, decisions
+
+
+def random_tokens(folder: Path) -> None:
+    """Train on random sizes until all are settled: equal decisions, numbers of one chunk."""
+    rank = dist.get_rank()
+    sizes = torch.randint(20, 60, (5, 2), generator=torch.Generator().manual_seed(3))
+    # The slowest rank counts: rank 1 is best at 6 and 2, the other one at 3 and 5.
+    mine = best_at(6, 2) if rank else best_at(3, 5)
+    factor = 10 if rank else 1
+    layer, book, clock, tuner = online_layer(folder, lambda *step: factor * mine(*step))
+    reference = make(pipeline=False, dtype=torch.float64)
+    tried: set[Decision] = set()
+    for step in range(600):
+        if step and not any(_is_open(book, tokens) for tokens in sizes.amax(dim=1).tolist()):
+            break
+        tokens = int(sizes[step % len(sizes), rank])
+        y = train(layer, tokens)
+        if layer.decision not in tried:
+            _check_against(reference, layer, y, tokens)
+        tried.add(layer.decision)
+        _agree(layer)
+        book.step()
+    else:
+        raise AssertionError("the ranges did not close")
+    assert len(tried) > 3
+    assert (tuner.num_told > 0) == (rank == 0)
+    _nothing_more_happens(layer, book, clock, tuner, sizes[:, rank].tolist())
+
+
+def _check_against(reference: MoELayer, layer: MoELayer, y: torch.Tensor, tokens: int) -> None:
+    assert relative_error(y, train(reference, tokens)) <= 1e-12
+    for one, other in zip(layer.parameters(), reference.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert relative_error(one.grad, other.grad) <= 1e-12
+
+
+def _is_open(book: OnlineBook, tokens: int) -> bool:
+    shelf = book.shelf(SHAPE, num_ranks=2, dtype="float64")
+    return shelf is None or shelf.settled(tokens) is None
+
+
+def _nothing_more_happens(
+    layer: MoELayer,
+    book: OnlineBook,
+    clock: MadeUpClock,
+    tuner: CountedTuner,
+    sizes: Sequence[int],
+) -> None:
+    """Once all is settled a step is as one with a pinned degree: no search, no collective."""
+    before = tuner.num_told, len(tuner.tasks), clock.num_intervals
+    plain = make(pipeline=True, dtype=torch.float64)
+    for tokens in sizes:
+        with counted_collectives() as names:
+            train(layer, tokens)
+            book.step()
+        assert (layer.decision.forward_degree, layer.decision.backward_degree) == (6, 2)
+        plain.pin(layer.decision)
+        with counted_collectives() as plain_names:
+            train(plain, tokens)
+        assert names == plain_names
+    assert (tuner.num_told, len(tuner.tasks), clock.num_intervals) == before
+
+
+def failing_tuner() -> None:
+    """The first rank's search fails: all go on with the plan, and with what was settled."""
+    decision = Decision(forward_degree=5, backward_degree=1)
+    known = Settled(
+        plan_id=plan_of(2).id, hardware_id=HARDWARE_ID, memory_reuse=None, tokens_per_rank=90,
+        decision=decision, seconds=(1.0,), planned_seconds=1.0, num_steps=9,
+    )  # fmt: skip
+
+    def load() -> tuple[Sequence[Plan], Sequence[Settled]]:
+        assert dist.get_rank() == 0
+        return [plan_of(2)], [known]
+
+    def fail() -> Tuner:
+        raise OSError("no space left on device")
+
+    book = share_online(load, make_tuner=fail)
+    layer = make(pipeline=True, planbook=book, dtype=torch.float64)
+    for _ in range(3):
+        train(layer, 90)
+        assert layer.decision == decision
+        train(layer, 40)
+        assert layer.decision == plan_of(2).decide(40)
+        book.step()
+    with counted_collectives() as names:
+        book.step()
+    assert names == []
+
+
+def group_of_another_size() -> None:
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    book = OnlineBook([plan_of(2)], make_tuner=lambda: study_tuner(Path()), group=alone)
+    layer = make(pipeline=True, planbook=book, dtype=torch.float64)
+    with pytest.raises(InputError, match="layer's group"):
+        train(layer, 40)
+
+
+def steps_until_settled(
+    layer: MoELayer, book: OnlineBook, tuner: CountedTuner, tokens: Sequence[int]
+) -> int:
+    """Train until as many sizes are settled, and return the number of steps."""
+    wanted = len(tuner.settled) + len(tokens)
+    for step in range(1, 300):
+        train(layer, tokens[(step - 1) % len(tokens)])
+        book.step()
+        if len(tuner.settled) == wanted:
+            return step
+    raise AssertionError("the search does not end")

@@ -1,0 +1,249 @@
+"""The online plan book: what it finds, what it costs, and that ranks never differ."""
+
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from moetune.domain.plan import Decision
+from moetune.runtime import online
+from moetune.runtime.online import OnlineBook
+from moetune.runtime.stopwatch import CallWatch, device_clock
+from moetune.store import open_store
+from tests.ranks import run_ranks
+from tests.runtime import online_workers
+from tests.runtime.faults import make
+from tests.runtime.online_workers import (
+    best_at,
+    online_layer,
+    plan_of,
+    steps_until_settled,
+    study_tuner,
+    train,
+)
+
+PLANNED = (4, 3)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products wait for a second thread longer than they take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def degrees(decision: Decision) -> tuple[int, int]:
+    return decision.forward_degree, decision.backward_degree
+
+
+@pytest.mark.dist
+def test_two_ranks_train_on_random_tokens_until_every_range_is_closed(tmp_path: Path) -> None:
+    assert run_ranks(online_workers.random_tokens, 2, tmp_path) == ["", ""]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    "worker", [online_workers.failing_tuner, online_workers.group_of_another_size]
+)
+def test_two_ranks_meet_a_failure_together(worker: object) -> None:
+    assert run_ranks(worker, 2) == ["", ""]  # type: ignore[arg-type]  # both are workers
+
+
+def test_it_finds_the_best_degrees_says_so_and_keeps_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="moetune")
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    num_steps = steps_until_settled(layer, book, tuner, [40])
+    (settled,) = tuner.settled
+    assert degrees(settled.decision) == (6, 2)
+    assert (settled.tokens_per_rank, settled.num_steps) == (40, num_steps - 1)
+    assert settled.planned_seconds == pytest.approx(2.3)
+    assert settled.seconds == pytest.approx([2.0] * 4)
+    (line,) = [record.message for record in caplog.records]
+    assert line == (
+        f"40 tokens: 6 and 2 chunks, strategy none; {num_steps - 1} steps searched, "
+        "15.0% faster than planned"
+    )
+    with open_store(f"{tmp_path}/moetune.db") as store:
+        assert store.settled(plan_of(1).id) == (settled,)
+        assert store.plan(plan_of(1).id) == plan_of(1)
+    train(layer, 40)
+    assert degrees(layer.decision) == (6, 2)
+
+
+def test_a_later_book_starts_from_what_was_settled(tmp_path: Path) -> None:
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    steps_until_settled(layer, book, tuner, [40])
+    later = study_tuner(tmp_path)
+    book = OnlineBook([plan_of(1)], settled=tuner.settled, make_tuner=lambda: later)
+    layer = make(pipeline=True, planbook=book, dtype=torch.float64)
+    for _ in range(3):
+        train(layer, 40)
+        book.step()
+        assert degrees(layer.decision) == (6, 2)
+    assert later.tasks == []
+    assert book.digest != OnlineBook([plan_of(1)], make_tuner=lambda: later).digest
+
+
+def test_a_job_that_ended_in_a_search_leaves_it_to_the_next(tmp_path: Path) -> None:
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    for _ in range(8):
+        train(layer, 40)
+        book.step()
+    assert tuner.settled == []
+    told = tuner.num_told
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    steps_until_settled(layer, book, tuner, [40])
+    alone = study_tuner(tmp_path / "alone")
+    assert told > 4
+    assert degrees(tuner.settled[0].decision) == (6, 2)
+    layer, book, _, alone = online_layer(tmp_path / "alone", best_at(6, 2))
+    steps_until_settled(layer, book, alone, [40])
+    assert tuner.num_told == alone.num_told - 4
+
+
+def test_sizes_between_two_that_agree_and_near_ones_are_not_searched(tmp_path: Path) -> None:
+    layer, book, _, tuner = online_layer(tmp_path, best_at(4, 3))
+    steps_until_settled(layer, book, tuner, [30, 90])
+    for tokens in (31, 50, 70, 89, 92):
+        train(layer, tokens)
+        book.step()
+        assert degrees(layer.decision) == (4, 3)
+    assert [task.tokens_per_rank for task in tuner.tasks] == [30, 90]
+
+
+def test_one_size_is_searched_at_a_time_and_others_are_looked_up(tmp_path: Path) -> None:
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    for _ in range(6):
+        train(layer, 40)
+        book.step()
+        train(layer, 90)
+        assert degrees(layer.decision) == PLANNED
+    assert len(tuner.tasks) == 1
+    steps_until_settled(layer, book, tuner, [40, 90])
+    assert [task.tokens_per_rank for task in tuner.tasks] == [40, 90]
+
+
+def test_a_size_that_does_not_come_again_gives_way_and_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "PATIENCE_STEPS", 5)
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    for _ in range(8):
+        train(layer, 90)
+        book.step()
+    for _ in range(6):
+        train(layer, 40)
+        book.step()
+    assert [task.tokens_per_rank for task in tuner.tasks] == [90, 40]
+    steps_until_settled(layer, book, tuner, [40])
+    told = tuner.num_told
+    steps_until_settled(layer, book, tuner, [90])
+    assert tuner.num_told - told < told - 4
+
+
+def test_the_first_step_with_a_decision_is_not_told(tmp_path: Path) -> None:
+    layer, book, clock, tuner = online_layer(tmp_path, best_at(4, 3))
+    told = []
+    for _ in range(11):
+        train(layer, 40)
+        book.step()
+        told.append(tuner.num_told)
+    assert told == [0, 0, 1, 2, 3, 4, 4, 5, 6, 6, 7]
+    assert clock.num_intervals == 2 * 10
+
+
+def test_evaluation_is_not_measured_and_starts_no_search(tmp_path: Path) -> None:
+    layer, book, clock, tuner = online_layer(tmp_path, best_at(6, 2))
+    for _ in range(5):
+        with torch.no_grad():
+            layer(torch.randn(40, 8, dtype=torch.float64))
+        book.step()
+    assert (tuner.tasks, clock.num_intervals) == ([], 0)
+
+
+def test_a_layer_that_is_computed_again_in_the_backward_pass_is_measured(tmp_path: Path) -> None:
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    x = torch.randn(40, 8, dtype=torch.float64, requires_grad=True)
+    for _ in range(40):
+        y = checkpoint(layer, x, use_reentrant=False)
+        y.sum().backward()
+        book.step()
+    (settled,) = tuner.settled
+    assert degrees(settled.decision) == (6, 2)
+
+
+def test_calls_of_one_step_are_averaged_and_scaled_to_the_size(tmp_path: Path) -> None:
+    layer, book, _, tuner = online_layer(tmp_path, lambda _, degree: 1.0 + abs(degree - 3.5))
+    for _ in range(2):
+        train(layer, 40)
+        book.step()
+    for _ in range(30):
+        for tokens in (40, 40, 42):
+            train(layer, tokens)
+        book.step()
+    (settled,) = tuner.settled
+    mean = 3.0 * (2 + 40 / 42) / 3
+    assert settled.seconds == pytest.approx([mean] * 4)
+
+
+def test_layers_of_one_shape_share_a_search_and_a_copied_layer_goes_on_with_it(
+    tmp_path: Path,
+) -> None:
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    twin = make(pipeline=True, planbook=book, dtype=torch.float64)
+    for _ in range(40):
+        train(layer, 40)
+        train(twin, 40)
+        assert twin.decision == layer.decision
+        book.step()
+    assert len(tuner.settled) == 1
+    copied = copy.deepcopy(make(pipeline=True, planbook=book, dtype=torch.float64))
+    train(copied, 40)
+    assert degrees(copied.decision) == (6, 2)
+
+
+def test_a_forced_strategy_is_searched_for_itself(tmp_path: Path) -> None:
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2), memory_reuse="S4")
+    steps_until_settled(layer, book, tuner, [40])
+    (settled,) = tuner.settled
+    assert (settled.memory_reuse, settled.decision.strategy) == ("S4", "S4")
+    free = OnlineBook([plan_of(1)], settled=[settled], make_tuner=lambda: tuner)
+    layer = make(pipeline=True, planbook=free, dtype=torch.float64)
+    train(layer, 40)
+    assert degrees(layer.decision) == PLANNED
+
+
+def test_a_store_that_cannot_be_written_does_not_end_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "moetune.db").mkdir()
+    layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
+    steps_until_settled(layer, book, tuner, [40])
+    train(layer, 40)
+    assert degrees(layer.decision) == (6, 2)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_the_hosts_clock_times_both_passes_of_a_call_once() -> None:
+    noted: list[CallWatch] = []
+    watch = CallWatch(device_clock, torch.device("cpu"), tokens_per_rank=1, note=noted.append)
+    x = torch.ones(3, requires_grad=True)
+    watch.begin()
+    y = (x * 2).sum()
+    watch.follow(y)
+    assert noted == [watch]
+    assert watch.seconds() is None
+    y.backward(retain_graph=True)
+    seconds = watch.seconds()
+    assert seconds is not None
+    assert min(seconds) > 0
+    y.backward()
+    assert watch.seconds() == seconds

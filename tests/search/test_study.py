@@ -1,0 +1,116 @@
+"""One study: it prunes, stops, says what it spent, and goes on after it was killed."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Decision
+from moetune.search import TuningStudy
+from moetune.solve.probing import PRUNE_AFTER, REPEATS
+from moetune.solve.space import Space
+
+NAME = "a layer at 1000 tokens"
+WORKER = Path(__file__).with_name("search_worker.py")
+SPACE = Space(
+    seed=Decision(forward_degree=4, backward_degree=3),
+    forward=(1, 16),
+    backward=(1, 16),
+    strategies=("none",),
+    workload=Workload(
+        layer=LayerShape(d_model=8, d_hidden=16, num_experts=4), world_size=2, tokens_per_rank=1000
+    ),
+    limit_bytes=None,
+)
+
+
+def seconds(decision: Decision) -> tuple[float, float]:
+    """Best at 7 and 3."""
+    forward, backward = decision.forward_degree, decision.backward_degree
+    return 49 / forward + forward, 12 + 4 * abs(backward - 3)
+
+
+def run(study: TuningStudy) -> int:
+    num_steps = 0
+    while (decision := study.ask()) is not None:
+        goes_on = True
+        while goes_on:
+            forward, backward = seconds(decision)
+            goes_on = study.report(forward_seconds=forward, backward_seconds=backward)
+            num_steps += 1
+    return num_steps
+
+
+def study_in(folder: Path) -> TuningStudy:
+    return TuningStudy(file=folder / "searches" / "one.log", name=NAME, space=SPACE)
+
+
+def test_it_begins_with_the_plans_answer_and_finds_the_best(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    num_steps = run(study)
+    best = sum(min(seconds(Decision(forward_degree=n, backward_degree=n))[phase]
+                   for n in range(1, 17)) for phase in (0, 1))  # fmt: skip
+    assert study.best().median_seconds <= 1.02 * best
+    assert study.tried[0].decision == SPACE.seed
+    assert study.planned() == study.tried[0]
+    assert study.num_steps == num_steps + len(study.tried)
+
+
+def test_a_clearly_worse_degree_is_not_measured_to_its_end(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    run(study)
+    best = study.tried[0].median_seconds
+    lengths = set()
+    for one in study.tried:
+        is_worse = one.median_seconds > 1.05 * best
+        assert len(one.seconds) == (PRUNE_AFTER if is_worse else REPEATS)
+        lengths.add(len(one.seconds))
+        best = min(best, one.median_seconds)
+    assert lengths == {PRUNE_AFTER, REPEATS}
+
+
+def test_a_study_opened_again_knows_its_trials_and_that_it_is_over(tmp_path: Path) -> None:
+    first = study_in(tmp_path)
+    run(first)
+    again = study_in(tmp_path)
+    assert again.tried == first.tried
+    assert again.num_steps == first.num_steps
+    assert again.ask() is None
+    assert again.best() == first.best()
+
+
+def test_a_killed_search_keeps_what_it_was_told_and_goes_on(tmp_path: Path) -> None:
+    uninterrupted = study_in(tmp_path / "whole")
+    run(uninterrupted)
+    file = tmp_path / "killed.log"
+    with subprocess.Popen(
+        (sys.executable, WORKER, file), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        for step in range(REPEATS + 1):
+            assert worker.stdout.readline() == "step\n"
+            if step < REPEATS:
+                worker.stdin.write("go\n")
+                worker.stdin.flush()
+        worker.kill()
+    study = TuningStudy(file=file, name=NAME, space=SPACE)
+    assert study.tried == uninterrupted.tried[:1]
+    run(study)
+    assert study.tried == uninterrupted.tried
+    lost_steps = 2  # of the trial that was under way: one to warm up, one told
+    assert study.num_steps == uninterrupted.num_steps + lost_steps
+
+
+def test_optuna_says_nothing_on_the_trainers_screen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    run(study_in(tmp_path))
+    assert optuna.logging.get_verbosity() == before == logging.INFO
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,140 @@
+"""Algorithm 1's ranges against a table that remembers every size, monotone or not."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from moetune.domain.plan import Decision
+from moetune.solve.adaptive import REACH, AdaptiveRanges, Gap
+
+SIZES = st.integers(1, 400)
+
+
+def chunks(forward: int, backward: int | None = None) -> Decision:
+    return Decision(forward_degree=forward, backward_degree=backward or forward)
+
+
+TABLES = st.dictionaries(SIZES, st.builds(chunks, st.integers(1, 4), st.integers(1, 3)))
+
+
+def ranges(settled: Mapping[int, Decision], *, reach: float = 0.0) -> AdaptiveRanges:
+    """Settle one after another, as a job does."""
+    made = AdaptiveRanges(reach=reach)
+    for tokens, decision in settled.items():
+        made = made.settle(tokens, decision)
+    return made
+
+
+def looked_up_in_the_table(settled: Mapping[int, Decision], tokens: int) -> Decision | None:
+    """What holds without any reach: the size itself, or two neighbours that agree."""
+    below = [size for size in settled if size <= tokens]
+    above = [size for size in settled if size >= tokens]
+    if not below or not above or settled[max(below)] != settled[min(above)]:
+        return None
+    return settled[min(above)]
+
+
+@given(settled=TABLES, tokens=SIZES)
+def test_a_range_holds_exactly_between_neighbours_that_agree(
+    settled: dict[int, Decision], tokens: int
+) -> None:
+    assert ranges(settled).decide(tokens) == looked_up_in_the_table(settled, tokens)
+
+
+@given(settled=TABLES, reach=st.sampled_from([0.0, REACH, 0.5, 3.0]))
+def test_ranges_are_disjoint_and_keep_every_settled_size_whatever_the_truth(
+    settled: dict[int, Decision], reach: float
+) -> None:
+    made = ranges(settled, reach=reach)
+    previous = 0
+    for low, high, _ in made.spans:
+        assert previous < low <= high
+        previous = high
+    for tokens, decision in settled.items():
+        assert made.decide(tokens) == decision
+        (span,) = [one for one in made.spans if one[0] <= tokens <= one[1]]
+        assert span[2] == decision
+
+
+@given(settled=TABLES, tokens=SIZES)
+def test_reach_adds_answers_of_the_nearest_sizes_and_changes_none(
+    settled: dict[int, Decision], tokens: int
+) -> None:
+    exact, wide = ranges(settled).decide(tokens), ranges(settled, reach=0.25).decide(tokens)
+    if exact is not None:
+        assert wide == exact
+    elif wide is not None:
+        near = [size for size in settled if max(size, tokens) <= 1.25 * min(size, tokens)]
+        assert wide in [settled[size] for size in near]
+
+
+@given(
+    limits=st.lists(SIZES, max_size=4).map(sorted),
+    sizes=st.lists(SIZES, unique=True),
+    tokens=SIZES,
+)
+def test_where_degrees_grow_ranges_tell_the_truth_and_gaps_contain_it(
+    limits: list[int], sizes: list[int], tokens: int
+) -> None:
+    def truth(size: int) -> int:
+        return 1 + sum(size >= limit for limit in limits)
+
+    made = ranges({size: chunks(truth(size)) for size in sizes})
+    decision = made.decide(tokens)
+    gap = made.gap(tokens)
+    assert made.violations == 0
+    assert (decision is None) != (gap is None)
+    if decision is not None:
+        assert decision.forward_degree == truth(tokens)
+    if gap is not None:
+        low, high = gap.degrees("forward", 64)
+        assert low <= truth(tokens) <= high
+
+
+def test_a_range_does_not_swallow_another_degrees_sizes() -> None:
+    """The printed algorithm widens the range of 2 to 10…1000, over that of 3."""
+    made = ranges({10: chunks(2), 18: chunks(3), 1000: chunks(2)})
+    assert made.spans == ((10, 10, chunks(2)), (18, 18, chunks(3)), (1000, 1000, chunks(2)))
+    assert made.violations == 1
+
+
+def test_a_size_that_contradicts_its_range_splits_it() -> None:
+    made = ranges({10: chunks(2), 100: chunks(2)})
+    assert made.decide(50) == chunks(2)
+    split = made.settle(50, chunks(4))
+    assert [one[2] for one in split.spans] == [chunks(2), chunks(4), chunks(2)]
+    assert split.decide(30) is None
+    assert made.decide(30) == chunks(2)
+    assert split.violations == 1
+    assert split.settle(50, chunks(2)).violations == 0
+
+
+def test_between_two_sizes_only_the_degrees_between_theirs_are_tried() -> None:
+    made = ranges({10: chunks(2, 5), 100: chunks(4, 3)})
+    between, above = made.gap(50), made.gap(101)
+    assert between == Gap(below=chunks(2, 5), above=chunks(4, 3))
+    assert between.degrees("forward", 64) == (2, 4)
+    assert between.degrees("backward", 64) == (3, 5)
+    assert between.degrees("backward", 4) == (3, 4)
+    assert above is not None
+    assert above.degrees("forward", 64) == (1, 64)
+
+
+@given(sizes=st.lists(st.integers(1, 10**6), min_size=1, max_size=60))
+@example(sizes=list(range(1000, 2000)))
+def test_few_sizes_of_any_stream_have_to_be_searched(sizes: list[int]) -> None:
+    made, searched = AdaptiveRanges(), []
+    for tokens in sizes:
+        if made.decide(tokens) is None:
+            made = made.settle(tokens, chunks(tokens % 7 + 1))
+            searched.append(tokens)
+    for one in searched:
+        near = [other for other in searched if one < other <= one * (1 + REACH)]
+        assert len(near) <= 1
+
+
+@pytest.mark.parametrize(("tokens", "near"), [(94, False), (95, True), (106, True), (107, False)])
+def test_near_sizes_belong_together(tokens: int, near: bool) -> None:  # noqa: FBT001 - a case
+    assert AdaptiveRanges().is_near(tokens, 100) is near
