@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from moetune.domain.errors import (
+        AllocationError,
         CollectiveError,
         InfeasiblePlanError,
         InputError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from moetune.workflows.planbook import open_planbook
 
 __all__ = [
+    "AllocationError",
     "CollectiveError",
     "InfeasiblePlanError",
     "InputError",

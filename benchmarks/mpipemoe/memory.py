@@ -96,16 +96,17 @@ def measure_table(
 
 def measure_step(workload: Workload, degree: int, strategy: Strategy) -> Measured:
     """Return the peak of a step behind a warm one, with Adam's states there."""
-    shape = workload.layer
+    shape, dtype = workload.layer, getattr(torch, workload.dtype)
     with live_tensors() as live:
         layer = MoELayer(
             shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
             activation=shape.activation, bias=False, pipeline=degree, memory_reuse=strategy,
+            dtype=dtype,
         )  # fmt: skip
         # One pass over the parameters, without temporaries of their size.
         optimizer = torch.optim.Adam(layer.parameters(), lr=1e-4, fused=True)
-        x = torch.randn(workload.tokens_per_rank, shape.d_model, requires_grad=True)
-        grad = torch.randn(x.shape)
+        x = torch.randn(workload.tokens_per_rank, shape.d_model, dtype=dtype, requires_grad=True)
+        grad = torch.randn(x.shape, dtype=dtype)
         for step in range(_WARM_STEPS + 1):
             if step == _WARM_STEPS:
                 layer.reset_peak_memory()
