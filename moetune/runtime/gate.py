@@ -5,6 +5,7 @@ T tokens of this rank, E experts, K choices a token, D model width.
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from torch.autograd.function import once_differentiable
 from moetune.domain.layer import LayerShape
 from moetune.runtime.account import Account
 
-_WIDENED_VALUES = 2**18
-"""Values of two-byte tokens that are widened for the gate at once."""
+_WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
+"""Values of two-byte tokens that are widened for the gate at once: few where the phases' rooms
+stay in memory, and enough for a GPU's launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ def _gate_grads(
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
     """Return all tokens at once, or blocks of them where the gate widens their numbers."""
     num_tokens, width = x_TD.shape
-    step = max(1, num_tokens if x_TD.dtype == dtype else _WIDENED_VALUES // width)
+    step = max(1, num_tokens if x_TD.dtype == dtype else _WIDENED_VALUES[x_TD.device.type] // width)
     return [slice(low, low + step) for low in range(0, num_tokens, step)]
 
 

@@ -154,6 +154,17 @@ def test_any_prediction_is_the_account_of_a_step(
     assert layer.memory.peak_host_bytes == peak.host_bytes
 
 
+def test_two_byte_activations_are_predicted_with_their_real_states() -> None:
+    layer = LayerShape(d_model=256, d_hidden=512, num_experts=2, activation="relu")
+    workload = Workload(layer=layer, world_size=1, tokens_per_rank=16384, dtype="bfloat16")
+    found = measure_step(workload, 4, "S4")
+    predicted = peak_bytes(
+        workload=workload, forward_degree=4, backward_degree=4, strategy="S4", bias=False,
+        states=States.adam("bfloat16"),
+    )  # fmt: skip
+    assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
+
+
 def test_without_a_graph_only_buffers_stay() -> None:
     layer = MoELayer(8, 16, 4, pipeline=4, memory_reuse="S4")
     train(layer, 64)
