@@ -60,7 +60,7 @@ class Backward:
     def run(self) -> torch.Tensor:
         """Return the gradient of x (T, D)."""
         self._load_middle(0)
-        self._chunks.run(self)
+        self._chunks.run(self, dispatches_first=False)
         return self._tokens.end()
 
     def dispatch(self, chunk: int) -> None:
@@ -69,10 +69,10 @@ class Backward:
         inputs = self._inputs.take(chunk, received)
         if self._x_TD is not None:
             self._tokens.send(chunk, self._x_TD, inputs)
-        else:
+        self._tokens.send(chunk, self._grad_TD, self._grads.take(chunk, received))
+        if self._x_TD is None:  # behind the exchange, which a copy by this core would hold up
             mine = self._chunks.slots.rows[chunk]
             self._loading[chunk] = self._offload.load("input", inputs, mine)
-        self._tokens.send(chunk, self._grad_TD, self._grads.take(chunk, received))
 
     def compute(self, chunk: int) -> None:
         """Compute the experts' gradients in place of those that arrived."""

@@ -6,7 +6,10 @@ from moetune.runtime.activations import activate, hidden_room
 from moetune.runtime.experts import multiply
 from moetune.runtime.reuse_phase import Chunks, RingShape
 from moetune.runtime.reuse_step import SLOTS, Middle, Step
-from moetune.runtime.token_side import TokenSide, num_travelling
+from moetune.runtime.token_side import TokenSide
+
+_TRAVELLING_SLOTS = 3
+"""One leaves, one is on its way back, and the next ones take turns without waiting for it."""
 
 
 class Forward:
@@ -23,7 +26,7 @@ class Forward:
         rings, self._rooms = chunks.rings(
             {
                 "travelling": RingShape(
-                    num_slots=num_travelling(1, chunks.degree), width=width, is_sent=True
+                    num_slots=min(_TRAVELLING_SLOTS, chunks.degree), width=width, is_sent=True
                 ),
                 "arrivals": RingShape(num_slots=slots, width=width),
                 "departures": RingShape(num_slots=slots, width=width),
@@ -40,7 +43,7 @@ class Forward:
     def run(self, weights_R1: torch.Tensor) -> torch.Tensor:
         """Return (T, D)."""
         self._weights_R1 = weights_R1
-        self._chunks.run(self)
+        self._chunks.run(self, dispatches_first=True)
         y_TD = self._tokens.end()
         self._offload.settle_all()
         return y_TD
@@ -56,7 +59,7 @@ class Forward:
         chunks, num_rows = self._chunks, self._chunks.num_received[chunk]
         mine, regroup = chunks.slots.rows[chunk], chunks.regroups[chunk]
         arrived = rows = self._arrivals.of(chunk, num_rows)
-        out = departure = self._departures.take(chunk, num_rows)
+        out: torch.Tensor | None = None
         input_slot = chunk % SLOTS
         if self._grouped is not None and not regroup.changes_nothing:
             input_slot = 0
@@ -65,8 +68,11 @@ class Forward:
             regroup.by_expert(arrived, rows)
         self._offload.save("input", input_slot, rows, mine)
         hidden = self._hidden(chunk, rows)
-        if out is rows:
+        if out is not None:
             self._offload.settle("input", input_slot)
+        self._tokens.settle(chunk - SLOTS)
+        departure = self._departures.take(chunk, num_rows)
+        out = departure if out is None else out
         _, _, w2, b2, _ = self._step.parameters
         assert w2 is not None  # noqa: S101 - every expert has one
         multiply(hidden, w2, chunks.slots.blocks[chunk], out, b2).mul_(self._weights_R1[mine])

@@ -1,7 +1,6 @@
 """One phase with reused memory: what its chunks are, and in which order their steps run.
 
-Two dispatches run ahead of the experts, and one combine behind them: more would need more
-buffers (MPipeMoE §III-B).
+Two dispatches run ahead of the experts: more would need more buffers (MPipeMoE §III-B).
 """
 
 import itertools
@@ -18,7 +17,7 @@ from moetune.runtime.pipelined_experts import Slots
 from moetune.runtime.recorder import Phase
 from moetune.runtime.regroup import Regroup
 from moetune.runtime.rings import Ring
-from moetune.runtime.schedule import issue_order
+from moetune.runtime.schedule import reuse_order
 
 
 class Steps(Protocol):
@@ -90,9 +89,13 @@ class Chunks:
         }
         return rings, {name: rooms[f"{name} 0"] for name in shapes}
 
-    def run(self, steps: Steps) -> None:
-        """Issue every chunk's steps; what was sent back last is still on its way."""
-        for step, chunk in issue_order(self.degree, "interleaved"):
+    def run(self, steps: Steps, *, dispatches_first: bool) -> None:
+        """Issue every chunk's steps; what was sent back last is still on its way.
+
+        Args:
+            dispatches_first: see `reuse_order`.
+        """
+        for step, chunk in reuse_order(self.degree, dispatches_first=dispatches_first):
             if step == "dispatch":
                 steps.dispatch(chunk)
             elif step == "compute":

@@ -43,18 +43,23 @@ class Rotation:
 
     def take(self, rows: int) -> torch.Tensor:
         """Return the next buffer, once its last use has ended."""
-        ending = self._endings.pop(self._num_uses - self._ring.num_slots, None)
-        if ending is not None:
-            ending()
+        self.finish(self._num_uses - self._ring.num_slots)
         buffer = self._ring.take(self._num_uses, rows)
         self._num_uses += 1
         return buffer
 
-    def until(self, ending: Callable[[], None]) -> None:
-        """Say what waits for the end of the use that began last."""
+    def until(self, ending: Callable[[], None]) -> int:
+        """Say what waits for the end of the use that began last; return its number."""
         self._endings[self._num_uses - 1] = ending
+        return self._num_uses - 1
+
+    def finish(self, use: int) -> None:
+        """Wait for the end of a use, if it has not ended yet."""
+        ending = self._endings.pop(use, None)
+        if ending is not None:
+            ending()
 
     def end(self) -> None:
         """End every use, in the order of their beginnings."""
         for use in sorted(self._endings):
-            self._endings.pop(use)()
+            self.finish(use)

@@ -184,8 +184,8 @@ class _Counts:
         hidden = backward * layer.d_hidden + (layer.activation != "relu") * layer.d_hidden
         if not self._reuses:
             return chunk_rows * hidden * self._element
-        dispatches = 2 if backward and not self._keeps_input else 1
-        travelling = dispatches + (degree > 1)
+        dispatches = 1 if self._keeps_input else 2
+        travelling = dispatches + (degree > 1) if backward else min(3, degree)
         at_experts = min(3, degree) + min(2, degree) if backward else 2 * min(2, degree)
         buffers = travelling + at_experts + self._regroups(backward)
         return chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element

@@ -147,17 +147,39 @@ def at_least_seconds(
 
 
 def reuse_tasks(*, chunk: Chunk, phase: Phase, degree: int) -> list[Task]:
-    """Return the tasks of a phase, two dispatches ahead of the experts (MPipeMoE Fig. 7)."""
+    """Return the tasks of a phase, two dispatches ahead of the experts (MPipeMoE Fig. 7).
+
+    The link runs D₁ D₂ C₁ D₃ C₂ … backward, as the paper has it. Forward it runs D₁ D₂ D₃ C₁ D₄
+    C₂ …, D₃ once the first chunk's experts have left its buffer: the experts wait for D₃ and not
+    for C₁.
+    """
     chunks = range(degree)
-    link = _link(chunk, degree)
     if phase == "forward":
-        experts = [task for i in chunks for task in _forward(chunk, i)]
-        if not chunk.sorts_rows and chunk.copy_input is not None:
-            link = [_wait_for_save(task) for task in link]
+        link = _forward_link(chunk, degree)
+        experts = [task for i in chunks for task in _forward(chunk, i, degree)]
     else:
+        link = _link(chunk, degree)
         experts = [*_first_loads(chunk, degree)]
         experts += [task for i in chunks for task in _backward(chunk, i, degree)]
     return [*link, *experts]
+
+
+def _forward_link(chunk: Chunk, degree: int) -> list[Task]:
+    """Return D₁ D₂ D₃ C₁ D₄ C₂ …; a D waits until its buffer of received rows is free."""
+    seconds = chunk.transfer.seconds
+    saves = chunk.copy_input is not None and not chunk.sorts_rows
+
+    def dispatch(i: int) -> Task:
+        before = i - _AHEAD
+        after = (f"after {before}", f"save input {before}")[: 1 + saves] if before >= 0 else ()
+        return Task(f"dispatch {i}", "comm", LINK, seconds, after)
+
+    tasks = [dispatch(i) for i in range(min(_AHEAD, degree))]
+    for i in range(degree):
+        if i + _AHEAD < degree:
+            tasks.append(dispatch(i + _AHEAD))
+        tasks.append(Task(f"combine {i}", "comm", LINK, seconds, (f"after {i}",)))
+    return tasks
 
 
 def _link(chunk: Chunk, degree: int) -> list[Task]:
@@ -176,23 +198,18 @@ def _link(chunk: Chunk, degree: int) -> list[Task]:
     return tasks
 
 
-def _wait_for_save(task: Task) -> Task:
-    """Return a dispatch that waits until its buffer's last rows are in host memory."""
-    name, _, number = task.name.rpartition(" ")
-    if name != "dispatch" or int(number) < _AHEAD:
-        return task
-    return task._replace(after=(*task.after, f"save input {int(number) - _AHEAD}"))
-
-
-def _forward(chunk: Chunk, i: int) -> Iterator[Task]:
+def _forward(chunk: Chunk, i: int, degree: int) -> Iterator[Task]:
     arrived = (f"dispatch {i}",)
-    before, after = list(arrived), []
+    before = list(arrived)
+    after = [f"combine {i - _AHEAD}"] if i >= _AHEAD else []  # T_DO has two buffers, too
     if chunk.copy_input is not None:
         idle = (f"after {i - 1}",) if i else ()
         yield _copying(chunk, f"save input {i}", chunk.copy_input, (*arrived, *idle))
         after += [f"save input {i}"] if chunk.sorts_rows else []
     if chunk.copy_middle is not None and i:
         before.append(f"save middle {i - 1}")
+    if chunk.copy_input is not None and not chunk.sorts_rows and 0 < i < degree - 1:
+        before.append(f"save input {i - 1}")  # for the dispatch that goes first
     yield Task(f"before {i}", "comp", COMPUTE, chunk.before.seconds, tuple(before))
     if chunk.copy_middle is not None:
         yield _copying(chunk, f"save middle {i}", chunk.copy_middle, (f"before {i}",))

@@ -42,6 +42,7 @@ def recounted_rings(
             wide += ["pre", "gate"] if layer.activation == "swiglu" else ["pre"]
             sent = ["rows", "x again"] if phase == "backward" and strategy in "S2 S4" else ["rows"]
             narrow += [*sent, *(["results"] if own > 1 else [])]
+            narrow += ["rows of the chunk behind"] if phase == "forward" and own > 2 else []
             narrow += ["arriving", "at the experts"][:own] * 2
             narrow += ["leaving"] if phase == "backward" and own > 2 else []
             mixes = workload.local_experts > 1 or has_inner_cut(own, other)

@@ -17,7 +17,7 @@ from moetune.domain.costs import (
     MemSpeed,
 )
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Strategy
+from moetune.domain.plan import Order, Strategy
 from moetune.solve.degree import makespan
 from moetune.solve.eq10 import paper_seconds
 from moetune.solve.phases import LayerCosts, Phase, layer_costs
@@ -29,6 +29,7 @@ LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=4)
 COPY = LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10)
 REUSE: tuple[Strategy, ...] = ("S1", "S2", "S3", "S4")
 PHASES: tuple[Phase, ...] = ("forward", "backward")
+ORDERS: tuple[Order, Order] = ("dispatch_first", "interleaved")
 DISTURBED = Interference(
     comp=CompSpeed(comm=0.9, mem=0.95, all=0.85),
     comm=CommSpeed(comp=0.8, mem=0.7, all=0.6),
@@ -60,7 +61,7 @@ class Machine:
         self.done[name] = self.free[resource] = start + seconds
 
 
-def naive(
+def naive(  # noqa: C901 - told step by step
     phase: Phase,
     degree: int,
     *,
@@ -75,8 +76,9 @@ def naive(
     machine = Machine()
 
     def dispatch(i: int) -> None:
-        waits = [f"in {i - 2}"] if phase == "forward" and inputs is not None and i >= 2 else []
-        if again:
+        waits = [f"E{i - 2}"] if phase == "forward" and i >= 2 else []
+        waits += [f"in {i - 2}"] if waits and inputs is not None else []
+        if again and phase == "backward":
             machine.run(f"A{i}", "link", transfer, [])
         machine.run(f"D{i}", "link", transfer, waits)
 
@@ -85,19 +87,24 @@ def naive(
             machine.run(f"{name} {i}", "engine", seconds, after)
 
     dispatch(0)
+    if phase == "forward" and degree > 1:
+        dispatch(1)
     if phase == "backward":
         load("in", 0, inputs, [])
         load("mid", 0, middle, [])
         load("in", 1, inputs, [])
     for i in range(degree):
-        if i + 1 < degree:
+        if phase == "backward" and i + 1 < degree:
             dispatch(i + 1)
         if phase == "forward":
             load("in", i, inputs, [f"D{i}"] + ([f"E{i - 1}"] if i else []))
             kept = [f"mid {i - 1}"] if middle is not None and i else []
+            kept += [f"in {i - 1}"] if inputs is not None and 0 < i < degree - 1 else []
             machine.run(f"B{i}", "device", before, [f"D{i}", *kept])
             load("mid", i, middle, [f"B{i}"])
-            machine.run(f"E{i}", "device", after, [])
+            machine.run(f"E{i}", "device", after, [f"C{i - 2}"] if i >= 2 else [])
+            if i + 2 < degree:
+                dispatch(i + 2)
         else:
             needs = [f"D{i}"] + [
                 f"{name} {i}" for name, one in (("in", inputs), ("mid", middle)) if one is not None
@@ -142,7 +149,7 @@ def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
         after=Estimate(seconds=after, trust="measured"),
         copy_input=estimate(inputs),
         copy_middle=estimate(middle),
-        sends_again=again,
+        sends_again=again and phase == "backward",
         copies_beside=True,
         sorts_rows=False,
     )
@@ -156,20 +163,21 @@ def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
 
 
 @given(degree=st.integers(2, 16), tokens=st.integers(64, 20_000))
-def test_s4_forward_is_the_interleaved_pipeline(degree: int, tokens: int) -> None:
-    costs = costs_of(interference=DISTURBED)
+def test_s4_forward_lies_between_the_orders_of_the_pipeline(degree: int, tokens: int) -> None:
+    costs = costs_of()
     time = reuse_time(costs=costs, phase="forward", strategy="S4", tokens=tokens, degree=degree)
-    assert time.seconds == pytest.approx(
+    least, most = (
         makespan(
             degree=degree,
             transfer_seconds=time.transfer.seconds,
             compute_seconds=time.compute.seconds,
-            comm_speed=0.8,
-            comp_speed=0.9,
-            order="interleaved",
-        ),
-        rel=1e-9,
+            order=order,
+        )
+        for order in ORDERS
     )
+    assert least * (1 - 1e-9) <= time.seconds <= most * (1 + 1e-9)
+    if time.transfer.seconds * 4 / 3 <= time.compute.seconds:  # C₁ returns within 1 1/2 experts
+        assert time.seconds == pytest.approx(least, rel=1e-9)
 
 
 @pytest.mark.parametrize("strategy", REUSE)
