@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.dispatch import Order
 from moetune.runtime.links import Transfer
 from moetune.runtime.pipeline import Pipe, slices_of
@@ -128,7 +129,7 @@ class Chunks:
         take: tuple[int, ...],
     ) -> Transfer:
         name = f"{self._phase} {step} {chunk + 1} of {self.degree}"
-        # Two dispatches are in flight at most: no queue in which gloo's own would be faster.
-        transfer = self._pipe.link.exchange(room, rows, take, give, name, is_alone=True)
+        is_alone = self.degree <= ALONE_CHUNKS
+        transfer = self._pipe.link.exchange(room, rows, take, give, name, is_alone=is_alone)
         self._pipe.recorder.transfer(self._phase, step, chunk, transfer)
         return transfer

@@ -21,7 +21,6 @@ from moetune.solve.timeline import COMPUTE, LINK, Task, Timeline, simulate
 COPIES = "copies"
 _AHEAD = 2
 """Dispatches ahead of the experts: T_DI has two buffers."""
-_ALONE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +67,10 @@ class Chunk:
         return COPIES if self.copies_beside else COMPUTE
 
 
-def chunk_of(*, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: float) -> Chunk:
-    """Return what one chunk of `rows` rows costs.
+def chunk_of(
+    *, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: float, degree: int
+) -> Chunk:
+    """Return what one chunk of `rows` rows costs in a phase of so many.
 
     Raises:
         ProfileError: the strategy copies, and no copies were measured.
@@ -82,7 +83,7 @@ def chunk_of(*, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: float
         return _copy(costs, phase, rows * width * dtype_bytes(costs.dtype))
 
     return Chunk(
-        transfer=costs.transfer(rows=rows, degree=_ALONE),
+        transfer=costs.transfer(rows=rows, degree=degree),
         before=before,
         after=after,
         copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
@@ -106,7 +107,7 @@ def reuse_time(
 ) -> PhaseTime:
     """Return the predicted time of one phase with `tokens` on each rank, by its timeline."""
     rows = tokens * costs.layer.top_k / degree
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows)
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     timeline = _run(costs, phase, chunk, rows, degree)
     return PhaseTime(
         degree=degree,
@@ -123,14 +124,14 @@ def reuse_timeline(
 ) -> Timeline:
     """Return when each task of the phase runs."""
     rows = tokens * costs.layer.top_k / degree
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows)
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     return _run(costs, phase, chunk, rows, degree)
 
 
 def _run(costs: LayerCosts, phase: Phase, chunk: Chunk, rows: float, degree: int) -> Timeline:
     return simulate(
         reuse_tasks(chunk=chunk, phase=phase, degree=degree),
-        interference=costs.beside(rows=rows, degree=_ALONE),
+        interference=costs.beside(rows=rows, degree=degree),
     )
 
 
@@ -139,7 +140,7 @@ def at_least_seconds(
 ) -> float:
     """Return a time that the phase cannot beat: its busiest stream, undisturbed."""
     rows = tokens * costs.layer.top_k / degree
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows)
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     transfers = chunk.num_transfers * chunk.transfer.seconds
     device, copies = degree * chunk.compute.seconds, degree * chunk.copies.seconds
     busy = copies if chunk.copies_beside else device + copies
