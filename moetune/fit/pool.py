@@ -101,7 +101,7 @@ def pool(samples: Iterable[Sample]) -> Pool:
                 | InterferencePoint(victim="comm" as victim, others=("comp",), comm_bytes=size)
             ) if size:
                 beside[victim][size].extend(times)
-            case InterferencePoint(comm_bytes=0) as at:
+            case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as at:
                 interference[at.victim, frozenset(at.others) - {at.victim}].extend(times)
             case InterferencePoint():
                 pass  # of a size, but not of computation and exchanges alone

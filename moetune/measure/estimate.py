@@ -54,6 +54,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
 
 def point_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     """Return about how long measuring the point takes, with its preparation."""
+    effort = effort.for_point(point)
     if isinstance(point, InterferencePoint):
         return effort.warmup_seconds + max(effort.max_seconds, COMPANY_SECONDS)
     block = max(operation_seconds(point, rates), effort.block_seconds) + _AGREEMENT_SECONDS

@@ -205,6 +205,8 @@ def _interference(kind: DeviceKind, *, has_link: bool) -> Iterator[Point]:
             yield InterferencePoint(victim=victim, others=beside)
     if has_link:
         for comm_bytes in _COMM_BYTES[kind]:
+            # The baseline again each time: computation drifts by more than an exchange takes.
+            yield InterferencePoint(victim="comp", comm_bytes=comm_bytes)
             yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=comm_bytes)
             yield InterferencePoint(victim="comm", others=("comp",), comm_bytes=comm_bytes)
 

@@ -182,7 +182,7 @@ class _Bench:
     def sample(self, point: Point, effort: Effort) -> Sample:
         """Return the point's times, or why there are none."""
         try:
-            timing = self._timed(point, effort)
+            timing = self._timed(point, effort.for_point(point))
         except FailedPointError as error:
             return Sample(point=point, seconds=(), error=error.what)
         signs = self._ranks.maximum([float(sign) for sign in self._load.signs()])

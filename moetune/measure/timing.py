@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from moetune.domain.errors import MoetuneError
-from moetune.domain.samples import USABLE_SPREAD
+from moetune.domain.samples import USABLE_SPREAD, CollectivePoint, Point
 from moetune.measure.crowd import Crowd
 from moetune.measure.device import Device
 from moetune.measure.operations import Scene
@@ -24,6 +24,7 @@ _SETTLED_SPREAD = 0.05
 _MAX_GROWTH = 100
 _CLOCK_SECONDS = 1e-9
 COMPANY_SECONDS = 0.6
+QUEUE_SECONDS = 0.05
 # A window must hold several turns of each aggressor to show that none paused.
 _TURNS_IN_WINDOW = 3
 
@@ -48,6 +49,16 @@ class Effort:
     max_seconds: float
     warmup_seconds: float
     block_seconds: float = 1e-3
+
+    def for_point(self, point: Point) -> "Effort":
+        """Return the effort with blocks in which a queue of exchanges outlasts any burst.
+
+        Links, sockets and switches take the first few hundred kilobytes faster than they can
+        go on; the chunks of a phase keep a link busy for longer.
+        """
+        if isinstance(point, CollectivePoint) and point.in_flight > 1:
+            return replace(self, block_seconds=max(self.block_seconds, QUEUE_SECONDS))
+        return self
 
     def for_scene(self, scene: Scene) -> "Effort":
         """Return the effort with the time that the long windows beside aggressors need."""

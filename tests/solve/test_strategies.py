@@ -172,31 +172,30 @@ def test_pageable_memory_lowers_the_trust_and_is_warned_of() -> None:
     assert not any("pageable memory" in warning for warning in pinned.warnings)
 
 
-def test_measured_reuse_must_be_worth_it_where_everything_fits() -> None:
-    # Alone in flight, as reuse sends, transfers are cheaper than in a queue of several.
-    def chosen(alone_factor: float) -> Strategy:
+def test_measured_reuse_must_be_worth_it_where_one_chunk_fits() -> None:
+    one_chunk = layer_memory(workload=workload(), forward_degree=1, backward_degree=1)
+
+    def chosen(wire_beta: float) -> Strategy:
         costs = replace(
             COSTS,
             is_measured=True,
-            alone_factor=alone_factor,
-            gemm_cost=LinearCost(alpha_seconds=1e-6, beta_seconds=4e-14),
-            transfer_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=3e-10),
-            copy_cost=LinearCost(alpha_seconds=1e-6, beta_seconds=1e-12),
-            interference=Interference(),
+            transfer_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=wire_beta),
         )
         found = choose_strategy(
             workload=workload(),
             costs=layer_costs(workload=workload(), costs=costs),
             bounds=SMALL,
-            limit_bytes=2**40,
+            limit_bytes=total_bytes(one_chunk),
         )
         times = {one.strategy: one.step.seconds for one in found.contenders}
+        assert found.contenders[0].step.degrees == (1, 1)
         saved = 1 - min(times.values()) / times["none"]
+        assert saved > 0
         assert (found.best.strategy == "none") == (saved <= WORTH)
         return found.best.strategy
 
-    assert chosen(1.0) == "none"
-    assert chosen(0.2) != "none"
+    assert chosen(7e-11) == "none"
+    assert chosen(3e-10) != "none"
 
 
 def test_ranges_of_a_reusing_plan_fit_as_far_as_any_degree_does() -> None:
