@@ -1,7 +1,7 @@
 """Which degree each phase gets: bounds, ranking, and closed forms where costs are lines."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from moetune.domain.costs import LinearCost
@@ -58,6 +58,17 @@ class Bounds:
     def largest(self, tokens: int) -> int:
         """Return the largest degree allowed; one chunk always is, however small."""
         return max(1, min(self.max_degree, tokens // self.min_chunk_tokens))
+
+
+def recorded_bounds(constraints: Mapping[str, str]) -> Bounds:
+    """Return the bounds on degrees that a plan's constraints record, by flag name."""
+    given = {name: int(text) for name, text in constraints.items() if text.isdecimal()}
+    return Bounds(
+        forward_degree=given.get("forward-degree"),
+        backward_degree=given.get("backward-degree"),
+        max_degree=given.get("max-degree", MAX_DEGREE),
+        min_chunk_tokens=given.get("min-chunk-tokens", 1),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

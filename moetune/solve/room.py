@@ -1,12 +1,15 @@
 """What fits into a device's memory: which strategies, degrees and numbers of tokens."""
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory, Strategy
 from moetune.solve.memory import layer_memory, tokens_that_fit, total_bytes
 
+MEMORY_TAKEN = "memory-taken"
+"""Among a plan's constraints: bytes of the limit that the rest of the model takes."""
 _MOST_TOKENS = 2**40
 
 
@@ -61,3 +64,8 @@ class Room:
             return not self.fits(strategy=strategy, degrees=degrees, tokens=tokens)
 
         return bisect_left(range(1, _MOST_TOKENS), True, key=is_too_large)  # noqa: FBT003
+
+
+def taken_bytes(constraints: Mapping[str, str]) -> int:
+    """Return how much of the limit the rest of the model takes."""
+    return int(constraints.get(MEMORY_TAKEN, "0"))

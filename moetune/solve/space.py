@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from moetune.domain.layer import Workload
 from moetune.domain.plan import STRATEGIES, Decision, Plan, Strategy
 from moetune.solve.adaptive import REACH, Gap
-from moetune.solve.choice import Bounds
+from moetune.solve.choice import recorded_bounds
 from moetune.solve.memory import layer_memory, total_bytes
 from moetune.solve.phases import Phase
+from moetune.solve.room import taken_bytes
 
 Degrees = tuple[int, int]
 """(smallest, largest), both included."""
@@ -73,7 +74,7 @@ def search_space(
     Args:
         memory_reuse: the strategy that the layer is told to use, None to choose it.
     """
-    bounds = _bounds(plan)
+    bounds = recorded_bounds(plan.inputs.constraints)
     largest = bounds.largest(tokens_per_rank)
     forward, backward = (
         _degrees(gap, phase, largest, bounds.pinned(phase)) for phase in ("forward", "backward")
@@ -94,17 +95,6 @@ def search_space(
         strategies=_strategies(plan, seed, gap, memory_reuse, workload, limit_bytes),
         workload=workload,
         limit_bytes=limit_bytes,
-    )
-
-
-def _bounds(plan: Plan) -> Bounds:
-    given = {name: int(text) for name, text in plan.inputs.constraints.items() if text.isdecimal()}
-    default = Bounds()
-    return Bounds(
-        forward_degree=given.get("forward-degree"),
-        backward_degree=given.get("backward-degree"),
-        max_degree=given.get("max-degree", default.max_degree),
-        min_chunk_tokens=given.get("min-chunk-tokens", default.min_chunk_tokens),
     )
 
 
@@ -150,7 +140,7 @@ def _workload(plan: Plan, tokens_per_rank: int) -> Workload:
 def _limit(plan: Plan) -> int | None:
     """Return the memory; where it forced the plan and its size is not told, what that needs."""
     if plan.inputs.memory_limit_bytes is not None:
-        return plan.inputs.memory_limit_bytes
+        return plan.inputs.memory_limit_bytes - taken_bytes(plan.inputs.constraints)
     is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"
     return total_bytes(plan.memory) if is_forced else None
 

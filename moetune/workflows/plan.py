@@ -16,6 +16,7 @@ from moetune.fit.costs import costs_of
 from moetune.fit.resample import resample_costs
 from moetune.solve.choice import Bounds
 from moetune.solve.plan import solve_plan
+from moetune.solve.room import MEMORY_TAKEN
 from moetune.workflows import wiring
 from moetune.workflows.files import load_plan_file, plan_to_json, write_text
 from moetune.workflows.profiles import FoundProfile, find_profile
@@ -23,8 +24,6 @@ from moetune.workflows.wiring import StoreFinder
 
 NUM_RESAMPLES = 100
 SEED = 0
-MEMORY_TAKEN = "memory-taken"
-"""Among the constraints: bytes of the limit that the rest of the model takes."""
 ALLOW_MODELLED = "allow-modelled"
 """Among the constraints where estimates were accepted for what was not measured."""
 

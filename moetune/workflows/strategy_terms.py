@@ -1,20 +1,20 @@
 """Every memory strategy of a plan's layer beside the others: bytes, seconds, and why it lost."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Plan, Strategy
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
-from moetune.solve.choice import MAX_DEGREE, Bounds
+from moetune.solve.choice import recorded_bounds
 from moetune.solve.eq10 import paper_seconds
 from moetune.solve.memory import total_bytes
 from moetune.solve.phases import layer_costs
 from moetune.solve.reuse import host_bytes
+from moetune.solve.room import taken_bytes
 from moetune.solve.strategies import Contender, choose_strategy
 from moetune.solve.words import explain_strategy_loss
-from moetune.workflows.plan import ALLOW_MODELLED, MEMORY_TAKEN
+from moetune.workflows.plan import ALLOW_MODELLED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,11 @@ def strategies_of(plan: Plan, *, profile: Profile, workload: Workload) -> tuple[
     )
     limit = plan.inputs.memory_limit_bytes
     limit = profile.machine.memory_bytes if limit is None else limit
-    limit -= int(constraints.get(MEMORY_TAKEN, "0"))
+    limit -= taken_bytes(constraints)
     found = choose_strategy(
         workload=workload,
         costs=costs,
-        bounds=_bounds(constraints),
+        bounds=recorded_bounds(constraints),
         limit_bytes=limit,
     )
     paper = {
@@ -94,17 +94,3 @@ def strategies_of(plan: Plan, *, profile: Profile, workload: Workload) -> tuple[
         )
 
     return tuple(map(terms, found.contenders))
-
-
-def _bounds(constraints: Mapping[str, str]) -> Bounds:
-    """Return the degrees that a plan's constraints record; every strategy has its own order."""
-
-    def number(flag: str) -> int | None:
-        return int(constraints[flag]) if flag in constraints else None
-
-    return Bounds(
-        forward_degree=number("forward-degree"),
-        backward_degree=number("backward-degree"),
-        max_degree=number("max-degree") or MAX_DEGREE,
-        min_chunk_tokens=number("min-chunk-tokens") or 1,
-    )
