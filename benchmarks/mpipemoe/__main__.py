@@ -94,7 +94,7 @@ def _lab(*, quick: bool, peer: Path | None) -> LabResult:
         small = replace(grid, tokens=(1024,), rounds=3, budget="30s")
         grids = [(small, rate) for rate in rates[::2]]
     else:
-        others = [replace(_grid(name, peer), tokens=(2048, 4096)) for name in MODELS]
+        others = [replace(_grid(name, peer), tokens=(4096,)) for name in MODELS]
         grids += [(one, _MODELS_RATE) for one in others if one.model != _MAIN_MODEL]
     cells: list[StrategyCell] = []
     tables: list[tuple[str, Interference]] = []
@@ -113,7 +113,7 @@ def _grid(model: str, peer: Path | None) -> Grid:
     return Grid(
         model=model,
         layer=LayerShape(d_model=d_model, d_hidden=d_hidden, num_experts=2, activation="relu"),
-        tokens=(1024, 2048, 4096, 8192),
+        tokens=(1024, 2048, 4096),
         degrees=(2, 4, 8),
         limit_degree=4,
         rounds=7,
