@@ -89,9 +89,12 @@ def _memory(*, quick: bool) -> Sequence[Row]:
 def _lab(*, quick: bool, peer: Path | None) -> LabResult:
     grid = _grid(_MAIN_MODEL, peer)
     rates: tuple[float | None, ...] = (200.0, 500.0, 1000.0)
-    grids = [(grid, rate) for rate in rates]
+    grids = [
+        (replace(grid, max_tokens_with_peaks=2048 if rate == _MODELS_RATE else 0), rate)
+        for rate in rates
+    ]
     if quick:
-        small = replace(grid, tokens=(1024,), rounds=3, budget="30s")
+        small = replace(grid, tokens=(1024,), rounds=3, budget="30s", max_tokens_with_peaks=1024)
         grids = [(small, rate) for rate in rates[::2]]
     else:
         others = [replace(_grid(name, peer), tokens=(4096,)) for name in MODELS]
@@ -116,7 +119,8 @@ def _grid(model: str, peer: Path | None) -> Grid:
         tokens=(1024, 2048, 4096),
         degrees=(2, 4, 8),
         limit_degree=4,
-        rounds=7,
+        max_tokens_with_peaks=0,
+        rounds=5,
         budget="60s",
         peer=peer,
     )

@@ -22,8 +22,8 @@ from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.eq10 import paper_seconds
 from moetune.solve.memory import layer_memory, total_bytes
+from moetune.solve.peak import peak_bytes
 from moetune.solve.phases import layer_costs
-from moetune.solve.reuse import host_bytes
 from moetune.solve.step import step_time
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.plan import PlanRequest, make_plan
@@ -33,7 +33,6 @@ Choice = tuple[Strategy, int]
 """(strategy, degree in both phases)."""
 ONE_CHUNK: Choice = ("none", 1)
 _ADAM_BYTES = 8
-_MOST_TOKENS_WITH_PEAKS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +42,7 @@ class Grid:
     Args:
         model: name of the layer in tables.
         limit_degree: the memory limit is what reuse needs with so many chunks.
+        max_tokens_with_peaks: up to which each step's peak of live tensors is measured.
         budget: of one rate's profile.
         peer: DeepSpeed's folder, None to leave it out.
     """
@@ -52,6 +52,7 @@ class Grid:
     tokens: tuple[int, ...]
     degrees: tuple[int, ...]
     limit_degree: int
+    max_tokens_with_peaks: int
     rounds: int
     budget: str
     peer: Path | None
@@ -174,7 +175,7 @@ def run_rate(
         variants += ["deepspeed"] if grid.peer else []
         command = steps_command(
             layer=grid.layer, tokens=grid.tokens, variants=variants, rounds=grid.rounds,
-            max_tokens_with_peaks=_MOST_TOKENS_WITH_PEAKS,
+            max_tokens_with_peaks=grid.max_tokens_with_peaks,
         )  # fmt: skip
         lines = measure_steps(lab, command, peer=grid.peer, echo=echo)
     cells = tuple(
@@ -216,7 +217,7 @@ def _cell(
     costs = layer_costs(workload=workload, costs=costs_of(profile))
     adam_bytes = _ADAM_BYTES * _num_parameters(workload)
 
-    def peak_bytes(variant: str, host: int = 0) -> int:
+    def peak_of(variant: str, host: int = 0) -> int:
         live = lines[tokens, variant].peak_bytes
         return live + adam_bytes - host if live else 0
 
@@ -226,15 +227,16 @@ def _cell(
             costs=costs, tokens=tokens, forward_degree=degree, backward_degree=degree,
             strategy=strategy,
         )  # fmt: skip
+        host_bytes = peak_bytes(
+            workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy
+        ).host_bytes
         return Step(
             strategy=strategy,
             degree=degree,
             predicted_seconds=time.seconds,
             seconds=statistics.median(lines[tokens, _variant(choice)].seconds),
             needed_bytes=grid.needed_bytes(tokens, choice),
-            peak_bytes=peak_bytes(
-                _variant(choice), host_bytes(workload=workload, strategy=strategy)
-            ),
+            peak_bytes=peak_of(_variant(choice), host_bytes),
         )
 
     def planned(variant: str, plan: Plan) -> Planned:
@@ -257,7 +259,7 @@ def _cell(
         limited=planned("limited", plans[1]),
         steps=tuple(map(step, grid.choices)),
         peer_seconds=statistics.median(peer.seconds) if peer else 0.0,
-        peer_bytes=peak_bytes("deepspeed") if peer else 0,
+        peer_bytes=peak_of("deepspeed") if peer else 0,
         paper_choice=min(paper, key=lambda one: paper[one]),
     )
 

@@ -18,7 +18,7 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
     _paragraph(screen, "Why", plan.decision.why)
     _show_terms(screen, explanation)
     _show_strategies(screen, explanation)
-    _show_alternatives(screen, plan)
+    _show_alternatives(screen, explanation)
     _show_ranges(screen, plan)
     _show_trust(screen, plan)
 
@@ -75,14 +75,15 @@ def _show_strategies(screen: Screen, explanation: Explanation) -> None:
             one.strategy + (" *" if one.is_chosen else ""),
             f"{one.forward_degree} and {one.backward_degree}",
             format_bytes(one.needed_bytes),
+            format_bytes(one.peak_bytes),
             format_bytes(one.host_bytes) if one.host_bytes else "",
             format_seconds(one.step_seconds),
             format_seconds(one.paper_seconds) + (" *" if one.is_paper_choice else ""),
         )
         for one in explanation.strategies
     ]
-    header = ("strategy", "chunks", "device", "host", "step", "Eq. 10")
-    screen.table(header, rows, right=range(2, 6))
+    header = ("strategy", "chunks", "device", "peak", "host", "step", "Eq. 10")
+    screen.table(header, rows, right=range(2, 7))
     for one in explanation.strategies:
         lost = f": {one.lost_because}" if one.lost_because else ""
         screen.say(f"{one.strategy}: {HOW[one.strategy]}{lost}", indent=2)
@@ -93,6 +94,11 @@ def _show_strategies(screen: Screen, explanation: Explanation) -> None:
             indent=2,
         )
     screen.say(
+        "device: by the formulas, which the limit is held against; peak: of a step as the layer "
+        "runs it, with the rings and the routing data that they leave out.",
+        indent=2,
+    )
+    screen.say(
         "Eq. 10 is MPipeMoE's own rule: * is what it takes where memory is reused. It knows no "
         "start-up times and does not decide here.",
         indent=2,
@@ -100,7 +106,8 @@ def _show_strategies(screen: Screen, explanation: Explanation) -> None:
     screen.say()
 
 
-def _show_alternatives(screen: Screen, plan: Plan) -> None:
+def _show_alternatives(screen: Screen, explanation: Explanation) -> None:
+    plan = explanation.plan
     screen.say("What lost", style="bold")
     rows = [
         (
@@ -110,6 +117,7 @@ def _show_alternatives(screen: Screen, plan: Plan) -> None:
             one.lost_because,
         )
         for one in plan.alternatives
+        if not explanation.strategies or one.strategy == plan.memory.strategy
     ]
     if rows:
         screen.table(("chunks", "strategy", "step", "because"), rows, right=(2,))

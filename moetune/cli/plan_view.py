@@ -103,7 +103,8 @@ def _step(plan: Plan) -> str:
     whole = times.sequential_forward_seconds + times.sequential_backward_seconds
     whole += times.overhead_seconds
     text = f"One step of the layer: {span}"
-    if not is_one_chunk(plan) and times.step_seconds:
+    reuses = plan.memory.strategy != "none"
+    if not is_one_chunk(plan) and times.step_seconds and not reuses:
         text += f", {whole / times.step_seconds:.2f} × as fast as one chunk"
     return f"{text}. {plan.decision.binding.capitalize()} binds."
 

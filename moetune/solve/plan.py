@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import (
     OFFLOADS_INPUT,
@@ -18,9 +19,11 @@ from moetune.domain.plan import (
     Verdict,
 )
 from moetune.domain.profile import Provenance
+from moetune.domain.units import format_bytes
 from moetune.solve.choice import Bounds
 from moetune.solve.feasible import check_pins
 from moetune.solve.memory import total_bytes
+from moetune.solve.peak import peak_bytes
 from moetune.solve.phases import layer_costs
 from moetune.solve.predict import StepTime
 from moetune.solve.ranges import solve_ranges
@@ -35,6 +38,7 @@ from moetune.solve.words import (
     explain_choice,
     explain_loss,
     explain_memory,
+    explain_peak,
     explain_strategy,
     explain_strategy_loss,
     reuses,
@@ -71,6 +75,12 @@ def solve_plan(
     limit_bytes = inputs.memory_limit_bytes
     if limit_bytes is None:
         limit_bytes = device_memory_bytes
+    if taken_bytes and taken_bytes >= limit_bytes:
+        raise InfeasiblePlanError(
+            f"memory binds: the rest of the model takes {format_bytes(taken_bytes)} of "
+            f"{format_bytes(limit_bytes)}, which leaves nothing for the layer",
+            "spread the model over more ranks, or allow more memory",
+        )
     strategies = choose_strategy(
         workload=workload,
         costs=layer_costs(workload=workload, costs=costs),
@@ -120,6 +130,15 @@ def _doubts(
         profile=profile,
         assumed_spread=is_resampled,
     )
+    limit, best = ranking.room.limit_bytes, ranking.best
+    peak = peak_bytes(
+        workload=ranking.room.workload,
+        forward_degree=best.forward.degree,
+        backward_degree=best.backward.degree,
+        strategy=ranking.strategy,
+    )
+    if peak.device_bytes > limit:
+        yield explain_peak(peak_bytes=peak.device_bytes, limit_bytes=limit)
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
     if offloads and ranking.costs.costs.copy_mode == "pageable":
         yield PAGEABLE

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Estimate
-from moetune.domain.layer import Workload
 from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.samples import Product
 from moetune.domain.units import dtype_bytes
@@ -92,14 +91,6 @@ def chunk_of(
         copies_beside=costs.costs.copy_mode == "pinned",
         sorts_rows=costs.sorts_rows,
     )
-
-
-def host_bytes(*, workload: Workload, strategy: Strategy) -> int:
-    """Return the bytes of activations that wait in host memory."""
-    layer = workload.layer
-    width = layer.d_model * (strategy in OFFLOADS_INPUT)
-    width += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
-    return workload.rows * width * dtype_bytes(workload.dtype)
 
 
 def reuse_time(

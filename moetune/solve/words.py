@@ -135,12 +135,20 @@ def explain_strategy(
     )
 
 
+def explain_peak(*, peak_bytes: int, limit_bytes: int) -> str:
+    """Return by how much rings and routing data, which the formulas leave out, are too much."""
+    return (
+        f"with rings and routing data a step's peak is {format_bytes(peak_bytes)}, "
+        f"{format_bytes(peak_bytes - limit_bytes)} over the limit: leave it so much room"
+    )
+
+
 def explain_memory(*, tokens: int, max_pipelined_tokens: int) -> str:
     """Return why one chunk is taken although more would be faster."""
     return (
         f"Memory binds: the buffers of more than one chunk fit for at most "
         f"{max(0, max_pipelined_tokens)} tokens per rank, and these are {tokens}, so one chunk "
-        "each way is all that fits."
+        "each way is all that fits without reuse."
     )
 
 

@@ -9,8 +9,8 @@ from moetune.fit.costs import costs_of
 from moetune.solve.choice import recorded_bounds
 from moetune.solve.eq10 import paper_seconds
 from moetune.solve.memory import total_bytes
+from moetune.solve.peak import peak_bytes
 from moetune.solve.phases import layer_costs
-from moetune.solve.reuse import host_bytes
 from moetune.solve.room import taken_bytes
 from moetune.solve.strategies import Contender, choose_strategy
 from moetune.solve.words import explain_strategy_loss
@@ -22,7 +22,8 @@ class StrategyTerms:
     """One strategy at its best; where nothing of it fits, at its fastest.
 
     Args:
-        needed_bytes: on the device: states, activations and buffers.
+        needed_bytes: on the device: states, activations and buffers, by Eq. 1 to 6.
+        peak_bytes: of a step as the layer runs it, with rings and routing data.
         host_bytes: activations that wait in host memory.
         paper_seconds: MPipeMoE's Eq. 10.
         is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.
@@ -34,6 +35,7 @@ class StrategyTerms:
     backward_degree: int
     step_seconds: float
     needed_bytes: int
+    peak_bytes: int
     host_bytes: int
     saving_ratio: float
     fits: bool
@@ -78,13 +80,20 @@ def strategies_of(plan: Plan, *, profile: Profile, workload: Workload) -> tuple[
             limit_bytes=limit,
             best=chosen.step,
         )  # fmt: skip
+        peak = peak_bytes(
+            workload=workload,
+            forward_degree=one.step.forward.degree,
+            backward_degree=one.step.backward.degree,
+            strategy=one.strategy,
+        )
         return StrategyTerms(
             strategy=one.strategy,
             forward_degree=one.step.forward.degree,
             backward_degree=one.step.backward.degree,
             step_seconds=one.step.seconds,
             needed_bytes=total_bytes(one.memory),
-            host_bytes=host_bytes(workload=workload, strategy=one.strategy),
+            peak_bytes=peak.device_bytes,
+            host_bytes=peak.host_bytes,
             saving_ratio=one.memory.saving_ratio,
             fits=one.fits,
             is_chosen=one is chosen,

@@ -198,6 +198,12 @@ def test_memory_that_others_take_counts_against_the_limit(cli: Cli) -> None:
     assert taken["inputs"]["constraints"]["memory-taken"] == str(round(1.2 * 2**30))
 
 
+def test_a_model_that_leaves_no_memory_is_infeasible(cli: Cli) -> None:
+    result = cli(*PLAN, "--memory-taken", "12GiB")
+    assert result.code == 3
+    assert "takes 12.0 GiB of 11.0 GiB" in result.err
+
+
 def test_a_pinned_strategy_that_copies_needs_copies_in_the_profile(cli: Cli) -> None:
     result = cli(*PLAN, "--strategy", "S1")
     assert result.code == 5

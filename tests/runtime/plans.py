@@ -9,6 +9,7 @@ from moetune.domain.plan import (
     PlanInputs,
     Predicted,
     Range,
+    Strategy,
     Verdict,
 )
 
@@ -21,6 +22,7 @@ def small_plan(
     dtype: str = "float32",
     degrees: tuple[int, int] = (4, 3),
     ranges: tuple[Range, ...] = ((1, 10, 2, 2), (11, 100, 4, 3)),
+    strategy: Strategy = "none",
 ) -> Plan:
     inputs = PlanInputs(
         model=None, layer=layer, world_size=world_size, tokens_per_rank=tokens, dtype=dtype,
@@ -35,7 +37,7 @@ def small_plan(
             ranges=ranges,
         ),
         memory=Memory(
-            strategy="none", state_bytes=1, activation_bytes=1, buffer_bytes=1, saved_bytes=0,
+            strategy=strategy, state_bytes=1, activation_bytes=1, buffer_bytes=1, saved_bytes=0,
             saving_ratio=0.0,
         ),
         chunks=None,

@@ -1,0 +1,59 @@
+"""Batches that change at every step: decisions follow the plan's ranges, and memory stays."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import moetune
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Strategy
+from tests.runtime.plans import small_plan
+
+LAYER = LayerShape(d_model=32, d_hidden=64, num_experts=4, top_k=2)
+LARGEST = 512
+RANGES = ((1, 63, 1, 1), (64, 255, 2, 3), (256, 4096, 4, 4))
+STEPS = 200
+WARM_STEPS = 10
+
+
+def power_law() -> list[int]:
+    generator = torch.Generator().manual_seed(3)
+    shares = torch.rand(STEPS, generator=generator).pow(3)
+    sizes = (shares * LARGEST).ceil().int().tolist()
+    return [LARGEST, 255, *sizes[2:]]
+
+
+def ramp() -> list[int]:
+    """Down, so that the largest comes first, and up again."""
+    half = STEPS // 2
+    down = [LARGEST - (LARGEST - 1) * step // (half - 1) for step in range(half)]
+    return [255, *down[:-1], *reversed(down)]
+
+
+def recorded() -> list[int]:
+    """A sequence as packed documents make it: mostly full, now and then a rest."""
+    return [LARGEST if step % 7 else 255 - step % 97 for step in range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
+@pytest.mark.parametrize("sizes", [power_law(), ramp(), recorded()], ids=["law", "ramp", "record"])
+def test_memory_stays_where_it_was_after_the_tenth_step(
+    sizes: Sequence[int], strategy: Strategy
+) -> None:
+    plan = small_plan(
+        layer=LAYER, world_size=1, tokens=LARGEST, degrees=(4, 4), ranges=RANGES, strategy=strategy
+    )
+    layer = moetune.MoELayer(32, 64, 4, 2, plan=plan)
+    warm = layer.memory
+    for step, tokens in enumerate(sizes):
+        warm = layer.memory if step == WARM_STEPS else warm
+        layer.zero_grad()
+        layer(torch.randn(tokens, 32)).sum().backward()
+        forward, backward = next(row[2:] for row in RANGES if row[0] <= tokens <= row[1])
+        assert layer.decision.forward_degree == forward
+        assert layer.decision.backward_degree == backward
+        assert layer.decision.strategy == strategy
+    assert layer.memory.peak_device_bytes <= warm.peak_device_bytes
+    assert layer.memory.peak_host_bytes <= warm.peak_host_bytes
+    assert len(sizes) == STEPS
