@@ -20,8 +20,8 @@ DEGREES = (4, 8)
 _NUM_ROUNDS = 7
 _MIB = 2**20
 _HEADER = (
-    "| strategy | degree | predicted ms | measured ms | error | peak MiB | Eq. 4 to 6 MiB "
-    "| hidden ms | Eq. 10 ms |"
+    "| strategy | degree | predicted ms | measured ms | error | peak forward MiB | backward MiB "
+    "| Eq. 4 to 6 MiB | hidden ms | Eq. 10 ms |"
 )
 
 
@@ -30,7 +30,8 @@ class ReuseRow:
     """One strategy and degree.
 
     Args:
-        peak_bytes: of a step, beyond what there was before it.
+        forward_peak_bytes, backward_peak_bytes: of the phase, beyond what there was before the
+            step.
         formula_bytes: activations and buffers by Eq. 4 to 6.
         hidden_seconds: by how much the step is shorter than all its operations measured alone.
         paper_seconds: Eq. 10.
@@ -40,7 +41,8 @@ class ReuseRow:
     degree: int
     predicted_seconds: float
     seconds: float
-    peak_bytes: int
+    forward_peak_bytes: int
+    backward_peak_bytes: int
     formula_bytes: int
     hidden_seconds: float
     paper_seconds: float
@@ -72,12 +74,14 @@ def reuse_rows(
         memory = layer_memory(
             workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy
         )
+        forward_peak, backward_peak = _peak_bytes(steps, one.decision, device)
         yield ReuseRow(
             strategy=strategy,
             degree=degree,
             predicted_seconds=predicted.seconds,
             seconds=seconds,
-            peak_bytes=_peak_bytes(steps, one.decision, device),
+            forward_peak_bytes=forward_peak,
+            backward_peak_bytes=backward_peak,
             formula_bytes=memory.activation_bytes + memory.buffer_bytes,
             hidden_seconds=alone + predicted.overhead.seconds - seconds,
             paper_seconds=paper_seconds(costs=costs, strategy=strategy, tokens=tokens),
@@ -102,24 +106,36 @@ def reuse_table(rows: Sequence[ReuseRow], *, title: str) -> list[str]:
         said,
         "",
         _HEADER,
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     return lines + [
         f"| {row.strategy} | {row.degree} | {row.predicted_seconds * 1e3:.2f} "
         f"| {row.seconds * 1e3:.2f} | {row.predicted_seconds / row.seconds - 1:+.1%} "
-        f"| {row.peak_bytes / _MIB:.0f} | {row.formula_bytes / _MIB:.0f} "
+        f"| {row.forward_peak_bytes / _MIB:.0f} | {row.backward_peak_bytes / _MIB:.0f} "
+        f"| {row.formula_bytes / _MIB:.0f} "
         f"| {row.hidden_seconds * 1e3:.2f} | {row.paper_seconds * 1e3:.2f} |"
         for row in rows
     ]
 
 
-def _peak_bytes(steps: Steps, decision: Decision, device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        steps.run(decision)
-        return torch.cuda.max_memory_allocated() - before
-    with live_tensors() as live:
-        steps.run(decision)
-    return live.peak_bytes
+def _peak_bytes(steps: Steps, decision: Decision, device: torch.device) -> tuple[int, int]:
+    """Return the peaks of the forward and of the backward pass of one step."""
+    steps.run(decision)
+    layer, x_TD = steps.layer, steps.x_TD
+    layer.zero_grad(set_to_none=True)
+    x_TD.grad = None
+    if device.type != "cuda":
+        with live_tensors() as forward:
+            y_TD = layer(x_TD)
+        with live_tensors() as backward:
+            y_TD.backward(steps.grad_TD)
+        return forward.peak_bytes, forward.left_bytes + backward.peak_bytes
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    y_TD = layer(x_TD)
+    torch.cuda.synchronize()
+    forward_peak = torch.cuda.max_memory_allocated() - before
+    torch.cuda.reset_peak_memory_stats()
+    y_TD.backward(steps.grad_TD)
+    torch.cuda.synchronize()
+    return forward_peak, torch.cuda.max_memory_allocated() - before

@@ -27,6 +27,7 @@ from moetune.domain.layer import LayerShape
 
 _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2
+_SEED = 20261121
 _PLANNED = ("planned", "limited")
 _LAYERS = ("ours", "reused", "plain", *_PLANNED, "deepspeed")
 
@@ -86,13 +87,14 @@ def _strategy_and_degree(text: str) -> tuple[str, int]:
 def time_steps(steps: Mapping[str, Step], *, rounds: int) -> dict[str, tuple[float, ...]]:
     """Return the seconds of each step in each round, the maximum over the ranks.
 
-    The order of the steps turns by one from round to round.
+    Every round has another order, the same on all ranks: what a step leaves behind on the link
+    meets all others alike.
     """
     names = list(steps)
+    generator = torch.Generator().manual_seed(_SEED)
     seconds = torch.zeros(rounds, len(names), dtype=torch.float64)
     for number in range(rounds):
-        for place in range(len(names)):
-            index = (number + place) % len(names)
+        for index in torch.randperm(len(names), generator=generator).tolist():
             dist.barrier()
             start = time.perf_counter()
             steps[names[index]]()

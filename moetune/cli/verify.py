@@ -78,10 +78,11 @@ def _show(screen: "Screen", made: "Plan", found: "Verification") -> None:
     )
     screen.say()
     screen.table(
-        ("", "forward", "backward", "predicted", "measured", "error"),
+        ("", "strategy", "forward", "backward", "predicted", "measured", "error"),
         (
             (
                 "plan" if step.is_planned else "",
+                step.strategy,
                 str(step.forward_degree),
                 str(step.backward_degree),
                 "–" if step.predicted_seconds is None else format_seconds(step.predicted_seconds),
@@ -90,7 +91,7 @@ def _show(screen: "Screen", made: "Plan", found: "Verification") -> None:
             )
             for step in found.steps
         ),
-        right=range(1, 6),
+        right=range(2, 7),
     )
     screen.say()
     deviation = max(step.deviation for step in found.steps)

@@ -2,13 +2,13 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
-from moetune.domain.plan import Decision, Plan
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan, Strategy
 from moetune.domain.ports import Observation
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
@@ -37,6 +37,7 @@ class VerifiedStep:
 
     forward_degree: int
     backward_degree: int
+    strategy: Strategy
     is_planned: bool
     predicted_seconds: float | None
     forward_seconds: float
@@ -74,8 +75,12 @@ class Verification:
 
     @property
     def fastest(self) -> VerifiedStep:
-        """The decision with the shortest measured step."""
-        return min(self.steps, key=lambda step: step.step_seconds)
+        """The decision of the plan's strategy with the shortest measured step."""
+        strategy = self.planned.strategy
+        return min(
+            (step for step in self.steps if step.strategy == strategy),
+            key=lambda step: step.step_seconds,
+        )
 
     @property
     def one_chunk(self) -> VerifiedStep:
@@ -129,6 +134,7 @@ def verify_plan(
         VerifiedStep(
             forward_degree=one.decision.forward_degree,
             backward_degree=one.decision.backward_degree,
+            strategy=one.decision.strategy,
             is_planned=one.decision == planned,
             predicted_seconds=_predicted(plan, profile, one.decision),
             forward_seconds=statistics.median(one.forward_seconds),
@@ -186,7 +192,7 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
             source="verify",
         )
         for step in verification.steps
-        if step.predicted_seconds is not None
+        if step.predicted_seconds is not None and step.strategy == plan.memory.strategy
     )
 
 
@@ -202,14 +208,16 @@ def workload_of(plan: Plan) -> Workload:
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
-    order = plan.pipeline.order
+    """Return one chunk, even degrees, and the plan's; where memory is reused, the same kept."""
     planned = plan.decide(plan.inputs.tokens_per_rank)
     even = (
-        Decision(forward_degree=degree, backward_degree=degree, order=order)
+        replace(planned, forward_degree=degree, backward_degree=degree)
         for degree in DEGREES
-        if degree <= max(1, plan.inputs.tokens_per_rank)
+        if 1 < degree <= plan.inputs.tokens_per_rank
     )
-    return tuple(dict.fromkeys((*even, planned)))
+    one_chunk = replace(SAFE_DECISION, order=planned.order)
+    kept = replace(planned, strategy="none")
+    return tuple(dict.fromkeys((one_chunk, kept, *even, planned)))
 
 
 def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float | None:

@@ -41,6 +41,25 @@ def test_verify_finds_equal_numbers_and_keeps_the_observation(
     assert [step["is_planned"] for step in found["steps"]].count(True) == 1
 
 
+def test_verify_of_reused_memory_compares_its_degrees_and_what_keeping_everything_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, db = tmp_path / "plan.json", str(tmp_path / "m.db")
+    path.write_text(canonical_json(small_plan(layer=LAYER, strategy="S4")))
+    arguments = ["--no-config", "--db", db, "verify", str(path), "--nproc", "2", "--json"]
+    assert app.main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    steps = {
+        (step["strategy"], step["forward_degree"], step["backward_degree"])
+        for step in found["steps"]
+    }
+    assert steps == {
+        ("none", 1, 1), ("none", 4, 3), ("S4", 4, 3),
+        ("S4", 2, 2), ("S4", 4, 4), ("S4", 8, 8), ("S4", 16, 16),
+    }  # fmt: skip
+    assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
+
+
 def test_verify_on_another_number_of_ranks_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
