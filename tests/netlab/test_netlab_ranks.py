@@ -78,7 +78,9 @@ def test_steps_take_turns_and_the_slowest_rank_counts() -> None:
     seen = [json.loads(output.stdout) for output in outputs]
     assert seen[0] == seen[1]
     times, calls = seen[0]
-    assert "".join(calls) == "abc" + "bca" + "cab" + "abc"
+    rounds = ["".join(calls[at : at + 3]) for at in range(0, 12, 3)]
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len(set(rounds)) > 1
     assert all(seconds >= 0.05 for seconds in times["a"])
     assert all(seconds >= 0.02 for seconds in times["b"])
 
