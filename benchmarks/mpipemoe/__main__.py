@@ -2,6 +2,7 @@
 
 python -m benchmarks.mpipemoe             about 45 minutes on two quiet cores, as root
 python -m benchmarks.mpipemoe --part memory     without the network lab, no root needed
+python -m benchmarks.mpipemoe --part choice     strategies on two links only, more rounds
 python -m benchmarks.mpipemoe --quick     one model, two links; writes nothing but --output
 """
 
@@ -50,12 +51,17 @@ def main() -> int:
         if given.part in {"lab", "all"}:
             check_supported()
             lab = _lab(quick=given.quick, peer=None if given.no_peer else ensure_peer())
+        if given.part == "choice":
+            check_supported()
+            grid = replace(_grid(_MAIN_MODEL, None), rounds=9)
+            lab = _measure([(grid, 200.0), (grid, 1000.0)])
     except MoetuneError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    machine = describe_machine(peer=lab is not None and not given.no_peer, load=load)
+    has_peer = lab is not None and lab.cells[0].peer_seconds > 0
+    machine = describe_machine(peer=has_peer, load=load)
     text = _report(rows, lab, machine=machine)
     print(text)
     output = given.output or (None if given.quick else _output(given.part))
@@ -66,7 +72,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mpipemoe", description=__doc__)
-    parser.add_argument("--part", choices=["memory", "lab", "all"], default="all")
+    parser.add_argument("--part", choices=["memory", "lab", "choice", "all"], default="all")
     parser.add_argument("--quick", action="store_true", help="few cells, few rounds")
     parser.add_argument("--no-peer", action="store_true", help="leave DeepSpeed out")
     parser.add_argument("--output", type=Path, help="the report; default docs/results/mpipemoe.md")
@@ -99,6 +105,10 @@ def _lab(*, quick: bool, peer: Path | None) -> LabResult:
     else:
         others = [replace(_grid(name, peer), tokens=(4096,)) for name in MODELS]
         grids += [(one, _MODELS_RATE) for one in others if one.model != _MAIN_MODEL]
+    return _measure(grids)
+
+
+def _measure(grids: Sequence[tuple[Grid, float | None]]) -> LabResult:
     cells: list[StrategyCell] = []
     tables: list[tuple[str, Interference]] = []
     for one, rate in grids:
@@ -197,12 +207,12 @@ def _draw(folder: Path, rows: Sequence[Row], lab: LabResult | None) -> list[Path
         middle = [cell for cell in lab.cells if cell.rate_mbit == _MODELS_RATE]
         drawn |= {
             "fig03-interference": figures.interference(lab.interference),
-            "fig11-memory-time": figures.memory_and_time(
-                max((cell for cell in ours if cell.steps[0].peak_bytes), key=_tokens)
-            ),
             "fig12-degree": figures.degree_by_batch([one for one in middle if one in ours] or ours),
             "fig13-strategies": figures.strategies(ours),
         }
+        weighed = [cell for cell in ours if cell.steps[0].peak_bytes]
+        if weighed:
+            drawn["fig11-memory-time"] = figures.memory_and_time(max(weighed, key=_tokens))
         if lab.cells[0].peer_seconds:
             drawn["fig08-speed-up"] = figures.speed_ups(middle or ours)
     if rows:
