@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from moetune.domain.costs import Costs, Trust, least_trust
-from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import (
     OFFLOADS_INPUT,
@@ -19,7 +18,6 @@ from moetune.domain.plan import (
     Verdict,
 )
 from moetune.domain.profile import Provenance
-from moetune.domain.units import format_bytes
 from moetune.solve.choice import Bounds
 from moetune.solve.feasible import check_pins
 from moetune.solve.memory import total_bytes
@@ -28,6 +26,7 @@ from moetune.solve.phases import layer_costs
 from moetune.solve.predict import StepTime
 from moetune.solve.ranges import solve_ranges
 from moetune.solve.ranking import Ranking
+from moetune.solve.room import limit_of
 from moetune.solve.strategies import Contender, Strategies, choose_strategy
 from moetune.solve.uncertainty import Confidence, judge_choice
 from moetune.solve.words import (
@@ -53,7 +52,6 @@ def solve_plan(
     bounds: Bounds,
     device_memory_bytes: int,
     provenance: Provenance,
-    taken_bytes: int = 0,
 ) -> Plan:
     """Return the fastest plan within the bounds and the memory, and why it is the fastest.
 
@@ -63,7 +61,6 @@ def solve_plan(
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
         provenance: of the profile.
-        taken_bytes: of the limit, by the rest of the model.
 
     Raises:
         InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
@@ -72,20 +69,11 @@ def solve_plan(
     """
     workload = _workload(inputs)
     check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
-    limit_bytes = inputs.memory_limit_bytes
-    if limit_bytes is None:
-        limit_bytes = device_memory_bytes
-    if taken_bytes and taken_bytes >= limit_bytes:
-        raise InfeasiblePlanError(
-            f"memory binds: the rest of the model takes {format_bytes(taken_bytes)} of "
-            f"{format_bytes(limit_bytes)}, which leaves nothing for the layer",
-            "spread the model over more ranks, or allow more memory",
-        )
     strategies = choose_strategy(
         workload=workload,
         costs=layer_costs(workload=workload, costs=costs),
         bounds=bounds,
-        limit_bytes=limit_bytes - taken_bytes,
+        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
     )
     ranking = strategies.best
     confidence = judge_choice(

@@ -4,8 +4,10 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import Workload
-from moetune.domain.plan import Memory, Strategy
+from moetune.domain.plan import Memory, PlanInputs, Strategy
+from moetune.domain.units import format_bytes
 from moetune.solve.memory import layer_memory, tokens_that_fit, total_bytes
 
 MEMORY_TAKEN = "memory-taken"
@@ -64,6 +66,24 @@ class Room:
             return not self.fits(strategy=strategy, degrees=degrees, tokens=tokens)
 
         return bisect_left(range(1, _MOST_TOKENS), True, key=is_too_large)  # noqa: FBT003
+
+
+def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
+    """Return what the layer may take: the limit, else the device, less what others take.
+
+    Raises:
+        InfeasiblePlanError: others take all of it.
+    """
+    limit = inputs.memory_limit_bytes
+    limit = device_memory_bytes if limit is None else limit
+    taken = taken_bytes(inputs.constraints)
+    if taken and taken >= limit:
+        raise InfeasiblePlanError(
+            f"memory binds: the rest of the model takes {format_bytes(taken)} of "
+            f"{format_bytes(limit)}, which leaves nothing for the layer",
+            "spread the model over more ranks, or allow more memory",
+        )
+    return limit - taken
 
 
 def taken_bytes(constraints: Mapping[str, str]) -> int:

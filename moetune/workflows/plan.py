@@ -130,7 +130,6 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
         resamples=resample_costs(profile, num=NUM_RESAMPLES, seed=SEED, allow_modelled=allowed),
         bounds=request.bounds,
         device_memory_bytes=profile.machine.memory_bytes,
-        taken_bytes=request.memory_taken_bytes,
         provenance=profile.provenance,
     )
     return replace(plan, warnings=(*_stand_in(plan, profile), *plan.warnings))

@@ -1,5 +1,6 @@
 """Every memory strategy of a plan's layer beside the others: bytes, seconds, and why it lost."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetune.domain.layer import Workload
@@ -11,7 +12,7 @@ from moetune.solve.eq10 import paper_seconds
 from moetune.solve.memory import total_bytes
 from moetune.solve.peak import peak_bytes
 from moetune.solve.phases import layer_costs
-from moetune.solve.room import taken_bytes
+from moetune.solve.room import limit_of
 from moetune.solve.strategies import Contender, choose_strategy
 from moetune.solve.words import explain_strategy_loss
 from moetune.workflows.plan import ALLOW_MODELLED
@@ -55,51 +56,69 @@ def strategies_of(plan: Plan, *, profile: Profile, workload: Workload) -> tuple[
     costs = layer_costs(
         workload=workload, costs=costs_of(profile, allow_modelled=ALLOW_MODELLED in constraints)
     )
-    limit = plan.inputs.memory_limit_bytes
-    limit = profile.machine.memory_bytes if limit is None else limit
-    limit -= taken_bytes(constraints)
-    found = choose_strategy(
+    limit = limit_of(plan.inputs, device_memory_bytes=profile.machine.memory_bytes)
+    contenders = choose_strategy(
         workload=workload,
         costs=costs,
         bounds=recorded_bounds(constraints),
         limit_bytes=limit,
-    )
+    ).contenders
     paper = {
         one.strategy: paper_seconds(
             costs=costs, strategy=one.strategy, tokens=workload.tokens_per_rank
         )
-        for one in found.contenders
+        for one in contenders
     }
-    papers_choice = min((one for one in paper if one != "none"), key=lambda one: paper[one])
-    chosen = next(one for one in found.contenders if one.strategy == plan.memory.strategy)
+    choices = _Choices(
+        chosen=next(one for one in contenders if one.strategy == plan.memory.strategy),
+        paper=paper,
+        papers_choice=min((one for one in paper if one != "none"), key=lambda one: paper[one]),
+        limit_bytes=limit,
+    )
+    return tuple(_terms(one, choices, workload) for one in contenders)
 
-    def terms(one: Contender) -> StrategyTerms:
-        lost = "" if one is chosen else explain_strategy_loss(
-            other=one.step,
-            needed_bytes=total_bytes(one.memory),
-            limit_bytes=limit,
-            best=chosen.step,
-        )  # fmt: skip
-        peak = peak_bytes(
-            workload=workload,
-            forward_degree=one.step.forward.degree,
-            backward_degree=one.step.backward.degree,
-            strategy=one.strategy,
-        )
-        return StrategyTerms(
-            strategy=one.strategy,
-            forward_degree=one.step.forward.degree,
-            backward_degree=one.step.backward.degree,
-            step_seconds=one.step.seconds,
-            needed_bytes=total_bytes(one.memory),
-            peak_bytes=peak.device_bytes,
-            host_bytes=peak.host_bytes,
-            saving_ratio=one.memory.saving_ratio,
-            fits=one.fits,
-            is_chosen=one is chosen,
-            paper_seconds=paper[one.strategy],
-            is_paper_choice=one.strategy == papers_choice,
-            lost_because=lost,
-        )
 
-    return tuple(map(terms, found.contenders))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choices:
+    """What each strategy is held against.
+
+    Args:
+        paper: Eq. 10 of each.
+    """
+
+    chosen: Contender
+    paper: Mapping[Strategy, float]
+    papers_choice: Strategy
+    limit_bytes: int
+
+
+def _terms(one: Contender, choices: _Choices, workload: Workload) -> StrategyTerms:
+    needed = total_bytes(one.memory)
+    forward_degree, backward_degree = one.step.degrees
+    lost = explain_strategy_loss(
+        other=one.step,
+        needed_bytes=needed,
+        limit_bytes=choices.limit_bytes,
+        best=choices.chosen.step,
+    )
+    peak = peak_bytes(
+        workload=workload,
+        forward_degree=forward_degree,
+        backward_degree=backward_degree,
+        strategy=one.strategy,
+    )
+    return StrategyTerms(
+        strategy=one.strategy,
+        forward_degree=forward_degree,
+        backward_degree=backward_degree,
+        step_seconds=one.step.seconds,
+        needed_bytes=needed,
+        peak_bytes=peak.device_bytes,
+        host_bytes=peak.host_bytes,
+        saving_ratio=one.memory.saving_ratio,
+        fits=one.fits,
+        is_chosen=one is choices.chosen,
+        paper_seconds=choices.paper[one.strategy],
+        is_paper_choice=one.strategy == choices.papers_choice,
+        lost_because="" if one is choices.chosen else lost,
+    )
