@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def step(layer, tokens):
     layer(x).backward(grad)
     print(layer.memory.peak_device_bytes, resident("VmHWM") - before)
 
-for tokens in (64, 16384):
+for tokens in (64, 32768):
     layer = MoELayer(256, 1024, 1, activation="relu", bias=False, pipeline=8, memory_reuse={!r})
     step(layer, tokens)
 """
@@ -102,10 +103,12 @@ def test_account_is_what_the_process_grows_by(strategy: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _CHILD.format(strategy)],
         check=True, capture_output=True, text=True, timeout=60,
+        # Fixed, glibc's threshold does not move: what is freed goes back and is not used again.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(64 * 1024), "MALLOC_TRIM_THRESHOLD_": "0"},
     )  # fmt: skip
     account_bytes, grown_bytes = map(int, done.stdout.splitlines()[-1].split())
-    # What the libraries keep for themselves is a few MiB whatever the layer's size.
-    assert 0.97 * account_bytes <= grown_bytes <= 1.02 * account_bytes + 6 * MIB
+    # Libraries keep, and huge pages round up, a few MiB whatever the layer's size.
+    assert abs(grown_bytes - account_bytes) <= 0.02 * account_bytes + 6 * MIB
 
 
 @settings(deadline=None, max_examples=40)
