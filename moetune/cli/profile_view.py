@@ -55,7 +55,9 @@ def _rows(profile: Profile) -> Iterator[tuple[str, ...]]:
     pieces = pieces_of(profile)
     for line in profile.collective:
         yield _line_row(_collective_name(line), line)
-        yield from _piece_rows(pieces.get((line.op, line.group_size, line.in_flight)))
+        yield from _piece_rows(
+            pieces.get((line.op, line.group_size, line.num_nodes, line.in_flight))
+        )
     for copy in profile.copy:
         both = ", both ways" if copy.both_ways else ""
         pinned = "pinned" if copy.pinned else "pageable"

@@ -135,7 +135,9 @@ class Costs(Protocol):
         """Return the α–β line when that is all there is to predict with, else None."""
         ...
 
-    def collective_line(self, *, op: CollectiveOp, group_size: int) -> LinearCost | None:
+    def collective_line(
+        self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
+    ) -> LinearCost | None:
         """Return the α–β line when that is all there is to predict with, else None."""
         ...
 
@@ -154,12 +156,41 @@ class Costs(Protocol):
         ...
 
     def collective(
-        self, *, op: CollectiveOp, group_size: int, num_bytes: float, in_flight: int = 1
+        self,
+        *,
+        op: CollectiveOp,
+        group_size: int,
+        num_bytes: float,
+        in_flight: int = 1,
+        num_nodes: int = 0,
     ) -> Estimate:
         """Return the time of one collective.
 
+        Args:
+            num_nodes: nodes that the ranks are spread over evenly; 0 for consecutive ranks.
+
         Raises:
-            ProfileError: the group size was not measured; the text names the command that does.
+            ProfileError: such a group was not measured; the text names the command that does.
+        """
+        ...
+
+    def attention(
+        self,
+        *,
+        dtype: str,
+        num_sequences: float,
+        length: int,
+        num_heads: int,
+        head_dim: int,
+        backward: bool,
+    ) -> Estimate | None:
+        """Return the time of causal self-attention without its projections.
+
+        Args:
+            backward: of the gradients of query, key and value instead.
+
+        Returns:
+            None where it was not measured.
         """
         ...
 

@@ -62,7 +62,9 @@ class GemmLine:
 class CollectiveLine:
     """α–β line of one collective over one group size, per input byte of one rank.
 
-    in_flight: 1 when issued alone, more when that many are issued at once.
+    Args:
+        in_flight: 1 when issued alone, more when that many are issued at once.
+        num_nodes: nodes that the ranks are spread over evenly; 0 for consecutive ranks.
     """
 
     op: CollectiveOp
@@ -70,6 +72,7 @@ class CollectiveLine:
     alpha_seconds: float
     beta_seconds_per_byte: float
     in_flight: int = 1
+    num_nodes: int = 0
     error: FitError | None = None
 
     def __post_init__(self) -> None:

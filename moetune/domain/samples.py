@@ -65,8 +65,13 @@ class RowsPoint:
 class CollectivePoint:
     """A collective over `group_size` ranks with `num_bytes` of input on each.
 
-    in_flight: 1 for alone, more for as many issued at once as a pipeline issues them; the
-    time is then that of one of them.
+    Groups of that kind that tile the cluster work at the same time, as they do in training.
+
+    Args:
+        in_flight: 1 for alone, more for as many issued at once as a pipeline issues them; the
+            time is then that of one of them.
+        num_nodes: nodes that the group's ranks are spread over evenly; 0 for consecutive ranks,
+            which fill one node after the other.
     """
 
     kind: Literal["collective"] = "collective"
@@ -74,6 +79,24 @@ class CollectivePoint:
     group_size: int
     num_bytes: int
     in_flight: int = 1
+    num_nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class AttentionPoint:
+    """Causal self-attention of `num_sequences` sequences, without its projections.
+
+    Args:
+        backward: the gradient of query, key and value, instead of the result.
+    """
+
+    kind: Literal["attention"] = "attention"
+    dtype: str
+    num_sequences: int
+    length: int
+    num_heads: int
+    head_dim: int
+    backward: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

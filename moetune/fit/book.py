@@ -10,7 +10,7 @@ from moetune.domain.samples import CollectiveOp, Product
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, leave_one_out
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import Loss, comm_loss, comp_loss, interference_of
-from moetune.fit.pool import CollectiveKey, CopyKey, Pool, RowsKey, Series, Shape, pool
+from moetune.fit.pool import CollectiveKey, CopyKey, Group, Pool, RowsKey, Series, Shape, pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,8 @@ class Book:
         self.profile = profile
         self._gemm_lines = {line.dtype: line for line in profile.gemm}
         self._collective_lines: dict[CollectiveKey, CollectiveLine] = {
-            (line.op, line.group_size, line.in_flight): line for line in profile.collective
+            (line.op, line.group_size, line.num_nodes, line.in_flight): line
+            for line in profile.collective
         }
         self._copy_lines: dict[CopyKey, CopyLine] = {
             (line.direction, line.pinned, line.both_ways): line for line in profile.copy
@@ -113,18 +114,18 @@ class Book:
             return None
         return _line(line)
 
-    def group_sizes(self, op: CollectiveOp) -> tuple[int, ...]:
-        """Return the group sizes the collective is known for, ascending."""
+    def groups(self, op: CollectiveOp) -> tuple[Group, ...]:
+        """Return the groups the collective is known for, ascending."""
         keys = self.pool.collective.keys() | self._collective_lines.keys()
-        return tuple(sorted({group_size for one, group_size, _ in keys if one == op}))
+        return tuple(sorted({(size, nodes) for one, size, nodes, _ in keys if one == op}))
 
-    def in_flight(self, op: CollectiveOp, group_size: int) -> tuple[int, ...]:
+    def in_flight(self, op: CollectiveOp, group: Group) -> tuple[int, ...]:
         """Return the numbers in flight that it is known for; of lines only without samples."""
         sources = (self.pool.collective, self._collective_lines)
         found: tuple[int, ...] = ()
         for keys in sources:
             found = found or tuple(
-                sorted(several for one, size, several in keys if (one, size) == (op, group_size))
+                sorted(several for one, *where, several in keys if (one, *where) == (op, *group))
             )
         return found
 

@@ -18,7 +18,7 @@ from moetune.domain.samples import CollectiveOp, Direction, Product
 from moetune.fit.book import Book, Points
 from moetune.fit.curve import Line
 from moetune.fit.missing import copy_name, missing_collective, missing_copy, missing_gemm
-from moetune.fit.pool import CollectiveKey, RowsKey, Shape
+from moetune.fit.pool import CollectiveKey, Group, RowsKey, Shape
 from moetune.fit.predictor import Curves, ExactCurves, Predictor, capped
 
 _FREE = Estimate(seconds=0.0, trust="measured")
@@ -74,12 +74,14 @@ class ProfileCosts:
         line = self._book.gemm_line(dtype)
         return self._curves.line(line, label=f"gemm {dtype}").cost if line else None
 
-    def collective_line(self, *, op: CollectiveOp, group_size: int) -> LinearCost | None:
+    def collective_line(
+        self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
+    ) -> LinearCost | None:
         """Return the α–β line over bytes when that is all there is, else None."""
-        known = self._book.group_sizes(op)
-        if group_size == 1 or not (group_size in known or (known and self._allow_modelled)):
+        known, group = self._book.groups(op), self._group(group_size, num_nodes)
+        if group_size == 1 or not (group in known or (known and self._allow_modelled)):
             return None
-        found, label, _ = self._source(op, group_size, 1)
+        found, label, _ = self._source(op, group, 1)
         return self._curves.line(found, label=label).cost if isinstance(found, Line) else None
 
     def gemm(
@@ -110,7 +112,13 @@ class ProfileCosts:
         return found.predict(rows * width) if found else None
 
     def collective(
-        self, *, op: CollectiveOp, group_size: int, num_bytes: float, in_flight: int = 1
+        self,
+        *,
+        op: CollectiveOp,
+        group_size: int,
+        num_bytes: float,
+        in_flight: int = 1,
+        num_nodes: int = 0,
     ) -> Estimate:
         """Return the time of one collective; in a group of one it costs nothing.
 
@@ -118,15 +126,29 @@ class ProfileCosts:
         several ("interpolated" at best), and else what there is ("extrapolated" at best).
 
         Raises:
-            ProfileError: the group size was not measured; the text names the command that does.
+            ProfileError: such a group was not measured; the text names the command that does.
         """
         if group_size == 1:
             return _FREE
-        key = (op, group_size, in_flight)
+        key = (op, group_size, num_nodes, in_flight)
         found = self._collectives.get(key)
         if found is None:
-            found = self._collectives[key] = self._collective(op, group_size, in_flight)
+            group = self._group(group_size, num_nodes)
+            found = self._collectives[key] = self._collective(op, group, in_flight)
         return found.predict(num_bytes)
+
+    def attention(
+        self,
+        *,
+        dtype: str,
+        num_sequences: float,
+        length: int,
+        num_heads: int,
+        head_dim: int,
+        backward: bool,
+    ) -> Estimate | None:
+        """Return the time of causal self-attention, None where it was not measured."""
+        raise NotImplementedError(dtype, num_sequences, length, num_heads, head_dim, backward)
 
     @property
     def copy_mode(self) -> CopyMode | None:
@@ -186,25 +208,28 @@ class ProfileCosts:
         )
         return Line(cost=per_row, relative_error=line.relative_error)
 
-    def _collective(self, op: CollectiveOp, group_size: int, in_flight: int) -> Predictor:
-        found, label, cap = self._source(op, group_size, in_flight)
+    def _group(self, group_size: int, num_nodes: int) -> Group:
+        """Return the group with 0 nodes where its ranks are consecutive ones."""
+        per_node = self._book.profile.machine.devices_per_node
+        return group_size, 0 if num_nodes == math.ceil(group_size / per_node) else num_nodes
+
+    def _collective(self, op: CollectiveOp, group: Group, in_flight: int) -> Predictor:
+        found, label, cap = self._source(op, group, in_flight)
         return capped(self._predictor(found, label), cap)
 
     def _source(
-        self, op: CollectiveOp, group_size: int, in_flight: int
+        self, op: CollectiveOp, group: Group, in_flight: int
     ) -> tuple[Points | Line, str, Trust]:
         """Return the nearest thing known of a collective, its label and what that is worth."""
-        known = self._book.group_sizes(op)
+        known = self._book.groups(op)
         cap: Trust = "measured"
-        if group_size not in known:
+        if group not in known:
             if not (known and self._allow_modelled):
-                raise missing_collective(
-                    self._book.profile, op=op, group_size=group_size, known=known
-                )
-            group_size, cap = _nearest(group_size, known), "modelled"
-        flights = self._book.in_flight(op, group_size)
+                raise missing_collective(self._book.profile, op=op, group=group, known=known)
+            group, cap = _nearest_group(group, known), "modelled"
+        flights = self._book.in_flight(op, group)
         flight, flight_cap = _nearest_flight(in_flight, flights)
-        key = (op, group_size, flight)
+        key = (op, *group, flight)
         return self._book.collective(key), f"collective {key}", least_trust((cap, flight_cap))
 
     def _copy(self, direction: Direction, pinned: bool) -> Predictor:  # noqa: FBT001 - private
@@ -226,6 +251,14 @@ class ProfileCosts:
                 else self._curves.through(found)
             )
         return self._labelled[label]
+
+
+def _nearest_group(wanted: Group, known: Sequence[Group]) -> Group:
+    """Return the known group nearest in ratio among those placed alike, else among all."""
+    alike = [one for one in known if (one[1] == 0) == (wanted[1] == 0)] or known
+    size = _nearest(wanted[0], [one for one, _ in alike])
+    nodes = [nodes for one, nodes in alike if one == size]
+    return size, min(nodes, key=lambda one: (abs(one - wanted[1]), one))
 
 
 def _nearest(wanted: int, known: Sequence[int]) -> int:

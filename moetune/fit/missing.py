@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction
+from moetune.fit.pool import Group
 
 
 def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:
@@ -17,16 +18,22 @@ def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> Profi
 
 
 def missing_collective(
-    profile: Profile, *, op: CollectiveOp, group_size: int, known: Sequence[int]
+    profile: Profile, *, op: CollectiveOp, group: Group, known: Sequence[Group]
 ) -> ProfileError:
-    """Return the error for a group size; the hint offers the estimate where there is one."""
-    hint = f"measure it on the cluster:  {_launch(profile, group_size)}"
+    """Return the error for a group; the hint offers the estimate where there is one."""
+    hint = f"measure it on the cluster:  {_launch(profile, group)}"
     if known:
         hint += "\n  or accept an estimate:      moetune plan … --allow-modelled"
-    return ProfileError(
-        f"no {op} measured for {group_size} ranks ({_has(profile, known)})",
-        hint,
-    )
+    there = _has(profile, list(map(group_name, known)))
+    group_size, num_nodes = group
+    spread = f" on {num_nodes} nodes" if num_nodes else ""
+    return ProfileError(f"no {op} measured for {group_size} ranks{spread} ({there})", hint)
+
+
+def group_name(group: Group) -> str:
+    """Return "4", or "4 on 2 nodes" where the ranks are spread."""
+    size, num_nodes = group
+    return f"{size} on {num_nodes} nodes" if num_nodes else str(size)
 
 
 def missing_copy(
@@ -57,11 +64,14 @@ def _name(profile: Profile) -> str:
     return "--name NAME"
 
 
-def _launch(profile: Profile, group_size: int) -> str:
+def _launch(profile: Profile, group: Group) -> str:
     per_node = profile.machine.devices_per_node
-    if group_size <= per_node or profile.machine.kind == "cpu":
+    group_size, num_nodes = group
+    if not num_nodes and (group_size <= per_node or profile.machine.kind == "cpu"):
         return f"moetune profile --nproc {group_size} {_name(profile)}"
-    num_nodes = math.ceil(group_size / per_node)
+    if num_nodes:
+        group_size = num_nodes * per_node
+    num_nodes = num_nodes or math.ceil(group_size / per_node)
     return (
         f"torchrun --nnodes {num_nodes} --nproc-per-node {math.ceil(group_size / num_nodes)}"
         f" -m moetune profile {_name(profile)}"

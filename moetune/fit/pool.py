@@ -21,7 +21,9 @@ from moetune.domain.samples import (
 
 Shape = tuple[int, int, int]
 GemmKey = tuple[str, Product, Shape]
-CollectiveKey = tuple[CollectiveOp, int, int]
+Group = tuple[int, int]
+"""Ranks, and the nodes they are spread over; 0 for consecutive ranks."""
+CollectiveKey = tuple[CollectiveOp, int, int, int]
 CopyKey = tuple[Direction, bool, bool]
 RowsKey = tuple[str, str]
 Key = TypeVar("Key", GemmKey, CollectiveKey, CopyKey, RowsKey)
@@ -49,7 +51,7 @@ class Pool:
 
     Args:
         gemm: by dtype, product and (num_experts, d_in, d_out), over rows of one expert.
-        collective: by op, group size and number in flight, over bytes.
+        collective: by op, group size, nodes and number in flight, over bytes.
         copy: by direction, pinned and both_ways, over bytes.
         rows: by op and dtype, over elements.
         interference: raw times by victim and the others that run.
@@ -91,7 +93,8 @@ def pool(samples: Iterable[Sample]) -> Pool:
                 shape = (at.num_experts, at.d_in, at.d_out)
                 gemm[at.dtype, at.product, shape][at.rows].extend(times)
             case CollectivePoint() as at:
-                collective[at.op, at.group_size, at.in_flight][at.num_bytes].extend(times)
+                group = (at.op, at.group_size, at.num_nodes, at.in_flight)
+                collective[group][at.num_bytes].extend(times)
             case CopyPoint() as at:
                 copy[at.direction, at.pinned, at.both_ways][at.num_bytes].extend(times)
             case RowsPoint() as at:

@@ -109,12 +109,13 @@ def _gemm_errors(found: Pool, dtype: str, alpha_seconds: float) -> list[float]:
 
 def _collective_lines(found: Pool, seed: int) -> tuple[CollectiveLine, ...]:
     lines = []
-    for (op, group_size, in_flight), series in found.collective.items():
+    for (op, group_size, num_nodes, in_flight), series in found.collective.items():
         alpha, beta, error = _line(series, seed)
         lines.append(
             CollectiveLine(
                 op=op,
                 group_size=group_size,
+                num_nodes=num_nodes,
                 in_flight=in_flight,
                 alpha_seconds=alpha,
                 beta_seconds_per_byte=beta,

@@ -45,9 +45,12 @@ class LinearCosts:
         assert dtype
         return None if self.is_measured else self.gemm_cost
 
-    def collective_line(self, *, op: CollectiveOp, group_size: int) -> LinearCost | None:
+    def collective_line(
+        self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
+    ) -> LinearCost | None:
         assert op == "all_to_all"
         assert group_size
+        assert num_nodes >= 0
         return None if self.is_measured else self.transfer_cost
 
     def gemm(
@@ -64,9 +67,29 @@ class LinearCosts:
             return None
         return Estimate(seconds=self.rows_seconds[op] * rows * width, trust="measured")
 
+    def attention(
+        self, *, dtype: str, num_sequences: float, length: int, num_heads: int, head_dim: int,
+        backward: bool,
+    ) -> Estimate | None:  # fmt: skip
+        assert dtype
+        if "attention" not in self.rows_seconds:
+            return None
+        elements = num_sequences * length * length * num_heads * head_dim
+        factor = 2 if backward else 1
+        return Estimate(
+            seconds=factor * elements * self.rows_seconds["attention"], trust="measured"
+        )
+
     def collective(
-        self, *, op: CollectiveOp, group_size: int, num_bytes: float, in_flight: int = 1
+        self,
+        *,
+        op: CollectiveOp,
+        group_size: int,
+        num_bytes: float,
+        in_flight: int = 1,
+        num_nodes: int = 0,
     ) -> Estimate:
+        assert num_nodes >= 0
         if self.group_size not in (None, group_size):
             raise ProfileError(f"no {op} measured for {group_size} ranks")
         factor = self.alone_factor if in_flight == 1 else 1.0

@@ -217,8 +217,15 @@ class NoisyCosts(LinearCosts):
         return replace(exact, seconds=exact.seconds * self._noise(rows))
 
     def collective(
-        self, *, op: CollectiveOp, group_size: int, num_bytes: float, in_flight: int = 1
+        self,
+        *,
+        op: CollectiveOp,
+        group_size: int,
+        num_bytes: float,
+        in_flight: int = 1,
+        num_nodes: int = 0,
     ) -> Estimate:
+        assert num_nodes == 0
         exact = LinearCosts.collective(
             self, op=op, group_size=group_size, num_bytes=num_bytes, in_flight=in_flight
         )
