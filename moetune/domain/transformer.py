@@ -1,0 +1,51 @@
+"""A whole model: blocks of attention and a feed-forward network, some of them with experts."""
+
+from dataclasses import dataclass
+
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """A decoder whose every `moe_every`-th block has experts instead of a dense network.
+
+    Args:
+        moe: the experts' layer; the dense networks have one expert's width and activation.
+        num_layers: blocks.
+        length: tokens of a sequence.
+        moe_every: 1 for experts in every block, 2 for the 2nd, 4th and so on.
+
+    Raises:
+        InputError: a size below 1, heads that do not divide the width, or no block with experts.
+    """
+
+    moe: LayerShape
+    num_layers: int
+    num_heads: int
+    length: int
+    vocab_size: int
+    moe_every: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_heads", "length", "vocab_size", "moe_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.moe.d_model % self.num_heads:
+            raise InputError(
+                f"d_model ({self.moe.d_model}) does not divide by num_heads ({self.num_heads})"
+            )
+        if self.moe_every > self.num_layers:
+            raise InputError(
+                f"moe_every ({self.moe_every}) is larger than num_layers ({self.num_layers}): "
+                "no block has experts"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.moe.d_model // self.num_heads
+
+    def has_experts(self, block: int) -> bool:
+        """Return whether the block, counted from 0, has experts."""
+        return (block + 1) % self.moe_every == 0
