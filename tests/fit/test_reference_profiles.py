@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ppmoe import v100
 from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 
 PROFILES = Path(__file__).parents[2] / "profiles"
@@ -37,3 +39,29 @@ def test_pipemoe_profile_has_the_constants_of_figure_6(num_gpus: int) -> None:
 @pytest.mark.parametrize("path", sorted(PROFILES.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_profile_is_read_under_its_own_file_name(path: Path) -> None:
     assert read(path.stem).name == path.stem
+
+
+def test_the_v100_profile_is_what_its_generator_writes() -> None:
+    assert (PROFILES / v100.PROFILE.name).read_text() == v100.text()
+
+
+@pytest.mark.parametrize(
+    ("op", "group_size", "num_nodes", "num_bytes", "seconds"),
+    [
+        # Worked out by hand from 300 GB/s inside a node, 12.5 GB/s between, eight to a node.
+        ("all_reduce", 8, 1, 300e9, 1.75),
+        ("all_reduce", 32, 4, 12.5e9, 2 * 31 / 32),
+        ("all_reduce", 4, 4, 12.5e9 / 8, 1.5),
+        ("all_to_all", 32, 4, 12.5e9 / 8, 24 / 32),
+        ("all_to_all", 4, 4, 12.5e9 / 8, 3 / 4),
+        ("all_gather", 8, 1, 300e9, 7),
+        ("send", 2, 2, 12.5e9 / 8, 1),
+    ],
+)
+def test_the_v100_profile_has_the_wires_of_the_paper(
+    op: CollectiveOp, group_size: int, num_nodes: int, num_bytes: float, seconds: float
+) -> None:
+    found = costs_of(read("v100-x256")).collective(
+        op=op, group_size=group_size, num_nodes=num_nodes, num_bytes=num_bytes
+    )
+    assert found.seconds == pytest.approx(seconds + 6.19e-5, rel=1e-5)
