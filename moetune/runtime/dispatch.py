@@ -100,7 +100,7 @@ def plan_dispatch(
         CollectiveError: the exchange failed.
     """
     num_tokens, top_k = experts_TK.shape
-    places, forward_pieces, backward_pieces = _common_pieces(forward_degree, backward_degree)
+    places, forward_pieces, backward_pieces = common_pieces(forward_degree, backward_degree)
     num_pieces, num_cells = len(places) - 1, (len(places) - 1) * num_experts
     bounds = [num_tokens * place // places[-1] for place in places[1:]]
     tokens = torch.arange(num_tokens, device=experts_TK.device)
@@ -142,7 +142,7 @@ def plan_dispatch(
     )
 
 
-def _common_pieces(
+def common_pieces(
     forward_degree: int, backward_degree: int
 ) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
     """Return the bounds of the pieces as multiples of 1/(f·b), and each phase's in pieces.

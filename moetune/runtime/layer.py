@@ -1,38 +1,23 @@
 """`MoELayer`: the module that executes a plan."""
 
-import os
 from dataclasses import replace
+from functools import cached_property
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
-from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation, LayerShape, check_divisible
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.runtime.account import Account, MemoryUse
-from moetune.runtime.agreement import agree_on_tokens
-from moetune.runtime.arguments import book_of, fixed_decision, forced_strategy
 from moetune.runtime.copies import Copies, copies_of
 from moetune.runtime.dispatch import plan_dispatch
-from moetune.runtime.experts import Experts
-from moetune.runtime.gate import Gate, Routing
-from moetune.runtime.gloo_link import link_of
+from moetune.runtime.expert_layer import ExpertLayer, device_of
+from moetune.runtime.gate import Routing
 from moetune.runtime.host_pool import HostPool
-from moetune.runtime.links import Link
 from moetune.runtime.offload import Host, Offload
 from moetune.runtime.pipeline import Pipe
 from moetune.runtime.pipelined_experts import PipelinedExperts
-from moetune.runtime.planbook import PlanBook, Shelf, warn_once
-from moetune.runtime.recorder import NoRecorder, Recorder
 from moetune.runtime.reused_experts import ReusedExperts
-from moetune.runtime.scratch import Scratch
-from moetune.runtime.stopwatch import NoWatch, Watch
-
-_SEED_LIMIT = 2**62
+from moetune.runtime.stopwatch import Watch
 
 
-class MoELayer(nn.Module):
+class MoELayer(ExpertLayer):
     """A Mixture-of-Experts layer whose exchanges run behind its experts' computation.
 
     The degree changes the time of a step, never its numbers.
@@ -66,152 +51,14 @@ class MoELayer(nn.Module):
         InputError: an argument is out of range or the plan is for another layer.
     """
 
-    aux_loss: torch.Tensor
-
-    def __init__(
-        self,
-        d_model: int,
-        d_hidden: int,
-        num_experts: int,
-        top_k: int = 1,
-        *,
-        activation: Activation = "gelu",
-        bias: bool = True,
-        capacity_factor: float | None = None,
-        normalize_topk: bool | None = None,
-        group: dist.ProcessGroup | None = None,
-        pipeline: bool | int = True,
-        memory_reuse: bool | str = True,
-        plan: Plan | str | os.PathLike[str] | None = None,
-        planbook: PlanBook | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        link: Link | None = None,
-    ) -> None:
-        super().__init__()
-        self.shape = LayerShape(
-            d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
-            activation=activation,
-        )  # fmt: skip
-        if capacity_factor is not None and not capacity_factor > 0:
-            raise InputError(f"capacity_factor must be above 0 or None, got {capacity_factor}")
-        self.link = link_of(group, device=_device_of(device)) if link is None else link
-        check_divisible(num_experts, self.link.num_ranks)
-        self._account, self._host_account = Account("device"), Account("host")
-        self.gate = Gate(
-            self.shape,
-            normalize_topk=top_k > 1 if normalize_topk is None else normalize_topk,
-            capacity_factor=capacity_factor,
-            account=self._account,
-            device=device,
-            dtype=dtype,
-        )
-        local_experts = num_experts // self.link.num_ranks
-        self.experts = Experts(
-            self.shape, local_experts=local_experts, bias=bias, device=device, dtype=dtype
-        )
-        self.recorder: Recorder = NoRecorder()
-        self.decision = SAFE_DECISION
-        self.num_dropped = 0
-        self._fixed = fixed_decision(pipeline)
-        self._book = book_of(plan, planbook, self.shape, self.link.num_ranks)
-        self._strategy = forced_strategy(memory_reuse)
-        self._scratch = Scratch(self._account)
-        self._host = Host(pool=HostPool(self._host_account), copies=copies_of(_device_of(device)))
-        self._shelves: dict[torch.dtype, Shelf | None] = {}
-        # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
-        self._ddp_params_and_buffers_to_ignore = [
-            f"experts.{name}" for name, _ in self.experts.named_parameters()
-        ]
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew: equal gates, and experts that do not depend on the ranks.
-
-        The first rank draws one number from torch's generator and gives it to the others.
-        """
-        if self.gate.weight.is_meta:
-            return
-        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.gate.weight.device)
-        if self.link.num_ranks > 1:
-            seed = self.link.gather(seed, "the exchange of the experts' seed")[0]
-        generator = torch.Generator().manual_seed(int(seed))
-        bound = self.shape.d_model**-0.5
-        values = torch.empty(self.gate.weight.shape, dtype=torch.float64)
-        with torch.no_grad():
-            self.gate.weight.copy_(values.uniform_(-bound, bound, generator=generator))
-        self.experts.reset(int(seed), self.link.rank * self.experts.local_experts)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the experts' weighted outputs.
-
-        Args:
-            x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
-
-        Returns:
-            The same shape and dtype as `x`.
-
-        Raises:
-            InputError: `x` has another width or dtype than the layer (one rank).
-            RankMismatchError: the ranks differ; the same on every rank.
-            CollectiveError: an exchange failed.
-            AllocationError: there is no memory for the step.
-        """
-        dtype = _compute_dtype(x)
-        width = x.shape[-1] if x.dim() else 0
-        num_tokens = x.numel() // width if width else 0
-        tokens = agree_on_tokens(
-            self.link,
-            num_tokens=num_tokens,
-            signature=self._signature(x, dtype),
-            problem=self._problem(x, dtype),
-            device=x.device,
-        )
-        decision = self._decide(tokens, dtype)
-        if self._strategy is not None:
-            decision = replace(decision, strategy=self._strategy)
-        self.decision = decision
-        watch = self._watch(tokens, dtype, x.device)
-        with self._scratch.guard("a forward pass"):
-            routing = self.gate(x.reshape(num_tokens, width))
-            self.aux_loss = routing.aux_loss
-            y_TD = self._run(routing.x_TD.to(dtype), routing, watch)
-        return y_TD.to(x.dtype).view(x.shape)
-
-    def pin(self, decision: Decision | None) -> None:
-        """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
-        self._fixed = decision
-
-    def poison_buffers(self) -> None:
-        """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
-        self._scratch = Scratch(self._account, poison=True)
-
     def offload_with(self, copies: Copies) -> None:
         """Copy to and from the host with `copies` from now on."""
         self._host = replace(self._host, copies=copies)
 
-    @property
-    def memory(self) -> MemoryUse:
-        """What the layer holds now, and at most since `reset_peak_memory`."""
-        device, host = self._account, self._host_account
-        return MemoryUse(
-            device_bytes=device.num_bytes, peak_device_bytes=device.peak_bytes,
-            host_bytes=host.num_bytes, peak_host_bytes=host.peak_bytes,
-        )  # fmt: skip
-
-    def reset_peak_memory(self) -> None:
-        """Let the peaks begin anew at what the layer holds now."""
-        self._account.reset_peak()
-        self._host_account.reset_peak()
-
-    def extra_repr(self) -> str:
-        """Show the shape and the ranks."""
-        shape = self.shape
-        return (
-            f"d_model={shape.d_model}, d_hidden={shape.d_hidden}, "
-            f"num_experts={shape.num_experts}, top_k={shape.top_k}, "
-            f"activation={shape.activation}, ranks={self.link.num_ranks}"
-        )
+    @cached_property
+    def _host(self) -> Host:
+        device = device_of(self.experts.w1.device)
+        return Host(pool=HostPool(self._host_account), copies=copies_of(device))
 
     def _run(self, x_TD: torch.Tensor, routing: Routing, watch: Watch) -> torch.Tensor:
         pipe = Pipe(
@@ -230,11 +77,7 @@ class MoELayer(nn.Module):
         )
         self.num_dropped = pipe.dispatch.num_dropped
         self._account.add(*pipe.dispatch.tensors)
-        experts, dtype = self.experts, x_TD.dtype
-        parameters = (
-            None if each is None else each.to(dtype)
-            for each in (experts.w1, experts.b1, experts.w2, experts.b2, experts.w3)
-        )
+        parameters = self._weights(x_TD.dtype)
         shared = x_TD, routing.weights_TK, pipe, self.shape.activation
         y_TD: torch.Tensor
         watch.begin()
@@ -256,57 +99,3 @@ class MoELayer(nn.Module):
             like=x_TD,
             is_needed=torch.is_grad_enabled(),
         )
-
-    def _decide(self, tokens: int, dtype: torch.dtype) -> Decision:
-        if self._fixed is not None:
-            return self._fixed
-        if dtype not in self._shelves:
-            name = str(dtype).removeprefix("torch.")
-            shelf = self._book.shelf(
-                self.shape,
-                num_ranks=self.link.num_ranks,
-                dtype=name,
-                memory_reuse=self._strategy,
-            )
-            if shelf is None:
-                warn_once(
-                    f"no plan for {self.shape} in {name} on {self.link.num_ranks} ranks: "
-                    "running one chunk. Make one with `moetune plan`.",
-                    rank=self.link.rank,
-                )
-            self._shelves[dtype] = shelf
-        shelf = self._shelves[dtype]
-        return SAFE_DECISION if shelf is None else shelf.decide(tokens)
-
-    def _watch(self, tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
-        shelf = self._shelves.get(dtype)
-        if self._fixed is not None or shelf is None or not torch.is_grad_enabled():
-            return NoWatch()
-        return shelf.watch(tokens, device)
-
-    def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
-        how = self._book.version if self._fixed is None else str(self._fixed)
-        how += f", memory {self._strategy or 'as planned'}"
-        return (
-            f"{self.shape}, {dtype}, plan {how}, "
-            f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
-        )
-
-    def _problem(self, x: torch.Tensor, dtype: torch.dtype) -> str:
-        if not x.dim() or x.shape[-1] != self.shape.d_model:
-            return f"x has shape {tuple(x.shape)}, its last size must be {self.shape.d_model}"
-        weight = self.experts.w1
-        if x.device.type != weight.device.type:
-            return f"x is on {x.device}, the experts are on {weight.device}"
-        if dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-            return f"x is {x.dtype}, the experts are {weight.dtype}"
-        return ""
-
-
-def _device_of(device: torch.device | str | None) -> torch.device:
-    return torch.get_default_device() if device is None else torch.device(device)
-
-
-def _compute_dtype(x: torch.Tensor) -> torch.dtype:
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -61,6 +61,10 @@ class Link(Protocol):
         """
         ...
 
+    def add(self, values: torch.Tensor, name: str) -> Transfer:
+        """Start adding up every rank's contiguous `values`, in place."""
+        ...
+
     def swap(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
         """Return block r of every rank's `blocks` (num_ranks, …) on rank r, blocking."""
         ...
@@ -95,6 +99,10 @@ class LocalLink:
     ) -> Transfer:
         """Copy the rows."""
         output.copy_(rows)
+        return _Done()
+
+    def add(self, *_: object) -> Transfer:
+        """Do nothing: the sum is there."""
         return _Done()
 
     def swap(self, blocks: torch.Tensor, *_: object) -> torch.Tensor:
@@ -162,6 +170,14 @@ class GroupLink:
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
         return _GroupTransfer(work, (output, rows), name, self.where)
+
+    def add(self, values: torch.Tensor, name: str) -> Transfer:
+        """Start one all_reduce."""
+        try:
+            work = dist.all_reduce(values, group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise collective_failed(name, self.where, error) from error
+        return _GroupTransfer(work, (values,), name, self.where)
 
     def swap(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
         """Exchange equal blocks."""

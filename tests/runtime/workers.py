@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.plan import Decision
+from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.layer import MoELayer
 from tests.runtime.reference import Weights, dense_moe
 
@@ -30,7 +31,7 @@ def _num_ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def all_weights(layer: MoELayer) -> Weights:
+def all_weights(layer: ExpertLayer) -> Weights:
     """Return every rank's experts as leaves of the reference."""
 
     def whole(value: torch.Tensor | None) -> torch.Tensor | None:
