@@ -1,89 +1,248 @@
-"""A byte-level language model with MoE blocks, small enough to read: the worked example.
+"""A byte-level language model with experts, small enough to read: the worked example.
+
+Whole on one rank, or cut into stages and tensor-parallel shares by a layout.
 
 B sequences, S bytes each, D model width, V = 256 byte values.
 """
 
+import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from moetune.runtime.layer import MoELayer
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.layout_check import check_layout, nearest_divisors, stage_blocks
+from moetune.runtime.expert_layer import ExpertLayer
+from moetune.runtime.links import Link, LocalLink
+from moetune.runtime.ranks import Ranks
+from moetune.runtime.stages import Shapes, Stages
+from moetune.runtime.tensor_parallel import ColumnLinear, RowLinear
 
 NUM_BYTES = 256
 
 
-class Attention(nn.Module):
-    """Causal self-attention."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModelShape:
+    """The sizes of the model.
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    Args:
+        layer: its experts; dense FFNs have one expert's width.
+        context: the largest S.
+        moe_every: the distance of blocks with experts; the others have a dense FFN.
+
+    Raises:
+        InputError: a size is below 1, or the heads do not divide d_model.
+    """
+
+    layer: LayerShape
+    num_heads: int
+    num_blocks: int
+    context: int
+    moe_every: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "num_blocks", "context", "moe_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.layer.d_model % self.num_heads:
+            near = nearest_divisors(self.layer.d_model, self.num_heads)
+            raise InputError(
+                f"d_model ({self.layer.d_model}) does not divide by num_heads ({self.num_heads})",
+                f"use {' or '.join(map(str, near))} heads",
+            )
+
+    def has_experts(self, block: int) -> bool:
+        """Whether the block, counted from 0, has experts."""
+        return (block + 1) % self.moe_every == 0
+
+
+class Attention(nn.Module):
+    """Causal self-attention, its heads cut over the tensor-parallel ranks."""
+
+    def __init__(self, d_model: int, num_heads: int, link: Link) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(d_model, 3 * d_model)
-        self.out = nn.Linear(d_model, d_model)
+        self.num_heads = num_heads // link.num_ranks
+        self.qkv = ColumnLinear(d_model, 3 * d_model, link)
+        self.out = RowLinear(d_model, d_model, link)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D)."""
-        batch, length, width = x_BSD.shape
-        heads = self.qkv(x_BSD).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        batch, length, _ = x_BSD.shape
+        heads = self.qkv(x_BSD).view(batch, length, self.num_heads, 3, -1).permute(3, 0, 2, 1, 4)
         query, key, value = heads
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        result: torch.Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class FeedForward(nn.Module):
+    """Two linear layers, the width between them cut over the tensor-parallel ranks."""
+
+    def __init__(self, d_model: int, d_hidden: int, link: Link) -> None:
+        super().__init__()
+        self.up = ColumnLinear(d_model, d_hidden, link)
+        self.down = RowLinear(d_hidden, d_model, link)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        result: torch.Tensor = self.down(functional.gelu(self.up(x_BSD)))
         return result
 
 
 class Block(nn.Module):
-    """Attention, then experts, each behind a norm and beside a residual."""
+    """Attention, then experts or a dense FFN, each behind a norm and beside a residual.
 
-    def __init__(self, d_model: int, num_heads: int, moe: MoELayer) -> None:
+    Args:
+        balance: weight of the experts' balance loss in the gradients.
+    """
+
+    def __init__(self, attention: Attention, ffn: nn.Module, d_model: int, balance: float) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-        self.attention = Attention(d_model, num_heads)
-        self.moe = moe
+        self.attention = attention
+        self.ffn = ffn
+        self.balance = balance
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D)."""
         x_BSD = x_BSD + self.attention(self.norm1(x_BSD))
-        result: torch.Tensor = x_BSD + self.moe(self.norm2(x_BSD))
-        return result
+        x_BSD = x_BSD + self.ffn(self.norm2(x_BSD))
+        if self.balance and isinstance(self.ffn, ExpertLayer):
+            x_BSD = _WithLoss.apply(x_BSD, self.ffn.aux_loss, self.balance)  # type: ignore[no-untyped-call]
+        return x_BSD
+
+
+class _WithLoss(torch.autograd.Function):
+    """x, and backward a gradient for a loss that no later stage gets to see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:  # noqa: ANN401
+        ctx.grad = loss.new_tensor(weight)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # noqa: ANN401
+        return grad, ctx.grad, None
 
 
 class ByteLanguageModel(nn.Module):
-    """Predicts the next byte.
+    """Predicts the next byte: the whole model, or the blocks of one stage.
+
+    The first blocks come with the embedding, the last ones with norm and head. Parameters have
+    the same names in every cut.
 
     Args:
-        context: the largest S.
-        make_moe: returns one MoE layer; it is called once a block.
+        make_moe: returns one MoE layer; called once for every block with experts.
+        blocks: those of this stage; None has all.
+        link: the tensor-parallel group; None is this rank alone.
+        balance: weight of every layer's balance loss in the gradients.
     """
 
     def __init__(
         self,
+        shape: LanguageModelShape,
+        make_moe: Callable[[], ExpertLayer],
         *,
-        d_model: int,
-        num_heads: int,
-        num_blocks: int,
-        context: int,
-        make_moe: Callable[[], MoELayer],
+        blocks: range | None = None,
+        link: Link | None = None,
+        balance: float = 0.0,
     ) -> None:
         super().__init__()
-        self.bytes = nn.Embedding(NUM_BYTES, d_model)
-        self.places = nn.Embedding(context, d_model)
-        blocks = (Block(d_model, num_heads, make_moe()) for _ in range(num_blocks))
-        self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.LayerNorm(d_model)
-        self.head = nn.Linear(d_model, NUM_BYTES)
+        blocks = range(shape.num_blocks) if blocks is None else blocks
+        link = LocalLink() if link is None else link
+        d_model, d_hidden = shape.layer.d_model, shape.layer.d_hidden
+        self.is_first, self.is_last = blocks.start == 0, blocks.stop == shape.num_blocks
+        if self.is_first:
+            self.bytes = nn.Embedding(NUM_BYTES, d_model)
+            self.places = nn.Embedding(shape.context, d_model)
+        self.blocks = nn.ModuleDict()
+        for block in blocks:
+            experts = shape.has_experts(block)
+            ffn = make_moe() if experts else FeedForward(d_model, d_hidden, link)
+            attention = Attention(d_model, shape.num_heads, link)
+            self.blocks[str(block)] = Block(attention, ffn, d_model, balance)
+        if self.is_last:
+            self.norm = nn.LayerNorm(d_model)
+            self.head = nn.Linear(d_model, NUM_BYTES)
 
-    def forward(self, text_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean cross-entropy of every next byte, in nats, and the balance loss.
+    def reset_parameters(self, seed: int) -> None:
+        """Draw every layer from the seed and its name: the same values in every cut."""
+        for name, module in self.named_modules():
+            if module is not self and hasattr(module, "reset_parameters"):
+                with torch.random.fork_rng(devices=()):
+                    torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+                    module.reset_parameters()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, V) logits of the next bytes, or (B, S, D) for the next stage.
 
         Args:
-            text_BS: (B, S + 1) bytes as int64; the last ones are only predicted.
+            x: (B, S) bytes as int64, or (B, S, D) of the stage before.
         """
-        known, wanted = text_BS[:, :-1], text_BS[:, 1:]
-        places = torch.arange(known.shape[1], device=known.device)
-        x_BSD = self.blocks(self.bytes(known) + self.places(places))
-        logits = self.head(self.norm(x_BSD))
-        loss = functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
-        layers = [block.moe for block in self.blocks if isinstance(block, Block)]
-        return loss, torch.stack([layer.aux_loss for layer in layers]).mean()
+        if self.is_first:
+            x = self.bytes(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks.values():
+            x = block(x)
+        return self.head(self.norm(x)) if self.is_last else x
+
+
+def next_byte_loss(logits_BSV: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of the next bytes, in nats."""
+    return functional.cross_entropy(logits_BSV.flatten(0, 1), wanted_BS.flatten())
+
+
+def staged_language_model(
+    shape: LanguageModelShape,
+    ranks: Ranks,
+    *,
+    num_sequences: int,
+    num_micro_batches: int,
+    stages_per_rank: int = 1,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    balance: float = 0.0,
+    **options: Any,  # noqa: ANN401
+) -> Stages:
+    """Return this rank's stages of the model; all ranks call this together.
+
+    Args:
+        num_sequences: of one data-parallel rank in one step, `shape.context` bytes each.
+        seed: the first weights are a function of it alone, whatever the layout.
+        balance: weight of the mean balance loss.
+        options: further arguments of the MoE layers.
+
+    Raises:
+        InputError: the layout cannot run the model; the text names sizes that can.
+    """
+    layout, layer = ranks.layout, shape.layer
+    check_layout(
+        layout, world_size=ranks.mesh.size(), num_blocks=shape.num_blocks,
+        num_heads=shape.num_heads, d_hidden=layer.d_hidden, num_experts=layer.num_experts,
+        stages_per_rank=stages_per_rank,
+    )  # fmt: skip
+    num_layers = sum(map(shape.has_experts, range(shape.num_blocks)))
+    blocks = stage_blocks(shape.num_blocks, num_stages=layout.pp * stages_per_rank)
+    parts = [
+        ByteLanguageModel(
+            shape, lambda: ranks.expert_layer(layer, **options), blocks=blocks[stage],
+            link=ranks.tensor_link,
+            balance=balance / max(1, num_layers * num_micro_batches * layout.dp),
+        ).to(ranks.mesh.device_type, dtype)
+        for stage in ranks.stages(stages_per_rank)
+    ]  # fmt: skip
+    for part in parts:
+        part.reset_parameters(seed)
+    size = num_sequences, shape.context
+    shapes = Shapes(
+        inputs=torch.empty(size, dtype=torch.int64, device="meta"),
+        between=torch.empty((*size, layer.d_model), dtype=dtype, device="meta"),
+        outputs=torch.empty((*size, NUM_BYTES), dtype=dtype, device="meta"),
+    )
+    return Stages(
+        parts, ranks, loss_of=next_byte_loss, shapes=shapes, num_micro_batches=num_micro_batches
+    )

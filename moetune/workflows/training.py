@@ -15,7 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.ddp import prepare_ddp
-from moetune.runtime.language_model import ByteLanguageModel
+from moetune.runtime.language_model import (
+    ByteLanguageModel,
+    LanguageModelShape,
+    next_byte_loss,
+)
 from moetune.runtime.layer import MoELayer
 from moetune.workflows.steps import MeasuredSteps, Steps, measure_steps
 
@@ -115,8 +119,7 @@ def _train(lesson: Lesson, text: Text, decision: Decision) -> Trained:
     before = _loss(model, text)
     generator = torch.Generator().manual_seed(_SEED + layers[0].link.rank)
     for _ in range(lesson.num_steps):
-        loss, aux_loss = wrapped(_batch(lesson, text, generator))
-        (loss + AUX_WEIGHT * aux_loss).backward()
+        _next_byte_loss(wrapped, _batch(lesson, text, generator)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return Trained(
@@ -128,20 +131,23 @@ def _train(lesson: Lesson, text: Text, decision: Decision) -> Trained:
 
 
 def _model(lesson: Lesson) -> ByteLanguageModel:
-    shape = lesson.layer
+    layer = lesson.layer
     return ByteLanguageModel(
-        d_model=shape.d_model,
-        num_heads=lesson.num_heads,
-        num_blocks=lesson.num_blocks,
-        context=lesson.length,
-        make_moe=lambda: MoELayer(
-            shape.d_model,
-            shape.d_hidden,
-            shape.num_experts,
-            shape.top_k,
-            activation=shape.activation,
+        LanguageModelShape(
+            layer=layer,
+            num_heads=lesson.num_heads,
+            num_blocks=lesson.num_blocks,
+            context=lesson.length,
+        ),
+        lambda: MoELayer(
+            layer.d_model,
+            layer.d_hidden,
+            layer.num_experts,
+            layer.top_k,
+            activation=layer.activation,
             pipeline=False,
         ),
+        balance=AUX_WEIGHT / lesson.num_blocks,
     )
 
 
@@ -154,8 +160,11 @@ def _batch(lesson: Lesson, text: Text, generator: torch.Generator) -> torch.Tens
 
 def _loss(model: ByteLanguageModel, text: Text) -> float:
     with torch.no_grad():
-        loss, _ = model(text.held_out)
-    return float(loss)
+        return float(_next_byte_loss(model, text.held_out))
+
+
+def _next_byte_loss(model: nn.Module, text_BS: torch.Tensor) -> torch.Tensor:
+    return next_byte_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
 
 
 def _time_first(
@@ -165,7 +174,7 @@ def _time_first(
     caught: list[torch.Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach()))
     with torch.no_grad():
-        model(text_BS)
+        model(text_BS[:, :-1])
     hook.remove()
     x_TD = caught[0].flatten(0, -2)
     steps = Steps(layer, x_TD, torch.randn_like(x_TD))

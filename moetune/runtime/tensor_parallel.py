@@ -1,0 +1,104 @@
+"""Linear layers cut over a tensor-parallel group: columns first, then rows (Megatron-LM §3).
+
+All ranks give the same input and get the same output; between the two layers each has its own
+share. The pair costs one all-reduce of the output forward and one of the input's gradient
+backward. Parameters are plain tensors, not torch's DTensor: an optimizer cannot update those
+in one fused or foreach call together with the plain ones of norms and experts.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from moetune.runtime.links import Link
+
+
+class ColumnLinear(nn.Module):
+    """A linear layer whose outputs are cut over the ranks: (…, in) to (…, out / ranks)."""
+
+    def __init__(self, d_in: int, d_out: int, link: Link) -> None:
+        super().__init__()
+        self.link = link
+        self.whole = d_in, d_out
+        self.weight = nn.Parameter(torch.empty(d_out // link.num_ranks, d_in))
+        self.bias = nn.Parameter(torch.empty(d_out // link.num_ranks))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the whole layer as `nn.Linear` does and keep this rank's share."""
+        whole = nn.Linear(*self.whole, dtype=self.weight.dtype, device="cpu")
+        with torch.no_grad():
+            self.weight.copy_(_share(whole.weight, 0, self.link))
+            self.bias.copy_(_share(whole.bias, 0, self.link))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's outputs."""
+        if self.link.num_ranks > 1:
+            x = _Copied.apply(x, self.link)  # type: ignore[no-untyped-call]
+        return functional.linear(x, self.weight, self.bias)
+
+
+class RowLinear(nn.Module):
+    """A linear layer whose inputs are cut over the ranks: (…, in / ranks) to (…, out)."""
+
+    def __init__(self, d_in: int, d_out: int, link: Link) -> None:
+        super().__init__()
+        self.link = link
+        self.whole = d_in, d_out
+        self.weight = nn.Parameter(torch.empty(d_out, d_in // link.num_ranks))
+        self.bias = nn.Parameter(torch.empty(d_out))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the whole layer as `nn.Linear` does and keep this rank's share."""
+        whole = nn.Linear(*self.whole, dtype=self.weight.dtype, device="cpu")
+        with torch.no_grad():
+            self.weight.copy_(_share(whole.weight, 1, self.link))
+            self.bias.copy_(whole.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs, equal on all ranks."""
+        if self.link.num_ranks == 1:
+            return functional.linear(x, self.weight, self.bias)
+        y: torch.Tensor = _Summed.apply(  # type: ignore[no-untyped-call]
+            functional.linear(x, self.weight), self.link
+        )
+        return y + self.bias
+
+
+class _Copied(torch.autograd.Function):
+    """The same values; backward, the ranks' gradients added up.
+
+    The sum is made in the gradient's own memory: the product behind it is its only reader.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, link: Link) -> torch.Tensor:  # noqa: ANN401
+        ctx.link = link
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
+        grad = grad.contiguous()
+        ctx.link.add(grad, "the sum of a tensor-parallel gradient").wait()
+        return grad, None
+
+
+class _Summed(torch.autograd.Function):
+    """The ranks' values added up in place; backward, the same gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, link: Link) -> torch.Tensor:  # noqa: ANN401
+        ctx.mark_dirty(x)
+        link.add(x, "the sum of a tensor-parallel output").wait()
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401, ARG004
+        return grad, None
+
+
+def _share(whole: torch.Tensor, dim: int, link: Link) -> torch.Tensor:
+    return whole.chunk(link.num_ranks, dim)[link.rank]
