@@ -17,14 +17,15 @@ import torch.distributed as dist
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import ExpertParallel, Layout
-from moetune.runtime.language_model import LanguageModelShape, staged_language_model
+from moetune.runtime.language_model import LanguageModelShape
+from moetune.runtime.language_stages import staged_language_model
 from moetune.runtime.ranks import join
 
 BALANCE = 0.01
 
 
 def main() -> int:
-    arguments = parse()
+    arguments = parse(sys.argv[1:])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dist.init_process_group("nccl" if device == "cuda" else "gloo")
     if device == "cuda":
@@ -40,7 +41,7 @@ def main() -> int:
     return 0
 
 
-def parse() -> argparse.Namespace:
+def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for name in ("dp", "ep", "tp", "pp"):
         parser.add_argument(f"--{name}", type=int, default=1)
@@ -57,7 +58,7 @@ def parse() -> argparse.Namespace:
     for name, default in sizes.items():
         parser.add_argument(name, type=int, default=default, help=f"default: {default}")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 def train(arguments: argparse.Namespace, device: str) -> None:
@@ -95,7 +96,7 @@ def train(arguments: argparse.Namespace, device: str) -> None:
         text_BS = text[starts[mine] + torch.arange(shape.context + 1)].long().to(device)
         share = stages.backward(text_BS[:, :-1], text_BS[:, 1:])
         optimizer.step()
-        loss = stages.total_loss(share)
+        loss = float(stages.total_loss(share))
         if dist.get_rank() == 0:
             print(f"step {step + 1}: {loss:.6f} nats a byte", flush=True)
 

@@ -16,11 +16,9 @@ from torch.nn import functional
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.layout_check import check_layout, nearest_divisors, stage_blocks
+from moetune.domain.layout_check import nearest_divisors
 from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.links import Link, LocalLink
-from moetune.runtime.ranks import Ranks
-from moetune.runtime.stages import Shapes, Stages
 from moetune.runtime.tensor_parallel import ColumnLinear, RowLinear
 
 NUM_BYTES = 256
@@ -194,55 +192,3 @@ class ByteLanguageModel(nn.Module):
 def next_byte_loss(logits_BSV: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy of the next bytes, in nats."""
     return functional.cross_entropy(logits_BSV.flatten(0, 1), wanted_BS.flatten())
-
-
-def staged_language_model(
-    shape: LanguageModelShape,
-    ranks: Ranks,
-    *,
-    num_sequences: int,
-    num_micro_batches: int,
-    stages_per_rank: int = 1,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    balance: float = 0.0,
-    **options: Any,  # noqa: ANN401
-) -> Stages:
-    """Return this rank's stages of the model; all ranks call this together.
-
-    Args:
-        num_sequences: of one data-parallel rank in one step, `shape.context` bytes each.
-        seed: the first weights are a function of it alone, whatever the layout.
-        balance: weight of the mean balance loss.
-        options: further arguments of the MoE layers.
-
-    Raises:
-        InputError: the layout cannot run the model; the text names sizes that can.
-    """
-    layout, layer = ranks.layout, shape.layer
-    check_layout(
-        layout, world_size=ranks.mesh.size(), num_blocks=shape.num_blocks,
-        num_heads=shape.num_heads, d_hidden=layer.d_hidden, num_experts=layer.num_experts,
-        stages_per_rank=stages_per_rank,
-    )  # fmt: skip
-    num_layers = sum(map(shape.has_experts, range(shape.num_blocks)))
-    blocks = stage_blocks(shape.num_blocks, num_stages=layout.pp * stages_per_rank)
-    parts = [
-        ByteLanguageModel(
-            shape, lambda: ranks.expert_layer(layer, **options), blocks=blocks[stage],
-            link=ranks.tensor_link,
-            balance=balance / max(1, num_layers * num_micro_batches * layout.dp),
-        ).to(ranks.mesh.device_type, dtype)
-        for stage in ranks.stages(stages_per_rank)
-    ]  # fmt: skip
-    for part in parts:
-        part.reset_parameters(seed)
-    size = num_sequences, shape.context
-    shapes = Shapes(
-        inputs=torch.empty(size, dtype=torch.int64, device="meta"),
-        between=torch.empty((*size, layer.d_model), dtype=dtype, device="meta"),
-        outputs=torch.empty((*size, NUM_BYTES), dtype=dtype, device="meta"),
-    )
-    return Stages(
-        parts, ranks, loss_of=next_byte_loss, shapes=shapes, num_micro_batches=num_micro_batches
-    )

@@ -28,9 +28,9 @@ _LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(
 class Ranks:
     """This rank's place in a layout.
 
-    Every group is one communicator, and no two kinds of traffic share one: activations travel
-    in "pp", gradients in "dp" and `replicas`, sums of layers in "tp", tokens in `experts`
-    (which is "dp" where ep = dp: gradients follow behind the last exchange of tokens).
+    Every group is one communicator. Activations travel in "pp", gradients in "dp" and
+    `replicas`, sums of layers in "tp", tokens in `experts`, which is "dp" where ep = dp: there
+    the gradients follow behind the last exchange of tokens, on all ranks.
 
     Args:
         mesh: ("pp", "dp", "tp"), tp innermost: consecutive ranks, which share a node.

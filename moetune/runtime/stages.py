@@ -91,7 +91,7 @@ class Stages:
                 all its stages and tensor-parallel ranks.
 
         Returns:
-            This rank's share of the loss, 0 without the last stage: see `total_loss`.
+            This rank's share of the loss in float64, 0 without the last stage: see `total_loss`.
 
         Raises:
             InputError: the batch has another size than the shapes.
@@ -106,9 +106,8 @@ class Stages:
         losses = self._run(inputs, targets)
         for transfer in [shared.add_up() for shared in self._shared]:
             transfer.wait()
-        return (
-            torch.stack(losses).sum().detach() if losses else torch.zeros((), device=inputs.device)
-        )
+        share = torch.zeros((), dtype=torch.float64, device=inputs.device)
+        return share + sum(loss.detach() for loss in losses)
 
     def _run(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
@@ -125,11 +124,15 @@ class Stages:
             raise
         return losses
 
-    def total_loss(self, share: torch.Tensor) -> float:
-        """Return the mean loss over the global batch; all ranks call this together."""
-        total = share.double() / self.ranks.layout.tp
+    def total_loss(self, share: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss over the global batch; all ranks call this together.
+
+        Args:
+            share: what `backward` returned, or several of them stacked.
+        """
+        total = share / self.ranks.layout.tp
         dist.all_reduce(total)
-        return float(total)
+        return total
 
 
 def _pipeline_stages(
