@@ -17,7 +17,7 @@ import torch.distributed as dist
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import ExpertParallel, Layout
-from moetune.runtime.language_model import LanguageModelShape
+from moetune.domain.transformer import Transformer
 from moetune.runtime.language_stages import staged_language_model
 from moetune.runtime.ranks import join
 
@@ -68,13 +68,13 @@ def train(arguments: argparse.Namespace, device: str) -> None:
     layout = Layout(
         expert_parallel=kind, dp=arguments.dp, ep=arguments.ep, tp=arguments.tp, pp=arguments.pp
     )
-    shape = LanguageModelShape(
-        layer=LayerShape(
+    shape = Transformer(
+        moe=LayerShape(
             d_model=arguments.d_model, d_hidden=arguments.d_hidden,
             num_experts=arguments.experts, top_k=arguments.top_k,
         ),
-        num_heads=arguments.heads, num_blocks=arguments.blocks, context=arguments.context,
-        moe_every=arguments.moe_every,
+        num_layers=arguments.blocks, num_heads=arguments.heads, length=arguments.context,
+        vocab_size=256, moe_every=arguments.moe_every,
     )  # fmt: skip
     ranks = join(layout, device_type=device, timeout=dt.timedelta(minutes=5))
     batch, rest = divmod(arguments.batch, layout.dp)
@@ -92,8 +92,8 @@ def train(arguments: argparse.Namespace, device: str) -> None:
     text = sources()
     generator = torch.Generator().manual_seed(0)
     for step in range(arguments.steps):
-        starts = torch.randint(len(text) - shape.context, (arguments.batch, 1), generator=generator)
-        text_BS = text[starts[mine] + torch.arange(shape.context + 1)].long().to(device)
+        starts = torch.randint(len(text) - shape.length, (arguments.batch, 1), generator=generator)
+        text_BS = text[starts[mine] + torch.arange(shape.length + 1)].long().to(device)
         share = stages.backward(text_BS[:, :-1], text_BS[:, 1:])
         optimizer.step()
         loss = float(stages.total_loss(share))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
+from moetune.domain.layout_check import nearest_divisors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +33,10 @@ class Transformer:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.moe.d_model % self.num_heads:
+            near = nearest_divisors(self.moe.d_model, self.num_heads)
             raise InputError(
-                f"d_model ({self.moe.d_model}) does not divide by num_heads ({self.num_heads})"
+                f"d_model ({self.moe.d_model}) does not divide by num_heads ({self.num_heads})",
+                f"use {' or '.join(map(str, near))} heads",
             )
         if self.moe_every > self.num_layers:
             raise InputError(

@@ -1,62 +1,22 @@
-"""A byte-level language model with experts, small enough to read: the worked example.
+"""A language model with experts, small enough to read: the worked example.
 
 Whole on one rank, or cut into stages and tensor-parallel shares by a layout.
 
-B sequences, S bytes each, D model width, V = 256 byte values.
+B sequences, S tokens each, D model width, V tokens of the vocabulary.
 """
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
-from moetune.domain.layout_check import nearest_divisors
+from moetune.domain.transformer import Transformer
 from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.tensor_parallel import ColumnLinear, RowLinear
-
-NUM_BYTES = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageModelShape:
-    """The sizes of the model.
-
-    Args:
-        layer: its experts; dense FFNs have one expert's width.
-        context: the largest S.
-        moe_every: the distance of blocks with experts; the others have a dense FFN.
-
-    Raises:
-        InputError: a size is below 1, or the heads do not divide d_model.
-    """
-
-    layer: LayerShape
-    num_heads: int
-    num_blocks: int
-    context: int
-    moe_every: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("num_heads", "num_blocks", "context", "moe_every"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.layer.d_model % self.num_heads:
-            near = nearest_divisors(self.layer.d_model, self.num_heads)
-            raise InputError(
-                f"d_model ({self.layer.d_model}) does not divide by num_heads ({self.num_heads})",
-                f"use {' or '.join(map(str, near))} heads",
-            )
-
-    def has_experts(self, block: int) -> bool:
-        """Whether the block, counted from 0, has experts."""
-        return (block + 1) % self.moe_every == 0
 
 
 class Attention(nn.Module):
@@ -128,8 +88,8 @@ class _WithLoss(torch.autograd.Function):
         return grad, ctx.grad, None
 
 
-class ByteLanguageModel(nn.Module):
-    """Predicts the next byte: the whole model, or the blocks of one stage.
+class LanguageModel(nn.Module):
+    """Predicts the next token: the whole model, or the blocks of one stage.
 
     The first blocks come with the embedding, the last ones with norm and head. Parameters have
     the same names in every cut.
@@ -143,7 +103,7 @@ class ByteLanguageModel(nn.Module):
 
     def __init__(
         self,
-        shape: LanguageModelShape,
+        shape: Transformer,
         make_moe: Callable[[], ExpertLayer],
         *,
         blocks: range | None = None,
@@ -151,13 +111,13 @@ class ByteLanguageModel(nn.Module):
         balance: float = 0.0,
     ) -> None:
         super().__init__()
-        blocks = range(shape.num_blocks) if blocks is None else blocks
+        blocks = range(shape.num_layers) if blocks is None else blocks
         link = LocalLink() if link is None else link
-        d_model, d_hidden = shape.layer.d_model, shape.layer.d_hidden
-        self.is_first, self.is_last = blocks.start == 0, blocks.stop == shape.num_blocks
+        d_model, d_hidden = shape.moe.d_model, shape.moe.d_hidden
+        self.is_first, self.is_last = blocks.start == 0, blocks.stop == shape.num_layers
         if self.is_first:
-            self.bytes = nn.Embedding(NUM_BYTES, d_model)
-            self.places = nn.Embedding(shape.context, d_model)
+            self.tokens = nn.Embedding(shape.vocab_size, d_model)
+            self.places = nn.Embedding(shape.length, d_model)
         self.blocks = nn.ModuleDict()
         for block in blocks:
             experts = shape.has_experts(block)
@@ -166,7 +126,7 @@ class ByteLanguageModel(nn.Module):
             self.blocks[str(block)] = Block(attention, ffn, d_model, balance)
         if self.is_last:
             self.norm = nn.LayerNorm(d_model)
-            self.head = nn.Linear(d_model, NUM_BYTES)
+            self.head = nn.Linear(d_model, shape.vocab_size)
 
     def reset_parameters(self, seed: int) -> None:
         """Draw every layer from the seed and its name: the same values in every cut."""
@@ -177,18 +137,18 @@ class ByteLanguageModel(nn.Module):
                     module.reset_parameters()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (B, S, V) logits of the next bytes, or (B, S, D) for the next stage.
+        """Return (B, S, V) logits of the next tokens, or (B, S, D) for the next stage.
 
         Args:
-            x: (B, S) bytes as int64, or (B, S, D) of the stage before.
+            x: (B, S) tokens as int64, or (B, S, D) of the stage before.
         """
         if self.is_first:
-            x = self.bytes(x) + self.places(torch.arange(x.shape[1], device=x.device))
+            x = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks.values():
             x = block(x)
         return self.head(self.norm(x)) if self.is_last else x
 
 
-def next_byte_loss(logits_BSV: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy of the next bytes, in nats."""
+def next_token_loss(logits_BSV: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of the next tokens, in nats."""
     return functional.cross_entropy(logits_BSV.flatten(0, 1), wanted_BS.flatten())

@@ -5,18 +5,14 @@ from typing import Any
 import torch
 
 from moetune.domain.layout_check import check_layout, stage_blocks
-from moetune.runtime.language_model import (
-    NUM_BYTES,
-    ByteLanguageModel,
-    LanguageModelShape,
-    next_byte_loss,
-)
+from moetune.domain.transformer import Transformer
+from moetune.runtime.language_model import LanguageModel, next_token_loss
 from moetune.runtime.ranks import Ranks
 from moetune.runtime.stages import Shapes, Stages
 
 
 def staged_language_model(
-    shape: LanguageModelShape,
+    shape: Transformer,
     ranks: Ranks,
     *,
     num_sequences: int,
@@ -30,7 +26,7 @@ def staged_language_model(
     """Return this rank's stages of the model; all ranks call this together.
 
     Args:
-        num_sequences: of one data-parallel rank in one step, `shape.context` bytes each.
+        num_sequences: of one data-parallel rank in one step, `shape.length` tokens each.
         seed: the first weights are a function of it alone, whatever the layout.
         balance: weight of the mean balance loss.
         options: further arguments of the MoE layers.
@@ -38,16 +34,16 @@ def staged_language_model(
     Raises:
         InputError: the layout cannot run the model; the text names sizes that can.
     """
-    layout, layer = ranks.layout, shape.layer
+    layout, layer = ranks.layout, shape.moe
     check_layout(
-        layout, world_size=ranks.mesh.size(), num_blocks=shape.num_blocks,
+        layout, world_size=ranks.mesh.size(), num_blocks=shape.num_layers,
         num_heads=shape.num_heads, d_hidden=layer.d_hidden, num_experts=layer.num_experts,
         stages_per_rank=stages_per_rank,
     )  # fmt: skip
-    num_layers = sum(map(shape.has_experts, range(shape.num_blocks)))
-    blocks = stage_blocks(shape.num_blocks, num_stages=layout.pp * stages_per_rank)
+    num_layers = sum(map(shape.has_experts, range(shape.num_layers)))
+    blocks = stage_blocks(shape.num_layers, num_stages=layout.pp * stages_per_rank)
     parts = [
-        ByteLanguageModel(
+        LanguageModel(
             shape, lambda: ranks.expert_layer(layer, **options), blocks=blocks[stage],
             link=ranks.tensor_link,
             balance=balance / max(1, num_layers * num_micro_batches * layout.dp),
@@ -56,12 +52,12 @@ def staged_language_model(
     ]  # fmt: skip
     for part in parts:
         part.reset_parameters(seed)
-    size = num_sequences, shape.context
+    size = num_sequences, shape.length
     shapes = Shapes(
         inputs=torch.empty(size, dtype=torch.int64, device="meta"),
         between=torch.empty((*size, layer.d_model), dtype=dtype, device="meta"),
-        outputs=torch.empty((*size, NUM_BYTES), dtype=dtype, device="meta"),
+        outputs=torch.empty((*size, shape.vocab_size), dtype=dtype, device="meta"),
     )
     return Stages(
-        parts, ranks, loss_of=next_byte_loss, shapes=shapes, num_micro_batches=num_micro_batches
+        parts, ranks, loss_of=next_token_loss, shapes=shapes, num_micro_batches=num_micro_batches
     )

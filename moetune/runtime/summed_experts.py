@@ -41,7 +41,13 @@ class Summing:
         return self.scratch.account
 
     def rooms(
-        self, cut: Cut, names: tuple[str, ...], like_TD: torch.Tensor, d_hidden: int, *, backward: bool
+        self,
+        cut: Cut,
+        names: tuple[str, ...],
+        like_TD: torch.Tensor,
+        d_hidden: int,
+        *,
+        backward: bool,
     ) -> dict[str, torch.Tensor]:
         """Return rooms for one chunk: `names` of model width, and those of hidden width."""
         shapes = dict.fromkeys(names, (cut.most_rows, like_TD.shape[1]))

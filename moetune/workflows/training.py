@@ -14,17 +14,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.transformer import Transformer
 from moetune.runtime.ddp import prepare_ddp
-from moetune.runtime.language_model import (
-    ByteLanguageModel,
-    LanguageModelShape,
-    next_byte_loss,
-)
+from moetune.runtime.language_model import LanguageModel, next_token_loss
 from moetune.runtime.layer import MoELayer
 from moetune.workflows.steps import MeasuredSteps, Steps, measure_steps
 
 AUX_WEIGHT = 0.01
 _SEED = 7
+_NUM_BYTES = 256
 _LEARNING_RATE = 2e-3
 _NUM_ROUNDS = 10
 _HELD_OUT_FILES = 8
@@ -119,7 +117,7 @@ def _train(lesson: Lesson, text: Text, decision: Decision) -> Trained:
     before = _loss(model, text)
     generator = torch.Generator().manual_seed(_SEED + layers[0].link.rank)
     for _ in range(lesson.num_steps):
-        _next_byte_loss(wrapped, _batch(lesson, text, generator)).backward()
+        _next_token_loss(wrapped, _batch(lesson, text, generator)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return Trained(
@@ -130,14 +128,16 @@ def _train(lesson: Lesson, text: Text, decision: Decision) -> Trained:
     )
 
 
-def _model(lesson: Lesson) -> ByteLanguageModel:
+def _model(lesson: Lesson) -> LanguageModel:
     layer = lesson.layer
-    return ByteLanguageModel(
-        LanguageModelShape(
-            layer=layer,
+    return LanguageModel(
+        Transformer(
+            moe=layer,
+            num_layers=lesson.num_blocks,
             num_heads=lesson.num_heads,
-            num_blocks=lesson.num_blocks,
-            context=lesson.length,
+            length=lesson.length,
+            vocab_size=_NUM_BYTES,
+            moe_every=1,
         ),
         lambda: MoELayer(
             layer.d_model,
@@ -158,17 +158,17 @@ def _batch(lesson: Lesson, text: Text, generator: torch.Generator) -> torch.Tens
     return text.learned[places_BS].long()
 
 
-def _loss(model: ByteLanguageModel, text: Text) -> float:
+def _loss(model: LanguageModel, text: Text) -> float:
     with torch.no_grad():
-        return float(_next_byte_loss(model, text.held_out))
+        return float(_next_token_loss(model, text.held_out))
 
 
-def _next_byte_loss(model: nn.Module, text_BS: torch.Tensor) -> torch.Tensor:
-    return next_byte_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
+def _next_token_loss(model: nn.Module, text_BS: torch.Tensor) -> torch.Tensor:
+    return next_token_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
 
 
 def _time_first(
-    model: ByteLanguageModel, layer: MoELayer, text_BS: torch.Tensor, decision: Decision
+    model: LanguageModel, layer: MoELayer, text_BS: torch.Tensor, decision: Decision
 ) -> MeasuredSteps:
     """Time the first MoE layer alone, on the tokens that reach it in the trained model."""
     caught: list[torch.Tensor] = []

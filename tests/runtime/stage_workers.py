@@ -1,6 +1,6 @@
 """What ranks do in the tests of the stages, and what one process does in their place.
 
-B sequences, S bytes each.
+B sequences, S tokens each.
 """
 
 import datetime as dt
@@ -15,19 +15,16 @@ import torch.distributed as dist
 
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import ExpertParallel, Layout
+from moetune.domain.transformer import Transformer
 from moetune.runtime.expert_layer import ExpertLayer
-from moetune.runtime.language_model import (
-    ByteLanguageModel,
-    LanguageModelShape,
-    next_byte_loss,
-)
+from moetune.runtime.language_model import LanguageModel, next_token_loss
 from moetune.runtime.language_stages import staged_language_model
 from moetune.runtime.layer import MoELayer
 from moetune.runtime.ranks import join
 from moetune.runtime.stages import Stages
 
 SEED = 3
-BATCH, CONTEXT = 8, 6
+BATCH, LENGTH = 8, 6
 SAME = 1e-9
 FAR_FROM_A_TIE = 1e-7
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
@@ -38,7 +35,7 @@ class Case:
     """A layout, how its batch is cut, and the losses of one process alone."""
 
     layout: Layout
-    shape: LanguageModelShape
+    shape: Transformer
     losses: tuple[float, ...]
     num_micro_batches: int = 1
     stages_per_rank: int = 1
@@ -50,12 +47,13 @@ def layout_of(
     return Layout(expert_parallel=kind, dp=dp, ep=ep, tp=tp, pp=pp)
 
 
-def shape_of(*, num_blocks: int, moe_every: int, top_k: int = 1) -> LanguageModelShape:
-    return LanguageModelShape(
-        layer=LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=top_k),
+def shape_of(*, num_blocks: int, moe_every: int, top_k: int = 1) -> Transformer:
+    return Transformer(
+        moe=LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=top_k),
+        num_layers=num_blocks,
         num_heads=4,
-        num_blocks=num_blocks,
-        context=CONTEXT,
+        length=LENGTH,
+        vocab_size=256,
         moe_every=moe_every,
     )
 
@@ -63,17 +61,17 @@ def shape_of(*, num_blocks: int, moe_every: int, top_k: int = 1) -> LanguageMode
 def text_of(step: int) -> torch.Tensor:
     """Return the global batch (B, S + 1): one of two, so that there is something to learn."""
     generator = torch.Generator().manual_seed(step % 2)
-    return torch.randint(256, (BATCH, CONTEXT + 1), generator=generator)
+    return torch.randint(256, (BATCH, LENGTH + 1), generator=generator)
 
 
-def whole_model(shape: LanguageModelShape) -> ByteLanguageModel:
-    layer = shape.layer
+def whole_model(shape: Transformer) -> LanguageModel:
+    layer = shape.moe
 
     def make_moe() -> MoELayer:
         sizes = layer.d_model, layer.d_hidden, layer.num_experts, layer.top_k
         return MoELayer(*sizes, pipeline=False)
 
-    model = ByteLanguageModel(shape, make_moe).double()
+    model = LanguageModel(shape, make_moe).double()
     model.reset_parameters(SEED)
     return model
 
@@ -83,7 +81,7 @@ def optimizer_of(module: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
 
 
-def losses_of_one_process(shape: LanguageModelShape, num_steps: int) -> tuple[float, ...]:
+def losses_of_one_process(shape: Transformer, num_steps: int) -> tuple[float, ...]:
     """Train the whole model on whole batches; no choice of experts may be near a tie."""
     model = whole_model(shape)
     optimizer = optimizer_of(model)
@@ -91,7 +89,7 @@ def losses_of_one_process(shape: LanguageModelShape, num_steps: int) -> tuple[fl
     for step in range(num_steps):
         text_BS = text_of(step)
         with _choices_are_clear(model):
-            loss = next_byte_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
+            loss = next_token_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -179,12 +177,12 @@ def balance_reaches_every_stage(
 
 
 def gate_gradients_with_balance(
-    shape: LanguageModelShape, balance: float, num_micro_batches: int
+    shape: Transformer, balance: float, num_micro_batches: int
 ) -> dict[str, torch.Tensor]:
     """Return what one process gets from the micro-batches one after another."""
     model = whole_model(shape)
     for text_BS in text_of(0).chunk(num_micro_batches):
-        loss = next_byte_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
+        loss = next_token_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
         layers = [module for module in model.modules() if isinstance(module, ExpertLayer)]
         loss = loss + balance * torch.stack([layer.aux_loss for layer in layers]).mean()
         (loss / num_micro_batches).backward()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from examples import train_lm
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.runtime.language_model import LanguageModelShape
+from moetune.domain.transformer import Transformer
 from moetune.runtime.layer import MoELayer
 from tests.ranks import run_ranks
 from tests.runtime import stage_workers
@@ -123,6 +123,6 @@ def test_drawn_weights_depend_on_seed_and_name_alone() -> None:
 def test_a_model_whose_sizes_cannot_be_is_refused() -> None:
     layer = LayerShape(d_model=6, d_hidden=8, num_experts=2)
     with pytest.raises(InputError, match="use 3 or 6 heads"):
-        LanguageModelShape(layer=layer, num_heads=4, num_blocks=1, context=4)
+        Transformer(moe=layer, num_layers=1, num_heads=4, length=4, vocab_size=8, moe_every=1)
     with pytest.raises(InputError, match="moe_every must be at least 1"):
-        LanguageModelShape(layer=layer, num_heads=2, num_blocks=1, context=4, moe_every=0)
+        Transformer(moe=layer, num_layers=1, num_heads=2, length=4, vocab_size=8, moe_every=0)
