@@ -1,0 +1,162 @@
+"""The program of one rank: time a training step of a model under every layout, in turns.
+
+All layouts train from the same weights on the same sequences. Rank 0 prints one JSON line per
+layout; a step's time is the maximum over the ranks.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.layouts.balanced import Gates, balanced_gates
+from benchmarks.netlab.cell import Step
+from benchmarks.netlab.ranks import time_steps
+from moetune.domain.document import canonical_json, decode
+from moetune.domain.plan import Decision, Layout
+from moetune.domain.transformer import Transformer
+from moetune.runtime.expert_layer import ExpertLayer
+from moetune.runtime.language_model import LanguageModel
+from moetune.runtime.language_stages import staged_language_model
+from moetune.runtime.ranks import join
+from moetune.runtime.stages import Stages
+
+_TIMEOUT = timedelta(minutes=2)
+_WARM_UP_ROUNDS = 2
+_SAME_LOSS = 1e-4
+_SEED = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One way to train the model."""
+
+    layout: Layout
+    num_micro_batches: int
+    decision: Decision
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is trained, and how.
+
+    Args:
+        num_sequences: of the global batch.
+    """
+
+    transformer: Transformer
+    num_sequences: int
+    variants: tuple[Variant, ...]
+
+
+def main() -> None:
+    """Measure what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", required=True, help="a Work as JSON")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    work = decode(Work, json.loads(given.work), "--work")
+    dist.init_process_group("gloo", timeout=_TIMEOUT)
+    text = torch.randint(
+        work.transformer.vocab_size,
+        (work.num_sequences, work.transformer.length + 1),
+        generator=torch.Generator().manual_seed(_SEED),
+    )
+    gates = balanced_gates(work.transformer, text[:, :-1], seed=_SEED)
+    stages = [_stages(work, variant, gates) for variant in work.variants]
+    losses = [_loss(one, text) for one in stages]
+    if dist.get_rank() == 0:
+        print(
+            f"losses before any step: {', '.join(f'{loss:.6f}' for loss in losses)}",
+            file=sys.stderr,
+        )
+    if not all(math.isclose(loss, losses[0], rel_tol=_SAME_LOSS) for loss in losses):
+        raise AssertionError(f"the layouts are not one model: losses {losses}")
+    steps = {str(number): _step(one, text) for number, one in enumerate(stages)}
+    time_steps(steps, rounds=_WARM_UP_ROUNDS)
+    seconds = time_steps(steps, rounds=given.rounds)
+    imbalance = [_imbalance(one, text) for one in stages]
+    if dist.get_rank() == 0:
+        for number, variant in enumerate(work.variants):
+            line = {"seconds": seconds[str(number)], "imbalance": imbalance[number]}
+            print(json.dumps({"variant": json.loads(canonical_json(variant)), **line}))
+    dist.destroy_process_group()
+
+
+def _stages(work: Work, variant: Variant, gates: Gates) -> Stages:
+    ranks = join(variant.layout, timeout=_TIMEOUT)
+    stages = staged_language_model(
+        work.transformer,
+        ranks,
+        num_sequences=work.num_sequences // variant.layout.dp,
+        num_micro_batches=variant.num_micro_batches,
+        seed=_SEED,
+    )
+    for part in stages.parts:
+        blocks = part.blocks.items() if isinstance(part, LanguageModel) else ()
+        for name, block in blocks:
+            if isinstance(block.ffn, ExpertLayer):
+                block.ffn.pin(variant.decision)
+                with torch.no_grad():
+                    block.ffn.gate.weight.copy_(gates[name])
+    return stages
+
+
+def _mine(stages: Stages, text_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    mine = text_BS.chunk(stages.ranks.layout.dp)[stages.ranks.replica]
+    return mine[:, :-1], mine[:, 1:]
+
+
+def _loss(stages: Stages, text_BS: torch.Tensor) -> float:
+    return float(stages.total_loss(stages.backward(*_mine(stages, text_BS))))
+
+
+def _step(stages: Stages, text_BS: torch.Tensor) -> Step:
+    """Return a training step that leaves the weights as they are: all steps are alike."""
+    optimizer = torch.optim.AdamW(stages.parts.parameters(), lr=0.0, weight_decay=0.0, fused=True)
+    inputs, targets = _mine(stages, text_BS)
+
+    def step() -> torch.Tensor:
+        loss = stages.backward(inputs, targets)
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def _expert_layers(stages: Stages) -> Sequence[ExpertLayer]:
+    return [module for module in stages.parts.modules() if isinstance(module, ExpertLayer)]
+
+
+def _imbalance(stages: Stages, text_BS: torch.Tensor) -> float:
+    """Return the worst layer's rows of the busiest rank over those of the mean rank."""
+    layers = _expert_layers(stages)
+    chosen: list[list[torch.Tensor]] = [[] for _ in layers]
+    hooks = [
+        layer.gate.register_forward_hook(
+            lambda *told, found=found: found.append(told[2].experts_TK.flatten())
+        )
+        for layer, found in zip(layers, chosen, strict=True)
+    ]
+    _loss(stages, text_BS)
+    for hook in hooks:
+        hook.remove()
+    worst = torch.ones(())
+    for layer, found in zip(layers, chosen, strict=True):
+        counts_E = torch.bincount(torch.cat(found), minlength=layer.shape.num_experts)
+        if stages.ranks.layout.expert_parallel == "all_to_all":
+            dist.all_reduce(counts_E, group=stages.ranks.experts)
+        rows_P = counts_E.view(layer.link.num_ranks, -1).sum(dim=1).double()
+        worst = torch.maximum(worst, rows_P.max() / rows_P.mean())
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return float(worst)
+
+
+if __name__ == "__main__":
+    main()
