@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from moetune.runtime.ddp import prepare_ddp
     from moetune.runtime.layer import MoELayer
     from moetune.runtime.planbook import PlanBook
+    from moetune.runtime.tensor_layer import TensorExpertLayer
     from moetune.workflows.planbook import open_planbook
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "QualityError",
     "RankMismatchError",
     "SchemaMismatchError",
+    "TensorExpertLayer",
     "open_planbook",
     "prepare_ddp",
 ]
@@ -50,6 +52,7 @@ _HOMES = {
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.planbook",
     "Profile": "moetune.domain.profile",
+    "TensorExpertLayer": "moetune.runtime.tensor_layer",
     "open_planbook": "moetune.workflows.planbook",
     "prepare_ddp": "moetune.runtime.ddp",
 }

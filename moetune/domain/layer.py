@@ -8,6 +8,9 @@ from moetune.domain.units import dtype_bytes
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+ExpertParallel = Literal["all_to_all", "tensor"]
+"""How ranks share the experts: tokens travel to them, or every rank sees all tokens and the
+experts' outputs are added up (PPMoE §3.3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,9 @@ class LayerShape:
 class Workload:
     """A layer, the ranks that share its experts, and one step's tokens on each of them.
 
+    Args:
+        tokens_per_rank: each rank's own, or with "tensor" those that every rank sees.
+
     Raises:
         InputError: a size below 1, an unknown dtype, or experts that do not divide by the ranks.
     """
@@ -56,6 +62,7 @@ class Workload:
     world_size: int
     tokens_per_rank: int
     dtype: str = "float32"
+    expert_parallel: ExpertParallel = "all_to_all"
 
     def __post_init__(self) -> None:
         for name in ("world_size", "tokens_per_rank"):
@@ -71,7 +78,7 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Rows on one rank after a balanced dispatch: T·k."""
+        """Pairs of token and choice on one rank, and its rows after a balanced dispatch: T·k."""
         return self.tokens_per_rank * self.layer.top_k
 
     @property

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from moetune.domain.costs import Trust
 from moetune.domain.document import decode, digest
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 
 PLAN_SCHEMA = 1
 Order = Literal["dispatch_first", "interleaved"]
@@ -19,9 +19,10 @@ OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
 """What the experts received goes to host memory; S2 and S4 send it again (MPipeMoE Table II)."""
 OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
 """Pre-activations go to host memory; S3 and S4 compute them again."""
-ExpertParallel = Literal["all_to_all", "tensor"]
 Binding = Literal["communication", "computation", "copies", "memory"]
 Range = tuple[int, int, int, int]
+EXPERT_PARALLEL = "expert-parallel"
+"""Among a plan's constraints: how its ranks have to share the experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,18 @@ class Layout:
     ep: int
     tp: int
     pp: int
+
+    @classmethod
+    def of_layer(cls, expert_parallel: ExpertParallel, num_ranks: int) -> "Layout":
+        """Return the layout of one layer alone, whose experts all ranks share."""
+        if expert_parallel == "tensor":
+            return cls(expert_parallel=expert_parallel, dp=1, ep=1, tp=num_ranks, pp=1)
+        return cls(expert_parallel=expert_parallel, dp=num_ranks, ep=num_ranks, tp=1, pp=1)
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that share the experts of one layer."""
+        return self.ep if self.expert_parallel == "all_to_all" else self.tp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +204,18 @@ class Plan:
                 "id is not the hash of inputs", "the file was edited: make the plan again"
             )
         _check_pipeline(self.pipeline)
+
+    @property
+    def workload(self) -> Workload:
+        """One layer, on the ranks that share its experts."""
+        inputs = self.inputs
+        return Workload(
+            layer=inputs.layer,
+            world_size=self.layout.expert_ranks,
+            tokens_per_rank=inputs.tokens_per_rank,
+            dtype=inputs.dtype,
+            expert_parallel=self.layout.expert_parallel,
+        )
 
     def decide(self, tokens_per_rank: int) -> Decision:
         """Return the degrees for so many tokens: the plan's own, else its range's.

@@ -12,8 +12,8 @@ _HASH_BYTES = 7
 
 def agree_on_tokens(
     link: Link, *, num_tokens: int, signature: str, problem: str, device: torch.device
-) -> int:
-    """Return the group's maximum of tokens, once all ranks have shown the same signature.
+) -> tuple[int, ...]:
+    """Return every rank's tokens, once all ranks have shown the same signature.
 
     Args:
         signature: what must be equal on all ranks: shapes, dtype, plan.
@@ -28,7 +28,7 @@ def agree_on_tokens(
     if link.num_ranks == 1:
         if problem:
             raise InputError(problem)
-        return num_tokens
+        return (num_tokens,)
     hashed = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:_HASH_BYTES], "big")
     mine = torch.tensor([num_tokens, hashed, bool(problem)], dtype=torch.int64, device=device)
     rows = link.gather(mine, "the agreement on tokens").tolist()
@@ -36,7 +36,7 @@ def agree_on_tokens(
         texts = link.gather_texts(f"error: {problem}" if problem else signature)
         lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
         raise RankMismatchError(
-            f"the ranks of the expert-parallel group disagree\n{lines}",
+            f"the ranks of the layer's group disagree\n{lines}",
             "give every rank the same layer, plan and dtype, and tensors of the same width",
         )
-    return max(int(row[0]) for row in rows)
+    return tuple(int(row[0]) for row in rows)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import STRATEGIES, Decision, Plan, Strategy
 from moetune.runtime.planbook import PlanBook, read_plans
 
@@ -46,11 +46,14 @@ def book_of(
     planbook: PlanBook | None,
     layer: LayerShape,
     num_ranks: int,
+    *,
+    expert_parallel: ExpertParallel,
 ) -> PlanBook:
     """Return the book to look plans up in.
 
     Raises:
-        InputError: both were given, or the plan is for another layer or number of ranks.
+        InputError: both were given, or the plan is for another layer or number of ranks, or
+            for experts that are shared in another way.
     """
     if plan is None:
         return planbook if planbook is not None else PlanBook()
@@ -58,11 +61,17 @@ def book_of(
         raise InputError("give either plan or planbook, not both")
     plans = (plan,) if isinstance(plan, Plan) else read_plans([Path(plan)])
     for one in plans:
-        inputs = one.inputs
-        if inputs.layer != layer or inputs.world_size != num_ranks:
+        planned, layout = one.inputs.layer, one.layout
+        if (planned, layout.expert_ranks) != (layer, num_ranks):
             raise InputError(
-                f"plan {one.id[:6]} is for {inputs.layer} on {inputs.world_size} ranks, "
+                f"plan {one.id[:6]} is for {planned} on {layout.expert_ranks} ranks, "
                 f"the layer is {layer} on {num_ranks}",
                 "make a plan for this layer with `moetune plan`",
+            )
+        if layout.expert_parallel != expert_parallel:
+            raise InputError(
+                f"plan {one.id[:6]} is for experts shared by {layout.expert_parallel}, "
+                f"this layer shares them by {expert_parallel}",
+                f"make one with `moetune plan --expert-parallel {expert_parallel}`",
             )
     return PlanBook(plans)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation, LayerShape, check_divisible
+from moetune.domain.layer import Activation, ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.account import Account, MemoryUse
 from moetune.runtime.agreement import agree_on_tokens
@@ -34,10 +34,10 @@ class ExpertLayer(nn.Module, ABC):
     of layer loads into the other.
 
     Attributes:
-        owns_experts: whether no rank of a data-parallel group has this rank's experts, too.
+        expert_parallel: how the ranks share the experts: what its plans are for.
     """
 
-    owns_experts: ClassVar[bool] = True
+    expert_parallel: ClassVar[ExpertParallel]
 
     aux_loss: torch.Tensor
 
@@ -79,21 +79,30 @@ class ExpertLayer(nn.Module, ABC):
             device=device,
             dtype=dtype,
         )
-        local_experts = num_experts // self.link.num_ranks
+        # Ranks with other tokens have other experts; those with the same experts in a
+        # tensor-parallel layer are data-parallel, and average their gradients as usual.
+        owns_experts = self.expert_parallel == "all_to_all"
         self.experts = Experts(
-            self.shape, local_experts=local_experts, bias=bias, device=device, dtype=dtype
+            self.shape,
+            local_experts=num_experts // self.link.num_ranks,
+            bias=bias,
+            is_replicated=not owns_experts,
+            device=device,
+            dtype=dtype,
         )
         self.recorder: Recorder = NoRecorder()
         self.decision = SAFE_DECISION
         self.num_dropped = 0
         self._fixed = fixed_decision(pipeline)
-        self._book = book_of(plan, planbook, self.shape, self.link.num_ranks)
+        self._book = book_of(
+            plan, planbook, self.shape, self.link.num_ranks, expert_parallel=self.expert_parallel
+        )
         self._strategy = forced_strategy(memory_reuse)
         self._scratch = Scratch(self._account)
         self._shelves: dict[torch.dtype, Shelf | None] = {}
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
         self._ddp_params_and_buffers_to_ignore = [
-            f"experts.{name}" for name, _ in self.experts.named_parameters() if self.owns_experts
+            f"experts.{name}" for name, _ in self.experts.named_parameters() if owns_experts
         ]
         self.reset_parameters()
 
@@ -137,23 +146,23 @@ class ExpertLayer(nn.Module, ABC):
         """
         dtype = _compute_dtype(x)
         width = x.shape[-1] if x.dim() else 0
-        num_tokens = x.numel() // width if width else 0
-        tokens = agree_on_tokens(
+        num_tokens = agree_on_tokens(
             self.link,
-            num_tokens=num_tokens,
-            signature=self._signature(x, dtype, num_tokens),
+            num_tokens=x.numel() // width if width else 0,
+            signature=self._signature(x, dtype),
             problem=self._problem(x, dtype),
             device=x.device,
         )
+        tokens = self._planned_tokens(num_tokens)
         decision = self._decide(tokens, dtype)
         if self._strategy is not None:
             decision = replace(decision, strategy=self._strategy)
         self.decision = decision
         watch = self._watch(tokens, dtype, x.device)
         with self._scratch.guard("a forward pass"):
-            routing = self.gate(x.reshape(num_tokens, width))
+            routing = self.gate(x.reshape(-1, width))
             self.aux_loss = routing.aux_loss
-            y_TD = self._run(routing.x_TD.to(dtype), routing, watch)
+            y_TD = self._run(routing.x_TD.to(dtype), routing, num_tokens, watch)
         return y_TD.to(x.dtype).view(x.shape)
 
     def pin(self, decision: Decision | None) -> None:
@@ -188,8 +197,18 @@ class ExpertLayer(nn.Module, ABC):
         )
 
     @abstractmethod
-    def _run(self, x_TD: torch.Tensor, routing: Routing, watch: Watch) -> torch.Tensor:
-        """Return the experts' weighted outputs (T, D)."""
+    def _run(
+        self, x_TD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...], watch: Watch
+    ) -> torch.Tensor:
+        """Return the experts' weighted outputs (T, D).
+
+        Args:
+            num_tokens: of every rank.
+        """
+
+    def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
+        """Return the tokens that plans are looked up by, from those of every rank."""
+        return max(num_tokens)
 
     def _decide(self, tokens: int, dtype: torch.dtype) -> Decision:
         if self._fixed is not None:
@@ -198,6 +217,7 @@ class ExpertLayer(nn.Module, ABC):
             name = str(dtype).removeprefix("torch.")
             shelf = self._book.shelf(
                 self.shape,
+                expert_parallel=self.expert_parallel,
                 num_ranks=self.link.num_ranks,
                 dtype=name,
                 memory_reuse=self._strategy,
@@ -218,7 +238,7 @@ class ExpertLayer(nn.Module, ABC):
             return NoWatch()
         return shelf.watch(tokens, device)
 
-    def _signature(self, x: torch.Tensor, dtype: torch.dtype, num_tokens: int) -> str:  # noqa: ARG002 - see subclasses
+    def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         how = self._book.version if self._fixed is None else str(self._fixed)
         how += f", memory {self._strategy or 'as planned'}"
         return (
@@ -238,6 +258,7 @@ class ExpertLayer(nn.Module, ABC):
 
 
 def device_of(device: torch.device | str | None) -> torch.device:
+    """Return the device of that name, the default one for None."""
     return torch.get_default_device() if device is None else torch.device(device)
 
 

@@ -35,6 +35,7 @@ class Experts(nn.Module):
         *,
         local_experts: int,
         bias: bool,
+        is_replicated: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -55,7 +56,7 @@ class Experts(nn.Module):
                 empty = torch.empty((local_experts, *shape), device=device, dtype=dtype)
                 value = nn.Parameter(empty)
                 # Data parallel wrappers must not average what only this rank holds.
-                value.allreduce = False  # type: ignore[attr-defined] # a tag others read
+                value.allreduce = is_replicated  # type: ignore[attr-defined] # a tag others read
             self.register_parameter(name, value)
 
     def reset(self, seed: int, first_expert: int) -> None:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import LayerShape
 from moetune.runtime.account import Account
+from moetune.runtime.links import Link
 
 _WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
 """Values of two-byte tokens that are widened for the gate at once: few where the phases' rooms
@@ -27,7 +28,8 @@ class Routing:
     Args:
         x_TD: the tokens for the experts: through them the gate adds its gradient in place.
         kept_TK: False where a pair is over the capacity; None where all are kept.
-        aux_loss: E · Σₑ fₑ·pₑ over this rank's tokens, before any drop.
+        aux_loss: E · Σₑ fₑ·pₑ over this rank's tokens, before any drop; over those of all ranks
+            where they are shards of one sequence.
     """
 
     x_TD: torch.Tensor
@@ -53,8 +55,9 @@ class _Choice(torch.autograd.Function):
         top_k: int,
         normalize: bool,
         account: Account,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return weights (T, K), experts (T, K), the mean probabilities (E,), and x."""
+        link: Link | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return weights and experts (T, K), mean probabilities and shares of pairs (E,), and x."""
         dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
         logits_TE = x_TD.new_empty((len(x_TD), len(weight_ED)), dtype=dtype)
         transposed_DE = weight_ED.to(dtype).T
@@ -64,13 +67,13 @@ class _Choice(torch.autograd.Function):
         weights_TK, experts_TK = torch.topk(probabilities_TE, top_k, dim=-1)
         if normalize:
             weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
-        mean_E = probabilities_TE.sum(dim=0) / max(len(x_TD), 1)
+        mean_E, share_E, num_tokens = _balance(probabilities_TE, experts_TK, link)
         account.add(probabilities_TE, weights_TK, experts_TK)
-        ctx.normalize, ctx.account = normalize, account
+        ctx.normalize, ctx.account, ctx.link, ctx.num_tokens = normalize, account, link, num_tokens
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(experts_TK)
+        ctx.mark_non_differentiable(experts_TK, share_E)
         ctx.save_for_backward(x_TD, weight_ED, probabilities_TE, experts_TK)
-        return weights_TK, experts_TK, mean_E, x_TD.view_as(x_TD)
+        return weights_TK, experts_TK, mean_E, share_E, x_TD.view_as(x_TD)
 
     @staticmethod
     @once_differentiable
@@ -79,12 +82,32 @@ class _Choice(torch.autograd.Function):
         grad_TK: torch.Tensor | None,
         _: None,
         grad_E: torch.Tensor | None,
+        __: None,
         grad_x_TD: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and of the weight."""
         account: Account = ctx.account
         with account.explain("the gate's backward pass"):
             return _gate_grads(ctx, grad_TK, grad_E, grad_x_TD)
+
+
+def _balance(
+    probabilities_TE: torch.Tensor, experts_TK: torch.Tensor, link: Link | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return mean probabilities, shares of pairs, and the number of tokens, at least 1.
+
+    Args:
+        link: to the ranks that have the other shards of the tokens.
+    """
+    num_experts, top_k = probabilities_TE.shape[1], experts_TK.shape[1]
+    sum_E = probabilities_TE.sum(dim=0)
+    counts_E = torch.bincount(experts_TK.reshape(-1), minlength=num_experts)
+    if link is not None:
+        sums_2E = torch.stack((sum_E.double(), counts_E.double()))
+        link.add(sums_2E, "the sum of the balance loss").wait()
+        sum_E, counts_E = sums_2E[0].to(sum_E.dtype), sums_2E[1].to(counts_E.dtype)
+    num_tokens = (counts_E.sum() // top_k).clamp(min=1)
+    return sum_E / num_tokens, counts_E.to(sum_E.dtype) / (num_tokens * top_k), num_tokens
 
 
 def _gate_grads(
@@ -95,12 +118,12 @@ def _gate_grads(
 ) -> tuple[torch.Tensor | None, ...]:
     x_TD, weight_ED, probabilities_TE, experts_TK = ctx.saved_tensors
     if grad_TK is None and grad_E is None:
-        return grad_x_TD, None, None, None, None
+        return grad_x_TD, None, None, None, None, None
     grad_TE = ctx.account.empty(
         "the gradient of the gate", probabilities_TE.shape, probabilities_TE
     ).zero_()
     if grad_E is not None:
-        grad_TE += grad_E / max(len(x_TD), 1)
+        grad_TE += grad_E / ctx.num_tokens
     if grad_TK is not None:
         if ctx.normalize:
             chosen_TK = probabilities_TE.gather(1, experts_TK)
@@ -113,8 +136,11 @@ def _gate_grads(
         if ctx.needs_input_grad[0]:
             grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
             _add_products(grad_x_TD, grad_TE, weight_ED)
-    grad_ED = None if grad_ED is None else grad_ED.to(weight_ED.dtype)
-    return grad_x_TD, grad_ED, None, None, None
+    if grad_ED is not None:
+        if ctx.link is not None:
+            ctx.link.add(grad_ED, "the sum of the gate's gradient").wait()
+        grad_ED = grad_ED.to(weight_ED.dtype)
+    return grad_x_TD, grad_ED, None, None, None, None
 
 
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
@@ -175,21 +201,29 @@ class Gate(nn.Module):
         self.normalize_topk = normalize_topk
         self.capacity_factor = capacity_factor
         self._account = account
+        self._link: Link | None = None
         shape = (layer.num_experts, layer.d_model)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+    def share(self, link: Link) -> None:
+        """Take the tokens for this rank's shard of a sequence that the link's ranks share.
+
+        Balance loss and gradient of the weight are then those of the whole sequence, on all.
+        """
+        self._link = link
 
     def forward(self, x_TD: torch.Tensor) -> Routing:
         """Return the routing of the tokens."""
         with torch.autocast(x_TD.device.type, enabled=False):
-            weights_TK, experts_TK, mean_E, passed_TD = _Choice.apply(  # type: ignore[no-untyped-call]
-                x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._account
+            weights_TK, experts_TK, mean_E, share_E, passed_TD = _Choice.apply(  # type: ignore[no-untyped-call]
+                x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._account, self._link
             )
             return Routing(
                 x_TD=passed_TD,
                 weights_TK=weights_TK,
                 experts_TK=experts_TK,
                 kept_TK=self._kept(experts_TK),
-                aux_loss=self._aux_loss(mean_E, experts_TK),
+                aux_loss=self.layer.num_experts * (share_E * mean_E).sum(),
             )
 
     def _kept(self, experts_TK: torch.Tensor) -> torch.Tensor | None:
@@ -205,9 +239,3 @@ class Gate(nn.Module):
         kept = torch.empty_like(by_choice, dtype=torch.bool)
         kept[ranked.indices] = place < capacity
         return kept.view(top_k, num_tokens).T
-
-    def _aux_loss(self, mean_E: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor:
-        num_experts = self.layer.num_experts
-        counts_E = torch.bincount(experts_TK.reshape(-1), minlength=num_experts)
-        share_E = counts_E.to(mean_E.dtype) / max(experts_TK.numel(), 1)
-        return num_experts * (share_E * mean_E).sum()

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 
+from moetune.domain.layer import ExpertParallel
 from moetune.runtime.copies import Copies, copies_of
 from moetune.runtime.dispatch import plan_dispatch
 from moetune.runtime.expert_layer import ExpertLayer, device_of
@@ -51,6 +53,8 @@ class MoELayer(ExpertLayer):
         InputError: an argument is out of range or the plan is for another layer.
     """
 
+    expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
+
     def offload_with(self, copies: Copies) -> None:
         """Copy to and from the host with `copies` from now on."""
         self._host = replace(self._host, copies=copies)
@@ -60,7 +64,9 @@ class MoELayer(ExpertLayer):
         device = device_of(self.experts.w1.device)
         return Host(pool=HostPool(self._host_account), copies=copies_of(device))
 
-    def _run(self, x_TD: torch.Tensor, routing: Routing, watch: Watch) -> torch.Tensor:
+    def _run(
+        self, x_TD: torch.Tensor, routing: Routing, _: tuple[int, ...], watch: Watch
+    ) -> torch.Tensor:
         pipe = Pipe(
             link=self.link,
             dispatch=plan_dispatch(

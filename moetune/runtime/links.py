@@ -26,7 +26,7 @@ class Transfer(Protocol):
 
 
 class Link(Protocol):
-    """All-to-all between the ranks of one expert-parallel group.
+    """Exchanges between the ranks that share a layer's experts.
 
     Every rank issues the same exchanges in the same order, also those of zero rows.
     """
@@ -65,6 +65,20 @@ class Link(Protocol):
         """Start adding up every rank's contiguous `values`, in place."""
         ...
 
+    def add_shards(
+        self, total: torch.Tensor, shards: Sequence[torch.Tensor], name: str
+    ) -> Transfer:
+        """Start adding up every rank's contiguous `shards`, the r-th on rank r in its `total`."""
+        ...
+
+    def gather_shards(self, rows: torch.Tensor, num_rows: Sequence[int], name: str) -> torch.Tensor:
+        """Return every rank's rows, one after another, blocking.
+
+        Args:
+            num_rows: of every rank.
+        """
+        ...
+
     def swap(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
         """Return block r of every rank's `blocks` (num_ranks, …) on rank r, blocking."""
         ...
@@ -101,9 +115,20 @@ class LocalLink:
         output.copy_(rows)
         return _Done()
 
-    def add(self, *_: object) -> Transfer:
+    def add(self, values: torch.Tensor, name: str) -> Transfer:  # noqa: ARG002 - see `Link`
         """Do nothing: the sum is there."""
         return _Done()
+
+    def add_shards(
+        self, total: torch.Tensor, shards: Sequence[torch.Tensor], name: str
+    ) -> Transfer:
+        """Copy the only shard, and add nothing to it."""
+        total.copy_(shards[0])
+        return self.add(total, name)
+
+    def gather_shards(self, rows: torch.Tensor, *_: object) -> torch.Tensor:
+        """Return the rows."""
+        return rows
 
     def swap(self, blocks: torch.Tensor, *_: object) -> torch.Tensor:
         """Return the blocks."""
@@ -135,7 +160,10 @@ class _GroupTransfer:
         self._tensors = ()
 
     def future(self) -> torch.futures.Future[object] | None:
-        return self._work.get_future()
+        try:
+            return self._work.get_future()
+        except RuntimeError:  # gloo's reduce-scatter has none
+            return None
 
 
 class GroupLink:
@@ -178,6 +206,28 @@ class GroupLink:
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
         return _GroupTransfer(work, (values,), name, self.where)
+
+    def add_shards(
+        self, total: torch.Tensor, shards: Sequence[torch.Tensor], name: str
+    ) -> Transfer:
+        """Start one reduce_scatter; shards may differ in size."""
+        try:
+            work = dist.reduce_scatter(total, list(shards), group=self._group, async_op=True)
+        except RuntimeError as error:
+            raise collective_failed(name, self.where, error) from error
+        return _GroupTransfer(work, (total, *shards), name, self.where)
+
+    def gather_shards(self, rows: torch.Tensor, num_rows: Sequence[int], name: str) -> torch.Tensor:
+        """Gather the rows, filled up to those of the largest shard: gloo takes no others."""
+        missing = max(num_rows) - len(rows)
+        if missing:
+            rows = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
+        parts = [torch.empty_like(rows) for _ in num_rows]
+        try:
+            dist.all_gather(parts, rows, group=self._group)
+        except RuntimeError as error:
+            raise collective_failed(name, self.where, error) from error
+        return torch.cat([part[:num] for part, num in zip(parts, num_rows, strict=True)])
 
     def swap(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
         """Exchange equal blocks."""
@@ -228,6 +278,8 @@ class _StagedTransfer:
 class HostStagedLink(LocalLink):
     """One GPU's stand-in for a wire: device to pinned host to device on its own stream.
 
+    A sum of one rank takes the same way, and stays what it is.
+
     The pinned buffer is allocated once and grows to the largest exchange; transfers share it
     safely because they run one after the other on one stream.
     """
@@ -240,6 +292,13 @@ class HostStagedLink(LocalLink):
         self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
     ) -> Transfer:
         """Start the two copies."""
+        return self._travel(output, rows)
+
+    def add(self, values: torch.Tensor, name: str) -> Transfer:  # noqa: ARG002 - see `Link`
+        """Start the two copies."""
+        return self._travel(values, values)
+
+    def _travel(self, output: torch.Tensor, rows: torch.Tensor) -> Transfer:
         num_bytes = rows.numel() * rows.element_size()
         if self._host.numel() < num_bytes:
             self._stream.synchronize()

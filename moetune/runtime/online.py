@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from moetune.domain.document import canonical_json, decode, digest
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import Decision, Plan, Strategy, plan_from_json
 from moetune.domain.ports import Settled
 from moetune.runtime.council import Council
@@ -23,6 +23,7 @@ from moetune.runtime.stopwatch import Clock, device_clock
 from moetune.runtime.tuner import Task, Tuner, describe
 
 _LOGGER = logging.getLogger("moetune")
+_Key = tuple[LayerShape, ExpertParallel, str, Strategy | None]
 PATIENCE_STEPS = 100
 """Where the size under search does not come for so long, another one that came is searched."""
 
@@ -31,7 +32,7 @@ class OnlineBook(PlanBook):
     """Plans, and searches for sizes that no search has settled. Equal on all ranks of a group.
 
     One size is searched at a time; others are looked up until it is settled. The book serves
-    layers whose expert-parallel group is the book's.
+    layers whose group is the book's.
 
     Args:
         settled: what earlier searches decided, oldest first.
@@ -56,7 +57,7 @@ class OnlineBook(PlanBook):
         self._tuner: Tuner | None = None
         self._council = Council(group)
         self._desk = Desk(clock)
-        self._open: dict[tuple[LayerShape, str, Strategy | None], OnlineShelf] = {}
+        self._open: dict[_Key, OnlineShelf] = {}
         self._num_changes = 0
 
     def __deepcopy__(self, _: object) -> "OnlineBook":
@@ -71,6 +72,7 @@ class OnlineBook(PlanBook):
         self,
         layer: LayerShape,
         *,
+        expert_parallel: ExpertParallel = "all_to_all",
         num_ranks: int,
         dtype: str,
         memory_reuse: Strategy | None = None,
@@ -80,7 +82,9 @@ class OnlineBook(PlanBook):
         Raises:
             InputError: the layer runs on another number of ranks than the book's group has.
         """
-        plans = self.plans_for(layer, num_ranks=num_ranks, dtype=dtype)
+        plans = self.plans_for(
+            layer, expert_parallel=expert_parallel, num_ranks=num_ranks, dtype=dtype
+        )
         if not plans:
             return None
         if num_ranks != self._council.num_ranks:
@@ -89,7 +93,7 @@ class OnlineBook(PlanBook):
                 f"{self._council.num_ranks}",
                 "open the book with the layer's group: open_planbook(online=True, group=…)",
             )
-        key = layer, dtype, memory_reuse
+        key = layer, expert_parallel, dtype, memory_reuse
         if key not in self._open:
             shelf = self._open[key] = OnlineShelf(self._desk, plans, memory_reuse)
             for plan in plans:

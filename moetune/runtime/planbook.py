@@ -11,12 +11,13 @@ import torch.distributed as dist
 
 from moetune.domain.document import canonical_json, digest
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, Strategy, plan_from_json
 from moetune.runtime.council import Council
 from moetune.runtime.stopwatch import NoWatch, Watch
 
 _LOGGER = logging.getLogger("moetune")
+_Key = tuple[LayerShape, ExpertParallel, int, str]
 
 
 @dataclass(slots=True)
@@ -54,17 +55,18 @@ class Shelf:
 
 
 class PlanBook:
-    """Plans by layer, ranks and dtype. Equal on all ranks: see `share_plans`.
+    """Plans by layer, how which ranks share its experts, and dtype. Equal on all ranks.
 
+    See `share_plans`. The ranks are those that share the experts, not all that the plan is for.
     A layer without a plan here runs the safe plan: one chunk, nothing reused.
     """
 
     def __init__(self, plans: Iterable[Plan] = ()) -> None:
-        self._shelves: dict[tuple[LayerShape, int, str], list[Plan]] = {}
+        self._shelves: dict[_Key, list[Plan]] = {}
         self.plans = tuple(plans)
         for plan in self.plans:
-            inputs = plan.inputs
-            key = (inputs.layer, inputs.world_size, inputs.dtype)
+            inputs, layout = plan.inputs, plan.layout
+            key = inputs.layer, layout.expert_parallel, layout.expert_ranks, inputs.dtype
             self._shelves.setdefault(key, []).append(plan)
         self.digest = digest([plan.id for plan in self.plans])
 
@@ -77,6 +79,7 @@ class PlanBook:
         self,
         layer: LayerShape,
         *,
+        expert_parallel: ExpertParallel = "all_to_all",
         num_ranks: int,
         dtype: str,
         memory_reuse: Strategy | None = None,  # noqa: ARG002 - see `online`
@@ -84,14 +87,19 @@ class PlanBook:
         """Return the plans for a layer, None where there is none.
 
         Args:
+            num_ranks: that share the layer's experts.
             memory_reuse: the strategy that the layer is told to use.
         """
-        plans = self.plans_for(layer, num_ranks=num_ranks, dtype=dtype)
+        plans = self.plans_for(
+            layer, expert_parallel=expert_parallel, num_ranks=num_ranks, dtype=dtype
+        )
         return Shelf(plans) if plans else None
 
-    def plans_for(self, layer: LayerShape, *, num_ranks: int, dtype: str) -> Sequence[Plan]:
+    def plans_for(
+        self, layer: LayerShape, *, expert_parallel: ExpertParallel, num_ranks: int, dtype: str
+    ) -> Sequence[Plan]:
         """Return the plans for a layer."""
-        return self._shelves.get((layer, num_ranks, dtype), ())
+        return self._shelves.get((layer, expert_parallel, num_ranks, dtype), ())
 
     def step(self) -> None:
         """Call it after every optimizer step, on all ranks: a book that is not online does nothing.
@@ -100,10 +108,16 @@ class PlanBook:
         """
 
     def decide(
-        self, layer: LayerShape, *, num_ranks: int, dtype: str, tokens_per_rank: int
+        self,
+        layer: LayerShape,
+        *,
+        expert_parallel: ExpertParallel = "all_to_all",
+        num_ranks: int,
+        dtype: str,
+        tokens_per_rank: int,
     ) -> Decision:
         """Return what to run with, the safe decision where the book has no plan."""
-        shelf = self.shelf(layer, num_ranks=num_ranks, dtype=dtype)
+        shelf = self.shelf(layer, expert_parallel=expert_parallel, num_ranks=num_ranks, dtype=dtype)
         return SAFE_DECISION if shelf is None else shelf.decide(tokens_per_rank)
 
 

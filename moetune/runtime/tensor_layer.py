@@ -1,11 +1,21 @@
 """`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3)."""
 
+import os
+from typing import ClassVar
+
 import torch
+import torch.distributed as dist
 
 from moetune.domain.errors import InputError
+from moetune.domain.layer import Activation, ExpertParallel
+from moetune.domain.plan import Plan
+from moetune.runtime.arguments import forced_strategy
 from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.gate import Routing
+from moetune.runtime.links import Link
 from moetune.runtime.local_pairs import local_pairs
+from moetune.runtime.planbook import PlanBook
+from moetune.runtime.shards import Everywhere, Sharded, Sharing
 from moetune.runtime.stopwatch import Watch
 from moetune.runtime.summed_experts import SummedExperts, Summing
 
@@ -15,44 +25,84 @@ class TensorExpertLayer(ExpertLayer):
 
     Every rank gives the same tokens, as behind a tensor-parallel layer, and gets the same
     output; its experts compute their pairs, and one all-reduce adds the ranks' shares. Backward
-    the gradient of x is added up the same way. Parameters are named and shaped as those of
-    `MoELayer`, and so is everything below.
+    the gradient of x is added up the same way. The gate is on every rank, and its gradient is
+    complete and equal on all. Parameters are named and shaped as those of `MoELayer`, and the
+    degree changes the time of a step, never its numbers.
 
     Args:
         d_model, d_hidden, num_experts, top_k, activation, bias, normalize_topk, plan, planbook,
             device, dtype: as in `MoELayer`.
         capacity_factor: None; no pair is dropped.
         group: tensor-parallel group, default the world. All its ranks construct the layer.
-        pipeline: chunks of the output, and of the gradient of x, that are added up behind the
-            next ones' computation.
+        pipeline: as in `MoELayer`: chunks of the output, and of the gradient of x, that are
+            added up behind the next ones' computation.
         memory_reuse: False or "none", or True, which is the same here.
+        sequence_parallel: x is this rank's shard of the group's tokens, also of another size
+            than the others', and so is the output: the input is all-gathered, the output
+            reduce-scattered.
+
+    Attributes:
+        aux_loss: balance loss of the last forward pass over all tokens, equal on all ranks. It
+            counts once for the group, as a loss that every rank computes alike.
+        decision, num_dropped, recorder: as in `MoELayer`.
 
     Raises:
         InputError: an argument is out of range, or would drop pairs or reuse memory.
     """
 
-    owns_experts = False
+    expert_parallel: ClassVar[ExpertParallel] = "tensor"
 
-    def reset_parameters(self) -> None:
-        """Draw the parameters anew, as `MoELayer` does: equal for equal seeds."""
-        if self.gate.capacity_factor is not None:
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        num_experts: int,
+        top_k: int = 1,
+        *,
+        activation: Activation = "gelu",
+        bias: bool = True,
+        capacity_factor: float | None = None,
+        normalize_topk: bool | None = None,
+        group: dist.ProcessGroup | None = None,
+        pipeline: bool | int = True,
+        memory_reuse: bool | str = True,
+        plan: Plan | str | os.PathLike[str] | None = None,
+        planbook: PlanBook | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        link: Link | None = None,
+        sequence_parallel: bool = False,
+    ) -> None:
+        if capacity_factor is not None:
             raise InputError(
                 "capacity_factor must be None: experts of a tensor-parallel group drop no pair",
                 "leave it away, or use moetune.MoELayer",
             )
-        if self._strategy not in (None, "none"):
+        if forced_strategy(memory_reuse) not in {None, "none"}:
             raise InputError(
-                f"memory_reuse {self._strategy!r} is not available in a tensor-parallel group",
+                f"memory_reuse {memory_reuse!r} is not available in a tensor-parallel group",
                 "leave it away, or use moetune.MoELayer",
             )
-        super().reset_parameters()
+        super().__init__(
+            d_model, d_hidden, num_experts, top_k, activation=activation, bias=bias,
+            normalize_topk=normalize_topk, group=group, pipeline=pipeline,
+            memory_reuse=memory_reuse, plan=plan, planbook=planbook, device=device, dtype=dtype,
+            link=link,
+        )  # fmt: skip
+        self.sequence_parallel = sequence_parallel
+        if sequence_parallel:
+            self.gate.share(self.link)
 
-    def _run(self, x_TD: torch.Tensor, routing: Routing, watch: Watch) -> torch.Tensor:
+    def _run(
+        self, x_SD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...], watch: Watch
+    ) -> torch.Tensor:
         local = self.experts.local_experts
+        sharing = self._sharing(num_tokens)
         summing = Summing(
-            link=self.link,
+            sharing=sharing,
             pairs=local_pairs(
-                routing.experts_TK,
+                sharing.gather(routing.experts_TK, "the gathering of choices"),
+                num_tokens=sharing.num_tokens,
                 first_expert=self.link.rank * local,
                 num_experts=local,
                 forward_degree=self.decision.forward_degree,
@@ -63,14 +113,24 @@ class TensorExpertLayer(ExpertLayer):
             scratch=self._scratch,
         )
         self._account.add(summing.pairs.pairs_R, summing.pairs.tokens_R)
-        y_TD: torch.Tensor
+        y_SD: torch.Tensor
         watch.begin()
-        with torch.autocast(x_TD.device.type, enabled=False):
-            y_TD = SummedExperts.apply(  # type: ignore[no-untyped-call]
-                x_TD, routing.weights_TK, summing, *self._weights(x_TD.dtype)
+        with torch.autocast(x_SD.device.type, enabled=False):
+            y_SD = SummedExperts.apply(  # type: ignore[no-untyped-call]
+                x_SD, routing.weights_TK, summing, *self._weights(x_SD.dtype)
             )
-        watch.follow(y_TD)
-        return y_TD
+        watch.follow(y_SD)
+        return y_SD
 
-    def _signature(self, x: torch.Tensor, dtype: torch.dtype, num_tokens: int) -> str:
-        return f"{super()._signature(x, dtype, num_tokens)}, {num_tokens} tokens on every rank"
+    def _sharing(self, num_tokens: tuple[int, ...]) -> Sharing:
+        if self.sequence_parallel:
+            return Sharded(self.link, num_tokens)
+        return Everywhere(self.link, num_tokens[:1])
+
+    def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
+        return sum(self._sharing(num_tokens).num_tokens)
+
+    def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
+        tokens = f"{x.shape[:-1].numel()} tokens on every rank"
+        shards = "shards of the tokens" if self.sequence_parallel else tokens
+        return f"{super()._signature(x, dtype)}, {shards}"

@@ -45,7 +45,7 @@ def open_planbook(
         source: plan files, folders of them, ids or their beginnings in the store, or plans;
             None takes every plan of the store.
         db: the store; default, as the command line finds it.
-        group: the ranks that share the book; with `online` the layers' expert-parallel group.
+        group: the ranks that share the book; with `online` the layers' group.
         online: search while training.
 
     Raises:

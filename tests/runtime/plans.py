@@ -1,7 +1,8 @@
 """A small plan for tests."""
 
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import (
+    EXPERT_PARALLEL,
     Layout,
     Memory,
     Pipeline,
@@ -23,15 +24,17 @@ def small_plan(
     degrees: tuple[int, int] = (4, 3),
     ranges: tuple[Range, ...] = ((1, 10, 2, 2), (11, 100, 4, 3)),
     strategy: Strategy = "none",
+    expert_parallel: ExpertParallel = "all_to_all",
 ) -> Plan:
     inputs = PlanInputs(
         model=None, layer=layer, world_size=world_size, tokens_per_rank=tokens, dtype=dtype,
-        memory_limit_bytes=None, profile="test", profile_fingerprint="0", constraints={},
+        memory_limit_bytes=None, profile="test", profile_fingerprint="0",
+        constraints={} if expert_parallel == "all_to_all" else {EXPERT_PARALLEL: expert_parallel},
     )  # fmt: skip
     return Plan(
         id=inputs.plan_id,
         inputs=inputs,
-        layout=Layout(expert_parallel="all_to_all", dp=2, ep=2, tp=1, pp=1),
+        layout=Layout.of_layer(expert_parallel, world_size),
         pipeline=Pipeline(
             forward_degree=degrees[0], backward_degree=degrees[1], order="dispatch_first",
             ranges=ranges,
