@@ -21,9 +21,9 @@ from moetune.domain.plan import STRATEGIES, Plan, Strategy
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.eq10 import paper_seconds
+from moetune.solve.layer_costs import layer_costs
 from moetune.solve.memory import layer_memory, total_bytes
 from moetune.solve.peak import peak_bytes
-from moetune.solve.phases import layer_costs
 from moetune.solve.step import step_time
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.plan import PlanRequest, make_plan

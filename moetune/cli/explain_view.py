@@ -1,6 +1,6 @@
 """Why a plan is as it is, in words and tables."""
 
-from moetune.cli.plan_view import how_sure, is_one_chunk, sentence, title
+from moetune.cli.plan_view import how_sure, is_one_chunk, is_tensor, sentence, title
 from moetune.cli.render import Screen, seconds_span
 from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, format_seconds
@@ -33,8 +33,11 @@ def _show_terms(screen: Screen, explanation: Explanation) -> None:
     header = ("phase", "chunks", "transfer", "experts", "all experts", "exposed", "planned")
     rows = [_terms("forward", forward), _terms("backward", backward)]
     screen.table(header, rows, right=range(1, 7))
+    transfer = "one chunk's dispatch, and the same again for its combine"
+    if is_tensor(explanation.plan):
+        transfer = "one chunk's all-reduce, of the output or of the input's gradient"
     screen.say(
-        "transfer: one chunk's dispatch, and the same again for its combine; experts: one chunk's; "
+        f"transfer: {transfer}; experts: one chunk's; "
         "exposed: communication that the experts do not hide.",
         indent=2,
     )
@@ -132,7 +135,8 @@ def _show_ranges(screen: Screen, plan: Plan) -> None:
         (f"{low:,}–{high:,}", str(forward), str(backward))
         for low, high, forward, backward in plan.pipeline.ranges
     ]
-    screen.table(("tokens per rank", "forward", "backward"), rows, right=(0, 1, 2))
+    tokens = "tokens on every rank" if is_tensor(plan) else "tokens per rank"
+    screen.table((tokens, "forward", "backward"), rows, right=(0, 1, 2))
     screen.say()
 
 

@@ -7,7 +7,7 @@ import typer
 
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
 from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation, LayerShape
+from moetune.domain.layer import Activation, ExpertParallel, LayerShape
 from moetune.domain.plan import Order, Strategy
 from moetune.domain.units import parse_bytes, parse_count
 
@@ -49,6 +49,13 @@ def plan(
     dtype: Annotated[
         str | None,
         typer.Option(help="Element type. Default: bfloat16 on CUDA where measured, else float32."),
+    ] = None,
+    expert_parallel: Annotated[
+        ExpertParallel | None,
+        typer.Option(
+            help="How ranks share a layer's experts: tokens travel to them, or every rank sees "
+            "all tokens and their outputs are summed. Default: all_to_all."
+        ),
     ] = None,
     memory_limit: Annotated[
         str | None,
@@ -103,6 +110,7 @@ def plan(
         world_size=world_size,
         tokens_per_rank=_tokens(tokens, batch, seq),
         dtype=dtype or settings.dtype,
+        expert_parallel=expert_parallel,
         memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
         memory_taken_bytes=0 if memory_taken is None else parse_bytes(memory_taken),
         bounds=_bounds(

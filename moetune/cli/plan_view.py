@@ -39,9 +39,10 @@ def title(explanation: Explanation) -> str:
     name = model.title if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
     name += " layer" if name.endswith("MoE") else ""
     device = _device(explanation)
+    each = f"on every {device}" if is_tensor(explanation.plan) else f"per {device}"
     return (
         f"{name} · {plural(layer.num_experts, 'expert')} over {plural(inputs.world_size, device)}"
-        f" · {plural(inputs.tokens_per_rank, 'token')} per {device} · {inputs.dtype}"
+        f" · {plural(inputs.tokens_per_rank, 'token')} {each} · {inputs.dtype}"
     )
 
 
@@ -67,6 +68,11 @@ def is_one_chunk(plan: Plan) -> bool:
     return plan.pipeline.forward_degree == plan.pipeline.backward_degree == 1
 
 
+def is_tensor(plan: Plan) -> bool:
+    """Return whether experts are summed inside a tensor-parallel group."""
+    return plan.layout.expert_parallel == "tensor"
+
+
 def sentence(text: str) -> str:
     """Return the text as a sentence."""
     start = text[:1].upper() if text[:2].isalpha() else text[:1]
@@ -80,6 +86,8 @@ def _device(explanation: Explanation) -> str:
 
 def _decision(plan: Plan) -> str:
     pipeline, strategy = plan.pipeline, plan.memory.strategy
+    if is_tensor(plan):
+        return _tensor_decision(plan)
     kept = "keep all activations (strategy none)"
     if strategy != "none":
         kept = f"reuse memory with strategy {strategy}: {HOW[strategy]}"
@@ -94,6 +102,16 @@ def _decision(plan: Plan) -> str:
     return (
         f"Cut the tokens into {forward} forward and {pipeline.backward_degree} backward"
         f"{order}, and {kept}."
+    )
+
+
+def _tensor_decision(plan: Plan) -> str:
+    if is_one_chunk(plan):
+        return "Leave the tokens in one chunk, forward and backward: one all-reduce each way."
+    forward = plural(plan.pipeline.forward_degree, "chunk")
+    return (
+        f"Cut the tokens into {forward} forward and {plan.pipeline.backward_degree} backward: "
+        "each chunk's all-reduce travels behind the next one's experts."
     )
 
 
@@ -124,7 +142,8 @@ def _times(screen: Screen, explanation: Explanation) -> None:
     ]
     if times.overhead_seconds:
         overhead = format_seconds(times.overhead_seconds)
-        rows.append(("gate, sorting", overhead, overhead, ""))
+        around = "gate" if is_tensor(explanation.plan) else "gate, sorting"
+        rows.append((around, overhead, overhead, ""))
     header = ("phase", "one chunk", "planned", "exposed communication")
     screen.table(header, rows, right=(1, 2, 3))
 

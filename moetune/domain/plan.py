@@ -30,6 +30,7 @@ class PlanInputs:
     """Everything the decision depends on; the plan's id is the hash of it.
 
     Args:
+        tokens_per_rank: each rank's own; of a tensor-parallel group those that all ranks see.
         constraints: what the caller pinned or bounded, by flag name; empty when nothing.
     """
 
@@ -47,6 +48,22 @@ class PlanInputs:
     def plan_id(self) -> str:
         """sha256 of the canonical inputs."""
         return digest(self)
+
+    @property
+    def expert_parallel(self) -> ExpertParallel:
+        """How a layer alone has to share its experts: as pinned, else all to all."""
+        is_tensor = self.constraints.get(EXPERT_PARALLEL) == "tensor"
+        return "tensor" if is_tensor else "all_to_all"
+
+    def workload(self, layout: "Layout") -> Workload:
+        """Return one layer, on the ranks that share its experts."""
+        return Workload(
+            layer=self.layer,
+            world_size=layout.expert_ranks,
+            tokens_per_rank=self.tokens_per_rank,
+            dtype=self.dtype,
+            expert_parallel=layout.expert_parallel,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,14 +225,7 @@ class Plan:
     @property
     def workload(self) -> Workload:
         """One layer, on the ranks that share its experts."""
-        inputs = self.inputs
-        return Workload(
-            layer=inputs.layer,
-            world_size=self.layout.expert_ranks,
-            tokens_per_rank=inputs.tokens_per_rank,
-            dtype=inputs.dtype,
-            expert_parallel=self.layout.expert_parallel,
-        )
+        return self.inputs.workload(self.layout)
 
     def decide(self, tokens_per_rank: int) -> Decision:
         """Return the degrees for so many tokens: the plan's own, else its range's.

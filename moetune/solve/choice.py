@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Order, Strategy
-from moetune.solve.degree import TIE, best_degree
+from moetune.solve.degree import TIE
 from moetune.solve.phases import PHASES, LayerCosts, Phase
 from moetune.solve.predict import PhaseTime
 from moetune.solve.reuse import at_least_seconds
@@ -136,7 +136,9 @@ class DegreeChooser:
             return allowed[0]
         lines = self._lines[phase]
         if lines is not None:
-            return self._closed_form(lines, tokens, max_degree=allowed[-1])
+            rows = tokens * self.costs.layer.top_k
+            best = self.costs.best_degree(lines, rows=rows, max_degree=allowed[-1])
+            return max(best, allowed[0])
         return self._smallest_best([self.time(phase, tokens, degree) for degree in allowed], tokens)
 
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
@@ -175,18 +177,6 @@ class DegreeChooser:
                 break
             found[degree] = self.time(phase, tokens, degree).seconds
         return found
-
-    def _closed_form(
-        self, lines: tuple[LinearCost, LinearCost], tokens: int, *, max_degree: int
-    ) -> int:
-        rows = tokens * self.costs.layer.top_k
-        return best_degree(
-            transfer=lines[0],
-            payload_bytes=rows * self.costs.bytes_per_row,
-            compute=lines[1],
-            macs=rows * self.costs.macs_per_row,
-            max_degree=max_degree,
-        )
 
     def _smallest_best(self, times: Sequence[PhaseTime], tokens: int) -> int:
         """Return the smallest of the degrees that tie for the best time, or are within noise.

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from moetune.domain.plan import Range
 from moetune.solve.choice import NOISE, WORTH, DegreeChooser
-from moetune.solve.degree import makespan
 from moetune.solve.phases import PHASES, Phase
 
 TOLERANCE = 0.004
@@ -174,16 +173,14 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
             strict=True,
         )
         times[where, degree - 1] = [
-            makespan(
+            costs.makespan(
                 degree=degree,
+                rows=one,
                 transfer_seconds=transfer_seconds,
                 compute_seconds=compute_seconds,
-                comm_speed=speeds.comm,
-                comp_speed=speeds.comp,
                 order=chooser.bounds.chosen_order,
             )
             for one, transfer_seconds, compute_seconds in chunks
-            for speeds in (costs.side_by_side(rows=one, transfer_seconds=transfer_seconds),)
         ]
     return times
 

@@ -2,11 +2,11 @@
 
 Symbols: r chunks, t_d seconds of one chunk's all-to-all (dispatch and combine alike), t_e
 seconds of one chunk's experts, μ and σ the speeds of communication and of computation while
-the other runs.
+the other runs. In a tensor-parallel group there is one transfer a chunk, its sum: t_s.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from moetune.domain.costs import LinearCost
 from moetune.domain.plan import Order
@@ -61,6 +61,38 @@ def makespan(
     return link + device + (1 - comm_speed - comp_speed) * overlap
 
 
+def summed_makespan(
+    *,
+    degree: int,
+    transfer_seconds: float,
+    compute_seconds: float,
+    comm_speed: float = 1.0,
+    comp_speed: float = 1.0,
+) -> float:
+    """Return the time of a phase whose chunks are computed in turn and then summed in turn.
+
+        T(r) = t_e + t_s + (r − 1)·max(t_e, t_s)                  undisturbed
+        T(r) = r·t_e + r·t_s + (1 − μ − σ)·(r − 1)·min(t_s/μ, t_e/σ)    in general
+
+    A sum (t_s) travels behind the next chunk's experts. Either the experts never wait, and all
+    sums but the last run beside them, or the link never idles after the first chunk's experts,
+    and all others run beside it.
+
+    Args:
+        degree: r, at least 1.
+        transfer_seconds: t_s of one chunk's sum over the ranks.
+        compute_seconds: t_e of one chunk.
+        comm_speed: μ, above 0 and at most 1.
+        comp_speed: σ, above 0 and at most 1.
+    """
+    slower = max(transfer_seconds, compute_seconds)
+    if comm_speed == comp_speed == 1.0:
+        return compute_seconds + transfer_seconds + (degree - 1) * slower
+    beside = min(transfer_seconds / comm_speed, compute_seconds / comp_speed)
+    work = degree * (compute_seconds + transfer_seconds)
+    return work + (1 - comm_speed - comp_speed) * (degree - 1) * beside
+
+
 def best_degree(
     *,
     transfer: LinearCost,
@@ -91,28 +123,87 @@ def best_degree(
     Raises:
         ValueError: `max_degree` below 1.
     """
-    if max_degree < 1:
-        raise ValueError(f"max_degree must be at least 1, got {max_degree}")
-    degrees = {1, max_degree}
     wire = 2 * transfer.beta_seconds * payload_bytes
-    for real in _real_optima(
+    reals = _real_optima(
         wire=wire,
         transfer_alpha=transfer.alpha_seconds,
         compute_alpha=compute.alpha_seconds,
         work=compute.beta_seconds * macs,
-    ):
-        if 1 <= real < max_degree:
-            degrees |= {math.floor(real), math.floor(real) + 1}
-    times = {
-        degree: makespan(
+    )
+
+    def seconds(degree: int) -> float:
+        return makespan(
             degree=degree,
             transfer_seconds=transfer.seconds(payload_bytes / degree),
             compute_seconds=compute.seconds(macs / degree),
         )
-        for degree in degrees
-    }
+
+    return _best_beside(reals, seconds, max_degree=max_degree)
+
+
+def best_summed_degree(
+    *,
+    transfer: LinearCost,
+    payload_bytes: float,
+    compute: LinearCost,
+    macs: float,
+    max_degree: int,
+) -> int:
+    """Return the r in 1..max_degree with the smallest undisturbed summed makespan.
+
+        T(r) = max(α_e·r + x·β_e + α_s + β_s·y/r, α_s·r + y·β_s + α_e + β_e·x/r)
+
+    is convex: the maximum of two convex functions. So the best integer is 1, max_degree, or
+    beside the bottom of one of them, √(β_s·y/α_e) and √(β_e·x/α_s), or beside their crossing,
+    where a chunk's experts take as long as its sum. Ties go to the smaller degree.
+
+    Args:
+        transfer: one sum over the ranks, over bytes.
+        payload_bytes: y, the input of the unsplit sum on one rank.
+        compute: all GEMMs of one chunk together, over MACs, as in `best_degree`.
+        macs: x, MACs of one unsplit GEMM.
+        max_degree: largest degree allowed.
+
+    Raises:
+        ValueError: `max_degree` below 1.
+    """
+    wire, work = transfer.beta_seconds * payload_bytes, compute.beta_seconds * macs
+    apart = transfer.alpha_seconds - compute.alpha_seconds
+    reals = [
+        math.sqrt(volume / start)
+        for volume, start in ((wire, compute.alpha_seconds), (work, transfer.alpha_seconds))
+        if start > 0
+    ]
+    if apart:
+        reals.append((work - wire) / apart)
+
+    def seconds(degree: int) -> float:
+        return summed_makespan(
+            degree=degree,
+            transfer_seconds=transfer.seconds(payload_bytes / degree),
+            compute_seconds=compute.seconds(macs / degree),
+        )
+
+    return _best_beside(reals, seconds, max_degree=max_degree)
+
+
+def _best_beside(
+    reals: Iterable[float], seconds: Callable[[int], float], *, max_degree: int
+) -> int:
+    """Return the best of 1, max_degree and the whole numbers beside the real candidates.
+
+    Raises:
+        ValueError: `max_degree` below 1.
+    """
+    if max_degree < 1:
+        raise ValueError(f"max_degree must be at least 1, got {max_degree}")
+    degrees = {1, max_degree}
+    for real in reals:
+        if 1 <= real < max_degree:
+            degrees |= {math.floor(real), math.floor(real) + 1}
+    times = {degree: seconds(degree) for degree in degrees}
     limit = min(times.values()) * (1 + TIE)
-    return min(degree for degree, seconds in times.items() if seconds <= limit)
+    return min(degree for degree, time in times.items() if time <= limit)
 
 
 def _real_optima(

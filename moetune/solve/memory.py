@@ -27,7 +27,15 @@ def layer_memory(
     where strategies reuse memory: two buffers for T_DI and T_DO each, one for T_M. They all save
     the same, and nothing in one chunk; in two chunks they save in T_M alone. Rings that hide
     transfers, and routing data, come on top: a few chunks of M, and 8 bytes a row.
+
+    In a tensor-parallel group of P ranks nothing is dispatched, and nothing reused:
+
+        activations  2·T·M (T_I, T_O) + N/P·H (T_M; twice for swiglu)
+        buffers      2·T·M (their gradients) + one chunk's rows and results, 2·M and H of each;
+                     backward H once more, and for relu H once less
     """
+    if workload.expert_parallel == "tensor":
+        return _summed_memory(workload, forward_degree, backward_degree)
     element = dtype_bytes(workload.dtype)
     layer, tokens = workload.layer, workload.tokens_per_rank
     states = _state_bytes(workload)
@@ -49,6 +57,35 @@ def layer_memory(
         saved_bytes=sum(saved),
         saving_ratio=sum(saved) / everything,
     )
+
+
+def _summed_memory(workload: Workload, forward_degree: int, backward_degree: int) -> Memory:
+    layer, tokens = workload.layer, workload.tokens_per_rank
+    element, both = dtype_bytes(workload.dtype), 2 * tokens * layer.d_model
+    degrees = forward_degree, backward_degree
+    chunk = max(
+        summed_rows(workload, degree) * (2 * layer.d_model + summed_hidden(layer, backward=phase))
+        for phase, degree in zip((False, True), degrees, strict=True)
+    )
+    return Memory(
+        strategy="none",
+        state_bytes=_state_bytes(workload),
+        activation_bytes=(both + summed_rows(workload, 1) * middle_elements(layer)) * element,
+        buffer_bytes=(both + chunk) * element,
+        saved_bytes=0,
+        saving_ratio=0.0,
+    )
+
+
+def summed_rows(workload: Workload, degree: int) -> int:
+    """Return the rows of the largest chunk that one rank's experts compute of balanced pairs."""
+    pairs = -(-workload.tokens_per_rank // degree) * workload.layer.top_k
+    return -(-pairs // workload.world_size)
+
+
+def summed_hidden(layer: LayerShape, *, backward: bool) -> int:
+    """Return the values of hidden width that a chunk's row takes beside T_M."""
+    return layer.d_hidden * (backward + (layer.activation != "relu"))
 
 
 def total_bytes(memory: Memory) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from moetune.domain.layer import Workload
 from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.units import dtype_bytes
-from moetune.solve.memory import middle_elements
+from moetune.solve.memory import middle_elements, summed_hidden, summed_rows
 
 _INDEX_BYTES = 8
 _EXACT_BYTES = 4
@@ -93,14 +93,16 @@ def peak_bytes(
         reused    2·T·M (x, y) + 2·T·M (their gradients) + chunks of M and H in rings
         none      2·T·M + N·(M + H) + T·k·M kept; 2·T·M + T·k·M + N·M + chunks of H besides
 
-    with H twice for swiglu. In one chunk, forward and backward, every strategy is "none".
+    with H twice for swiglu. In one chunk, forward and backward, every strategy is "none". In a
+    tensor-parallel group strategy and capacity do not matter: see `solve.memory`.
 
     Args:
         bias: whether experts add biases (swiglu never does).
         capacity_factor: as the layer's; above 1 it drops nothing of balanced rows.
         states: default, 16 bytes a parameter, 32 in float64.
     """
-    counts = _Counts(
+    kind = _SummedCounts if workload.expert_parallel == "tensor" else _Counts
+    counts = kind(
         workload, forward_degree, backward_degree, strategy, bias=bias,
         share=1.0 if capacity_factor is None else min(1.0, capacity_factor),
     )  # fmt: skip
@@ -216,3 +218,30 @@ class _Counts:
         own, other = self._degrees[phase], self._degrees[1 - phase]
         cells = self._workload.local_experts > 1 or own % other > 0
         return self._workload.world_size > 1 and cells
+
+
+class _SummedCounts(_Counts):
+    """Of a tensor-parallel group: nothing is dispatched, and x is gathered from again."""
+
+    def activation_bytes(self) -> int:
+        rows = summed_rows(self._workload, 1)
+        return 2 * self._tokens_bytes + rows * self._middle * self._element
+
+    def buffer_bytes(self) -> int:
+        return 2 * self._tokens_bytes
+
+    def ring_bytes(self, *, backward: bool) -> int:
+        rows = summed_rows(self._workload, self._degrees[backward])
+        width = 2 * self._layer.d_model + summed_hidden(self._layer, backward=backward)
+        return rows * width * self._element
+
+    def routing_bytes(self) -> int:
+        gate = max(self._element, _EXACT_BYTES)
+        probabilities = self._workload.tokens_per_rank * self._layer.num_experts * gate
+        rows = summed_rows(self._workload, 1)
+        weights, choices = 2 * gate, 2 * _INDEX_BYTES
+        return (
+            probabilities
+            + self._pairs * (weights + choices)
+            + rows * (2 * self._element + _INDEX_BYTES)
+        )

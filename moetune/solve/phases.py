@@ -10,25 +10,35 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from moetune.domain.costs import Costs, Estimate, Interference, LinearCost, SideBySide, least_trust
-from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.samples import ALONE_CHUNKS, Product
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Order
+from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp, Product
 from moetune.domain.units import dtype_bytes
+from moetune.solve.degree import best_degree, makespan
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 PRODUCTS: tuple[Product, ...] = get_args(Product)
-_COUNT_BYTES = 8
+COUNT_BYTES = 8
 NOTHING = Estimate(seconds=0.0, trust="measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCosts:
-    """The costs of one layer on so many ranks, whatever the number of tokens."""
+    """The costs of one layer on so many ranks, whatever the number of tokens.
+
+    Here tokens travel to the experts and back.
+    """
 
     layer: LayerShape
     world_size: int
     dtype: str
     costs: Costs
+
+    @property
+    def num_transfers(self) -> int:
+        """Transfers of one chunk: dispatch and combine."""
+        return 2
 
     @property
     def bytes_per_row(self) -> int:
@@ -47,14 +57,8 @@ class LayerCosts:
             rows: of the chunk on one rank.
             degree: of the phase; its chunks are in flight together.
         """
-        if self.world_size == 1:
-            return NOTHING
-        return self.costs.collective(
-            op="all_to_all",
-            group_size=self.world_size,
-            num_bytes=rows * self.bytes_per_row,
-            in_flight=1 if degree <= ALONE_CHUNKS else degree,
-        )
+        in_flight = 1 if degree <= ALONE_CHUNKS else degree
+        return self.exchange("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
 
     def beside(self, *, rows: float, degree: int) -> Interference:
         """Return how the classes disturb each other in a phase of such chunks."""
@@ -73,6 +77,37 @@ class LayerCosts:
             exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
         )
 
+    def makespan(
+        self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,
+        order: Order,
+    ) -> float:  # fmt: skip
+        """Return the time of a phase in chunks of so many rows."""
+        speeds = self.side_by_side(rows=rows, transfer_seconds=transfer_seconds)
+        return makespan(
+            degree=degree,
+            transfer_seconds=transfer_seconds,
+            compute_seconds=compute_seconds,
+            comm_speed=speeds.comm,
+            comp_speed=speeds.comp,
+            order=order,
+        )
+
+    def best_degree(
+        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
+    ) -> int:
+        """Return the closed form's degree for a phase of so many rows.
+
+        Args:
+            lines: of that phase.
+        """
+        return best_degree(
+            transfer=lines[0],
+            payload_bytes=rows * self.bytes_per_row,
+            compute=lines[1],
+            macs=rows * self.macs_per_row,
+            max_degree=max_degree,
+        )
+
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
         """Return one chunk's experts: GEMMs, activation, and sorting its rows by expert.
 
@@ -80,21 +115,30 @@ class LayerCosts:
         activation again, since the layer keeps what went into it.
         """
         sorting = self.sorting(rows)
-        return total(*self._gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
+        return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return gate, permutation and the ranks' two small exchanges; 0 where not measured.
 
         The exchanges are the agreement on tokens and that of all chunks' counts.
         """
-        experts, rows = self.layer.num_experts, tokens * self.layer.top_k
-        gate = self._rows_op("gate", tokens, experts)
+        rows = tokens * self.layer.top_k
         permutation = (
-            self._rows_op("gather", rows, self.layer.d_model),
-            self._rows_op("scatter_add", rows, self.layer.d_model),
+            self.rows_op("gather", rows, self.layer.d_model),
+            self.rows_op("scatter_add", rows, self.layer.d_model),
         )
-        if gate is None:
+        gate = self.gate(tokens)
+        if not gate:
             return total(*permutation, *permutation)
+        small = self.exchange("all_to_all", self.layer.num_experts * COUNT_BYTES)
+        return total(*gate, *permutation, *permutation, small, small)
+
+    def gate(self, tokens: float) -> tuple[Estimate | None, ...]:
+        """Return the gate's parts, none where it was not measured."""
+        experts = self.layer.num_experts
+        gate = self.rows_op("gate", tokens, experts)
+        if gate is None:
+            return ()
         products = (
             self.costs.gemm(
                 dtype=self.dtype,
@@ -106,16 +150,14 @@ class LayerCosts:
             )
             for product in PRODUCTS
         )
-        gate_backward = self._rows_op("gate_backward", tokens, experts)
-        small = NOTHING if self.world_size == 1 else self._small_exchange()
-        return total(gate, gate_backward, *products, *permutation, *permutation, small, small)
+        return gate, self.rows_op("gate_backward", tokens, experts), *products
 
-    def _small_exchange(self) -> Estimate:
+    def exchange(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
+        """Return one collective of the ranks; 0 on one rank."""
+        if self.world_size == 1:
+            return NOTHING
         return self.costs.collective(
-            op="all_to_all",
-            group_size=self.world_size,
-            num_bytes=self.layer.num_experts * _COUNT_BYTES,
-            in_flight=1,
+            op=op, group_size=self.world_size, num_bytes=num_bytes, in_flight=in_flight
         )
 
     def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
@@ -124,18 +166,23 @@ class LayerCosts:
         The local experts are one GEMM: t_e = g·α + g·β·T·k·M·H/r, with g = 2 forward (3 for
         swiglu) and twice that backward (PipeMoE Eq. 14).
         """
-        gemm = self.costs.gemm_line(dtype=self.dtype)
         transfer = self.costs.collective_line(op="all_to_all", group_size=self.world_size)
-        if gemm is None or transfer is None:
-            return None
-        if self.activation(phase, 1.0).seconds or self.sorting(1.0).seconds:
+        compute = self.gemm_line(phase)
+        if transfer is None or compute is None or self.sorting(1.0).seconds:
             return None
         expected = transfer.seconds(self.bytes_per_row)
         alone_and_several = (self.transfer(rows=1.0, degree=degree) for degree in (1, 2))
         if not all(math.isclose(one.seconds, expected) for one in alone_and_several):
             return None  # one in flight and several have different lines
+        return transfer, compute
+
+    def gemm_line(self, phase: Phase) -> LinearCost | None:
+        """Return the line of all GEMMs, None where experts do more or there is no line."""
+        gemm = self.costs.gemm_line(dtype=self.dtype)
+        if gemm is None or self.activation(phase, 1.0).seconds:
+            return None
         num_gemms = self.layer.num_gemms * (1 if phase == "forward" else 2)
-        return transfer, LinearCost(
+        return LinearCost(
             alpha_seconds=num_gemms * gemm.alpha_seconds,
             beta_seconds=num_gemms * gemm.beta_seconds,
         )
@@ -161,8 +208,8 @@ class LayerCosts:
     def activation(self, phase: Phase, rows: float) -> Estimate:
         """Return the activation; backward it is evaluated again, and then its gradient."""
         name, width = self.layer.activation, self.layer.d_hidden
-        backward = self._rows_op(f"{name}_backward", rows, width) if phase == "backward" else None
-        return total(self._rows_op(name, rows, width), backward)
+        backward = self.rows_op(f"{name}_backward", rows, width) if phase == "backward" else None
+        return total(self.rows_op(name, rows, width), backward)
 
     @property
     def sorts_rows(self) -> bool:
@@ -173,9 +220,10 @@ class LayerCosts:
         """Return the time to sort a chunk's rows by expert, which is also the way back."""
         if not self.sorts_rows:
             return NOTHING
-        return total(self._rows_op("gather", rows, self.layer.d_model))
+        return total(self.rows_op("gather", rows, self.layer.d_model))
 
-    def _gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
+    def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
+        """Yield all products of the local experts."""
         products: tuple[Product, ...] = (
             ("forward",) if phase == "forward" else ("grad_input", "grad_weight")
         )
@@ -183,15 +231,9 @@ class LayerCosts:
             yield from (self.product(product, rows=rows),) * (self.layer.num_gemms - 1)
             yield self.product(product, rows=rows, is_second=True)
 
-    def _rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
+    def rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
+        """Return an operation bound by memory, None where it was not measured."""
         return self.costs.rows_op(op=op, dtype=self.dtype, rows=rows, width=width)
-
-
-def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
-    """Return the costs of the workload's layer."""
-    return LayerCosts(
-        layer=workload.layer, world_size=workload.world_size, dtype=workload.dtype, costs=costs
-    )
 
 
 def total(*parts: Estimate | None) -> Estimate:

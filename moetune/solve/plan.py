@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from moetune.domain.costs import Costs, Trust, least_trust
-from moetune.domain.layer import Workload
 from moetune.domain.plan import (
     OFFLOADS_INPUT,
     OFFLOADS_MIDDLE,
@@ -20,9 +19,9 @@ from moetune.domain.plan import (
 from moetune.domain.profile import Provenance
 from moetune.solve.choice import Bounds
 from moetune.solve.feasible import check_pins
+from moetune.solve.layer_costs import layer_costs
 from moetune.solve.memory import total_bytes
 from moetune.solve.peak import peak_bytes
-from moetune.solve.phases import layer_costs
 from moetune.solve.predict import StepTime
 from moetune.solve.ranges import solve_ranges
 from moetune.solve.ranking import Ranking
@@ -35,6 +34,7 @@ from moetune.solve.words import (
     beware,
     binding_resource,
     explain_choice,
+    explain_fewest,
     explain_loss,
     explain_memory,
     explain_peak,
@@ -67,7 +67,8 @@ def solve_plan(
             memory than there is.
         ProfileError: the profile lacks an operation that the layer needs.
     """
-    workload = _workload(inputs)
+    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
+    workload = inputs.workload(layout)
     check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
     strategies = choose_strategy(
         workload=workload,
@@ -90,9 +91,7 @@ def solve_plan(
     return Plan(
         id=inputs.plan_id,
         inputs=inputs,
-        layout=Layout(
-            expert_parallel="all_to_all", dp=inputs.world_size, ep=inputs.world_size, tp=1, pp=1
-        ),
+        layout=layout,
         pipeline=_pipeline(ranking),
         memory=ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
         chunks=None,
@@ -130,15 +129,6 @@ def _doubts(
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
     if offloads and ranking.costs.costs.copy_mode == "pageable":
         yield PAGEABLE
-
-
-def _workload(inputs: PlanInputs) -> Workload:
-    return Workload(
-        layer=inputs.layer,
-        world_size=inputs.world_size,
-        tokens_per_rank=inputs.tokens_per_rank,
-        dtype=inputs.dtype,
-    )
 
 
 def _pipeline(ranking: Ranking) -> Pipeline:
@@ -237,6 +227,8 @@ def _why(strategies: Strategies, runner_up: StepTime | None) -> str:
             without_bytes=total_bytes(without.memory),
             limit_bytes=ranking.room.limit_bytes,
         )
+    if ranking.memory_forced and ranking.chooser.room is not None:
+        return explain_fewest(fewest=ranking.fewest_chunks)
     if ranking.memory_forced:
         return explain_memory(
             tokens=ranking.tokens, max_pipelined_tokens=int(ranking.chooser.max_pipelined_tokens)

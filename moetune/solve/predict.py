@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from moetune.domain.costs import Estimate, Trust, least_trust
 from moetune.domain.plan import Order, Strategy
-from moetune.solve.degree import makespan
 from moetune.solve.phases import NOTHING, LayerCosts, Phase
 
 OVERHEAD_SHARE = 0.05
@@ -16,11 +15,13 @@ class PhaseTime:
     """One phase at one degree.
 
     Args:
-        seconds: from the first dispatch to the last combine.
-        transfer: one chunk's dispatch or combine.
+        seconds: from the first dispatch to the last combine, or from the first chunk's
+            experts to its last sum.
+        transfer: one chunk's dispatch or combine, or its sum.
         compute: one chunk's experts.
         copies: one chunk's copies between device and host.
-        num_transfers: of a chunk; 3 where what the experts received is sent again.
+        num_transfers: of a chunk; 3 where what the experts received is sent again, 1 where
+            the experts' results are summed.
     """
 
     degree: int
@@ -32,7 +33,7 @@ class PhaseTime:
 
     @property
     def link_seconds(self) -> float:
-        """All transfers, undisturbed: 2·r·t_d."""
+        """All transfers, undisturbed: 2·r·t_d, or r·t_s."""
         return self.num_transfers * self.degree * self.transfer.seconds
 
     @property
@@ -58,11 +59,15 @@ class PhaseTime:
 
     @property
     def critical_device_seconds(self) -> float:
-        """Experts on the critical path."""
-        return 0.0 if self._link_binds else self.device_seconds
+        """Experts on the critical path; where the sums bind, those of the first chunk."""
+        if self._link_binds:
+            return self.compute.seconds if self.num_transfers == 1 else 0.0
+        return self.device_seconds
 
     @property
     def _link_binds(self) -> bool:
+        if self.num_transfers == 1:
+            return self.transfer.seconds >= self.compute.seconds
         ends = self.num_transfers * self.transfer.seconds
         return self.link_seconds >= ends + self.device_seconds
 
@@ -107,13 +112,17 @@ def phase_time(
     rows = tokens * costs.layer.top_k / degree
     transfer = costs.transfer(rows=rows, degree=degree)
     compute = costs.compute(phase=phase, rows=rows)
-    speeds = costs.side_by_side(rows=rows, transfer_seconds=transfer.seconds)
-    seconds = makespan(
+    seconds = costs.makespan(
         degree=degree,
+        rows=rows,
         transfer_seconds=transfer.seconds,
         compute_seconds=compute.seconds,
-        comm_speed=speeds.comm,
-        comp_speed=speeds.comp,
         order=order,
     )
-    return PhaseTime(degree=degree, seconds=seconds, transfer=transfer, compute=compute)
+    return PhaseTime(
+        degree=degree,
+        seconds=seconds,
+        transfer=transfer,
+        compute=compute,
+        num_transfers=costs.num_transfers,
+    )

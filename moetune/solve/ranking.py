@@ -52,13 +52,28 @@ class Ranking:
 
     @property
     def memory_forced(self) -> bool:
-        """Whether the buffers of more than one chunk would be taken if they fitted."""
+        """Whether the buffers of more than one chunk, or of fewer, would be taken if they fitted.
+
+        In a tensor-parallel group more chunks take less memory, in others without reuse more.
+        """
         if self.strategy != "none":
             return False
+        if self.chooser.room is not None:
+            return any(
+                self.bounds.pinned(phase) is None
+                and self.fewest_chunks > self.free.degree(phase, self.tokens)
+                for phase in PHASES
+            )
         wanted = (self.free.degree(phase, self.tokens) for phase in PHASES)
         return self.tokens > self.chooser.max_pipelined_tokens and max(wanted) > max(
             self.best.degrees
         )
+
+    @property
+    def fewest_chunks(self) -> int:
+        """Return the fewest chunks that fit, where more of them take less memory."""
+        largest = self.bounds.largest(self.tokens)
+        return self.room.fewest_chunks(strategy=self.strategy, tokens=self.tokens, largest=largest)
 
     def step(self, forward: PhaseTime, backward: PhaseTime) -> StepTime:
         """Return the step of these phases."""
@@ -123,12 +138,14 @@ def rank_degrees(
         reused = _rank_reused(costs=costs, bounds=bounds, room=room, strategy=strategy)
         if reused is not None or bounds.strategy != strategy:
             return reused
-    pins = bounds.forward_degree or 1, bounds.backward_degree or 1
+    least = room.least_degree(bounds.largest(tokens))
+    pins = bounds.forward_degree or least, bounds.backward_degree or least
     if not room.fits(strategy=strategy, degrees=pins):
         return None
-    chooser = DegreeChooser(
-        costs=costs, bounds=bounds, max_pipelined_tokens=room.max_pipelined_tokens
-    )
+    chooser = DegreeChooser(costs=costs, bounds=bounds, room=room)
+    if not room.shrinks_with_chunks:
+        most = room.max_pipelined_tokens
+        chooser = DegreeChooser(costs=costs, bounds=bounds, max_pipelined_tokens=most)
     if strategy != "none":  # pinned, with one chunk each way
         chooser = replace(chooser, bounds=replace(bounds, max_degree=1))
     return Ranking(

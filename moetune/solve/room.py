@@ -23,6 +23,15 @@ class Room:
     limit_bytes: int
 
     @property
+    def shrinks_with_chunks(self) -> bool:
+        """Whether chunks take less memory than one without reuse: in a tensor-parallel group."""
+        return self.workload.expert_parallel == "tensor"
+
+    def least_degree(self, largest: int) -> int:
+        """Return the degree that takes the least memory without reuse."""
+        return largest if self.shrinks_with_chunks else 1
+
+    @property
     def max_pipelined_tokens(self) -> int:
         """The most tokens whose buffers fit in several chunks without reuse; may be negative."""
         return tokens_that_fit(workload=self.workload, limit_bytes=self.limit_bytes, pipelined=True)

@@ -86,7 +86,8 @@ def search_space(
         backward_degree=_clip(answer.backward_degree, backward),
         strategy=memory_reuse or answer.strategy,
     )
-    workload = _workload(plan, math.floor(tokens_per_rank * (1 + REACH)))
+    reached = math.floor(tokens_per_rank * (1 + REACH))
+    workload = replace(plan.workload, tokens_per_rank=reached)
     limit_bytes = _limit(plan)
     return Space(
         seed=seed,
@@ -116,6 +117,8 @@ def _strategies(
     workload: Workload,
     limit_bytes: int | None,
 ) -> tuple[Strategy, ...]:
+    if workload.expert_parallel == "tensor":
+        return ("none",)
     if memory_reuse is not None or "strategy" in plan.inputs.constraints:
         return (seed.strategy,)
     pipelined = replace(seed, forward_degree=2, backward_degree=2, strategy="none")
@@ -125,16 +128,6 @@ def _strategies(
         return STRATEGIES
     among = {seed.strategy, gap.below.strategy, gap.above.strategy}
     return tuple(one for one in STRATEGIES if one in among)
-
-
-def _workload(plan: Plan, tokens_per_rank: int) -> Workload:
-    inputs = plan.inputs
-    return Workload(
-        layer=inputs.layer,
-        world_size=inputs.world_size,
-        tokens_per_rank=tokens_per_rank,
-        dtype=inputs.dtype,
-    )
 
 
 def _limit(plan: Plan) -> int | None:

@@ -16,6 +16,8 @@ from moetune.solve.ranking import Ranking, rank_degrees
 from moetune.solve.room import Room
 
 UNLIMITED = 2**62
+KEPT_ONLY: tuple[Strategy, ...] = ("none",)
+"""Of a tensor-parallel group, which dispatches nothing that could be sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +76,7 @@ def choose_strategy(
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
     room = Room(workload=workload, limit_bytes=limit_bytes)
-    allowed = _allowed(costs, bounds)
+    allowed = KEPT_ONLY if room.shrinks_with_chunks else _allowed(costs, bounds)
     rankings = [
         ranking
         for strategy in allowed
@@ -181,7 +183,7 @@ def _what_would_fit(
     free = replace(bounds, forward_degree=None, backward_degree=None, strategy=None)
     if free != bounds:
         nearest: tuple[Strategy, ...] = ("none", "S4")  # the one of least change, then least need
-        for one in nearest:
+        for one in nearest[:1] if room.shrinks_with_chunks else nearest:
             name, chunks, memory = _smallest(room, [one], free)
             if total_bytes(memory) <= room.limit_bytes:
                 return f"nearest: {chunks[0]} and {chunks[1]} chunks with strategy {name}"

@@ -111,6 +111,21 @@ def pipeline_tasks(
     return [*link, combines[-1], *experts]
 
 
+def summing_tasks(*, compute_seconds: Sequence[float], sum_seconds: Sequence[float]) -> list[Task]:
+    """Return the tasks of one phase in a tensor-parallel group: experts, then their sum.
+
+    Raises:
+        ValueError: the lists differ in length or are empty.
+    """
+    chunks = range(len(compute_seconds))
+    if len(chunks) != len(sum_seconds) or not chunks:
+        raise ValueError("compute and sum need one entry for each chunk")
+    return [
+        *(Task(f"experts {i}", "comp", COMPUTE, compute_seconds[i]) for i in chunks),
+        *(Task(f"sum {i}", "comm", LINK, sum_seconds[i], (f"experts {i}",)) for i in chunks),
+    ]
+
+
 class _Run:
     """State of one simulation."""
 

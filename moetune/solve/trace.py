@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from moetune.domain.costs import Costs
-from moetune.domain.layer import Workload
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
-from moetune.solve.phases import Phase, layer_costs
+from moetune.solve.layer_costs import layer_costs
+from moetune.solve.phases import Phase
 from moetune.solve.reuse import reuse_timeline
-from moetune.solve.timeline import Span, Timeline, pipeline_tasks, simulate
+from moetune.solve.timeline import Span, Timeline, pipeline_tasks, simulate, summing_tasks
 
 MICROSECONDS = 1e6
 
@@ -20,13 +20,7 @@ def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
         plan: any plan for the machine that the costs describe.
         costs: the ones it was solved with, for the times it predicted.
     """
-    inputs = plan.inputs
-    workload = Workload(
-        layer=inputs.layer,
-        world_size=inputs.world_size,
-        tokens_per_rank=inputs.tokens_per_rank,
-        dtype=inputs.dtype,
-    )
+    workload = plan.workload
     layer = layer_costs(workload=workload, costs=costs)
 
     strategy = plan.memory.strategy
@@ -43,12 +37,16 @@ def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
                 degree=degree,
             )
         transfers = [layer.transfer(rows=rows, degree=degree).seconds] * degree
-        tasks = pipeline_tasks(
-            dispatch_seconds=transfers,
-            compute_seconds=[layer.compute(phase=phase, rows=rows).seconds] * degree,
-            combine_seconds=transfers,
-            order=plan.pipeline.order,
-        )
+        experts = [layer.compute(phase=phase, rows=rows).seconds] * degree
+        if workload.expert_parallel == "tensor":
+            tasks = summing_tasks(compute_seconds=experts, sum_seconds=transfers)
+        else:
+            tasks = pipeline_tasks(
+                dispatch_seconds=transfers,
+                compute_seconds=experts,
+                combine_seconds=transfers,
+                order=plan.pipeline.order,
+            )
         return simulate(tasks, interference=layer.beside(rows=rows, degree=degree))
 
     return (

@@ -152,6 +152,14 @@ def explain_memory(*, tokens: int, max_pipelined_tokens: int) -> str:
     )
 
 
+def explain_fewest(*, fewest: int) -> str:
+    """Return why more chunks are taken than would be best in a tensor-parallel group."""
+    return (
+        f"Memory binds: the rows of fewer than {count_chunks(fewest)} do not fit, and so many "
+        "chunks are more than it takes to hide the transfers."
+    )
+
+
 def beware(
     *, trust: Trust, provenance: Provenance, profile: str, assumed_spread: bool
 ) -> Iterator[str]:

@@ -4,11 +4,10 @@ from dataclasses import dataclass
 
 from moetune.domain.costs import Trust
 from moetune.domain.errors import ProfileError
-from moetune.domain.layer import Workload
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
-from moetune.solve.phases import layer_costs
+from moetune.solve.layer_costs import layer_costs
 from moetune.solve.predict import PhaseTime
 from moetune.solve.step import step_time
 from moetune.workflows.plan import ALLOW_MODELLED
@@ -22,9 +21,9 @@ class PhaseTerms:
     """One phase of the plan, in seconds.
 
     Args:
-        transfer_seconds: one chunk's dispatch, which is also its combine.
+        transfer_seconds: one chunk's dispatch, which is also its combine; or its sum.
         compute_seconds: one chunk's experts.
-        total_transfer_seconds: all dispatches and combines, undisturbed.
+        total_transfer_seconds: all dispatches and combines, or all sums, undisturbed.
         total_compute_seconds: all experts, undisturbed.
         exposed_communication_seconds: what the phase takes beyond its experts.
         hidden_seconds: what the overlap saves of everything one after another.
@@ -48,7 +47,8 @@ class Explanation:
 
     Args:
         forward, backward: None where the profile cannot be had; `note` says why.
-        strategies: all memory strategies beside each other; empty without the profile.
+        strategies: all memory strategies beside each other; empty without the profile, and
+            where the layout leaves no choice.
         profile: what the terms were computed from.
     """
 
@@ -72,13 +72,7 @@ def explain_plan(plan: Plan, *, profile: Profile) -> Explanation:
     Raises:
         ProfileError: the profile lacks an operation of the plan.
     """
-    inputs = plan.inputs
-    workload = Workload(
-        layer=inputs.layer,
-        world_size=inputs.world_size,
-        tokens_per_rank=inputs.tokens_per_rank,
-        dtype=inputs.dtype,
-    )
+    inputs, workload = plan.inputs, plan.workload
     costs = costs_of(profile, allow_modelled=ALLOW_MODELLED in inputs.constraints)
     step = step_time(
         costs=layer_costs(workload=workload, costs=costs),

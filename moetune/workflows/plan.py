@@ -8,9 +8,9 @@ from pathlib import Path
 
 from moetune.config import Settings
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.models import find_model
-from moetune.domain.plan import Plan, PlanInputs
+from moetune.domain.plan import EXPERT_PARALLEL, Plan, PlanInputs
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.fit.resample import resample_costs
@@ -37,6 +37,7 @@ class PlanRequest:
         layer: where there is no `model`.
         world_size: default, the profile's number of devices.
         tokens_per_rank: default, the model's; a layer needs it.
+        expert_parallel: how the ranks share the experts; default, all to all.
         dtype: default, what the profile is for: see `default_dtype`.
         memory_limit_bytes: default, the device's memory.
         memory_taken_bytes: by others on the device; the limit is less by so much.
@@ -50,6 +51,7 @@ class PlanRequest:
     world_size: int | None = None
     tokens_per_rank: int | None = None
     dtype: str | None = None
+    expert_parallel: ExpertParallel | None = None
     memory_limit_bytes: int | None = None
     memory_taken_bytes: int = 0
     bounds: Bounds = field(default_factory=Bounds)
@@ -73,6 +75,23 @@ class PlanRequest:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        if self.expert_parallel == "tensor":
+            self._check_tensor()
+
+    def _check_tensor(self) -> None:
+        bounds = self.bounds
+        if bounds.strategy not in {None, "none"}:
+            raise InputError(
+                f"strategy {bounds.strategy} excludes --expert-parallel tensor, where nothing is "
+                "dispatched and no memory reused",
+                "leave --strategy away, or take --expert-parallel all_to_all",
+            )
+        if bounds.order is not None:
+            raise InputError(
+                f"order {bounds.order} excludes --expert-parallel tensor, where a chunk has one "
+                "transfer",
+                "leave --order away, or take --expert-parallel all_to_all",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,17 +210,16 @@ def _layer_and_tokens(request: PlanRequest, world_size: int) -> tuple[LayerShape
 
 def _stand_in(plan: Plan, profile: Profile) -> tuple[str, ...]:
     """Say which group size stands in for the plan's, where that one was not measured."""
-    ranks = plan.inputs.world_size
-    sizes = {line.group_size for line in profile.collective if line.op == "all_to_all"}
+    ranks = plan.layout.expert_ranks
+    op = "all_reduce" if plan.layout.expert_parallel == "tensor" else "all_to_all"
+    sizes = {line.group_size for line in profile.collective if line.op == op}
     for sample in profile.samples:
-        if sample.point.kind == "collective" and sample.point.op == "all_to_all":
+        if sample.point.kind == "collective" and sample.point.op == op:
             sizes.add(sample.point.group_size)
     if ranks == 1 or ranks in sizes:
         return ()
     known = ", ".join(map(str, sorted(sizes)))
-    return (
-        f"no all_to_all was measured for {ranks} ranks: the nearest of {known} stands in for it",
-    )
+    return (f"no {op} was measured for {ranks} ranks: the nearest of {known} stands in for it",)
 
 
 def _constraints(request: PlanRequest) -> Mapping[str, str]:
@@ -215,6 +233,8 @@ def _constraints(request: PlanRequest) -> Mapping[str, str]:
         for name in names
         if getattr(bounds, name) != getattr(default, name)
     }
+    if request.expert_parallel == "tensor":
+        found[EXPERT_PARALLEL] = request.expert_parallel
     if request.memory_taken_bytes:
         found[MEMORY_TAKEN] = str(request.memory_taken_bytes)
     return {**found, ALLOW_MODELLED: "true"} if request.allow_modelled else found

@@ -12,9 +12,11 @@ import torch.distributed as dist
 
 from moetune.domain.layer import Workload
 from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.layer import MoELayer
 from moetune.runtime.links import Link
 from moetune.runtime.recorder import HostRecorder, NoRecorder, RecordedSpan
+from moetune.runtime.tensor_layer import TensorExpertLayer
 
 _WARM_UP_ROUNDS = 2
 _SEED = 20240229
@@ -44,7 +46,7 @@ class Steps:
         x_TD, grad_TD: tokens, and the gradient of the output.
     """
 
-    def __init__(self, layer: MoELayer, x_TD: torch.Tensor, grad_TD: torch.Tensor) -> None:
+    def __init__(self, layer: ExpertLayer, x_TD: torch.Tensor, grad_TD: torch.Tensor) -> None:
         self.layer = layer
         self.x_TD = x_TD.detach().requires_grad_()
         self.grad_TD = grad_TD
@@ -85,13 +87,16 @@ class Steps:
 def random_steps(workload: Workload, *, device: torch.device, link: Link | None = None) -> Steps:
     """Return steps of a layer with random weights, tokens and output gradients.
 
+    In a tensor-parallel group tokens and gradients are the same on all ranks.
     The gate's rows are orthonormal where there is room, so that random tokens choose all
     experts alike, as a plan assumes.
     """
     dtype = getattr(torch, workload.dtype)
     shape = workload.layer
     torch.manual_seed(_SEED)
-    layer = MoELayer(
+    is_tensor = workload.expert_parallel == "tensor"
+    kind = TensorExpertLayer if is_tensor else MoELayer
+    layer = kind(
         shape.d_model,
         shape.d_hidden,
         shape.num_experts,
@@ -106,7 +111,7 @@ def random_steps(workload: Workload, *, device: torch.device, link: Link | None 
         gate_DE = torch.randn(shape.d_model, shape.num_experts, generator=generator)
         with torch.no_grad():
             layer.gate.weight.copy_(torch.linalg.qr(gate_DE).Q.T)
-    generator.manual_seed(_SEED + 1 + layer.link.rank)
+    generator.manual_seed(_SEED + 1 + (0 if is_tensor else layer.link.rank))
     size = (workload.tokens_per_rank, shape.d_model)
     x_TD, grad_TD = (torch.randn(size, generator=generator).to(device, dtype) for _ in "xg")
     return Steps(layer, x_TD, grad_TD)

@@ -9,9 +9,9 @@ from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.choice import recorded_bounds
 from moetune.solve.eq10 import paper_seconds
+from moetune.solve.layer_costs import layer_costs
 from moetune.solve.memory import total_bytes
 from moetune.solve.peak import peak_bytes
-from moetune.solve.phases import layer_costs
 from moetune.solve.room import limit_of
 from moetune.solve.strategies import Contender, choose_strategy
 from moetune.solve.words import explain_strategy_loss
@@ -49,9 +49,13 @@ class StrategyTerms:
 def strategies_of(plan: Plan, *, profile: Profile, workload: Workload) -> tuple[StrategyTerms, ...]:
     """Return all strategies that have a price, solved with the plan's pins but for its strategy.
 
+    None of a tensor-parallel layer, which reuses no memory.
+
     Raises:
         ProfileError: the profile lacks an operation of the plan.
     """
+    if workload.expert_parallel == "tensor":
+        return ()
     constraints = plan.inputs.constraints
     costs = layer_costs(
         workload=workload, costs=costs_of(profile, allow_modelled=ALLOW_MODELLED in constraints)

@@ -12,7 +12,7 @@ from moetune.domain.plan import SAFE_DECISION, Decision, Plan, Strategy
 from moetune.domain.ports import Observation
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
-from moetune.solve.phases import layer_costs
+from moetune.solve.layer_costs import layer_costs
 from moetune.solve.step import step_time
 from moetune.workflows.plan import ALLOW_MODELLED
 from moetune.workflows.profiles import find_profile
@@ -117,15 +117,16 @@ def verify_plan(
         InputError: the plan is for another number of ranks.
         MoetuneError: a rank failed.
     """
-    ranks = launch.world_size if launch else num_ranks or plan.inputs.world_size
-    if ranks != plan.inputs.world_size:
+    planned_ranks = plan.layout.expert_ranks
+    ranks = launch.world_size if launch else num_ranks or planned_ranks
+    if ranks != planned_ranks:
         raise InputError(
-            f"plan {plan.id[:6]} is for {plan.inputs.world_size} ranks, there are {ranks}",
+            f"plan {plan.id[:6]} is for {planned_ranks} ranks, there are {ranks}",
             f"make one with `moetune plan --world-size {ranks}`, or run this on its ranks",
         )
     from moetune.workflows.launch import run_on_ranks
 
-    order = _Order(workload=workload_of(plan), decisions=_decisions(plan))
+    order = _Order(workload=plan.workload, decisions=_decisions(plan))
     measured = run_on_ranks(_measure, order, num_ranks=ranks, launch=launch, environ=environ)
     if launch is not None and launch.rank:
         return None
@@ -196,17 +197,6 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
     )
 
 
-def workload_of(plan: Plan) -> Workload:
-    """Return what a plan is for."""
-    inputs = plan.inputs
-    return Workload(
-        layer=inputs.layer,
-        world_size=inputs.world_size,
-        tokens_per_rank=inputs.tokens_per_rank,
-        dtype=inputs.dtype,
-    )
-
-
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
     """Return one chunk, even degrees, and the plan's; where memory is reused, the same kept."""
     planned = plan.decide(plan.inputs.tokens_per_rank)
@@ -230,7 +220,7 @@ def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float
     costs = costs_of(profile, allow_modelled=allowed)
     try:
         return step_time(
-            costs=layer_costs(workload=workload_of(plan), costs=costs),
+            costs=layer_costs(workload=plan.workload, costs=costs),
             tokens=plan.inputs.tokens_per_rank,
             forward_degree=decision.forward_degree,
             backward_degree=decision.backward_degree,

@@ -1,14 +1,17 @@
 """What ranks do in the tests of the tensor-parallel experts."""
 
 import itertools
+import os
+import signal
 from collections.abc import Sequence
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from moetune.domain.errors import RankMismatchError
+from moetune.domain.errors import AllocationError, CollectiveError, RankMismatchError
 from moetune.domain.plan import Decision
+from moetune.runtime.account import Account
 from moetune.runtime.layer import MoELayer
 from moetune.runtime.tensor_layer import TensorExpertLayer
 from tests.runtime.reference import dense_moe
@@ -22,8 +25,17 @@ from tests.runtime.workers import (
     relative_error,
 )
 
+TOP_K_AND_DEGREE = ((2, 1), (1, 3), (2, 5))
+SHARDS = {
+    1: ((9,), (0,)),
+    2: ((9, 4), (5, 5), (0, 3), (0, 0)),
+    4: ((5, 1, 0, 7), (3, 3, 3, 3), (0, 0, 0, 2), (0, 0, 0, 0)),
+}
 
-def tensor_layer(activation: str, top_k: int) -> TensorExpertLayer:
+
+def tensor_layer(
+    activation: str = "gelu", top_k: int = 1, *, sequence_parallel: bool = False
+) -> TensorExpertLayer:
     torch.manual_seed(5)
     return TensorExpertLayer(
         D_MODEL,
@@ -32,6 +44,7 @@ def tensor_layer(activation: str, top_k: int) -> TensorExpertLayer:
         top_k,
         activation=activation,  # type: ignore[arg-type]  # the grid holds plain strings
         dtype=torch.float64,
+        sequence_parallel=sequence_parallel,
     )
 
 
@@ -44,33 +57,50 @@ def same_inputs(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def dense_matrix(activations: Sequence[str]) -> None:
     """Every activation, top_k and degree against the dense reference, on this number of ranks."""
-    for activation, top_k, degree, num_tokens in itertools.product(
-        activations, (1, 2), (1, 3, 5), (17, 2, 0)
-    ):
+    grid = itertools.product(activations, TOP_K_AND_DEGREE, (17, 2, 0))
+    for activation, (top_k, degree), num_tokens in grid:
         layer = tensor_layer(activation, top_k)
         layer.pin(Decision(forward_degree=degree, backward_degree=6 - degree))
         layer.poison_buffers()
-        check_against_dense(layer, num_tokens)
+        check_against_dense(layer, num_tokens, slice(0, num_tokens))
 
 
-def check_against_dense(layer: TensorExpertLayer, num_tokens: int) -> None:
+def sharded_matrix() -> None:
+    """The same with a shard of the tokens on each rank, also uneven ones and none."""
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    for (top_k, degree), shards in itertools.product(TOP_K_AND_DEGREE, SHARDS[num_ranks]):
+        layer = tensor_layer("swiglu" if degree == 3 else "relu", top_k, sequence_parallel=True)
+        layer.pin(Decision(forward_degree=degree, backward_degree=6 - degree))
+        layer.poison_buffers()
+        first = sum(shards[: layer.link.rank])
+        own = slice(first, first + shards[layer.link.rank])
+        check_against_dense(layer, sum(shards), own)
+
+
+def check_against_dense(layer: TensorExpertLayer, num_tokens: int, own: slice) -> None:
+    """Hold output, aux loss and every gradient against the dense reference.
+
+    Args:
+        own: the tokens that this rank gives to the layer.
+    """
     x, dy = same_inputs(num_tokens)
-    x.requires_grad_()
+    wanted_x = x.clone().requires_grad_()
+    x = x[own].clone().requires_grad_()
     y = layer(x)
-    (torch.sum(y * dy) + AUX_SCALE * layer.aux_loss).backward()
+    (torch.sum(y * dy[own]) + AUX_SCALE * layer.aux_loss).backward()
 
     weights = all_weights(layer)
-    other_x, _ = same_inputs(num_tokens)
-    other_x.requires_grad_()
     wanted, aux, _ = dense_moe(
-        other_x, weights, top_k=layer.shape.top_k, activation=layer.shape.activation,
+        wanted_x, weights, top_k=layer.shape.top_k, activation=layer.shape.activation,
         normalize=layer.gate.normalize_topk, capacity_factor=None,
     )  # fmt: skip
     (torch.sum(wanted * dy) + AUX_SCALE * aux).backward()
-    assert relative_error(y, wanted) <= RELATIVE
+    assert relative_error(y, wanted[own]) <= RELATIVE
+    assert relative_error(layer.aux_loss, aux) <= RELATIVE
+    assert layer.num_dropped == 0
     assert x.grad is not None
-    assert other_x.grad is not None
-    assert relative_error(x.grad, other_x.grad) <= RELATIVE
+    assert wanted_x.grad is not None
+    assert relative_error(x.grad, wanted_x.grad[own]) <= RELATIVE
     assert layer.gate.weight.grad is not None
     assert weights.gate.grad is not None
     assert relative_error(layer.gate.weight.grad, weights.gate.grad) <= RELATIVE
@@ -79,6 +109,36 @@ def check_against_dense(layer: TensorExpertLayer, num_tokens: int) -> None:
     for name, parameter in layer.experts.named_parameters():
         assert parameter.grad is not None, name
         assert relative_error(parameter.grad, getattr(weights, name).grad[mine]) <= RELATIVE, name
+
+
+def ranks_hold_equal_bits() -> None:
+    """Output, gradient of x and gradient of the gate are the same on all ranks to the last bit."""
+    layer = tensor_layer("gelu", 2)
+    layer.pin(Decision(forward_degree=3, backward_degree=2))
+    x, dy = same_inputs(40)
+    x.requires_grad_()
+    y = layer(x)
+    y.backward(dy)
+    assert x.grad is not None
+    assert layer.gate.weight.grad is not None
+    for mine in (y.detach(), x.grad, layer.gate.weight.grad):
+        everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyones, mine.contiguous())
+        assert all(torch.equal(one, mine) for one in everyones)
+
+
+def experts_without_tokens_have_gradients() -> None:
+    layer = tensor_layer("gelu", 1)
+    with torch.no_grad():
+        layer.gate.weight.zero_()
+        layer.gate.weight[0] = 1
+    x = torch.rand(6, D_MODEL, dtype=torch.float64)
+    layer(x).sum().backward()
+    for name, parameter in layer.experts.named_parameters():
+        assert parameter.grad is not None, name
+        busy = parameter.grad.flatten(1).abs().sum(1) > 0
+        expected = [expert == 0 and layer.link.rank == 0 for expert in range(len(busy))]
+        assert busy.tolist() == expected, name
 
 
 def checkpoints_fit_each_other() -> None:
@@ -92,27 +152,63 @@ def checkpoints_fit_each_other() -> None:
     x, dy = same_inputs(8 * num_ranks)
     mine = slice(8 * rank, 8 * rank + 8)
     sharded = x[mine].clone().requires_grad_()
-    moe(sharded).backward(dy[mine])
     x.requires_grad_()
-    tensor(x).backward(dy)
+    y, wanted = tensor(x), moe(sharded)
+    assert relative_error(y[mine], wanted) <= RELATIVE
+    wanted.backward(dy[mine])
+    y.backward(dy)
     assert x.grad is not None
     assert sharded.grad is not None
-    assert relative_error(sharded.grad, x.grad[mine]) <= RELATIVE
+    assert relative_error(x.grad[mine], sharded.grad) <= RELATIVE
     for (name, one), other in zip(
         moe.experts.named_parameters(), tensor.experts.parameters(), strict=True
     ):
         assert one.grad is not None
         assert other.grad is not None
-        assert relative_error(one.grad, other.grad) <= RELATIVE, name
+        assert relative_error(other.grad, one.grad) <= RELATIVE, name
     gate_grad = moe.gate.weight.grad
     assert gate_grad is not None
     assert tensor.gate.weight.grad is not None
     if num_ranks > 1:
         dist.all_reduce(gate_grad)
-    assert relative_error(gate_grad, tensor.gate.weight.grad) <= RELATIVE
+    assert relative_error(tensor.gate.weight.grad, gate_grad) <= RELATIVE
+    moe.load_state_dict(tensor.state_dict())
 
 
-def other_tokens_are_refused_everywhere() -> None:
-    layer = tensor_layer("gelu", 1)
+def other_inputs_are_refused_everywhere() -> None:
+    rank = dist.get_rank()
+    layer = tensor_layer()
     with pytest.raises(RankMismatchError, match="tokens on every rank"):
-        layer(torch.randn(3 + dist.get_rank(), D_MODEL, dtype=torch.float64))
+        layer(torch.randn(3 + rank, D_MODEL, dtype=torch.float64))
+    one_of_each = tensor_layer(sequence_parallel=rank == 1)
+    with pytest.raises(RankMismatchError, match="shards of the tokens"):
+        one_of_each(torch.randn(3, D_MODEL, dtype=torch.float64))
+
+
+def death(*, in_backward: bool, sequence_parallel: bool) -> None:
+    layer = tensor_layer(sequence_parallel=sequence_parallel)
+    x = torch.randn(64, D_MODEL, dtype=torch.float64, requires_grad=True)
+    y = layer(x)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(CollectiveError, match=r"backward|gradient|agreement on tokens"):
+        (y if in_backward else layer(x)).sum().backward()
+
+
+def shortage(phase: str) -> None:
+    """Rank 1 finds no memory for a phase's buffers, and leaves."""
+    layer = tensor_layer()
+    x = torch.randn(64, D_MODEL, dtype=torch.float64, requires_grad=True)
+    y = layer(x) if phase == "backward" else None
+    if dist.get_rank() == 1:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Account, "empty", _no_memory)
+            with pytest.raises(AllocationError, match="no device memory"):
+                (layer(x) if y is None else y).sum().backward()
+        return
+    with pytest.raises(CollectiveError, match=phase):
+        (layer(x) if y is None else y).sum().backward()
+
+
+def _no_memory(account: Account, what: str, *_: object, **__: object) -> torch.Tensor:
+    raise account.short_of(what)

@@ -1,36 +1,70 @@
 """Experts inside a tensor-parallel group, against the dense reference and `MoELayer`."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from moetune.domain.errors import InputError
+from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.runtime.layer import MoELayer
+from moetune.runtime.planbook import PlanBook
 from moetune.runtime.tensor_layer import TensorExpertLayer
 from tests.ranks import run_ranks
 from tests.runtime import tensor_workers
+from tests.runtime.plans import small_plan
+
+LAYER = LayerShape(d_model=4, d_hidden=8, num_experts=2)
 
 
 def test_one_rank_equals_dense() -> None:
     tensor_workers.dense_matrix(("relu", "gelu", "silu", "swiglu"))
+    tensor_workers.sharded_matrix()
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_ranks_equal_dense(num_ranks: int) -> None:
-    reports = run_ranks(tensor_workers.dense_matrix, num_ranks, ("relu", "swiglu"))
+    reports = run_ranks(several, num_ranks, "dense_matrix", "sharded_matrix")
     assert reports == [""] * num_ranks
+
+
+@pytest.mark.dist
+def test_ranks_are_equal_to_the_bit_and_fit_the_other_layer_and_refuse_other_inputs() -> None:
+    reports = run_ranks(
+        several, 2, "ranks_hold_equal_bits", "experts_without_tokens_have_gradients",
+        "checkpoints_fit_each_other", "other_inputs_are_refused_everywhere",
+    )  # fmt: skip
+    assert reports == ["", ""]
+
+
+def several(*names: str) -> None:
+    """Run workers one after another in the same processes, which take long to start."""
+    for name in names:
+        worker = getattr(tensor_workers, name)
+        worker(*[("relu", "gelu", "silu", "swiglu")] * (name == "dense_matrix"))
 
 
 def test_one_rank_is_the_other_layer() -> None:
     tensor_workers.checkpoints_fit_each_other()
+    tensor_workers.experts_without_tokens_have_gradients()
 
 
 @pytest.mark.dist
-def test_checkpoints_of_one_layer_fit_the_other() -> None:
-    assert run_ranks(tensor_workers.checkpoints_fit_each_other, 2) == ["", ""]
+@pytest.mark.parametrize(("in_backward", "sequence_parallel"), [(False, False), (True, True)])
+def test_survivors_name_the_collective_when_a_rank_dies(
+    *, in_backward: bool, sequence_parallel: bool
+) -> None:
+    worker = partial(
+        tensor_workers.death, in_backward=in_backward, sequence_parallel=sequence_parallel
+    )
+    assert run_ranks(worker, 2) == ["", "the rank was killed or hung"]
 
 
 @pytest.mark.dist
-def test_ranks_with_other_tokens_all_raise() -> None:
-    assert run_ranks(tensor_workers.other_tokens_are_refused_everywhere, 2) == ["", ""]
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_no_rank_hangs_when_one_finds_no_memory(phase: str) -> None:
+    assert run_ranks(tensor_workers.shortage, 2, phase) == ["", ""]
 
 
 def test_what_would_drop_pairs_or_reuse_memory_is_refused() -> None:
@@ -38,3 +72,32 @@ def test_what_would_drop_pairs_or_reuse_memory_is_refused() -> None:
         TensorExpertLayer(4, 8, 2, capacity_factor=1.0)
     with pytest.raises(InputError, match="not available in a tensor-parallel group"):
         TensorExpertLayer(4, 8, 2, memory_reuse="S4")
+
+
+@pytest.mark.parametrize("wanted", ["all_to_all", "tensor"])
+def test_a_layer_runs_only_plans_for_its_way_to_share_experts(wanted: ExpertParallel) -> None:
+    other: ExpertParallel = "tensor" if wanted == "all_to_all" else "all_to_all"
+    kind = MoELayer if wanted == "all_to_all" else TensorExpertLayer
+    fitting, foreign = (
+        small_plan(layer=LAYER, world_size=1, expert_parallel=each) for each in (wanted, other)
+    )
+    with pytest.raises(InputError, match=f"--expert-parallel {wanted}"):
+        kind(4, 8, 2, plan=foreign)
+    assert kind(4, 8, 2, plan=fitting)._book.plans == (fitting,)
+    book = PlanBook([foreign])
+    assert book.shelf(LAYER, expert_parallel=wanted, num_ranks=1, dtype="float32") is None
+    both = PlanBook([foreign, fitting])
+    shelf = both.shelf(LAYER, expert_parallel=wanted, num_ranks=1, dtype="float32")
+    assert shelf is not None
+    assert shelf.nearest(40) is fitting
+
+
+def test_a_plan_of_a_whole_model_is_found_by_the_ranks_that_share_the_experts() -> None:
+    plan = small_plan(layer=LAYER, world_size=2, expert_parallel="tensor")
+    inputs = replace(plan.inputs, world_size=8)
+    layout = replace(plan.layout, dp=2, pp=2)
+    whole = replace(plan, id=inputs.plan_id, inputs=inputs, layout=layout)
+    book = PlanBook([whole])
+    found = partial(book.shelf, LAYER, expert_parallel="tensor", dtype="float32")
+    assert found(num_ranks=2) is not None
+    assert found(num_ranks=8) is None

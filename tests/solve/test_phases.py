@@ -2,7 +2,8 @@ import pytest
 
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import Activation, LayerShape, Workload
-from moetune.solve.phases import LayerCosts, Phase, layer_costs
+from moetune.solve.layer_costs import layer_costs
+from moetune.solve.phases import LayerCosts, Phase
 from tests.solve.costs_by_hand import LinearCosts
 
 ALPHA, BETA = 1e-3, 1e-9

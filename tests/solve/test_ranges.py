@@ -18,7 +18,8 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Range
 from moetune.domain.samples import CollectiveOp, Product
 from moetune.solve.choice import NOISE, WORTH, Bounds, DegreeChooser
-from moetune.solve.phases import PHASES, Phase, layer_costs
+from moetune.solve.layer_costs import layer_costs
+from moetune.solve.phases import PHASES, Phase
 from moetune.solve.predict import phase_time
 from moetune.solve.ranges import solve_ranges
 from tests.solve.costs_by_hand import LinearCosts

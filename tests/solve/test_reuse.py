@@ -20,7 +20,8 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Order, Strategy
 from moetune.solve.degree import makespan
 from moetune.solve.eq10 import paper_seconds
-from moetune.solve.phases import LayerCosts, Phase, layer_costs
+from moetune.solve.layer_costs import layer_costs
+from moetune.solve.phases import LayerCosts, Phase
 from moetune.solve.reuse import Chunk, at_least_seconds, reuse_tasks, reuse_time
 from moetune.solve.timeline import simulate
 from tests.solve.costs_by_hand import LinearCosts

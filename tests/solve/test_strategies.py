@@ -12,8 +12,8 @@ from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import STRATEGIES, Plan, Strategy
 from moetune.solve.choice import WORTH, Bounds
+from moetune.solve.layer_costs import layer_costs
 from moetune.solve.memory import layer_memory, total_bytes
-from moetune.solve.phases import layer_costs
 from moetune.solve.plan import solve_plan
 from moetune.solve.step import step_time
 from moetune.solve.strategies import choose_strategy

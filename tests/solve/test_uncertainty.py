@@ -5,7 +5,7 @@ import pytest
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.choice import Bounds, DegreeChooser
-from moetune.solve.phases import layer_costs
+from moetune.solve.layer_costs import layer_costs
 from moetune.solve.step import step_time
 from moetune.solve.uncertainty import Confidence, judge_choice
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts

@@ -1,0 +1,14 @@
+"""The costs of a workload, by how its ranks share the experts."""
+
+from moetune.domain.costs import Costs
+from moetune.domain.layer import Workload
+from moetune.solve.phases import LayerCosts
+from moetune.solve.summed_costs import SummedCosts
+
+
+def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
+    """Return the costs of the workload's layer."""
+    kind = SummedCosts if workload.expert_parallel == "tensor" else LayerCosts
+    return kind(
+        layer=workload.layer, world_size=workload.world_size, dtype=workload.dtype, costs=costs
+    )

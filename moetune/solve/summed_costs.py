@@ -1,0 +1,101 @@
+"""What one chunk of a layer costs in a tensor-parallel group: its experts, and their sum.
+
+T tokens that all ranks see, k experts per token, M d_model, P ranks. A chunk of T/r tokens has
+T·k/r pairs, which are its `rows` as everywhere; the experts of one rank compute 1/P of them.
+"""
+
+from dataclasses import dataclass
+
+from moetune.domain.costs import Estimate, LinearCost, SideBySide
+from moetune.domain.plan import Order
+from moetune.domain.units import dtype_bytes
+from moetune.solve.degree import best_summed_degree, summed_makespan
+from moetune.solve.phases import COUNT_BYTES, NOTHING, LayerCosts, Phase, total
+
+_WEIGHT_BYTES = 4
+"""A weight of the gate is no narrower than float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummedCosts(LayerCosts):
+    """The same of a tensor-parallel group (PPMoE Eq. 5): a chunk has one transfer, its sum.
+
+    A sum is issued when its chunk is computed, so that it mostly finds the link alone. The
+    gate's gradient needs one small sum more, of T·k weights' gradients.
+    """
+
+    @property
+    def num_transfers(self) -> int:
+        """Transfers of one chunk: its sum."""
+        return 1
+
+    def transfer(self, *, rows: float, degree: int) -> Estimate:  # noqa: ARG002 - see above
+        """Return one chunk's all-reduce: M values of each token, whatever their choices."""
+        return self.exchange("all_reduce", self._sum_bytes(rows))
+
+    def side_by_side(self, *, rows: float, transfer_seconds: float) -> SideBySide:
+        """Return the speeds of the experts and of sums, taken for exchanges of as many bytes."""
+        return self.costs.side_by_side(
+            exchange_bytes=self._sum_bytes(rows), exchange_seconds=transfer_seconds
+        )
+
+    def makespan(
+        self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,
+        order: Order,  # noqa: ARG002 - there is one order only
+    ) -> float:  # fmt: skip
+        """Return the time of a phase in chunks of so many rows."""
+        speeds = self.side_by_side(rows=rows, transfer_seconds=transfer_seconds)
+        return summed_makespan(
+            degree=degree,
+            transfer_seconds=transfer_seconds,
+            compute_seconds=compute_seconds,
+            comm_speed=speeds.comm,
+            comp_speed=speeds.comp,
+        )
+
+    def best_degree(
+        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
+    ) -> int:
+        """Return the closed form's degree for a phase of so many rows."""
+        return best_summed_degree(
+            transfer=lines[0],
+            payload_bytes=self._sum_bytes(rows),
+            compute=lines[1],
+            macs=rows / self.world_size * self.macs_per_row,
+            max_degree=max_degree,
+        )
+
+    def compute(self, *, phase: Phase, rows: float) -> Estimate:
+        """Return one chunk's experts, with the selection of their rows and the adding of theirs.
+
+        Backward the rows of x are selected again, beside those of the gradient.
+        """
+        mine = rows / self.world_size
+        gather = self.rows_op("gather", mine, self.layer.d_model)
+        add = self.rows_op("scatter_add", mine, self.layer.d_model)
+        again = gather if phase == "backward" else None
+        return total(*self.gemms(phase, mine), self.activation(phase, mine), gather, again, add)
+
+    def overhead(self, *, tokens: float) -> Estimate:
+        """Return the gate, the agreement on tokens and the sum of the weights' gradients.
+
+        0 where the gate was not measured.
+        """
+        gate = self.gate(tokens)
+        if not gate:
+            return NOTHING
+        num_bytes = tokens * self.layer.top_k * max(dtype_bytes(self.dtype), _WEIGHT_BYTES)
+        agreement = self.exchange("all_reduce", COUNT_BYTES)
+        return total(*gate, agreement, self.exchange("all_reduce", num_bytes))
+
+    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
+        """Return (all-reduce over bytes, all GEMMs over the MACs of one), if that is all."""
+        transfer = self.costs.collective_line(op="all_reduce", group_size=self.world_size)
+        compute = self.gemm_line(phase)
+        around = (self.rows_op(op, 1.0, self.layer.d_model) for op in ("gather", "scatter_add"))
+        if transfer is None or compute is None or total(*around).seconds:
+            return None
+        return transfer, compute
+
+    def _sum_bytes(self, rows: float) -> float:
+        return rows / self.layer.top_k * self.bytes_per_row
