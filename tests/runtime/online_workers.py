@@ -13,6 +13,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.ports import Settled
+from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.layer import MoELayer
 from moetune.runtime.online import OnlineBook, share_online
 from moetune.runtime.recorder import Phase
@@ -51,7 +52,7 @@ class MadeUpClock:
     """Times of the decision that `layer` runs with; set it after the layer is made."""
 
     def __init__(self, times: Times) -> None:
-        self.layer: MoELayer | None = None
+        self.layer: ExpertLayer | None = None
         self.num_intervals = 0
         self._times = times
 
@@ -119,7 +120,7 @@ def online_layer(
     return layer, book, clock, tuner
 
 
-def train(layer: MoELayer, tokens: int) -> torch.Tensor:
+def train(layer: ExpertLayer, tokens: int) -> torch.Tensor:
     """Take one step on so many tokens of this rank."""
     layer.zero_grad()
     generator = torch.Generator().manual_seed(tokens)
@@ -254,7 +255,7 @@ def group_of_another_size() -> None:
 
 
 def steps_until_settled(
-    layer: MoELayer, book: OnlineBook, tuner: CountedTuner, tokens: Sequence[int]
+    layer: ExpertLayer, book: OnlineBook, tuner: CountedTuner, tokens: Sequence[int]
 ) -> int:
     """Train until as many sizes are settled, and return the number of steps."""
     wanted = len(tuner.settled) + len(tokens)

@@ -13,11 +13,14 @@ from moetune.domain.plan import Decision
 from moetune.runtime import online
 from moetune.runtime.online import OnlineBook
 from moetune.runtime.stopwatch import CallWatch, device_clock
+from moetune.runtime.tensor_layer import TensorExpertLayer
 from moetune.store import open_store
 from tests.ranks import run_ranks
 from tests.runtime import online_workers
 from tests.runtime.faults import make
 from tests.runtime.online_workers import (
+    SHAPE,
+    MadeUpClock,
     best_at,
     online_layer,
     plan_of,
@@ -25,6 +28,7 @@ from tests.runtime.online_workers import (
     study_tuner,
     train,
 )
+from tests.runtime.plans import small_plan
 
 PLANNED = (4, 3)
 
@@ -76,6 +80,18 @@ def test_it_finds_the_best_degrees_says_so_and_keeps_them(
         assert store.plan(plan_of(1).id) == plan_of(1)
     train(layer, 40)
     assert degrees(layer.decision) == (6, 2)
+
+
+def test_a_tensor_layer_is_searched_for_degrees_alone(tmp_path: Path) -> None:
+    clock, tuner = MadeUpClock(best_at(6, 2)), study_tuner(tmp_path)
+    plan = small_plan(layer=SHAPE, world_size=1, dtype="float64", expert_parallel="tensor")
+    book = OnlineBook([plan], make_tuner=lambda: tuner, clock=clock)
+    layer = TensorExpertLayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
+    clock.layer = layer
+    steps_until_settled(layer, book, tuner, [40])
+    train(layer, 40)
+    assert degrees(layer.decision) == (6, 2)
+    assert [task.space.strategies for task in tuner.tasks] == [("none",)]
 
 
 def test_a_later_book_starts_from_what_was_settled(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from moetune.domain.samples import CollectiveOp, Direction, Product
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
 ALL_TO_ALL = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
+ALL_REDUCE = LinearCost(alpha_seconds=1e-4, beta_seconds=5e-10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCosts:
-    """Lines for GEMMs and all-to-alls, and seconds per element for the rest.
+    """Lines for GEMMs, all-to-alls and all-reduces, and seconds per element for the rest.
 
     Args:
         alone_factor: of a transfer that is alone in flight.
@@ -26,6 +27,7 @@ class LinearCosts:
 
     gemm_cost: LinearCost = GEMM
     transfer_cost: LinearCost = ALL_TO_ALL
+    sum_cost: LinearCost = ALL_REDUCE
     interference: Interference = field(default_factory=Interference)
     rows_seconds: Mapping[str, float] = field(default_factory=dict)
     alone_factor: float = 1.0
@@ -48,10 +50,12 @@ class LinearCosts:
     def collective_line(
         self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
     ) -> LinearCost | None:
-        assert op == "all_to_all"
         assert group_size
         assert num_nodes >= 0
-        return None if self.is_measured else self.transfer_cost
+        return None if self.is_measured else self._line(op)
+
+    def _line(self, op: CollectiveOp) -> LinearCost:
+        return {"all_to_all": self.transfer_cost, "all_reduce": self.sum_cost}[op]
 
     def gemm(
         self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
@@ -93,7 +97,7 @@ class LinearCosts:
         if self.group_size not in (None, group_size):
             raise ProfileError(f"no {op} measured for {group_size} ranks")
         factor = self.alone_factor if in_flight == 1 else 1.0
-        seconds = factor * self.transfer_cost.seconds(num_bytes**self.power)
+        seconds = factor * self._line(op).seconds(num_bytes**self.power)
         return Estimate(seconds=seconds, trust=self.trust)
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:

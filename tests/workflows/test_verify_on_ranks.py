@@ -60,6 +60,26 @@ def test_verify_of_reused_memory_compares_its_degrees_and_what_keeping_everythin
     assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
 
 
+def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, db, output = tmp_path / "plan.json", str(tmp_path / "m.db"), tmp_path / "trace.json"
+    path.write_text(canonical_json(small_plan(layer=LAYER, expert_parallel="tensor")))
+    common = ["--no-config", "--db", db]
+    assert app.main([*common, "verify", str(path), "--nproc", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {(step["forward_degree"], step["backward_degree"]) for step in found["steps"]} == {
+        (1, 1), (2, 2), (4, 4), (8, 8), (16, 16), (4, 3),
+    }  # fmt: skip
+    assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
+    assert app.main([*common, "trace", str(path), "--nproc", "2", "--output", str(output)]) == 0
+    events = json.loads(output.read_text())["traceEvents"]
+    names = [event["name"] for event in events]
+    assert len(names) == 2 * (4 + 3)
+    assert names.count("forward sum 1") == 1
+    assert names.count("backward experts 3") == 1
+
+
 def test_verify_on_another_number_of_ranks_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

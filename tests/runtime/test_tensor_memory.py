@@ -1,0 +1,113 @@
+"""What the tensor-parallel layer holds, against the solver's formulas and the allocator."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.mpipemoe.live import live_tensors
+from moetune.domain.layer import Activation, LayerShape, Workload
+from moetune.domain.plan import Decision
+from moetune.runtime.links import LocalLink
+from moetune.runtime.tensor_layer import TensorExpertLayer
+from moetune.solve.memory import layer_memory
+from moetune.solve.peak import States, peak_bytes
+
+GRADIENTS = States(parameter=0, gradient=4, optimizer=0)
+
+
+class HalfLink(LocalLink):
+    """The first of two ranks, whose sums lack the other's share: memory is the same."""
+
+    num_ranks = 2
+
+    def gather(self, values: torch.Tensor, *_: object) -> torch.Tensor:
+        return torch.stack((values, values))
+
+
+def workload_of(tokens: int, num_ranks: int, **shape: object) -> Workload:
+    layer = LayerShape(**shape)  # type: ignore[arg-type]  # sizes and an activation
+    return Workload(
+        layer=layer, world_size=num_ranks, tokens_per_rank=tokens, expert_parallel="tensor"
+    )
+
+
+def layer_of(workload: Workload, degrees: tuple[int, int], *, bias: bool) -> TensorExpertLayer:
+    shape = workload.layer
+    layer = TensorExpertLayer(
+        shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
+        activation=shape.activation, bias=bias,
+        link=HalfLink() if workload.world_size > 1 else LocalLink(),
+    )  # fmt: skip
+    layer.pin(Decision(forward_degree=degrees[0], backward_degree=degrees[1]))
+    return layer
+
+
+def train(layer: TensorExpertLayer, tokens: int) -> None:
+    x = torch.randn(tokens, layer.shape.d_model, requires_grad=True)
+    layer(x).backward(torch.randn(x.shape))
+    layer.zero_grad()
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    tokens=st.integers(64, 300),
+    d_model=st.sampled_from([64, 96]),
+    d_hidden=st.sampled_from([64, 160]),
+    num_experts=st.sampled_from([2, 4]),
+    is_alone=st.booleans(),
+    activation=st.sampled_from(["relu", "gelu", "swiglu"]),
+    bias=st.booleans(),
+    degrees=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+)
+def test_prediction_and_formula_are_the_account_of_a_step(
+    *,
+    tokens: int,
+    d_model: int,
+    d_hidden: int,
+    num_experts: int,
+    is_alone: bool,
+    activation: Activation,
+    bias: bool,
+    degrees: tuple[int, int],
+) -> None:
+    # Every token goes to every expert, so that pairs are spread evenly over the ranks.
+    workload = workload_of(
+        tokens, 1 if is_alone else 2, d_model=d_model, d_hidden=d_hidden,
+        num_experts=num_experts, top_k=num_experts, activation=activation,
+    )  # fmt: skip
+    layer = layer_of(workload, degrees, bias=bias)
+    train(layer, tokens)
+    train(layer, tokens)
+    peak = peak_bytes(
+        workload=workload, forward_degree=degrees[0], backward_degree=degrees[1], bias=bias,
+        states=GRADIENTS,
+    )  # fmt: skip
+    found = layer.memory.peak_device_bytes + 2 * 4 * tokens * d_model
+    assert abs(found - peak.device_bytes) <= max(peak.routing_bytes, 0.02 * found)
+    memory = layer_memory(workload=workload, forward_degree=degrees[0], backward_degree=degrees[1])
+    assert memory.activation_bytes == peak.activation_bytes
+    assert memory.buffer_bytes == peak.buffer_bytes + peak.ring_bytes
+
+
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_account_and_prediction_are_the_peak_of_live_tensors(activation: Activation) -> None:
+    workload = workload_of(
+        8192, 2, d_model=128, d_hidden=384, num_experts=2, top_k=2, activation=activation
+    )
+    with live_tensors() as live:
+        layer = layer_of(workload, (4, 4), bias=False)
+        x = torch.randn(8192, 128, requires_grad=True)
+        grad = torch.randn(x.shape)
+        for _ in range(2):
+            layer.zero_grad()
+            x.grad = None
+            layer(x).backward(grad)
+        held = sum(each.nbytes for each in (x, grad, *layer.parameters()))
+    account_bytes = layer.memory.peak_device_bytes + held
+    predicted = peak_bytes(
+        workload=workload, forward_degree=4, backward_degree=4, bias=False,
+        states=States(parameter=4, gradient=4, optimizer=0),
+    )  # fmt: skip
+    assert account_bytes == pytest.approx(live.peak_bytes, rel=0.02)
+    assert predicted.device_bytes == pytest.approx(live.peak_bytes, rel=0.02)

@@ -1,0 +1,234 @@
+"""The degree of a tensor-parallel layer against simulations and brute force."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
+from moetune.domain.document import canonical_json
+from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import EXPERT_PARALLEL, Layout, Plan, plan_from_json
+from moetune.solve.choice import Bounds
+from moetune.solve.degree import best_summed_degree, summed_makespan
+from moetune.solve.memory import total_bytes
+from moetune.solve.phases import PHASES
+from moetune.solve.plan import solve_plan
+from moetune.solve.summed import best_summed_step
+from moetune.solve.timeline import simulate, summing_tasks
+from moetune.solve.trace import plan_timelines
+from tests.solve.costs_by_hand import LinearCosts, event_by_event, plan_inputs
+
+seconds = st.floats(min_value=1e-3, max_value=10.0)
+speeds = st.floats(min_value=0.05, max_value=1.0)
+alphas = st.one_of(st.just(0.0), st.floats(min_value=1e-9, max_value=10.0))
+betas = st.one_of(st.just(0.0), st.floats(min_value=1e-18, max_value=1e-3))
+sizes = st.floats(min_value=1.0, max_value=1e16)
+
+LAYER = LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2)
+WORKLOAD = Workload(layer=LAYER, world_size=4, tokens_per_rank=4096, dtype="bfloat16")
+DISTURBED = Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.7))
+MEASURED = LinearCosts(
+    is_measured=True, power=0.97, interference=DISTURBED,
+    rows_seconds={"gelu": 1e-11, "gelu_backward": 2e-11, "gather": 1e-11, "scatter_add": 3e-11},
+)  # fmt: skip
+GATED = replace(MEASURED, rows_seconds={**MEASURED.rows_seconds, "gate": 1e-9})
+
+
+@settings(deadline=None)
+@given(st.integers(1, 24), seconds, seconds, speeds, speeds)
+@example(7, 1.0, 3.0, 1.0, 1.0)
+@example(7, 3.0, 1.0, 1.0, 1.0)
+def test_summed_makespan_equals_both_simulations(
+    degree: int, t_s: float, t_e: float, comm_speed: float, comp_speed: float
+) -> None:
+    found = summed_makespan(
+        degree=degree, transfer_seconds=t_s, compute_seconds=t_e, comm_speed=comm_speed,
+        comp_speed=comp_speed,
+    )  # fmt: skip
+    beside = Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
+    tasks = summing_tasks(compute_seconds=[t_e] * degree, sum_seconds=[t_s] * degree)
+    fluid = simulate(tasks, interference=beside).makespan_seconds
+    assert math.isclose(found, fluid, rel_tol=1e-9)
+    # Nothing is dispatched: all rows are there at once.
+    order = [(step, chunk) for step in "DC" for chunk in range(degree)]
+    events = event_by_event(
+        dispatch=[0.0] * degree, compute=[t_e] * degree, combine=[t_s] * degree,
+        link_order=order, comm_speed=comm_speed, comp_speed=comp_speed,
+    )  # fmt: skip
+    assert math.isclose(found, events, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("t_e", "t_s", "expected"), [(5.0, 3.0, 5 + 3 + 2 * 5), (3.0, 5.0, 3 + 5 + 2 * 5)]
+)
+def test_undisturbed_the_slower_of_both_repeats(t_e: float, t_s: float, expected: float) -> None:
+    assert summed_makespan(degree=3, transfer_seconds=t_s, compute_seconds=t_e) == expected
+
+
+def _times(
+    transfer: LinearCost, payload: float, compute: LinearCost, macs: float, max_degree: int
+) -> list[float]:
+    found = []
+    for r in range(1, max_degree + 1):
+        t_s = transfer.alpha_seconds + transfer.beta_seconds * payload / r
+        t_e = compute.alpha_seconds + compute.beta_seconds * macs / r
+        found.append(t_e + t_s + (r - 1) * max(t_e, t_s))
+    return found
+
+
+@settings(deadline=None)
+@given(alphas, betas, sizes, alphas, betas, sizes, st.integers(1, 80))
+@example(0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 64)
+@example(1e-4, 0.0, 1e9, 1e-4, 0.0, 1e12, 64)
+@example(1e-4, 1e-9, 1e9, 0.0, 1e-14, 1e13, 64)
+@example(1e-5, 1e-9, 1e7, 2e-5, 1e-14, 1e12, 64)
+def test_best_summed_degree_is_as_fast_as_brute_force(
+    transfer_alpha: float, transfer_beta: float, payload: float,
+    compute_alpha: float, compute_beta: float, macs: float, max_degree: int,
+) -> None:  # fmt: skip
+    transfer = LinearCost(alpha_seconds=transfer_alpha, beta_seconds=transfer_beta)
+    compute = LinearCost(alpha_seconds=compute_alpha, beta_seconds=compute_beta)
+    times = _times(transfer, payload, compute, macs, max_degree)
+    degree = best_summed_degree(
+        transfer=transfer, payload_bytes=payload, compute=compute, macs=macs, max_degree=max_degree
+    )
+    assert times[degree - 1] <= min(times) * (1 + 2e-12)
+
+
+# Sizes at which degrees really compete: start-ups and volumes of the same order.
+@settings(deadline=None, max_examples=300)
+@given(
+    st.floats(1e-6, 1e-2), st.floats(0.01, 1e4), st.floats(0.01, 100.0), st.floats(0.001, 100.0),
+    st.integers(1, 128),
+)  # fmt: skip
+def test_best_summed_degree_is_as_fast_as_brute_force_where_start_ups_and_volumes_compete(
+    alpha: float, volume: float, work: float, alpha_ratio: float, max_degree: int
+) -> None:
+    transfer = LinearCost(alpha_seconds=alpha, beta_seconds=alpha * volume)
+    compute = LinearCost(alpha_seconds=alpha * alpha_ratio, beta_seconds=alpha * volume * work)
+    times = _times(transfer, 1.0, compute, 1.0, max_degree)
+    degree = best_summed_degree(
+        transfer=transfer, payload_bytes=1.0, compute=compute, macs=1.0, max_degree=max_degree
+    )
+    assert times[degree - 1] <= min(times) * (1 + 2e-12)
+
+
+def test_best_summed_degree_takes_the_smaller_of_two_that_tie() -> None:
+    nothing = LinearCost(alpha_seconds=0.0, beta_seconds=0.0)
+    found = best_summed_degree(
+        transfer=nothing, payload_bytes=1.0, compute=nothing, macs=1.0, max_degree=64
+    )
+    assert found == 1
+
+
+def _by_hand(costs: LinearCosts, phase: str, degree: int) -> float:
+    """Return the phase of `WORKLOAD` from the formulas: T/r·M·s bytes, T·k/(r·P) rows."""
+    tokens, pairs = 4096 / degree, 4096 * 2 / 4 / degree
+    t_s = 1e-4 + 5e-10 * (tokens * 1024 * 2) ** costs.power
+    num_gemms = 2 if phase == "forward" else 4
+    t_e = num_gemms * (5e-5 + 4e-14 * pairs * 1024 * 4096)
+    seconds = costs.rows_seconds
+    if seconds:
+        t_e += seconds["gelu"] * pairs * 4096
+        t_e += (seconds["gather"] + seconds["scatter_add"]) * pairs * 1024
+        if phase == "backward":
+            t_e += seconds["gelu_backward"] * pairs * 4096 + seconds["gather"] * pairs * 1024
+    tasks = summing_tasks(compute_seconds=[t_e] * degree, sum_seconds=[t_s] * degree)
+    return simulate(tasks, interference=costs.interference).makespan_seconds
+
+
+def test_best_step_of_lines_is_the_minimum_over_all_degrees() -> None:
+    costs = LinearCosts()
+    step = best_summed_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
+    for phase in PHASES:
+        times = [_by_hand(costs, phase, degree) for degree in range(1, 65)]
+        found = step.forward if phase == "forward" else step.backward
+        assert found.seconds == pytest.approx(min(times))
+        assert found.degree == times.index(min(times)) + 1 > 1
+    assert step.overhead.seconds == 0.0
+    assert step.seconds == step.forward.seconds + step.backward.seconds
+
+
+def test_best_step_of_measured_costs_is_within_noise_of_the_best() -> None:
+    step = best_summed_step(workload=WORKLOAD, costs=MEASURED, bounds=Bounds())
+    for phase in PHASES:
+        times = [_by_hand(MEASURED, phase, degree) for degree in range(1, 65)]
+        found = step.forward if phase == "forward" else step.backward
+        assert found.seconds == pytest.approx(times[found.degree - 1])
+        assert found.seconds <= 1.01 * min(times)
+
+
+def test_overhead_is_gate_agreement_and_the_sum_of_the_weights_gradients() -> None:
+    free = LinearCost(alpha_seconds=0.0, beta_seconds=0.0)
+    costs = replace(GATED, gemm_cost=free, power=1.0)
+    step = best_summed_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
+    sums = (1e-4 + 5e-10 * 8) + (1e-4 + 5e-10 * 4096 * 2 * 4)
+    assert step.overhead.seconds == pytest.approx(1e-9 * 4096 * 16 + sums)
+
+
+def test_one_rank_sums_nothing_and_many_need_a_measured_all_reduce() -> None:
+    costs = LinearCosts(group_size=99, is_measured=True)
+    alone = best_summed_step(workload=replace(WORKLOAD, world_size=1), costs=costs, bounds=Bounds())
+    assert alone.degrees == (1, 1)
+    assert alone.forward.transfer.seconds == 0.0
+    with pytest.raises(ProfileError, match="all_reduce"):
+        best_summed_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
+
+
+def _solve(costs: Costs, *, gib: float = 80, bounds: Bounds | None = None) -> Plan:
+    inputs = plan_inputs(layer=LAYER, world_size=4, constraints={EXPERT_PARALLEL: "tensor"})
+    return solve_plan(
+        inputs=inputs, costs=costs, resamples=(), bounds=bounds or Bounds(),
+        device_memory_bytes=round(gib * 2**30), provenance="measured",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("costs", [LinearCosts(), MEASURED, GATED])
+def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(costs: LinearCosts) -> None:
+    plan = _solve(costs)
+    assert plan.layout == Layout(expert_parallel="tensor", dp=1, ep=1, tp=4, pp=1)
+    assert plan_from_json(canonical_json(plan), "plan.json") == plan
+    step = best_summed_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
+    assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == step.degrees
+    assert plan.predicted.step_seconds == pytest.approx(step.seconds)
+    forward, backward = plan_timelines(plan=plan, costs=costs)
+    assert forward.makespan_seconds == pytest.approx(plan.predicted.forward_seconds)
+    assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds)
+    assert {span.name.split()[0] for span in forward.spans} == {"experts", "sum"}
+
+
+def test_ranges_of_lines_hold_the_best_degrees_of_other_sizes() -> None:
+    plan = _solve(LinearCosts())
+    for tokens in (1, 16, 700, 4095, 9000, 2**19):
+        workload = replace(WORKLOAD, tokens_per_rank=tokens)
+        best = best_summed_step(workload=workload, costs=LinearCosts(), bounds=Bounds())
+        decision = plan.decide(tokens)
+        pinned = Bounds(
+            forward_degree=decision.forward_degree, backward_degree=decision.backward_degree
+        )
+        held = best_summed_step(workload=workload, costs=LinearCosts(), bounds=pinned)
+        assert held.seconds <= best.seconds * (1 + 1e-3)
+
+
+def test_more_chunks_than_are_best_are_taken_where_memory_binds_and_it_says_so() -> None:
+    free = _solve(LinearCosts(), bounds=Bounds(max_degree=1))
+    needed = total_bytes(free.memory)
+    slow_gemms = LinearCosts(gemm_cost=LinearCost(alpha_seconds=1.0, beta_seconds=1e-15))
+    assert _solve(slow_gemms).pipeline.backward_degree == 1
+    tight = _solve(slow_gemms, gib=0.97 * needed / 2**30)
+    assert tight.pipeline.backward_degree > 1
+    assert tight.decision.binding == "memory"
+    assert "do not fit" in tight.decision.why
+    assert total_bytes(tight.memory) <= 0.97 * needed
+    with pytest.raises(InfeasiblePlanError, match="strategy none"):
+        _solve(slow_gemms, gib=0.1)
+
+
+def test_a_pinned_degree_is_kept_and_its_price_told() -> None:
+    plan = _solve(LinearCosts(), bounds=Bounds(forward_degree=1))
+    assert plan.pipeline.forward_degree == 1
+    assert any("pinned forward degree 1" in warning for warning in plan.warnings)
