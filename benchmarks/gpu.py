@@ -31,7 +31,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, GemmPoint
 from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
-from moetune.runtime.links import HostStagedLink, Link, LocalLink
+from moetune.runtime.links import Link, LocalLink
+from moetune.runtime.staged_link import HostStagedLink
 from moetune.solve.phases import LayerCosts
 from moetune.solve.step import step_time
 from moetune.workflows.files import profile_to_toml, write_text

@@ -82,7 +82,9 @@ def local_pairs(
     ]
     sizes = [high - low for shard in bounds for low, high in itertools.pairwise(shard)]
     piece_T = torch.arange(num_pieces, device=device).repeat(len(bounds))
-    piece_T = piece_T.repeat_interleave(torch.tensor(sizes, device=device))
+    piece_T = piece_T.repeat_interleave(
+        torch.tensor(sizes, device=device), output_size=len(experts_TK)
+    )
     local_TK = experts_TK - first_expert
     is_local_TK = (local_TK >= 0) & (local_TK < num_experts)
     cell_TK = piece_T.unsqueeze(1) * num_experts + local_TK

@@ -84,8 +84,13 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
         return f"{slower:.1%}, within what predictions miss"
     if slower <= TIE:
         return "as fast, with other numbers of chunks"
-    pieces = _work_seconds(other) - _work_seconds(best)
-    hidden = _hidden_seconds(other) - _hidden_seconds(best)
+    pieces, hidden = (
+        0.0 if abs(seconds) <= TIE * best.seconds else seconds
+        for seconds in (
+            _work_seconds(other) - _work_seconds(best),
+            _hidden_seconds(other) - _hidden_seconds(best),
+        )
+    )
     if pieces <= 0:
         cost = f"its pieces cost {format_seconds(-pieces)} less, but it " if pieces else ""
         return f"+{100 * slower:.1f} %: {cost}hides {format_seconds(-hidden)} less"

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from moetune.domain.plan import Decision
+from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.layer import MoELayer
-from moetune.runtime.links import HostStagedLink, LocalLink
+from moetune.runtime.links import LocalLink
+from moetune.runtime.staged_link import HostStagedLink
+from moetune.runtime.tensor_layer import TensorExpertLayer
 from tests.runtime.workers import relative_error
 
 pytestmark = [
@@ -17,7 +20,7 @@ pytestmark = [
 CUDA = torch.device("cuda")
 
 
-def _run(layer: MoELayer, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
+def _run(layer: ExpertLayer, x: torch.Tensor, dy: torch.Tensor) -> list[torch.Tensor]:
     x = x.detach().requires_grad_()
     layer.zero_grad()
     y = layer(x)
@@ -41,6 +44,24 @@ def test_cuda_equals_cpu_in_float64_at_every_degree(
     on_device = MoELayer(
         32, 64, 8, 2, activation=activation, capacity_factor=capacity_factor,  # type: ignore[arg-type]  # as above
         dtype=torch.float64, device=CUDA, link=HostStagedLink(CUDA),
+    )  # fmt: skip
+    on_device.load_state_dict(layer.state_dict())
+    for degree in (1, 2, 3, 8):
+        on_device.pin(Decision(forward_degree=degree, backward_degree=9 - degree))
+        found = _run(on_device, x.to(CUDA), dy.to(CUDA))
+        for one, other in zip(found, wanted, strict=True):
+            assert relative_error(one.cpu(), other) <= 1e-12
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu(*, sequence_parallel: bool) -> None:
+    torch.manual_seed(0)
+    layer = MoELayer(32, 64, 8, 2, dtype=torch.float64, link=LocalLink())
+    x, dy = torch.randn(2, 301, 32, dtype=torch.float64)
+    wanted = _run(layer, x, dy)
+    on_device = TensorExpertLayer(
+        32, 64, 8, 2, dtype=torch.float64, device=CUDA, link=HostStagedLink(CUDA),
+        sequence_parallel=sequence_parallel,
     )  # fmt: skip
     on_device.load_state_dict(layer.state_dict())
     for degree in (1, 2, 3, 8):

@@ -4,15 +4,19 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layer import ExpertParallel, LayerShape, Workload
+from moetune.domain.plan import Decision
 from moetune.runtime.layer import MoELayer
 from moetune.runtime.planbook import PlanBook
 from moetune.runtime.tensor_layer import TensorExpertLayer
+from moetune.workflows.steps import random_steps
 from tests.ranks import run_ranks
 from tests.runtime import tensor_workers
 from tests.runtime.plans import small_plan
+from tests.runtime.slow_link import SlowLink
 
 LAYER = LayerShape(d_model=4, d_hidden=8, num_experts=2)
 
@@ -62,9 +66,25 @@ def test_survivors_name_the_collective_when_a_rank_dies(
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_no_rank_hangs_when_one_finds_no_memory(phase: str) -> None:
-    assert run_ranks(tensor_workers.shortage, 2, phase) == ["", ""]
+def test_no_rank_hangs_when_one_finds_no_memory() -> None:
+    assert run_ranks(tensor_workers.shortage, 2) == ["", ""]
+
+
+def test_chunks_are_computed_while_others_are_summed_forward_and_backward() -> None:
+    layer = LayerShape(d_model=128, d_hidden=512, num_experts=2)
+    workload = Workload(layer=layer, world_size=1, tokens_per_rank=512, expert_parallel="tensor")
+    steps = random_steps(workload, device=torch.device("cpu"), link=SlowLink(0.01))
+    spans = steps.record(Decision(forward_degree=4, backward_degree=3))
+    computed, summed = (
+        {(span.phase, span.chunk): span for span in spans if span.name == name}
+        for name in ("experts", "sum")
+    )
+    assert len(computed) == len(summed) == 4 + 3
+    for (phase, chunk), one in summed.items():
+        # A sum begins behind its chunk, and the next chunk before the sum's end.
+        assert one.start_seconds >= computed[phase, chunk].end_seconds
+        following = computed.get((phase, chunk + 1))
+        assert following is None or following.start_seconds < one.end_seconds
 
 
 def test_what_would_drop_pairs_or_reuse_memory_is_refused() -> None:
