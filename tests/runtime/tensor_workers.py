@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -55,8 +54,22 @@ def same_inputs(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, dy
 
 
-def dense_matrix(activations: Sequence[str]) -> None:
-    """Every activation, top_k and degree against the dense reference, on this number of ranks."""
+def equal_dense() -> None:
+    """Every kind of layer against the dense reference, on this number of ranks."""
+    _equal_dense_everywhere()
+    _equal_dense_in_shards()
+
+
+def agree() -> None:
+    """What two ranks show in one launch."""
+    _hold_equal_bits()
+    experts_without_tokens_have_gradients()
+    checkpoints_fit_each_other()
+    _refuse_other_inputs()
+
+
+def _equal_dense_everywhere() -> None:
+    activations = ("relu", "gelu", "silu", "swiglu")
     grid = itertools.product(activations, TOP_K_AND_DEGREE, (17, 2, 0))
     for activation, (top_k, degree), num_tokens in grid:
         layer = tensor_layer(activation, top_k)
@@ -65,8 +78,8 @@ def dense_matrix(activations: Sequence[str]) -> None:
         check_against_dense(layer, num_tokens, slice(0, num_tokens))
 
 
-def sharded_matrix() -> None:
-    """The same with a shard of the tokens on each rank, also uneven ones and none."""
+def _equal_dense_in_shards() -> None:
+    """With a shard of the tokens on each rank, also uneven ones and none."""
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
     for (top_k, degree), shards in itertools.product(TOP_K_AND_DEGREE, SHARDS[num_ranks]):
         layer = tensor_layer("swiglu" if degree == 3 else "relu", top_k, sequence_parallel=True)
@@ -111,7 +124,7 @@ def check_against_dense(layer: TensorExpertLayer, num_tokens: int, own: slice) -
         assert relative_error(parameter.grad, getattr(weights, name).grad[mine]) <= RELATIVE, name
 
 
-def ranks_hold_equal_bits() -> None:
+def _hold_equal_bits() -> None:
     """Output, gradient of x and gradient of the gate are the same on all ranks to the last bit."""
     layer = tensor_layer("gelu", 2)
     layer.pin(Decision(forward_degree=3, backward_degree=2))
@@ -175,7 +188,7 @@ def checkpoints_fit_each_other() -> None:
     moe.load_state_dict(tensor.state_dict())
 
 
-def other_inputs_are_refused_everywhere() -> None:
+def _refuse_other_inputs() -> None:
     rank = dist.get_rank()
     layer = tensor_layer()
     with pytest.raises(RankMismatchError, match="tokens on every rank"):
