@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.layer import LayerShape
-from moetune.domain.plan import ExpertParallel, Layout
+from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.plan import Layout
 from moetune.domain.transformer import Transformer
 from moetune.runtime.language_stages import staged_language_model
 from moetune.runtime.ranks import join

@@ -5,13 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.errors import InputError
+from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout_check import (
     check_layout,
     check_micro_batches,
     nearest_divisors,
     stage_blocks,
 )
-from moetune.domain.plan import ExpertParallel, Layout
+from moetune.domain.plan import Layout
 
 
 def check(
