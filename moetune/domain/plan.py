@@ -21,6 +21,12 @@ OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
 """Pre-activations go to host memory; S3 and S4 compute them again."""
 ExpertParallel = Literal["all_to_all", "tensor"]
 Binding = Literal["communication", "computation", "copies", "memory"]
+ModelBinding = Literal["computation", "all_to_all", "all_reduce", "bubble", "gradients", "memory"]
+PartName = Literal[
+    "gate", "first all_to_all", "second all_to_all", "MoE all_reduce", "experts", "attention",
+    "attention all_reduce", "dense FFN", "FFN all_reduce", "norms", "embedding", "head and loss",
+    "stage sends", "gradients", "optimizer", "bubble",
+]  # fmt: skip
 Range = tuple[int, int, int, int]
 
 
@@ -119,7 +125,11 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A choice that lost, with its predicted step and the reason."""
+    """A choice that lost, with its predicted step and the reason.
+
+    Args:
+        layout: of another layout of the whole model; `step_seconds` is then the model's.
+    """
 
     forward_degree: int
     backward_degree: int
@@ -127,6 +137,61 @@ class Alternative:
     strategy: Strategy
     step_seconds: float
     lost_because: str
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one kind of work takes of the model's step, on the slowest stage.
+
+    Args:
+        layer_seconds: one layer's forward pass with one micro-batch; 0 where it has none.
+        forward_seconds: all forward passes of the step.
+        seconds: the whole step; the parts' sum is the step.
+        share: of the step.
+    """
+
+    name: PartName
+    layer_seconds: float
+    forward_seconds: float
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMemory:
+    """Bytes on the device that needs the most."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    buffer_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerPlan:
+    """How a whole model runs in the plan's layout.
+
+    Args:
+        zero: optimizer states are sharded over the ranks that hold the same parameters.
+        recompute: blocks keep only their input, and run forward again before their backward pass.
+        step_seconds: of the model, from the first micro-batch to the new parameters.
+    """
+
+    num_layers: int
+    moe_every: int
+    micro_batch_sequences: int
+    micro_batch_tokens: int
+    num_micro_batches: int
+    zero: bool
+    recompute: bool
+    step_seconds: float
+    tokens_per_second_per_rank: float
+    memory: ModelMemory
+    parts: tuple[Part, ...]
+    binding: ModelBinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +236,12 @@ SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One solved plan. Raises InputError where its id is not the hash of its inputs."""
+    """One solved plan. Raises InputError where its id is not the hash of its inputs.
+
+    Args:
+        transformer: the whole model; None for a layer. With it `pipeline`, `memory`,
+            `predicted` and `decision` are those of one MoE layer and one micro-batch.
+    """
 
     schema: int = PLAN_SCHEMA
     id: str
@@ -184,6 +254,7 @@ class Plan:
     decision: Verdict
     alternatives: tuple[Alternative, ...]
     warnings: tuple[str, ...]
+    transformer: TransformerPlan | None = None
 
     def __post_init__(self) -> None:
         if self.id != self.inputs.plan_id:
@@ -192,13 +263,26 @@ class Plan:
             )
         _check_pipeline(self.pipeline)
 
+    @property
+    def layer_ranks(self) -> int:
+        """Ranks that share the experts of one MoE layer."""
+        if self.transformer is None:
+            return self.inputs.world_size
+        return self.layout.ep if self.layout.expert_parallel == "all_to_all" else self.layout.tp
+
+    @property
+    def layer_tokens(self) -> int:
+        """Tokens on one rank in one step of one MoE layer."""
+        whole = self.transformer
+        return self.inputs.tokens_per_rank if whole is None else whole.micro_batch_tokens
+
     def decide(self, tokens_per_rank: int) -> Decision:
         """Return the degrees for so many tokens: the plan's own, else its range's.
 
         Beyond the last range the last one holds, before the first one the first.
         """
         pipeline = self.pipeline
-        if tokens_per_rank == self.inputs.tokens_per_rank or not pipeline.ranges:
+        if tokens_per_rank == self.layer_tokens or not pipeline.ranges:
             forward, backward = pipeline.forward_degree, pipeline.backward_degree
         else:
             index = bisect_right(pipeline.ranges, tokens_per_rank, key=lambda row: row[0])

@@ -46,7 +46,7 @@ class Shelf:
         """Return the plan made for the nearest number of tokens."""
         return min(
             self._plans,
-            key=lambda plan: abs(math.log(max(tokens, 1) / plan.inputs.tokens_per_rank)),
+            key=lambda plan: abs(math.log(max(tokens, 1) / plan.layer_tokens)),
         )
 
     def _look_up(self, tokens: int) -> Decision:
@@ -64,7 +64,7 @@ class PlanBook:
         self.plans = tuple(plans)
         for plan in self.plans:
             inputs = plan.inputs
-            key = (inputs.layer, inputs.world_size, inputs.dtype)
+            key = (inputs.layer, plan.layer_ranks, inputs.dtype)
             self._shelves.setdefault(key, []).append(plan)
         self.digest = digest([plan.id for plan in self.plans])
 

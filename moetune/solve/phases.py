@@ -5,8 +5,9 @@ T·k/r rows on each rank, a real number: costs are asked for shares.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from moetune.domain.costs import Costs, Estimate, Interference, LinearCost, SideBySide, least_trust
@@ -16,19 +17,26 @@ from moetune.domain.units import dtype_bytes
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-PRODUCTS: tuple[Product, ...] = get_args(Product)
+PHASE_PRODUCTS: Mapping[Phase, tuple[Product, ...]] = MappingProxyType(
+    {"forward": ("forward",), "backward": ("grad_input", "grad_weight")}
+)
 _COUNT_BYTES = 8
 NOTHING = Estimate(seconds=0.0, trust="measured")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCosts:
-    """The costs of one layer on so many ranks, whatever the number of tokens."""
+    """The costs of one layer on so many ranks, whatever the number of tokens.
+
+    Args:
+        num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
+    """
 
     layer: LayerShape
     world_size: int
     dtype: str
     costs: Costs
+    num_nodes: int = 0
 
     @property
     def bytes_per_row(self) -> int:
@@ -54,6 +62,7 @@ class LayerCosts:
             group_size=self.world_size,
             num_bytes=rows * self.bytes_per_row,
             in_flight=1 if degree <= ALONE_CHUNKS else degree,
+            num_nodes=self.num_nodes,
         )
 
     def beside(self, *, rows: float, degree: int) -> Interference:
@@ -83,18 +92,35 @@ class LayerCosts:
         return total(*self._gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
 
     def overhead(self, *, tokens: float) -> Estimate:
-        """Return gate, permutation and the ranks' two small exchanges; 0 where not measured.
+        """Return gate, permutation and the ranks' two small exchanges; 0 where not measured."""
+        return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
 
-        The exchanges are the agreement on tokens and that of all chunks' counts.
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return one phase's share of the overhead.
+
+        Forward the ranks exchange their numbers of tokens and the counts of all chunks.
         """
-        experts, rows = self.layer.num_experts, tokens * self.layer.top_k
-        gate = self._rows_op("gate", tokens, experts)
-        permutation = (
+        rows = tokens * self.layer.top_k
+        gate = self.gate(phase, tokens=tokens)
+        small = NOTHING
+        if phase == "forward" and self.world_size > 1 and gate.seconds:
+            small = self._small_exchange()
+        return total(
+            gate,
             self._rows_op("gather", rows, self.layer.d_model),
             self._rows_op("scatter_add", rows, self.layer.d_model),
+            small,
+            small,
         )
-        if gate is None:
-            return total(*permutation, *permutation)
+
+    def gate(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return scores, softmax and choice of the experts; 0 where not measured."""
+        experts = self.layer.num_experts
+        choice = self._rows_op("gate", tokens, experts)
+        if choice is None:
+            return NOTHING
+        if phase == "backward":
+            choice = self._rows_op("gate_backward", tokens, experts)
         products = (
             self.costs.gemm(
                 dtype=self.dtype,
@@ -104,11 +130,9 @@ class LayerCosts:
                 d_in=self.layer.d_model,
                 d_out=experts,
             )
-            for product in PRODUCTS
+            for product in PHASE_PRODUCTS[phase]
         )
-        gate_backward = self._rows_op("gate_backward", tokens, experts)
-        small = NOTHING if self.world_size == 1 else self._small_exchange()
-        return total(gate, gate_backward, *products, *permutation, *permutation, small, small)
+        return total(choice, *products)
 
     def _small_exchange(self) -> Estimate:
         return self.costs.collective(
@@ -116,6 +140,7 @@ class LayerCosts:
             group_size=self.world_size,
             num_bytes=self.layer.num_experts * _COUNT_BYTES,
             in_flight=1,
+            num_nodes=self.num_nodes,
         )
 
     def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
@@ -125,7 +150,9 @@ class LayerCosts:
         swiglu) and twice that backward (PipeMoE Eq. 14).
         """
         gemm = self.costs.gemm_line(dtype=self.dtype)
-        transfer = self.costs.collective_line(op="all_to_all", group_size=self.world_size)
+        transfer = self.costs.collective_line(
+            op="all_to_all", group_size=self.world_size, num_nodes=self.num_nodes
+        )
         if gemm is None or transfer is None:
             return None
         if self.activation(phase, 1.0).seconds or self.sorting(1.0).seconds:
@@ -176,10 +203,7 @@ class LayerCosts:
         return total(self._rows_op("gather", rows, self.layer.d_model))
 
     def _gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
-        products: tuple[Product, ...] = (
-            ("forward",) if phase == "forward" else ("grad_input", "grad_weight")
-        )
-        for product in products:
+        for product in PHASE_PRODUCTS[phase]:
             yield from (self.product(product, rows=rows),) * (self.layer.num_gemms - 1)
             yield self.product(product, rows=rows, is_second=True)
 
@@ -187,10 +211,18 @@ class LayerCosts:
         return self.costs.rows_op(op=op, dtype=self.dtype, rows=rows, width=width)
 
 
-def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
-    """Return the costs of the workload's layer."""
+def layer_costs(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> LayerCosts:
+    """Return the costs of the workload's layer.
+
+    Args:
+        num_nodes: that its ranks are spread over evenly; 0 for consecutive ranks.
+    """
     return LayerCosts(
-        layer=workload.layer, world_size=workload.world_size, dtype=workload.dtype, costs=costs
+        layer=workload.layer,
+        world_size=workload.world_size,
+        dtype=workload.dtype,
+        costs=costs,
+        num_nodes=num_nodes,
     )
 
 

@@ -1,0 +1,275 @@
+"""The fastest layout: every one that fits into memory, with every micro-batch, in order of time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.errors import ProfileError
+from moetune.domain.layer import Workload
+from moetune.domain.plan import Layout, Memory, ModelMemory
+from moetune.solve.layout_memory import recomputed, share_of, sharded, stage_memory
+from moetune.solve.layout_moe import moe_memory
+from moetune.solve.layout_prices import Priced, Prices
+from moetune.solve.layout_ranks import Groups
+from moetune.solve.layout_space import Batch, LayoutPins
+from moetune.solve.layout_stages import PipelineTime, in_flight, one_f_one_b
+
+ONE_CHUNK = (1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is decided besides the layout.
+
+    Args:
+        sequences: of a micro-batch.
+        zero: optimizer states are sharded.
+        recompute: blocks keep their input only.
+        one_chunk: the MoE layer's buffers leave no room for more.
+    """
+
+    sequences: int
+    num_micro_batches: int
+    zero: bool
+    recompute: bool
+    one_chunk: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout that fits, with its time."""
+
+    layout: Layout
+    setting: Setting
+    priced: Priced
+    pipeline: PipelineTime
+    gradient_seconds: float
+    optimizer_seconds: float
+    memory: ModelMemory
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.pipeline.seconds + self.gradient_seconds + self.optimizer_seconds
+
+    @property
+    def order(self) -> tuple[float, int, bool, bool]:
+        """What candidates are sorted by: time, then the simpler one."""
+        setting = self.setting
+        return self.seconds, setting.sequences, setting.recompute, setting.zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """A layout that does not fit, at its smallest."""
+
+    layout: Layout
+    setting: Setting
+    memory: ModelMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All layouts.
+
+    Args:
+        best: of each layout that fits, the fastest candidate; by time.
+        unfit: each layout that does not fit; by memory.
+        unpriced: each layout with an operation that was not measured, and what it lacks.
+    """
+
+    best: tuple[Candidate, ...]
+    unfit: tuple[Unfit, ...]
+    unpriced: tuple[tuple[Layout, ProfileError], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A model, its batch and what it may take of a device."""
+
+    prices: Prices
+    batch: Batch
+    pins: LayoutPins
+    limit_bytes: int
+
+    def all(self, layouts: Sequence[Layout]) -> Found:
+        """Return every layout at its best."""
+        best: list[Candidate] = []
+        unfit: list[Unfit] = []
+        unpriced: list[tuple[Layout, ProfileError]] = []
+        for layout in layouts:
+            trial = Trial(search=self, layout=layout, groups=self.prices.groups(layout))
+            try:
+                found = min(trial.candidates(), key=lambda one: one.order, default=None)
+            except ProfileError as error:
+                unpriced.append((layout, error))
+                continue
+            if found is None:
+                unfit.append(trial.smallest())
+            else:
+                best.append(found)
+        return Found(
+            best=tuple(sorted(best, key=lambda one: one.order)),
+            unfit=tuple(sorted(unfit, key=lambda one: one.memory.total_bytes)),
+            unpriced=tuple(unpriced),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One layout, tried with every micro-batch."""
+
+    search: Search
+    layout: Layout
+    groups: Groups
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield what fits: blocks run forward again only where they must.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        for sequences in self._sizes():
+            fits = False
+            for zero in self._zeros():
+                setting = self._first_that_fits(sequences, zero=zero)
+                if setting is not None:
+                    fits = True
+                    yield self.timed(setting)
+            if not fits:
+                return  # more sequences take more memory
+
+    def smallest(self) -> Unfit:
+        """Return what takes the least memory."""
+        setting = self._setting(min(self._sizes()), zero=self._zeros()[-1], recompute=True)
+        return Unfit(
+            layout=self.layout, setting=setting, memory=self.memory(setting, degrees=ONE_CHUNK)
+        )
+
+    def timed(self, setting: Setting) -> Candidate:
+        """Return the candidate, with the MoE layer in one chunk where more does not fit."""
+        priced = self._priced(setting)
+        memory = self.memory(setting, degrees=priced.moe.step.degrees)
+        if memory.total_bytes > self.search.limit_bytes and not setting.one_chunk:
+            return self.timed(replace(setting, one_chunk=True))
+        prices, layout = self.search.prices, self.layout
+        tokens = setting.sequences * self.search.batch.length
+        return Candidate(
+            layout=layout,
+            setting=setting,
+            priced=priced,
+            pipeline=one_f_one_b(
+                stage_seconds=[
+                    priced.seconds.stage(stage, recompute=setting.recompute)
+                    for stage in prices.stages(layout.pp)
+                ],
+                hop_seconds=[prices.send(hop=hop, tokens=tokens) for hop in self.groups.hops],
+                num_micro_batches=setting.num_micro_batches,
+            ),
+            gradient_seconds=prices.gradients(
+                layout=layout, groups=self.groups, zero=setting.zero
+            ),
+            optimizer_seconds=prices.optimizer(layout=layout, zero=setting.zero),
+            memory=memory,
+        )
+
+    def memory(self, setting: Setting, *, degrees: tuple[int, int]) -> ModelMemory:
+        """Return the bytes on the rank that needs the most.
+
+        Args:
+            degrees: of the MoE layer.
+        """
+        stages = self.search.prices.stages(self.layout.pp)
+        first_alike = {stage: index for index, stage in reversed(list(enumerate(stages)))}
+        moe = self.moe_memory(setting, degrees=degrees)
+        found = (self._stage_memory(index, setting, moe) for index in first_alike.values())
+        return max(found, key=lambda memory: memory.total_bytes)
+
+    def moe_memory(self, setting: Setting, *, degrees: tuple[int, int]) -> Memory:
+        """Return what one MoE layer keeps of one micro-batch."""
+        return moe_memory(
+            expert_parallel=self.layout.expert_parallel,
+            workload=self.workload(setting),
+            degrees=degrees,
+        )
+
+    def workload(self, setting: Setting) -> Workload:
+        """Return one MoE layer's work with one micro-batch."""
+        kind, prices = self.layout.expert_parallel, self.search.prices
+        return Workload(
+            layer=prices.model.moe,
+            world_size=self.layout.tp if kind == "tensor" else self.layout.ep,
+            tokens_per_rank=setting.sequences * self.search.batch.length,
+            dtype=prices.dtype,
+        )
+
+    def _stage_memory(self, index: int, setting: Setting, moe: Memory) -> ModelMemory:
+        prices, layout = self.search.prices, self.layout
+        stages = prices.stages(layout.pp)
+        tokens = setting.sequences * self.search.batch.length
+        memory = stage_memory(
+            model=prices.model,
+            layout=layout,
+            stages=stages,
+            index=index,
+            dtype=prices.dtype,
+            tokens=tokens,
+            num_micro_batches=setting.num_micro_batches,
+            moe=moe,
+            traits=prices.traits,
+        )
+        if setting.recompute:
+            memory = recomputed(
+                memory, model=prices.model, layout=layout, stage=stages[index],
+                dtype=prices.dtype, tokens=tokens, moe=moe,
+                num_kept=in_flight(
+                    stage=index, num_stages=len(stages),
+                    num_micro_batches=setting.num_micro_batches,
+                ),
+            )  # fmt: skip
+        if setting.zero:
+            memory = sharded(
+                memory,
+                share=share_of(
+                    model=prices.model, layout=layout, stage=stages[index], traits=prices.traits
+                ),
+                dtype=prices.dtype,
+                data=layout.dp,
+                replicas=layout.dp // layout.ep,
+            )
+        return memory
+
+    def _first_that_fits(self, sequences: int, *, zero: bool) -> Setting | None:
+        for recompute in (False, True):
+            setting = self._setting(sequences, zero=zero, recompute=recompute)
+            needed = self.memory(setting, degrees=ONE_CHUNK).total_bytes
+            if needed <= self.search.limit_bytes:
+                return setting
+        return None
+
+    def _setting(self, sequences: int, *, zero: bool, recompute: bool) -> Setting:
+        share = self.search.batch.num_sequences // self.layout.dp
+        return Setting(
+            sequences=sequences,
+            num_micro_batches=share // sequences,
+            zero=zero,
+            recompute=recompute,
+        )
+
+    def _priced(self, setting: Setting) -> Priced:
+        return self.search.prices.priced(
+            layout=self.layout,
+            groups=self.groups,
+            sequences=setting.sequences,
+            one_chunk=setting.one_chunk,
+        )
+
+    def _sizes(self) -> Sequence[int]:
+        pinned = self.search.pins.micro_batch
+        return self.search.batch.micro_batches(self.layout.dp) if pinned is None else (pinned,)
+
+    def _zeros(self) -> Sequence[bool]:
+        """Return whether to shard: only where several ranks hold the same."""
+        pinned = self.search.pins.zero
+        if self.layout.dp == 1:
+            return (False,)
+        return (False, True) if pinned is None else (pinned,)
