@@ -94,9 +94,7 @@ def stage_memory(
     blocks += stage.num_moe * moe_block_bytes(
         model, tp=layout.tp, tokens=tokens, dtype=dtype, moe=moe
     )
-    kept = in_flight(
-        stage=index, num_stages=len(stages), num_micro_batches=num_micro_batches
-    )
+    kept = in_flight(stage=index, num_stages=len(stages), num_micro_batches=num_micro_batches)
     head = 0
     if stage.is_last:
         words = model.vocab_size // (layout.tp if traits.splits_vocabulary else 1)
@@ -126,9 +124,7 @@ def dense_block_bytes(model: Transformer, *, tp: int, tokens: int, dtype: str) -
     return tokens * elements * dtype_bytes(dtype)
 
 
-def moe_block_bytes(
-    model: Transformer, *, tp: int, tokens: int, dtype: str, moe: Memory
-) -> int:
+def moe_block_bytes(model: Transformer, *, tp: int, tokens: int, dtype: str, moe: Memory) -> int:
     """Return the activations of a block with experts: T·s·(3·M + 4·M/tp) and the layer's.
 
     The second norm's result is the layer's input, which the layer counts.

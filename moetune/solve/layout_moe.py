@@ -41,9 +41,7 @@ def best_moe_step(
     return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 
-def best_summed_step(
-    *, workload: Workload, costs: Costs, bounds: Bounds, group: Group
-) -> StepTime:
+def best_summed_step(*, workload: Workload, costs: Costs, bounds: Bounds, group: Group) -> StepTime:
     """Return the step of experts inside a tensor-parallel group, in one chunk.
 
     Every rank sees all tokens and computes the T·k/tp rows of its own experts; one all-reduce
@@ -71,9 +69,7 @@ def sum_over(group: Group, *, workload: Workload, costs: Costs) -> Estimate:
     return costs.collective(
         op="all_reduce",
         group_size=group.size,
-        num_bytes=workload.tokens_per_rank
-        * workload.layer.d_model
-        * dtype_bytes(workload.dtype),
+        num_bytes=workload.tokens_per_rank * workload.layer.d_model * dtype_bytes(workload.dtype),
         num_nodes=group.num_nodes,
     )
 

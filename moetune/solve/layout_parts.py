@@ -111,9 +111,7 @@ class Parts:
             last=(self._head(),),
         )
 
-    def moe(
-        self, *, expert_parallel: ExpertParallel, experts: Group, bounds: Bounds
-    ) -> MoePieces:
+    def moe(self, *, expert_parallel: ExpertParallel, experts: Group, bounds: Bounds) -> MoePieces:
         """Return the MoE layer with its experts on that group.
 
         Raises:

@@ -72,17 +72,13 @@ class Prices:
 
     def stages(self, num_stages: int) -> tuple[Stage, ...]:
         """Return the model cut into stages."""
-        return self._once(
-            ("stages", num_stages), lambda: cut_into_stages(self.model, num_stages)
-        )
+        return self._once(("stages", num_stages), lambda: cut_into_stages(self.model, num_stages))
 
     def groups(self, layout: Layout) -> Groups:
         """Return the layout's groups on the machine's nodes."""
         return groups_of(layout, per_node=self._per_node)
 
-    def priced(
-        self, *, layout: Layout, groups: Groups, sequences: int, one_chunk: bool
-    ) -> Priced:
+    def priced(self, *, layout: Layout, groups: Groups, sequences: int, one_chunk: bool) -> Priced:
         """Return the parts of a layout.
 
         Args:
@@ -96,7 +92,8 @@ class Prices:
         experts = groups.tensor if kind == "tensor" else groups.experts
         key = (groups.tensor, experts, kind, sequences, one_chunk)
         return self._once(
-            ("priced", *key), lambda: self._price(groups.tensor, experts, kind, sequences, one_chunk)
+            ("priced", *key),
+            lambda: self._price(groups.tensor, experts, kind, sequences, one_chunk=one_chunk),
         )
 
     def send(self, *, hop: Group, tokens: int) -> float:
@@ -160,8 +157,14 @@ class Prices:
         )
 
     def _price(
-        self, tensor: Group, experts: Group, kind: ExpertParallel, sequences: int, one_chunk: bool
-    ) -> Priced:  # noqa: FBT001 - private
+        self,
+        tensor: Group,
+        experts: Group,
+        kind: ExpertParallel,
+        sequences: int,
+        *,
+        one_chunk: bool,
+    ) -> Priced:
         parts = Parts(
             model=self.model, dtype=self.dtype, num_sequences=sequences, tensor=tensor,
             costs=self._costs, traits=self.traits,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Layout, Memory, ModelMemory
-from moetune.solve.layout_memory import recomputed, share_of, sharded, stage_memory
+from moetune.solve.layout_memory import recomputed, sharded, share_of, stage_memory
 from moetune.solve.layout_moe import moe_memory
 from moetune.solve.layout_prices import Priced, Prices
 from moetune.solve.layout_ranks import Groups
@@ -91,13 +91,17 @@ class Search:
     pins: LayoutPins
     limit_bytes: int
 
+    def trial(self, layout: Layout) -> "Trial":
+        """Return the layout, ready to be tried."""
+        return Trial(search=self, layout=layout, groups=self.prices.groups(layout))
+
     def all(self, layouts: Sequence[Layout]) -> Found:
         """Return every layout at its best."""
         best: list[Candidate] = []
         unfit: list[Unfit] = []
         unpriced: list[tuple[Layout, ProfileError]] = []
         for layout in layouts:
-            trial = Trial(search=self, layout=layout, groups=self.prices.groups(layout))
+            trial = self.trial(layout)
             try:
                 found = min(trial.candidates(), key=lambda one: one.order, default=None)
             except ProfileError as error:
@@ -165,9 +169,7 @@ class Trial:
                 hop_seconds=[prices.send(hop=hop, tokens=tokens) for hop in self.groups.hops],
                 num_micro_batches=setting.num_micro_batches,
             ),
-            gradient_seconds=prices.gradients(
-                layout=layout, groups=self.groups, zero=setting.zero
-            ),
+            gradient_seconds=prices.gradients(layout=layout, groups=self.groups, zero=setting.zero),
             optimizer_seconds=prices.optimizer(layout=layout, zero=setting.zero),
             memory=memory,
         )

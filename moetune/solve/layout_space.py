@@ -7,6 +7,7 @@ lie whole on the tp ranks of a tensor-parallel group ("tensor", PPMoE §3.3).
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from moetune.domain.errors import InputError
 from moetune.domain.plan import ExpertParallel, Layout
@@ -139,39 +140,46 @@ def _with_micro_batch(
 
 def _what_is_wrong(model: Transformer, world_size: int, batch: Batch, pins: LayoutPins) -> str:
     """Return the first rule that the pins break, with the numbers that would keep it."""
-    return next(_broken_rules(model, world_size, batch, pins), "") or (
-        f"the pinned {_pinned(pins)} leave no layout of {world_size} ranks"
-    )
+    rules = chain(_rank_rules(world_size, pins), _expert_rules(model, pins),
+                  _model_rules(model, batch, pins))  # fmt: skip
+    return next(rules, f"the pinned {_pinned(pins)} leave no layout of {world_size} ranks")
 
 
-def _broken_rules(
-    model: Transformer, world_size: int, batch: Batch, pins: LayoutPins
-) -> Iterator[str]:
-    sizes = {axis: getattr(pins, axis) or 1 for axis in AXES}
-    experts, heads = model.moe.num_experts, model.num_heads
-    product = sizes["dp"] * sizes["tp"] * sizes["pp"]
+def _rank_rules(world_size: int, pins: LayoutPins) -> Iterator[str]:
+    product = (pins.dp or 1) * (pins.tp or 1) * (pins.pp or 1)
     if pins.dp and pins.tp and pins.pp and product != world_size:
         yield f"dp {pins.dp} × tp {pins.tp} × pp {pins.pp} = {product} ranks, not {world_size}"
     for axis in ("dp", "tp", "pp"):
-        if world_size % sizes[axis]:
-            yield f"{axis} ({sizes[axis]}) does not divide the {world_size} ranks"
+        size = getattr(pins, axis) or 1
+        if world_size % size:
+            yield f"{axis} ({size}) does not divide the {world_size} ranks"
     if world_size % product:
         yield f"{_pinned(pins)} need a multiple of {product} ranks, not {world_size}"
-    if sizes["pp"] > model.num_layers:
-        yield f"pp ({sizes['pp']}) is more stages than the model has layers ({model.num_layers})"
-    for name, count in (("num_heads", heads), ("d_hidden", model.moe.d_hidden)):
-        if count % sizes["tp"]:
-            yield f"{name} ({count}) does not divide by tp ({sizes['tp']})"
-    if experts % sizes["ep"]:
-        yield f"num_experts ({experts}) does not divide by ep ({sizes['ep']})"
-    if pins.expert_parallel == "tensor" and experts % sizes["tp"]:
-        yield f"num_experts ({experts}) does not divide by tp ({sizes['tp']})"
-    if pins.expert_parallel == "tensor" and sizes["ep"] > 1:
-        yield f"ep ({sizes['ep']}) is of all_to_all: with tensor the tp ranks share the experts"
-    if pins.dp and sizes["dp"] % sizes["ep"]:
-        yield f"ep ({sizes['ep']}) does not divide dp ({pins.dp})"
-    if batch.num_sequences % sizes["dp"]:
-        yield f"the {batch.num_sequences} sequences of a step do not divide by dp ({sizes['dp']})"
+
+
+def _expert_rules(model: Transformer, pins: LayoutPins) -> Iterator[str]:
+    experts, ep = model.moe.num_experts, pins.ep or 1
+    if experts % ep:
+        yield f"num_experts ({experts}) does not divide by ep ({ep})"
+    if pins.dp and pins.dp % ep:
+        yield f"ep ({ep}) does not divide dp ({pins.dp})"
+    if pins.expert_parallel != "tensor":
+        return
+    if ep > 1:
+        yield f"ep ({ep}) is of all_to_all: with tensor the tp ranks share the experts"
+    if experts % (pins.tp or 1):
+        yield f"num_experts ({experts}) does not divide by tp ({pins.tp})"
+
+
+def _model_rules(model: Transformer, batch: Batch, pins: LayoutPins) -> Iterator[str]:
+    dp, tp, pp = pins.dp or 1, pins.tp or 1, pins.pp or 1
+    if pp > model.num_layers:
+        yield f"pp ({pp}) is more stages than the model has layers ({model.num_layers})"
+    for name, count in (("num_heads", model.num_heads), ("d_hidden", model.moe.d_hidden)):
+        if count % tp:
+            yield f"{name} ({count}) does not divide by tp ({tp})"
+    if batch.num_sequences % dp:
+        yield f"the {batch.num_sequences} sequences of a step do not divide by dp ({dp})"
 
 
 def _what_works(possible: tuple[Layout, ...], world_size: int, pins: LayoutPins) -> str:

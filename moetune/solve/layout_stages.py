@@ -73,7 +73,8 @@ def one_f_one_b(
 ) -> PipelineTime:
     """Return the time of m micro-batches through the stages.
 
-        T = (m − 1)·P + Σ w_i + 2·Σ c_i,    P = max_i max(w_i, (Σ_{j≥i} w_j + 2·Σ_{j≥i} c_j)/(p − i))
+        T = (m − 1)·P + Σ w_i + 2·Σ c_i
+        P = max_i max(w_i, (Σ_{j ≥ i} w_j + 2·Σ_{j ≥ i} c_j)/(p − i))
 
     c_i is one send from stage i to the next, forward, and the same again backward. The sum is
     the first micro-batch's way down and up. P is the period after it: the slowest stage, or
@@ -88,18 +89,15 @@ def one_f_one_b(
         stage_seconds: w_i.
         hop_seconds: c_i, one fewer than stages.
     """
-    way = send_way = 0.0
-    period = busy = 0.0
+    way = send_way = period = 0.0
     num_stages = len(stage_seconds)
     for index in reversed(range(num_stages)):
         way += stage_seconds[index]
         send_way += 2 * hop_seconds[index] if index < num_stages - 1 else 0.0
-        busy = max(busy, stage_seconds[index])
         if num_micro_batches >= num_stages - index:
-            period = max(period, stage_seconds[index], (way + send_way) / (num_stages - index))
-        else:
-            period = max(period, stage_seconds[index])
-    rest = num_micro_batches - 1
+            period = max(period, (way + send_way) / (num_stages - index))
+    busy, rest = max(stage_seconds), num_micro_batches - 1
+    period = max(period, busy)
     return PipelineTime(
         seconds=rest * period + way + send_way,
         slowest=max(range(num_stages), key=stage_seconds.__getitem__),

@@ -33,8 +33,10 @@ def cluster_profile(
     for op in ops:
         sizes = [2] if op == "send" else _powers(num_devices)
         for size in [] if op in without else sizes:
-            for nodes in _placements(size, per_node, num_devices):
-                lines.append(_line(op, size, nodes, per_node, inside, between))
+            lines += [
+                _line(op, size, nodes, per_node, inside, between)
+                for nodes in _placements(size, per_node, num_devices)
+            ]
     return Profile(
         name="cluster",
         provenance="modelled",
