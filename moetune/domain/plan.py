@@ -129,6 +129,7 @@ class Alternative:
 
     Args:
         layout: of another layout of the whole model; `step_seconds` is then the model's.
+        memory_bytes: of that layout, on the device that needs the most.
     """
 
     forward_degree: int
@@ -138,6 +139,7 @@ class Alternative:
     step_seconds: float
     lost_because: str
     layout: Layout | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,6 +219,7 @@ def _alternative(one: Candidate, lost_because: str) -> Alternative:
         step_seconds=one.seconds,
         lost_because=lost_because,
         layout=one.layout,
+        memory_bytes=one.memory.total_bytes,
     )
 
 

@@ -61,7 +61,7 @@ def explain_layout_loss(
     """Return by how much a layout is slower, and what it takes longer for."""
     slower = other.seconds / best.seconds - 1
     if slower <= TIE:
-        return "as fast, with larger micro-batches"
+        return "as fast"
     mine, its = kinds_of(parts), kinds_of(best_parts)
     more = {kind: seconds - its.get(kind, 0.0) for kind, seconds in mine.items()}
     most = max(more, key=more.__getitem__)

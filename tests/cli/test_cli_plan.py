@@ -71,7 +71,8 @@ def test_plan_json_has_every_key_of_the_contract_and_no_other(cli: Cli) -> None:
     assert set(plan["inputs"]["layer"]) == layer
     choice = {"forward_degree", "backward_degree", "order", "strategy", "step_seconds"}
     assert set(plan["decision"]["runner_up"]) == choice
-    assert all(set(other) == {*choice, "lost_because", "layout"} for other in plan["alternatives"])
+    other_keys = {*choice, "lost_because", "layout", "memory_bytes"}
+    assert all(set(other) == other_keys for other in plan["alternatives"])
     assert plan["chunks"] is None
     assert plan["transformer"] is None
 
