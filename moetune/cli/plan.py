@@ -165,6 +165,7 @@ def plan(
 def _show(
     session: Session, planned: "Planned", *, output: Path | None, save: bool, as_json: bool
 ) -> None:
+    from moetune.cli.model_view import show_model_plan
     from moetune.cli.plan_view import show_plan
     from moetune.workflows.explain import explain_plan
     from moetune.workflows.files import plan_to_json
@@ -176,7 +177,8 @@ def _show(
     if as_json:
         typer.echo(plan_to_json(made), nl=False)
     else:
-        show_plan(screen, explain_plan(made, profile=profile))
+        show = show_plan if made.transformer is None else show_model_plan
+        show(screen, explain_plan(made, profile=profile))
         # To look at this machine loads torch, which takes ten times as long as the plan.
         if session.verbosity > 0 and (note := machine_note(profile)):
             screen.say(f"Note: {note}.", indent=2)
@@ -190,4 +192,5 @@ def _show(
     else:
         short = made.id[:6]
         screen.line(f"Plan {short} saved. See why: moetune explain {short}")
-        screen.line(f"Check it on this machine: moetune verify {short}")
+        if made.transformer is None:
+            screen.line(f"Check it on this machine: moetune verify {short}")

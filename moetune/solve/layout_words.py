@@ -14,9 +14,9 @@ from moetune.solve.layout_search import Candidate, Setting, Unfit
 WORDS: dict[ModelBinding, str] = {
     "computation": "computation",
     "all_to_all": "all-to-alls",
-    "all_reduce": "all-reduces in the tensor-parallel group",
+    "all_reduce": "tensor-parallel all-reduces",
     "bubble": "filling and draining the stages",
-    "gradients": "the gradients' all-reduce",
+    "gradients": "gradients' exchange",
     "memory": "memory",
 }
 
@@ -71,8 +71,7 @@ def explain_layout_loss(
 
 def explain_unfit(memory: ModelMemory, *, limit_bytes: int) -> str:
     """Return how much too large a layout is."""
-    over = format_bytes(memory.total_bytes - limit_bytes)
-    return f"does not fit: it needs {format_bytes(memory.total_bytes)}, {over} more than the limit"
+    return f"does not fit: {format_bytes(memory.total_bytes - limit_bytes)} over the limit"
 
 
 def nothing_fits(smallest: Unfit, *, limit_bytes: int, hint: str) -> InfeasiblePlanError:

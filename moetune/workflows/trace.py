@@ -62,8 +62,10 @@ def trace_plan(
         num_ranks: to start for a measured step; None with no launch leaves that out.
 
     Raises:
+        InputError: the plan is for a whole model.
         MoetuneError: a rank failed.
     """
+    workload = workload_of(plan)
     events: list[Mapping[str, object]] = []
     predicted = measured = None
     if profile is not None:
@@ -78,9 +80,7 @@ def trace_plan(
     if num_ranks is not None or launch is not None:
         from moetune.workflows.launch import run_on_ranks
 
-        order = _Order(
-            workload=workload_of(plan), decision=plan.decide(plan.inputs.tokens_per_rank)
-        )
+        order = _Order(workload=workload, decision=plan.decide(plan.inputs.tokens_per_rank))
         spans = run_on_ranks(
             _record, order, num_ranks=num_ranks or 1, launch=launch, environ=environ
         )

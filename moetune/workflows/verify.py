@@ -114,9 +114,10 @@ def verify_plan(
         num_ranks: to start; default, those of the plan.
 
     Raises:
-        InputError: the plan is for another number of ranks.
+        InputError: the plan is for another number of ranks, or for a whole model.
         MoetuneError: a rank failed.
     """
+    workload = workload_of(plan)
     ranks = launch.world_size if launch else num_ranks or plan.inputs.world_size
     if ranks != plan.inputs.world_size:
         raise InputError(
@@ -125,7 +126,7 @@ def verify_plan(
         )
     from moetune.workflows.launch import run_on_ranks
 
-    order = _Order(workload=workload_of(plan), decisions=_decisions(plan))
+    order = _Order(workload=workload, decisions=_decisions(plan))
     measured = run_on_ranks(_measure, order, num_ranks=ranks, launch=launch, environ=environ)
     if launch is not None and launch.rank:
         return None
@@ -197,7 +198,16 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
 
 
 def workload_of(plan: Plan) -> Workload:
-    """Return what a plan is for."""
+    """Return what a layer's plan is for.
+
+    Raises:
+        InputError: the plan is for a whole model.
+    """
+    if plan.transformer is not None:
+        raise InputError(
+            f"plan {plan.id[:6]} is for a whole model, and only layers can be run here",
+            "make a plan for its layer:  moetune plan --d-model … --d-hidden … --num-experts …",
+        )
     inputs = plan.inputs
     return Workload(
         layer=inputs.layer,
