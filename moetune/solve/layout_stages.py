@@ -94,7 +94,7 @@ def one_f_one_b(
     for index in reversed(range(num_stages)):
         way += stage_seconds[index]
         send_way += 2 * hop_seconds[index] if index < num_stages - 1 else 0.0
-        if num_micro_batches >= num_stages - index:
+        if send_way and num_micro_batches >= num_stages - index:
             period = max(period, (way + send_way) / (num_stages - index))
     busy, rest = max(stage_seconds), num_micro_batches - 1
     period = max(period, busy)

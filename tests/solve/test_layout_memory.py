@@ -1,0 +1,115 @@
+"""Memory against numbers worked out by hand for PPMoE's small model on 32 ranks."""
+
+from moetune.domain.models import find_model
+from moetune.domain.plan import Layout, ModelMemory
+from moetune.domain.transformer import Transformer
+from moetune.solve.layout_memory import recomputed, sharded, share_of, stage_memory, state_bytes
+from moetune.solve.layout_moe import moe_memory
+from moetune.solve.layout_parts import OURS, Parts
+from moetune.solve.layout_ranks import Group
+from moetune.solve.layout_stages import cut_into_stages
+from tests.solve.costs_by_hand import LinearCosts
+
+TOKENS = 2048
+M, H = 1024, 4096
+
+
+def _model() -> Transformer:
+    found = find_model("ppmoe-6.7b").transformer
+    assert found is not None
+    return found
+
+
+def _stage(layout: Layout, index: int, *, num_micro_batches: int = 8) -> ModelMemory:
+    model = _model()
+    ranks = layout.tp if layout.expert_parallel == "tensor" else layout.ep
+    parts = Parts(
+        model=model, dtype="float16", num_sequences=1, tensor=Group(size=layout.tp),
+        costs=LinearCosts(),
+    )  # fmt: skip
+    moe = moe_memory(
+        expert_parallel=layout.expert_parallel, workload=parts.workload(ranks), degrees=(1, 1)
+    )
+    return stage_memory(
+        model=model, layout=layout, stages=cut_into_stages(model, layout.pp), index=index,
+        dtype="float16", tokens=TOKENS, num_micro_batches=num_micro_batches, moe=moe, traits=OURS,
+    )  # fmt: skip
+
+
+def test_a_parameter_takes_18_bytes_in_mixed_precision_and_adams_16_in_float32() -> None:
+    def total(dtype: str) -> int:
+        each = state_bytes(dtype)
+        return each.parameter + each.gradient + each.optimizer
+
+    assert [total(dtype) for dtype in ("float16", "bfloat16", "float32", "float64")] == [
+        18, 18, 16, 32,
+    ]  # fmt: skip
+
+
+def test_first_stage_of_ppmoe() -> None:
+    layout = Layout(expert_parallel="tensor", dp=1, ep=1, tp=8, pp=4)
+    memory = _stage(layout, 0)
+    # Six blocks: attention 4·M² over 8 ranks, two norms of 2·M; three dense networks of
+    # 8·M² over 8 ranks; three gates of 64·M; embeddings of 51,200 tokens and 2,048 places.
+    dense = 6 * (4 * M * M // 8 + 4 * M) + 3 * (8 * M * M // 8) + 3 * 64 * M + (51_200 + 2_048) * M
+    experts = 3 * (64 // 8) * 8 * M * M
+    assert memory.parameter_bytes == 2 * (dense + experts)
+    assert memory.gradient_bytes == 4 * (dense + experts)
+    assert memory.optimizer_bytes == 12 * (dense + experts)
+    # Four micro-batches are in flight on the first of four stages.
+    block = TOKENS * 2 * (4 * M + 4 * M // 8 + 2 * H // 8)
+    layer = TOKENS * 2 * 2 * M + (TOKENS // 8) * 2 * (2 * M + H)
+    with_experts = TOKENS * 2 * (3 * M + 4 * M // 8) + layer
+    assert memory.activation_bytes == 4 * 3 * (block + with_experts)
+    assert memory.buffer_bytes == (TOKENS // 8) * 2 * (M + H)
+    assert memory.total_bytes == 18 * (dense + experts) + memory.activation_bytes + (
+        memory.buffer_bytes
+    )
+
+
+def test_last_stage_of_the_exchange_has_the_head_whole_and_one_micro_batch() -> None:
+    layout = Layout(expert_parallel="all_to_all", dp=8, ep=8, tp=1, pp=4)
+    memory = _stage(layout, 3)
+    dense = 6 * (4 * M * M + 4 * M) + 3 * 8 * M * M + 3 * 64 * M + 51_200 * M + 2 * M
+    experts = 3 * 8 * 8 * M * M
+    assert memory.parameter_bytes == 2 * (dense + experts)
+    block = TOKENS * 2 * (4 * M + 4 * M + 2 * H)
+    layer = TOKENS * 2 * (2 * M + 2 * M + H)
+    with_experts = TOKENS * 2 * (3 * M + 4 * M) + layer
+    head = 2 * TOKENS * 2 * (M + 51_200)
+    assert memory.activation_bytes == 3 * (block + with_experts) + head
+    assert memory.buffer_bytes == TOKENS * 2 * (M + H)
+
+
+def test_few_micro_batches_are_all_that_is_in_flight() -> None:
+    layout = Layout(expert_parallel="tensor", dp=1, ep=1, tp=8, pp=4)
+    few, many = (_stage(layout, 0, num_micro_batches=count) for count in (2, 8))
+    assert few.activation_bytes * 2 == many.activation_bytes
+
+
+def test_zero_shards_each_class_over_those_that_hold_the_same() -> None:
+    model = _model()
+    layout = Layout(expert_parallel="all_to_all", dp=8, ep=2, tp=1, pp=4)
+    stage = cut_into_stages(model, 4)[1]
+    share = share_of(model=model, layout=layout, stage=stage, traits=OURS)
+    whole = _stage(layout, 1)
+    memory = sharded(whole, share=share, dtype="float16", data=8, replicas=4)
+    assert memory.optimizer_bytes == 12 * (-(-share.dense // 8) + share.experts // 4)
+    assert whole.total_bytes - memory.total_bytes == whole.optimizer_bytes - memory.optimizer_bytes
+
+
+def test_recomputed_blocks_keep_their_input_and_one_is_whole() -> None:
+    model = _model()
+    layout = Layout(expert_parallel="all_to_all", dp=8, ep=8, tp=1, pp=4)
+    parts = Parts(
+        model=model, dtype="float16", num_sequences=1, tensor=Group(size=1), costs=LinearCosts()
+    )
+    moe = moe_memory(expert_parallel="all_to_all", workload=parts.workload(8), degrees=(1, 1))
+    memory = recomputed(
+        _stage(layout, 0), model=model, layout=layout, stage=cut_into_stages(model, 4)[0],
+        dtype="float16", tokens=TOKENS, num_kept=4, moe=moe,
+    )  # fmt: skip
+    layer = TOKENS * 2 * (2 * M + 2 * M + H)
+    with_experts = TOKENS * 2 * 7 * M + layer
+    block = TOKENS * 2 * (8 * M + 2 * H)
+    assert memory.activation_bytes == 4 * 6 * TOKENS * M * 2 + max(block, with_experts)
