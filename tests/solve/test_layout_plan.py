@@ -1,0 +1,236 @@
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.document import canonical_json, encode
+from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
+from moetune.domain.layer import LayerShape
+from moetune.domain.models import find_model
+from moetune.domain.plan import Plan, plan_from_document, plan_from_json
+from moetune.domain.samples import CollectiveOp
+from moetune.domain.transformer import Transformer
+from moetune.fit.costs import costs_of
+from moetune.solve.choice import Bounds
+from moetune.solve.layout import Question, search_layouts, solve_layout
+from moetune.solve.layout_parts import Traits
+from moetune.solve.layout_space import LayoutPins
+from tests.solve.clusters import GB, cluster_profile
+from tests.solve.costs_by_hand import plan_inputs
+
+GIB = 2**30
+
+
+def question(
+    *,
+    world_size: int = 32,
+    tokens: int = 16_384,
+    pins: LayoutPins | None = None,
+    memory_bytes: int = 32 * GIB,
+    model: Transformer | None = None,
+    between: float = 12.5 * GB,
+    seconds_per_mac: float = 2e-14,
+    without: tuple[CollectiveOp, ...] = (),
+    constraints: Mapping[str, str] | None = None,
+) -> Question:
+    whole = model or find_model("ppmoe-6.7b").transformer
+    assert whole is not None
+    profile = cluster_profile(
+        num_devices=world_size, between=between, without=without, seconds_per_mac=seconds_per_mac
+    )
+    inputs = plan_inputs(
+        layer=whole.moe, world_size=world_size, tokens_per_rank=tokens, dtype="float16",
+        constraints=constraints,
+    )  # fmt: skip
+    return Question(
+        inputs=inputs, model=whole, pins=pins or LayoutPins(), costs=costs_of(profile),
+        resamples=(), bounds=Bounds(), per_node=8, device_memory_bytes=memory_bytes,
+        provenance="modelled",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return solve_layout(question())
+
+
+@pytest.mark.parametrize(("name", "billions"), [("ppmoe-6.7b", 6.7), ("ppmoe-143b", 143)])
+def test_models_have_the_papers_parameters(name: str, billions: float) -> None:
+    whole = find_model(name).transformer
+    assert whole is not None
+    assert whole.num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_the_parts_of_a_model_are_all_of_its_parameters() -> None:
+    model = Transformer(
+        moe=LayerShape(d_model=8, d_hidden=16, num_experts=4, activation="swiglu"), num_layers=3,
+        num_heads=2, length=5, vocab_size=11, moe_every=2,
+    )  # fmt: skip
+    embeddings = 11 * 8 + 5 * 8
+    attention, norms, network = 4 * 8 * 8, 2 * 2 * 8, 3 * 8 * 16
+    blocks = 3 * (attention + norms) + 2 * network + (8 * 4 + 4 * network)
+    assert model.num_parameters == embeddings + blocks + 2 * 8 + 11 * 8
+
+
+def test_parts_add_up_to_the_step_and_shares_to_one(plan: Plan) -> None:
+    whole = plan.transformer
+    assert whole is not None
+    assert sum(part.seconds for part in whole.parts) == pytest.approx(whole.step_seconds)
+    assert sum(part.share for part in whole.parts) == pytest.approx(1)
+    assert whole.tokens_per_second_per_rank == pytest.approx(16_384 / whole.step_seconds)
+    names = {part.name for part in whole.parts}
+    assert {"experts", "attention", "dense FFN", "head and loss", "gradients", "bubble"} <= names
+
+
+def test_a_plan_names_the_layouts_that_lost_by_time_and_one_of_the_other_kind(plan: Plan) -> None:
+    whole = plan.transformer
+    assert whole is not None
+    layouts = [one for one in plan.alternatives if one.layout is not None]
+    fitting = [one for one in layouts if "does not fit" not in one.lost_because]
+    assert fitting[0].step_seconds >= whole.step_seconds
+    kinds = {one.layout.expert_parallel for one in fitting if one.layout}
+    assert kinds == {"all_to_all", "tensor"}
+    assert all(one.lost_because.startswith(("+", "as fast")) for one in fitting)
+    assert all(one.memory_bytes and one.memory_bytes > 32 * GIB for one in layouts[len(fitting) :])
+
+
+def test_micro_batches_of_all_replicas_are_the_whole_batch(plan: Plan) -> None:
+    whole = plan.transformer
+    assert whole is not None
+    tokens = whole.micro_batch_tokens * whole.num_micro_batches * plan.layout.dp
+    assert tokens == 32 * 16_384
+    assert plan.layout.dp * plan.layout.tp * plan.layout.pp == 32
+
+
+def test_the_layer_in_a_model_runs_with_the_plans_degrees(plan: Plan) -> None:
+    assert plan.layer_ranks == plan.layout.ep
+    decision = plan.decide(plan.layer_tokens)
+    assert decision.forward_degree == plan.pipeline.forward_degree
+    assert plan.predicted.step_seconds < (plan.transformer.step_seconds if plan.transformer else 0)
+
+
+def test_a_plan_document_is_read_back_and_an_older_one_without_models_too(plan: Plan) -> None:
+    assert plan_from_json(canonical_json(plan), "plan") == plan
+    old = json.loads(canonical_json(replace(plan, transformer=None)))
+    del old["transformer"]
+    for one in old["alternatives"]:
+        del one["layout"], one["memory_bytes"]
+    again = plan_from_document(old)
+    assert again.transformer is None
+    assert all(one.layout is None for one in again.alternatives)
+    assert encode(again)["transformer"] is None
+
+
+def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
+    """PPMoE's claim: where the wire is slow, no layout that exchanges tokens across it wins."""
+    asked = question(between=0.5 * GB)
+    _, found = search_layouts(asked)
+    groups = [one for one in found.best if one.layout.expert_parallel == "all_to_all"]
+    inside = [one for one in groups if one.layout.ep * one.layout.tp <= 8]
+    across = [one for one in groups if one.layout.ep * one.layout.tp > 8]
+    assert (
+        min(inside, key=lambda one: one.seconds).seconds
+        < min(across, key=lambda one: one.seconds).seconds
+    )
+    plan = solve_layout(replace(asked, pins=LayoutPins(dp=32, ep=32)))
+    assert plan.transformer is not None
+    assert plan.transformer.binding == "all_to_all"
+
+
+def test_whole_vocabularies_on_every_tensor_rank_cost_what_cutting_them_would_save() -> None:
+    asked = question(pins=LayoutPins(tp=8, pp=4, expert_parallel="tensor"))
+    whole = solve_layout(asked).transformer
+    cut = solve_layout(replace(asked, traits=Traits(splits_vocabulary=True))).transformer
+    assert whole is not None
+    assert cut is not None
+    assert cut.step_seconds < whole.step_seconds
+    assert cut.memory.parameter_bytes < whole.memory.parameter_bytes
+
+
+def test_hidden_gradients_leave_that_share_of_them() -> None:
+    asked = question(pins=LayoutPins(dp=8, ep=8, tp=1, pp=4, micro_batch=1, zero=False))
+    _, exposed = search_layouts(asked)
+    _, hidden = search_layouts(replace(asked, traits=Traits(hidden_gradients=0.75)))
+    quarter = exposed.best[0].gradient_seconds / 4
+    assert hidden.best[0].gradient_seconds == pytest.approx(quarter)
+
+
+@pytest.mark.parametrize(
+    ("pins", "what", "hint"),
+    [
+        (LayoutPins(dp=3), "dp (3) does not divide the 32 ranks", "nearest: --dp 4"),
+        (LayoutPins(dp=4, tp=4, pp=4), "= 64 ranks, not 32", "--pp 2, or 64 ranks"),
+        (LayoutPins(dp=4, tp=16), "need a multiple of 64 ranks", "or 64 ranks"),
+        (LayoutPins(pp=32), "pp (32) is more stages than the model has layers (24)", "--pp 16"),
+        (LayoutPins(tp=32), "num_heads (16) does not divide by tp (32)", "--tp 16"),
+        (LayoutPins(ep=6), "num_experts (64) does not divide by ep (6)", "--ep 8"),
+        (LayoutPins(dp=4, ep=8), "ep (8) does not divide dp (4)", "--ep "),
+        (LayoutPins(ep=2, expert_parallel="tensor"), "ep (2) is of all_to_all", "--ep 1"),
+        (LayoutPins(micro_batch=3), "micro_batch (3) does not divide", "--micro-batch 4"),
+    ],
+)
+def test_pins_that_do_not_divide_name_the_nearest_that_do(
+    pins: LayoutPins, what: str, hint: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        solve_layout(question(pins=pins))
+    assert what in raised.value.what
+    assert hint in raised.value.hint
+
+
+def test_tokens_that_are_no_sequences_name_the_nearest_that_are() -> None:
+    with pytest.raises(InputError, match="no whole number of sequences of 2048") as raised:
+        solve_layout(question(tokens=1000))
+    assert "use 960 or 1024 tokens per rank" in raised.value.hint
+
+
+def test_a_layout_that_fits_nowhere_says_what_takes_the_memory_and_what_would_fit() -> None:
+    with pytest.raises(InfeasiblePlanError, match="memory binds: the smallest layout") as raised:
+        solve_layout(question(memory_bytes=4 * GIB))
+    assert "optimizer" in raised.value.what
+    assert raised.value.hint == "nearest: 64 ranks instead of 32, or more memory"
+    assert solve_layout(question(world_size=64, memory_bytes=4 * GIB)).transformer is not None
+
+
+def test_too_large_without_zero_asks_for_zero() -> None:
+    pins = LayoutPins(dp=32, ep=32, zero=False)
+    with pytest.raises(InfeasiblePlanError) as raised:
+        solve_layout(question(pins=pins, memory_bytes=8 * GIB))
+    assert raised.value.hint == "shard the optimizer states: --zero"
+    sharded = solve_layout(question(pins=replace(pins, zero=True), memory_bytes=8 * GIB))
+    assert sharded.transformer is not None
+    assert sharded.transformer.zero
+
+
+def test_a_pinned_layout_that_is_too_large_names_one_that_fits() -> None:
+    pins = LayoutPins(dp=1, tp=8, pp=4, expert_parallel="all_to_all")
+    with pytest.raises(InfeasiblePlanError) as raised:
+        solve_layout(question(pins=pins, memory_bytes=12 * GIB))
+    assert raised.value.hint.startswith("nearest: --dp ")
+
+
+def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
+    pins = LayoutPins(dp=32, ep=32, micro_batch=4)
+    free = solve_layout(question(pins=pins)).transformer
+    assert free is not None
+    assert not free.recompute
+    tight = solve_layout(question(pins=pins, memory_bytes=free.memory.total_bytes - GIB))
+    assert tight.transformer is not None
+    assert tight.transformer.recompute
+    assert tight.transformer.binding == "memory"
+    assert "Memory binds" in tight.decision.why
+    assert tight.transformer.step_seconds > free.step_seconds
+
+
+def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> None:
+    plan = solve_layout(question(without=("send",)))
+    assert plan.layout.pp == 1
+    assert any("layouts have no price" in one for one in plan.warnings)
+    with pytest.raises(ProfileError, match="no send measured for 2 ranks"):
+        solve_layout(question(without=("send",), pins=LayoutPins(pp=4)))
+
+
+def test_what_was_not_measured_is_named(plan: Plan) -> None:
+    assert any("norms, the loss, the optimizer, activations" in one for one in plan.warnings)
+    assert any(one.startswith("attention was not measured") for one in plan.warnings)
