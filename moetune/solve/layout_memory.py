@@ -3,13 +3,13 @@
 s bytes of an element, M d_model, H d_hidden, tp tensor ranks, T tokens of a micro-batch.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moetune.domain.plan import Layout, Memory, ModelMemory
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layout_parts import NORMS_OF_A_BLOCK, Traits
-from moetune.solve.layout_stages import Stage, in_flight
+from moetune.solve.layout_stages import Stage
 
 FULL_BYTES = 4
 """Of an element in full precision, in which gradients and optimizer states are kept."""
@@ -68,109 +68,91 @@ def share_of(*, model: Transformer, layout: Layout, stage: Stage, traits: Traits
     return Share(dense=dense, experts=experts)
 
 
-def stage_memory(
-    *,
-    model: Transformer,
-    layout: Layout,
-    stages: tuple[Stage, ...],
-    index: int,
-    dtype: str,
-    tokens: int,
-    num_micro_batches: int,
-    moe: Memory,
-    traits: Traits,
-) -> ModelMemory:
-    """Return the bytes on one rank of a stage, with everything kept and nothing sharded.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes that one micro-batch leaves on one rank, for its backward pass or while it runs.
 
     Args:
-        tokens: of a micro-batch.
-        moe: what one MoE layer keeps of it.
+        dense, moe: of one block without and with experts.
+        block_input: of one block, all that is left of it where it is computed again.
+        head: of head and loss.
+        buffers: of one MoE layer, while it runs.
     """
-    stage, each = stages[index], state_bytes(dtype)
-    share = share_of(model=model, layout=layout, stage=stage, traits=traits)
-    count = share.dense + share.experts
-    element = dtype_bytes(dtype)
-    blocks = stage.num_dense * dense_block_bytes(model, tp=layout.tp, tokens=tokens, dtype=dtype)
-    blocks += stage.num_moe * moe_block_bytes(
-        model, tp=layout.tp, tokens=tokens, dtype=dtype, moe=moe
-    )
-    kept = in_flight(stage=index, num_stages=len(stages), num_micro_batches=num_micro_batches)
-    head = 0
-    if stage.is_last:
-        words = model.vocab_size // (layout.tp if traits.splits_vocabulary else 1)
-        head = 2 * tokens * (model.moe.d_model + words) * element
-    return _sum_up(
-        ModelMemory(
-            parameter_bytes=count * each.parameter,
-            gradient_bytes=count * each.gradient,
-            optimizer_bytes=count * each.optimizer,
-            activation_bytes=kept * (blocks + head),
-            buffer_bytes=moe.buffer_bytes if stage.num_moe else 0,
-            total_bytes=0,
-        )
-    )
+
+    dense: int
+    moe: int
+    block_input: int
+    head: int
+    buffers: int
 
 
-def dense_block_bytes(model: Transformer, *, tp: int, tokens: int, dtype: str) -> int:
-    """Return the activations of a block without experts: T·s·(4·M + 4·M/tp + 2·H/tp).
+def footprint_of(
+    *, model: Transformer, tp: int, tokens: int, dtype: str, moe: Memory, traits: Traits
+) -> Footprint:
+    """Return the bytes of one micro-batch.
+
+        dense   T·s·(4·M + 4·M/tp + 2·H/tp)
+        moe     T·s·(3·M + 4·M/tp) and what the layer keeps
+        head    2·T·s·(M + V)
 
     Kept are the block's input, both norms' results and the sum between them, query, key, value
     and their result, and the network's middle before and after its activation; swiglu keeps
-    its gate besides. Scores of attention are computed again by its kernel.
-    """
-    layer = model.moe
-    kept = 3 if layer.activation == "swiglu" else 2
-    elements = 4 * layer.d_model + (4 * layer.d_model + kept * layer.d_hidden) // tp
-    return tokens * elements * dtype_bytes(dtype)
-
-
-def moe_block_bytes(model: Transformer, *, tp: int, tokens: int, dtype: str, moe: Memory) -> int:
-    """Return the activations of a block with experts: T·s·(3·M + 4·M/tp) and the layer's.
-
-    The second norm's result is the layer's input, which the layer counts.
-    """
-    width = model.moe.d_model
-    return tokens * (3 * width + 4 * width // tp) * dtype_bytes(dtype) + moe.activation_bytes
-
-
-def recomputed(
-    memory: ModelMemory, *, model: Transformer, layout: Layout, stage: Stage, dtype: str,
-    tokens: int, num_kept: int, moe: Memory,
-) -> ModelMemory:  # fmt: skip
-    """Return the memory where blocks keep their input only, and one at a time is whole again.
+    its gate besides. Scores of attention are computed again by its kernel. A layer with
+    experts counts its input, the second norm's result, itself.
 
     Args:
-        memory: of the stage with everything kept.
-        num_kept: micro-batches in flight.
+        tokens: T, of the micro-batch.
+        moe: what one MoE layer keeps of it.
     """
-    dense = dense_block_bytes(model, tp=layout.tp, tokens=tokens, dtype=dtype)
-    with_experts = moe_block_bytes(model, tp=layout.tp, tokens=tokens, dtype=dtype, moe=moe)
-    saved = num_kept * (stage.num_dense * dense + stage.num_moe * with_experts)
-    inputs = num_kept * stage.num_blocks * tokens * model.moe.d_model * dtype_bytes(dtype)
-    whole = max(dense if stage.num_dense else 0, with_experts if stage.num_moe else 0)
-    activations = memory.activation_bytes - saved + inputs + whole
-    return _sum_up(replace(memory, activation_bytes=activations))
+    layer, element = model.moe, dtype_bytes(dtype)
+    width, middles = layer.d_model, 3 if layer.activation == "swiglu" else 2
+    dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
+    words = model.vocab_size // (tp if traits.splits_vocabulary else 1)
+    return Footprint(
+        dense=tokens * element * dense,
+        moe=tokens * element * (3 * width + 4 * width // tp) + moe.activation_bytes,
+        block_input=tokens * element * width,
+        head=2 * tokens * element * (width + words),
+        buffers=moe.buffer_bytes,
+    )
 
 
-def sharded(
-    memory: ModelMemory, *, share: Share, dtype: str, data: int, replicas: int
+def stage_memory(
+    *,
+    stage: Stage,
+    share: Share,
+    each: StateBytes,
+    footprint: Footprint,
+    num_kept: int,
+    sharers: tuple[int, int] = (1, 1),
+    recompute: bool = False,
 ) -> ModelMemory:
-    """Return the memory with optimizer states sharded over those that hold the same (ZeRO).
+    """Return the bytes on one rank of a stage.
 
     Args:
-        data: ranks that hold the same dense parameters.
-        replicas: ranks that hold the same experts.
+        num_kept: micro-batches in flight.
+        sharers: ranks that shard the optimizer states of dense parameters and of experts (ZeRO).
+        recompute: blocks keep their input only, and one at a time is whole again.
     """
-    states = -(-share.dense // data) + -(-share.experts // replicas)
-    return _sum_up(replace(memory, optimizer_bytes=states * state_bytes(dtype).optimizer))
-
-
-def _sum_up(memory: ModelMemory) -> ModelMemory:
-    return replace(
-        memory,
-        total_bytes=memory.parameter_bytes
-        + memory.gradient_bytes
-        + memory.optimizer_bytes
-        + memory.activation_bytes
-        + memory.buffer_bytes,
+    count = share.dense + share.experts
+    states = -(-share.dense // sharers[0]) + -(-share.experts // sharers[1])
+    activations = stage.num_dense * footprint.dense + stage.num_moe * footprint.moe
+    whole = 0
+    if recompute:
+        activations = stage.num_blocks * footprint.block_input
+        whole = max(
+            footprint.dense if stage.num_dense else 0, footprint.moe if stage.num_moe else 0
+        )
+    activations = num_kept * (activations + stage.is_last * footprint.head) + whole
+    buffers = footprint.buffers if stage.num_moe else 0
+    return ModelMemory(
+        parameter_bytes=count * each.parameter,
+        gradient_bytes=count * each.gradient,
+        optimizer_bytes=states * each.optimizer,
+        activation_bytes=activations,
+        buffer_bytes=buffers,
+        total_bytes=count * (each.parameter + each.gradient)
+        + states * each.optimizer
+        + activations
+        + buffers,
     )

@@ -35,9 +35,7 @@ def best_moe_step(
     layer = layer_costs(workload=workload, costs=costs, num_nodes=group.num_nodes)
     chooser = DegreeChooser(costs=layer, bounds=bounds)
     tokens = workload.tokens_per_rank
-    forward, backward = (
-        chooser.time(phase, tokens, chooser.degree(phase, tokens)) for phase in PHASES
-    )
+    forward, backward = chooser.best(tokens)
     return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 

@@ -4,7 +4,7 @@ Most layouts share most of their costs: a block depends on the micro-batch and i
 gradient on its size and its group, and neither on the rest of the layout.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -65,6 +65,7 @@ class Prices:
         self.model = model
         self.dtype = dtype
         self.traits = traits
+        self.state_bytes = state_bytes(dtype)
         self._costs = costs
         self._bounds = bounds
         self._per_node = per_node
@@ -124,7 +125,7 @@ class Prices:
             lambda: max(
                 self._reduce(share.dense, groups.data, zero=zero)
                 + self._reduce(share.experts, groups.replicas, zero=zero)
-                for share in self.shares(layout)
+                for _, _, share in self.shares(layout)
             )
             * (1 - self.traits.hidden_gradients),
         )  # fmt: skip
@@ -142,19 +143,22 @@ class Prices:
             )
             return found.seconds if found else 0.0
 
-        return max(seconds(share) for share in self.shares(layout))
+        return max(seconds(share) for _, _, share in self.shares(layout))
 
-    def shares(self, layout: Layout) -> Sequence[Share]:
-        """Return the parameters on a rank of each stage that differs from the others."""
-        stages = dict.fromkeys(self.stages(layout.pp))
-        key = (layout.pp, layout.tp, layout.ep, layout.expert_parallel)
+    def shares(self, layout: Layout) -> Sequence[tuple[int, Stage, Share]]:
+        """Return the first stage of each kind, its index, and the parameters on its ranks."""
         return self._once(
-            ("shares", *key),
-            lambda: [
-                share_of(model=self.model, layout=layout, stage=stage, traits=self.traits)
-                for stage in stages
-            ],
+            ("shares", layout.pp, layout.tp, layout.ep, layout.expert_parallel),
+            lambda: list(self._shares(layout)),
         )
+
+    def _shares(self, layout: Layout) -> Iterator[tuple[int, Stage, Share]]:
+        seen = set()
+        for index, stage in enumerate(self.stages(layout.pp)):
+            if stage not in seen:
+                seen.add(stage)
+                share = share_of(model=self.model, layout=layout, stage=stage, traits=self.traits)
+                yield index, stage, share
 
     def _price(
         self,
@@ -184,7 +188,7 @@ class Prices:
     def _reduce(self, count: int, group: Group, *, zero: bool) -> float:
         if group.size == 1 or not count:
             return 0.0
-        each = state_bytes(self.dtype)
+        each = self.state_bytes
 
         def collective(op: CollectiveOp, num_bytes: float) -> float:
             return self._costs.collective(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Layout, Memory, ModelMemory
-from moetune.solve.layout_memory import recomputed, sharded, share_of, stage_memory
+from moetune.solve.layout_memory import footprint_of, stage_memory
 from moetune.solve.layout_moe import moe_memory
 from moetune.solve.layout_prices import Priced, Prices
 from moetune.solve.layout_ranks import Groups
@@ -180,10 +180,29 @@ class Trial:
         Args:
             degrees: of the MoE layer.
         """
-        stages = self.search.prices.stages(self.layout.pp)
-        first_alike = {stage: index for index, stage in reversed(list(enumerate(stages)))}
-        moe = self.moe_memory(setting, degrees=degrees)
-        found = (self._stage_memory(index, setting, moe) for index in first_alike.values())
+        prices, layout = self.search.prices, self.layout
+        footprint = footprint_of(
+            model=prices.model,
+            tp=layout.tp,
+            tokens=setting.sequences * self.search.batch.length,
+            dtype=prices.dtype,
+            moe=self.moe_memory(setting, degrees=degrees),
+            traits=prices.traits,
+        )
+        found = (
+            stage_memory(
+                stage=stage,
+                share=share,
+                each=prices.state_bytes,
+                footprint=footprint,
+                num_kept=in_flight(
+                    stage=index, num_stages=layout.pp, num_micro_batches=setting.num_micro_batches
+                ),
+                sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
+                recompute=setting.recompute,
+            )
+            for index, stage, share in prices.shares(layout)
+        )
         return max(found, key=lambda memory: memory.total_bytes)
 
     def moe_memory(self, setting: Setting, *, degrees: tuple[int, int]) -> Memory:
@@ -203,42 +222,6 @@ class Trial:
             tokens_per_rank=setting.sequences * self.search.batch.length,
             dtype=prices.dtype,
         )
-
-    def _stage_memory(self, index: int, setting: Setting, moe: Memory) -> ModelMemory:
-        prices, layout = self.search.prices, self.layout
-        stages = prices.stages(layout.pp)
-        tokens = setting.sequences * self.search.batch.length
-        memory = stage_memory(
-            model=prices.model,
-            layout=layout,
-            stages=stages,
-            index=index,
-            dtype=prices.dtype,
-            tokens=tokens,
-            num_micro_batches=setting.num_micro_batches,
-            moe=moe,
-            traits=prices.traits,
-        )
-        if setting.recompute:
-            memory = recomputed(
-                memory, model=prices.model, layout=layout, stage=stages[index],
-                dtype=prices.dtype, tokens=tokens, moe=moe,
-                num_kept=in_flight(
-                    stage=index, num_stages=len(stages),
-                    num_micro_batches=setting.num_micro_batches,
-                ),
-            )  # fmt: skip
-        if setting.zero:
-            memory = sharded(
-                memory,
-                share=share_of(
-                    model=prices.model, layout=layout, stage=stages[index], traits=prices.traits
-                ),
-                dtype=prices.dtype,
-                data=layout.dp,
-                replicas=layout.dp // layout.ep,
-            )
-        return memory
 
     def _first_that_fits(self, sequences: int, *, zero: bool) -> Setting | None:
         for recompute in (False, True):

@@ -3,11 +3,11 @@
 from moetune.domain.models import find_model
 from moetune.domain.plan import Layout, ModelMemory
 from moetune.domain.transformer import Transformer
-from moetune.solve.layout_memory import recomputed, sharded, share_of, stage_memory, state_bytes
+from moetune.solve.layout_memory import footprint_of, share_of, stage_memory, state_bytes
 from moetune.solve.layout_moe import moe_memory
 from moetune.solve.layout_parts import OURS, Parts
 from moetune.solve.layout_ranks import Group
-from moetune.solve.layout_stages import cut_into_stages
+from moetune.solve.layout_stages import cut_into_stages, in_flight
 from tests.solve.costs_by_hand import LinearCosts
 
 TOKENS = 2048
@@ -20,7 +20,14 @@ def _model() -> Transformer:
     return found
 
 
-def _stage(layout: Layout, index: int, *, num_micro_batches: int = 8) -> ModelMemory:
+def _stage(
+    layout: Layout,
+    index: int,
+    *,
+    num_micro_batches: int = 8,
+    sharers: tuple[int, int] = (1, 1),
+    recompute: bool = False,
+) -> ModelMemory:
     model = _model()
     ranks = layout.tp if layout.expert_parallel == "tensor" else layout.ep
     parts = Parts(
@@ -30,10 +37,18 @@ def _stage(layout: Layout, index: int, *, num_micro_batches: int = 8) -> ModelMe
     moe = moe_memory(
         expert_parallel=layout.expert_parallel, workload=parts.workload(ranks), degrees=(1, 1)
     )
+    stage = cut_into_stages(model, layout.pp)[index]
     return stage_memory(
-        model=model, layout=layout, stages=cut_into_stages(model, layout.pp), index=index,
-        dtype="float16", tokens=TOKENS, num_micro_batches=num_micro_batches, moe=moe, traits=OURS,
-    )  # fmt: skip
+        stage=stage,
+        share=share_of(model=model, layout=layout, stage=stage, traits=OURS),
+        each=state_bytes("float16"),
+        footprint=footprint_of(
+            model=model, tp=layout.tp, tokens=TOKENS, dtype="float16", moe=moe, traits=OURS
+        ),
+        num_kept=in_flight(stage=index, num_stages=layout.pp, num_micro_batches=num_micro_batches),
+        sharers=sharers,
+        recompute=recompute,
+    )
 
 
 def test_a_parameter_takes_18_bytes_in_mixed_precision_and_adams_16_in_float32() -> None:
@@ -88,27 +103,19 @@ def test_few_micro_batches_are_all_that_is_in_flight() -> None:
 
 
 def test_zero_shards_each_class_over_those_that_hold_the_same() -> None:
-    model = _model()
     layout = Layout(expert_parallel="all_to_all", dp=8, ep=2, tp=1, pp=4)
-    stage = cut_into_stages(model, 4)[1]
-    share = share_of(model=model, layout=layout, stage=stage, traits=OURS)
+    dense = 6 * (4 * M * M + 4 * M) + 3 * 8 * M * M + 3 * 64 * M
+    experts = 3 * 32 * 8 * M * M
     whole = _stage(layout, 1)
-    memory = sharded(whole, share=share, dtype="float16", data=8, replicas=4)
-    assert memory.optimizer_bytes == 12 * (-(-share.dense // 8) + share.experts // 4)
+    memory = _stage(layout, 1, sharers=(8, 4))
+    assert whole.optimizer_bytes == 12 * (dense + experts)
+    assert memory.optimizer_bytes == 12 * (dense // 8 + experts // 4)
     assert whole.total_bytes - memory.total_bytes == whole.optimizer_bytes - memory.optimizer_bytes
 
 
 def test_recomputed_blocks_keep_their_input_and_one_is_whole() -> None:
-    model = _model()
     layout = Layout(expert_parallel="all_to_all", dp=8, ep=8, tp=1, pp=4)
-    parts = Parts(
-        model=model, dtype="float16", num_sequences=1, tensor=Group(size=1), costs=LinearCosts()
-    )
-    moe = moe_memory(expert_parallel="all_to_all", workload=parts.workload(8), degrees=(1, 1))
-    memory = recomputed(
-        _stage(layout, 0), model=model, layout=layout, stage=cut_into_stages(model, 4)[0],
-        dtype="float16", tokens=TOKENS, num_kept=4, moe=moe,
-    )  # fmt: skip
+    memory = _stage(layout, 0, recompute=True)
     layer = TOKENS * 2 * (2 * M + 2 * M + H)
     with_experts = TOKENS * 2 * 7 * M + layer
     block = TOKENS * 2 * (8 * M + 2 * H)
