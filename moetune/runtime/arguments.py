@@ -58,10 +58,9 @@ def book_of(
         raise InputError("give either plan or planbook, not both")
     plans = (plan,) if isinstance(plan, Plan) else read_plans([Path(plan)])
     for one in plans:
-        inputs = one.inputs
-        if inputs.layer != layer or inputs.world_size != num_ranks:
+        if one.inputs.layer != layer or one.layer_ranks != num_ranks:
             raise InputError(
-                f"plan {one.id[:6]} is for {inputs.layer} on {inputs.world_size} ranks, "
+                f"plan {one.id[:6]} is for {one.inputs.layer} on {one.layer_ranks} ranks, "
                 f"the layer is {layer} on {num_ranks}",
                 "make a plan for this layer with `moetune plan`",
             )

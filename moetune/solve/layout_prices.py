@@ -71,6 +71,11 @@ class Prices:
         self._per_node = per_node
         self._known: dict[tuple[object, ...], object] = {}
 
+    @property
+    def fewest_chunks(self) -> tuple[int, int]:
+        """The MoE layer's degrees that take the least memory: one chunk, but for pins."""
+        return self._bounds.forward_degree or 1, self._bounds.backward_degree or 1
+
     def stages(self, num_stages: int) -> tuple[Stage, ...]:
         """Return the model cut into stages."""
         return self._once(("stages", num_stages), lambda: cut_into_stages(self.model, num_stages))

@@ -13,8 +13,6 @@ from moetune.solve.layout_ranks import Groups
 from moetune.solve.layout_space import Batch, LayoutPins
 from moetune.solve.layout_stages import PipelineTime, in_flight, one_f_one_b
 
-ONE_CHUNK = (1, 1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -146,7 +144,9 @@ class Trial:
         """Return what takes the least memory."""
         setting = self._setting(min(self._sizes()), zero=self._zeros()[-1], recompute=True)
         return Unfit(
-            layout=self.layout, setting=setting, memory=self.memory(setting, degrees=ONE_CHUNK)
+            layout=self.layout,
+            setting=setting,
+            memory=self.memory(setting, degrees=self.search.prices.fewest_chunks),
         )
 
     def timed(self, setting: Setting) -> Candidate:
@@ -226,7 +226,7 @@ class Trial:
     def _first_that_fits(self, sequences: int, *, zero: bool) -> Setting | None:
         for recompute in (False, True):
             setting = self._setting(sequences, zero=zero, recompute=recompute)
-            needed = self.memory(setting, degrees=ONE_CHUNK).total_bytes
+            needed = self.memory(setting, degrees=self.search.prices.fewest_chunks).total_bytes
             if needed <= self.search.limit_bytes:
                 return setting
         return None

@@ -131,14 +131,19 @@ def _workload(plan: Plan, tokens_per_rank: int) -> Workload:
     inputs = plan.inputs
     return Workload(
         layer=inputs.layer,
-        world_size=inputs.world_size,
+        world_size=plan.layer_ranks,
         tokens_per_rank=tokens_per_rank,
         dtype=inputs.dtype,
     )
 
 
 def _limit(plan: Plan) -> int | None:
-    """Return the memory; where it forced the plan and its size is not told, what that needs."""
+    """Return the memory; where it forced the plan and its size is not told, what that needs.
+
+    A layer in a whole model fits as planned, and its share of the limit is not told.
+    """
+    if plan.transformer is not None:
+        return None
     if plan.inputs.memory_limit_bytes is not None:
         return plan.inputs.memory_limit_bytes - taken_bytes(plan.inputs.constraints)
     is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"

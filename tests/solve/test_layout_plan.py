@@ -3,21 +3,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.models import find_model
 from moetune.domain.plan import Plan, plan_from_document, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of
-from moetune.solve.choice import Bounds
+from moetune.solve.choice import Bounds, DegreeChooser
 from moetune.solve.layout import Question, search_layouts, solve_layout
 from moetune.solve.layout_parts import Traits
 from moetune.solve.layout_space import LayoutPins
+from moetune.solve.phases import layer_costs
 from tests.solve.clusters import GB, cluster_profile
-from tests.solve.costs_by_hand import plan_inputs
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 GIB = 2**30
 
@@ -120,6 +123,47 @@ def test_a_plan_document_is_read_back_and_an_older_one_without_models_too(plan: 
     assert again.transformer is None
     assert all(one.layout is None for one in again.alternatives)
     assert encode(again)["transformer"] is None
+
+
+def test_the_layers_plan_has_the_degrees_that_the_search_timed() -> None:
+    slow = question(between=3 * GB, pins=LayoutPins(dp=32, ep=32, micro_batch=8))
+    _, found = search_layouts(slow)
+    plan = solve_layout(slow)
+    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+    assert degrees == found.best[0].priced.moe.step.degrees
+    assert max(degrees) > 1
+    assert plan.predicted.step_seconds == found.best[0].priced.moe.step.seconds
+
+
+def test_a_pinned_degree_is_kept_in_every_layout_or_does_not_fit() -> None:
+    pins = LayoutPins(dp=32, ep=32, micro_batch=8, zero=True)
+    asked = replace(question(pins=pins), bounds=Bounds(forward_degree=4))
+    plan = solve_layout(asked)
+    assert plan.pipeline.forward_degree == 4
+    assert plan.transformer is not None
+    tight = plan.transformer.memory.total_bytes - 1
+    squeezed = solve_layout(replace(asked, device_memory_bytes=tight))
+    assert squeezed.pipeline.forward_degree == 4
+    assert squeezed.transformer is not None
+    assert squeezed.transformer.recompute
+    free = solve_layout(replace(asked, bounds=Bounds(), device_memory_bytes=tight))
+    assert free.transformer is not None
+    assert free.transformer.memory.total_bytes <= tight
+
+
+@given(tokens=st.integers(1, 4000), top_k=st.integers(1, 2), is_measured=st.booleans())
+def test_both_phases_at_once_are_the_best_of_each(
+    tokens: int, top_k: int, *, is_measured: bool
+) -> None:
+    layer = LayerShape(d_model=256, d_hidden=1024, num_experts=8, top_k=top_k)
+    work = Workload(layer=layer, world_size=8, tokens_per_rank=tokens)
+    chooser = DegreeChooser(
+        costs=layer_costs(workload=work, costs=LinearCosts(is_measured=is_measured)),
+        bounds=Bounds(max_degree=12),
+    )
+    forward, backward = chooser.best(tokens)
+    assert forward == chooser.time("forward", tokens, chooser.degree("forward", tokens))
+    assert backward == chooser.time("backward", tokens, chooser.degree("backward", tokens))
 
 
 def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
