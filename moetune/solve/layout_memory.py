@@ -126,6 +126,7 @@ def stage_memory(
     num_kept: int,
     sharers: tuple[int, int] = (1, 1),
     recompute: bool = False,
+    shards_gradients: bool = False,
 ) -> ModelMemory:
     """Return the bytes on one rank of a stage.
 
@@ -133,9 +134,11 @@ def stage_memory(
         num_kept: micro-batches in flight.
         sharers: ranks that shard the optimizer states of dense parameters and of experts (ZeRO).
         recompute: blocks keep their input only, and one at a time is whole again.
+        shards_gradients: those who shard optimizer states shard gradients, too.
     """
     count = share.dense + share.experts
     states = -(-share.dense // sharers[0]) + -(-share.experts // sharers[1])
+    gradients = states if shards_gradients else count
     activations = stage.num_dense * footprint.dense + stage.num_moe * footprint.moe
     whole = 0
     if recompute:
@@ -147,11 +150,12 @@ def stage_memory(
     buffers = footprint.buffers if stage.num_moe else 0
     return ModelMemory(
         parameter_bytes=count * each.parameter,
-        gradient_bytes=count * each.gradient,
+        gradient_bytes=gradients * each.gradient,
         optimizer_bytes=states * each.optimizer,
         activation_bytes=activations,
         buffer_bytes=buffers,
-        total_bytes=count * (each.parameter + each.gradient)
+        total_bytes=count * each.parameter
+        + gradients * each.gradient
         + states * each.optimizer
         + activations
         + buffers,

@@ -30,10 +30,16 @@ class Traits:
             after the last micro-batch.
         splits_vocabulary: whether embedding and head are cut over the tensor-parallel ranks, as
             Megatron-LM does; ours keeps them whole on each.
+        splits_sends: whether each tensor-parallel rank sends its share of what all of them have
+            to the next stage, where it is gathered, as Megatron-LM does; ours sends all of it.
+        shards_gradients: whether ZeRO shards gradients besides optimizer states, as DeepSpeed's
+            second stage does, and so reduces them after each micro-batch.
     """
 
     hidden_gradients: float = 0.0
     splits_vocabulary: bool = False
+    splits_sends: bool = False
+    shards_gradients: bool = False
 
 
 OURS = Traits()
@@ -261,16 +267,27 @@ class Parts:
         return self.costs.rows_op(op=op, dtype=self.dtype, rows=self.tokens, width=width)
 
 
-def send_seconds(*, hop: Group, tokens: int, model: Transformer, dtype: str, costs: Costs) -> float:
+def send_seconds(
+    *, hop: Group, tensor: Group, tokens: int, model: Transformer, dtype: str, costs: Costs,
+    traits: Traits = OURS,
+) -> float:  # fmt: skip
     """Return one micro-batch's way from a stage to the next.
 
     Raises:
         ProfileError: no such send was measured.
     """
     num_bytes = tokens * model.moe.d_model * dtype_bytes(dtype)
-    return costs.collective(
+    gathered = 0.0
+    if traits.splits_sends and tensor.size > 1:
+        num_bytes //= tensor.size
+        gathered = costs.collective(
+            op="all_gather", group_size=tensor.size, num_bytes=num_bytes,
+            num_nodes=tensor.num_nodes,
+        ).seconds  # fmt: skip
+    sent = costs.collective(
         op="send", group_size=hop.size, num_bytes=num_bytes, num_nodes=hop.num_nodes
-    ).seconds
+    )
+    return sent.seconds + gathered
 
 
 def _device(phase: PhaseTime) -> Estimate:

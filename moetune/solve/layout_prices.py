@@ -102,34 +102,43 @@ class Prices:
             lambda: self._price(groups.tensor, experts, kind, sequences, one_chunk=one_chunk),
         )
 
-    def send(self, *, hop: Group, tokens: int) -> float:
+    def send(self, *, hop: Group, tensor: Group, tokens: int) -> float:
         """Return one micro-batch's way from a stage to the next.
 
         Raises:
             ProfileError: no such send was measured.
         """
         return self._once(
-            ("send", hop, tokens),
+            ("send", hop, tensor, tokens),
             lambda: send_seconds(
-                hop=hop, tokens=tokens, model=self.model, dtype=self.dtype, costs=self._costs
+                hop=hop,
+                tensor=tensor,
+                tokens=tokens,
+                model=self.model,
+                dtype=self.dtype,
+                costs=self._costs,
+                traits=self.traits,
             ),
         )
 
-    def gradients(self, *, layout: Layout, groups: Groups, zero: bool) -> float:
+    def gradients(
+        self, *, layout: Layout, groups: Groups, zero: bool, num_micro_batches: int
+    ) -> float:
         """Return the slowest stage's reduction of gradients, as far as nothing hides it.
 
         With sharded optimizer states they are reduced and scattered, and the new parameters
-        gathered.
+        gathered. Sharded gradients are scattered after each micro-batch.
 
         Raises:
             ProfileError: no such collective was measured.
         """
+        times = num_micro_batches if self.traits.shards_gradients else 1
         return self._once(
             ("gradients", layout.pp, layout.tp, layout.ep, layout.expert_parallel, groups.data,
-             groups.replicas, zero),
+             groups.replicas, zero, times),
             lambda: max(
-                self._reduce(share.dense, groups.data, zero=zero)
-                + self._reduce(share.experts, groups.replicas, zero=zero)
+                self._reduce(share.dense, groups.data, zero=zero, times=times)
+                + self._reduce(share.experts, groups.replicas, zero=zero, times=times)
                 for _, _, share in self.shares(layout)
             )
             * (1 - self.traits.hidden_gradients),
@@ -190,7 +199,7 @@ class Prices:
     def _bounds_of(self, *, one_chunk: bool) -> Bounds:
         return one_chunk_of(self._bounds) if one_chunk else self._bounds
 
-    def _reduce(self, count: int, group: Group, *, zero: bool) -> float:
+    def _reduce(self, count: int, group: Group, *, zero: bool, times: int) -> float:
         if group.size == 1 or not count:
             return 0.0
         each = self.state_bytes
@@ -202,7 +211,7 @@ class Prices:
 
         if not zero:
             return collective("all_reduce", count * each.gradient)
-        scattered = collective("reduce_scatter", count * each.gradient)
+        scattered = times * collective("reduce_scatter", count * each.gradient)
         return scattered + collective("all_gather", count * each.parameter / group.size)
 
     def _once(self, key: tuple[object, ...], find: Callable[[], T]) -> T:

@@ -166,10 +166,18 @@ class Trial:
                     priced.seconds.stage(stage, recompute=setting.recompute)
                     for stage in prices.stages(layout.pp)
                 ],
-                hop_seconds=[prices.send(hop=hop, tokens=tokens) for hop in self.groups.hops],
+                hop_seconds=[
+                    prices.send(hop=hop, tensor=self.groups.tensor, tokens=tokens)
+                    for hop in self.groups.hops
+                ],
                 num_micro_batches=setting.num_micro_batches,
             ),
-            gradient_seconds=prices.gradients(layout=layout, groups=self.groups, zero=setting.zero),
+            gradient_seconds=prices.gradients(
+                layout=layout,
+                groups=self.groups,
+                zero=setting.zero,
+                num_micro_batches=setting.num_micro_batches,
+            ),
             optimizer_seconds=prices.optimizer(layout=layout, zero=setting.zero),
             memory=memory,
         )
@@ -200,6 +208,7 @@ class Trial:
                 ),
                 sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
                 recompute=setting.recompute,
+                shards_gradients=prices.traits.shards_gradients,
             )
             for index, stage, share in prices.shares(layout)
         )
