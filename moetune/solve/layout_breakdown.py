@@ -52,8 +52,8 @@ def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...
     idle = times.seconds - busy - times.send_seconds
     found["stage sends"] = (0.0, 0.0, times.send_seconds)
     found["bubble"] = (0.0, 0.0, max(0.0, idle))
-    found["gradients"] = (0.0, 0.0, candidate.gradient_seconds)
-    found["optimizer"] = (0.0, 0.0, candidate.optimizer_seconds)
+    found["gradients"] = (0.0, 0.0, candidate.gradients.seconds)
+    found["optimizer"] = (0.0, 0.0, candidate.optimizer.seconds)
     return tuple(
         Part(
             name=name,
@@ -87,12 +87,9 @@ def trust_of(candidate: Candidate) -> Trust:
     """Return the least trust in the time of any part."""
     backbone, moe = candidate.priced.backbone, candidate.priced.moe
     pieces = (*backbone.attention, *backbone.ffn, *backbone.first, *backbone.last, *moe.pieces)
-    return least_trust(
-        estimate.trust
-        for piece in pieces
-        for estimate in (piece.forward, piece.backward)
-        if estimate.seconds
-    )
+    estimates = [one for piece in pieces for one in (piece.forward, piece.backward)]
+    estimates += [*candidate.hops, candidate.gradients, candidate.optimizer]
+    return least_trust(one.trust for one in estimates if one.seconds)
 
 
 def _pieces(candidate: Candidate, stage: Stage) -> Iterator[tuple[Piece, int, bool]]:

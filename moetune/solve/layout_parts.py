@@ -267,27 +267,27 @@ class Parts:
         return self.costs.rows_op(op=op, dtype=self.dtype, rows=self.tokens, width=width)
 
 
-def send_seconds(
+def send_time(
     *, hop: Group, tensor: Group, tokens: int, model: Transformer, dtype: str, costs: Costs,
     traits: Traits = OURS,
-) -> float:  # fmt: skip
+) -> Estimate:  # fmt: skip
     """Return one micro-batch's way from a stage to the next.
 
     Raises:
         ProfileError: no such send was measured.
     """
     num_bytes = tokens * model.moe.d_model * dtype_bytes(dtype)
-    gathered = 0.0
+    gathered = NOTHING
     if traits.splits_sends and tensor.size > 1:
         num_bytes //= tensor.size
         gathered = costs.collective(
             op="all_gather", group_size=tensor.size, num_bytes=num_bytes,
             num_nodes=tensor.num_nodes,
-        ).seconds  # fmt: skip
+        )  # fmt: skip
     sent = costs.collective(
         op="send", group_size=hop.size, num_bytes=num_bytes, num_nodes=hop.num_nodes
     )
-    return sent.seconds + gathered
+    return total(sent, gathered)
 
 
 def _device(phase: PhaseTime) -> Estimate:

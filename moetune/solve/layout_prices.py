@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-from moetune.domain.costs import Costs
+from moetune.domain.costs import Costs, Estimate
 from moetune.domain.plan import ExpertParallel, Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
 from moetune.solve.layout_memory import Share, share_of, state_bytes
-from moetune.solve.layout_parts import Backbone, MoePieces, Parts, Piece, Traits, send_seconds
+from moetune.solve.layout_parts import Backbone, MoePieces, Parts, Piece, Traits, send_time
 from moetune.solve.layout_ranks import Group, Groups, groups_of
 from moetune.solve.layout_stages import Stage, cut_into_stages
+from moetune.solve.phases import NOTHING, total
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ class Prices:
             lambda: self._price(groups.tensor, experts, kind, sequences, one_chunk=one_chunk),
         )
 
-    def send(self, *, hop: Group, tensor: Group, tokens: int) -> float:
+    def send(self, *, hop: Group, tensor: Group, tokens: int) -> Estimate:
         """Return one micro-batch's way from a stage to the next.
 
         Raises:
@@ -110,7 +111,7 @@ class Prices:
         """
         return self._once(
             ("send", hop, tensor, tokens),
-            lambda: send_seconds(
+            lambda: send_time(
                 hop=hop,
                 tensor=tensor,
                 tokens=tokens,
@@ -123,7 +124,7 @@ class Prices:
 
     def gradients(
         self, *, layout: Layout, groups: Groups, zero: bool, num_micro_batches: int
-    ) -> float:
+    ) -> Estimate:
         """Return the slowest stage's reduction of gradients, as far as nothing hides it.
 
         With sharded optimizer states they are reduced and scattered, and the new parameters
@@ -133,31 +134,29 @@ class Prices:
             ProfileError: no such collective was measured.
         """
         times = num_micro_batches if self.traits.shards_gradients else 1
-        return self._once(
-            ("gradients", layout.pp, layout.tp, layout.ep, layout.expert_parallel, groups.data,
-             groups.replicas, zero, times),
-            lambda: max(
-                self._reduce(share.dense, groups.data, zero=zero, times=times)
-                + self._reduce(share.experts, groups.replicas, zero=zero, times=times)
-                for _, _, share in self.shares(layout)
-            )
-            * (1 - self.traits.hidden_gradients),
-        )  # fmt: skip
+        key = (layout.pp, layout.tp, layout.ep, layout.expert_parallel)
 
-    def optimizer(self, *, layout: Layout, zero: bool) -> float:
+        def find() -> Estimate:
+            stages = [
+                total(
+                    self._reduce(share.dense, groups.data, zero=zero, times=times),
+                    self._reduce(share.experts, groups.replicas, zero=zero, times=times),
+                )
+                for _, _, share in self.shares(layout)
+            ]
+            slowest = max(stages, key=lambda one: one.seconds)
+            return replace(slowest, seconds=slowest.seconds * (1 - self.traits.hidden_gradients))
+
+        return self._once(("gradients", *key, groups.data, groups.replicas, zero, times), find)
+
+    def optimizer(self, *, layout: Layout, zero: bool) -> Estimate:
         """Return the slowest stage's optimizer step; 0 where it was not measured."""
         data, replicas = (layout.dp, layout.dp // layout.ep) if zero else (1, 1)
-
-        def seconds(share: Share) -> float:
-            found = self._costs.rows_op(
-                op="adam",
-                dtype=self.dtype,
-                rows=share.dense / data + share.experts / replicas,
-                width=1,
-            )
-            return found.seconds if found else 0.0
-
-        return max(seconds(share) for _, _, share in self.shares(layout))
+        counts = (
+            share.dense / data + share.experts / replicas for _, _, share in self.shares(layout)
+        )
+        found = self._costs.rows_op(op="adam", dtype=self.dtype, rows=max(counts), width=1)
+        return found or NOTHING
 
     def shares(self, layout: Layout) -> Sequence[tuple[int, Stage, Share]]:
         """Return the first stage of each kind, its index, and the parameters on its ranks."""
@@ -199,20 +198,21 @@ class Prices:
     def _bounds_of(self, *, one_chunk: bool) -> Bounds:
         return one_chunk_of(self._bounds) if one_chunk else self._bounds
 
-    def _reduce(self, count: int, group: Group, *, zero: bool, times: int) -> float:
+    def _reduce(self, count: int, group: Group, *, zero: bool, times: int) -> Estimate:
         if group.size == 1 or not count:
-            return 0.0
+            return NOTHING
         each = self.state_bytes
 
-        def collective(op: CollectiveOp, num_bytes: float) -> float:
+        def collective(op: CollectiveOp, num_bytes: float) -> Estimate:
             return self._costs.collective(
                 op=op, group_size=group.size, num_bytes=num_bytes, num_nodes=group.num_nodes
-            ).seconds
+            )
 
         if not zero:
             return collective("all_reduce", count * each.gradient)
-        scattered = times * collective("reduce_scatter", count * each.gradient)
-        return scattered + collective("all_gather", count * each.parameter / group.size)
+        scattered = collective("reduce_scatter", count * each.gradient)
+        gathered = collective("all_gather", count * each.parameter / group.size)
+        return total(*(scattered,) * times, gathered)
 
     def _once(self, key: tuple[object, ...], find: Callable[[], T]) -> T:
         if key not in self._known:

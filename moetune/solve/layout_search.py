@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Layout, Memory, ModelMemory
@@ -34,20 +35,26 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A layout that fits, with its time."""
+    """A layout that fits, with its time.
+
+    Args:
+        hops: one micro-batch's way from each stage to the next.
+        gradients: their reduction, as far as nothing hides it.
+    """
 
     layout: Layout
     setting: Setting
     priced: Priced
     pipeline: PipelineTime
-    gradient_seconds: float
-    optimizer_seconds: float
+    hops: tuple[Estimate, ...]
+    gradients: Estimate
+    optimizer: Estimate
     memory: ModelMemory
 
     @property
     def seconds(self) -> float:
         """The whole step."""
-        return self.pipeline.seconds + self.gradient_seconds + self.optimizer_seconds
+        return self.pipeline.seconds + self.gradients.seconds + self.optimizer.seconds
 
     @property
     def order(self) -> tuple[float, int, bool, bool]:
@@ -157,6 +164,10 @@ class Trial:
             return self.timed(replace(setting, one_chunk=True))
         prices, layout = self.search.prices, self.layout
         tokens = setting.sequences * self.search.batch.length
+        hops = tuple(
+            prices.send(hop=hop, tensor=self.groups.tensor, tokens=tokens)
+            for hop in self.groups.hops
+        )
         return Candidate(
             layout=layout,
             setting=setting,
@@ -166,19 +177,17 @@ class Trial:
                     priced.seconds.stage(stage, recompute=setting.recompute)
                     for stage in prices.stages(layout.pp)
                 ],
-                hop_seconds=[
-                    prices.send(hop=hop, tensor=self.groups.tensor, tokens=tokens)
-                    for hop in self.groups.hops
-                ],
+                hop_seconds=[hop.seconds for hop in hops],
                 num_micro_batches=setting.num_micro_batches,
             ),
-            gradient_seconds=prices.gradients(
+            hops=hops,
+            gradients=prices.gradients(
                 layout=layout,
                 groups=self.groups,
                 zero=setting.zero,
                 num_micro_batches=setting.num_micro_batches,
             ),
-            optimizer_seconds=prices.optimizer(layout=layout, zero=setting.zero),
+            optimizer=prices.optimizer(layout=layout, zero=setting.zero),
             memory=memory,
         )
 

@@ -16,6 +16,7 @@ from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of
 from moetune.solve.choice import Bounds, DegreeChooser
 from moetune.solve.layout import Question, search_layouts, solve_layout
+from moetune.solve.layout_breakdown import trust_of
 from moetune.solve.layout_parts import Traits
 from moetune.solve.layout_space import LayoutPins
 from moetune.solve.phases import layer_costs
@@ -196,8 +197,8 @@ def test_hidden_gradients_leave_that_share_of_them() -> None:
     asked = question(pins=LayoutPins(dp=8, ep=8, tp=1, pp=4, micro_batch=1, zero=False))
     _, exposed = search_layouts(asked)
     _, hidden = search_layouts(replace(asked, traits=Traits(hidden_gradients=0.75)))
-    quarter = exposed.best[0].gradient_seconds / 4
-    assert hidden.best[0].gradient_seconds == pytest.approx(quarter)
+    quarter = exposed.best[0].gradients.seconds / 4
+    assert hidden.best[0].gradients.seconds == pytest.approx(quarter)
 
 
 def test_split_sends_carry_a_share_and_gather_it() -> None:
@@ -225,7 +226,7 @@ def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch()
     assert mine.memory.gradient_bytes < theirs.memory.gradient_bytes
     assert mine.memory.parameter_bytes == theirs.memory.parameter_bytes
     assert mine.setting.num_micro_batches == 4
-    assert theirs.gradient_seconds < mine.gradient_seconds < 4 * theirs.gradient_seconds
+    assert theirs.gradients.seconds < mine.gradients.seconds < 4 * theirs.gradients.seconds
 
 
 @pytest.mark.parametrize(
@@ -301,6 +302,18 @@ def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> No
     assert any("layouts have no price" in one for one in plan.warnings)
     with pytest.raises(ProfileError, match="no send measured for 2 ranks"):
         solve_layout(question(without=("send",), pins=LayoutPins(pp=4)))
+
+
+def test_an_estimate_anywhere_in_the_step_lowers_its_trust() -> None:
+    asked = question(pins=LayoutPins(dp=8, tp=1, pp=4))
+    measured = LinearCosts(rows_seconds={"attention": 1e-12}, is_measured=True)
+    _, found = search_layouts(replace(asked, costs=measured))
+    best = found.best[0]
+    assert trust_of(best) == "measured"
+    stand_in = replace(best.gradients, trust="modelled")
+    assert trust_of(replace(best, gradients=stand_in)) == "modelled"
+    _, found = search_layouts(replace(asked, costs=replace(measured, rows_seconds={})))
+    assert trust_of(found.best[0]) == "modelled"  # products stand in for attention
 
 
 def test_what_was_not_measured_is_named(plan: Plan) -> None:
