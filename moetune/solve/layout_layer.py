@@ -59,32 +59,21 @@ def summed_layer(
         step: the layer's best.
     """
     layer = _layer_inputs(inputs, workload)
-    forward, backward = step.forward, step.backward
-    unmeasured: tuple[Trust, ...] = () if provenance == "measured" else ("modelled",)
-    sums = format_seconds(forward.transfer.seconds)
+    forward, backward = step.degrees
+    sums = format_seconds(step.forward.transfer.seconds)
     return Plan(
         id=layer.plan_id,
         inputs=layer,
         layout=layout,
         pipeline=Pipeline(
-            forward_degree=forward.degree,
-            backward_degree=backward.degree,
+            forward_degree=forward,
+            backward_degree=backward,
             order="dispatch_first",
-            ranges=((1, workload.tokens_per_rank, forward.degree, backward.degree),),
+            ranges=((1, workload.tokens_per_rank, forward, backward),),
         ),
         memory=memory,
         chunks=None,
-        predicted=Predicted(
-            forward_seconds=forward.seconds,
-            backward_seconds=backward.seconds,
-            step_seconds=step.seconds,
-            sequential_forward_seconds=forward.seconds,
-            sequential_backward_seconds=backward.seconds,
-            overhead_seconds=step.overhead.seconds,
-            p05_step_seconds=step.seconds,
-            p95_step_seconds=step.seconds,
-            trust=least_trust((step.trust, *unmeasured)),
-        ),
+        predicted=_predicted(step, provenance),
         decision=Verdict(
             probability_best=1.0,
             expected_regret=0.0,
@@ -94,6 +83,22 @@ def summed_layer(
         ),
         alternatives=(),
         warnings=(),
+    )
+
+
+def _predicted(step: StepTime, provenance: Provenance) -> Predicted:
+    """Return the times of a step in one chunk, which no refits were asked about."""
+    not_measured: tuple[Trust, ...] = () if provenance == "measured" else ("modelled",)
+    return Predicted(
+        forward_seconds=step.forward.seconds,
+        backward_seconds=step.backward.seconds,
+        step_seconds=step.seconds,
+        sequential_forward_seconds=step.forward.seconds,
+        sequential_backward_seconds=step.backward.seconds,
+        overhead_seconds=step.overhead.seconds,
+        p05_step_seconds=step.seconds,
+        p95_step_seconds=step.seconds,
+        trust=least_trust((step.trust, *not_measured)),
     )
 
 

@@ -138,25 +138,18 @@ def stage_memory(
     """
     count = share.dense + share.experts
     states = -(-share.dense // sharers[0]) + -(-share.experts // sharers[1])
-    gradients = states if shards_gradients else count
-    activations = stage.num_dense * footprint.dense + stage.num_moe * footprint.moe
-    whole = 0
+    activations = num_kept * stage.is_last * footprint.head
     if recompute:
-        activations = stage.num_blocks * footprint.block_input
-        whole = max(
-            footprint.dense if stage.num_dense else 0, footprint.moe if stage.num_moe else 0
-        )
-    activations = num_kept * (activations + stage.is_last * footprint.head) + whole
-    buffers = footprint.buffers if stage.num_moe else 0
-    return ModelMemory(
-        parameter_bytes=count * each.parameter,
-        gradient_bytes=gradients * each.gradient,
-        optimizer_bytes=states * each.optimizer,
-        activation_bytes=activations,
-        buffer_bytes=buffers,
-        total_bytes=count * each.parameter
-        + gradients * each.gradient
-        + states * each.optimizer
-        + activations
-        + buffers,
-    )
+        one = max(footprint.dense * bool(stage.num_dense), footprint.moe * bool(stage.num_moe))
+        activations += num_kept * stage.num_blocks * footprint.block_input + one
+    else:
+        blocks = stage.num_dense * footprint.dense + stage.num_moe * footprint.moe
+        activations += num_kept * blocks
+    sizes = {
+        "parameter_bytes": count * each.parameter,
+        "gradient_bytes": (states if shards_gradients else count) * each.gradient,
+        "optimizer_bytes": states * each.optimizer,
+        "activation_bytes": activations,
+        "buffer_bytes": footprint.buffers if stage.num_moe else 0,
+    }
+    return ModelMemory(**sizes, total_bytes=sum(sizes.values()))
