@@ -1,8 +1,9 @@
 """Why a plan is as it is, in words and tables."""
 
+from moetune.cli.model_view import model_title, show_layouts, show_parts
 from moetune.cli.plan_view import how_sure, is_one_chunk, is_tensor, sentence, title
-from moetune.cli.render import Screen, seconds_span
-from moetune.domain.plan import Plan
+from moetune.cli.render import Screen, plural, seconds_span
+from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.words import HOW
 from moetune.workflows.explain import Explanation, PhaseTerms
@@ -11,16 +12,32 @@ from moetune.workflows.explain import Explanation, PhaseTerms
 def show_explanation(screen: Screen, explanation: Explanation) -> None:
     """Print why, the terms, what lost, the degrees for other sizes, and how sure it is."""
     plan = explanation.plan
-    screen.say(title(explanation), style="bold")
+    whole = plan.transformer
+    screen.say((model_title if whole else title)(explanation), style="bold")
     screen.say(f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.")
     for flag, value in sorted(plan.inputs.constraints.items()):
         screen.say(f"--{flag} {value}", indent=2)
     _paragraph(screen, "Why", plan.decision.why)
+    if whole is not None:
+        _show_model(screen, plan, whole)
     _show_terms(screen, explanation)
     _show_strategies(screen, explanation)
     _show_alternatives(screen, explanation)
     _show_ranges(screen, plan)
     _show_trust(screen, plan)
+
+
+def _show_model(screen: Screen, plan: Plan, whole: TransformerPlan) -> None:
+    screen.say("What the model's step consists of", style="bold")
+    show_parts(screen, whole)
+    screen.say("Layouts", style="bold")
+    show_layouts(screen, plan, whole)
+    screen.say()
+    workload = plan.workload
+    ranks = plural(workload.world_size, "rank")
+    tokens = plural(workload.tokens_per_rank, "token")
+    screen.say(f"One MoE layer, {ranks}, {tokens} of a micro-batch:", style="bold")
+    screen.say()
 
 
 def _show_terms(screen: Screen, explanation: Explanation) -> None:
@@ -120,7 +137,8 @@ def _show_alternatives(screen: Screen, explanation: Explanation) -> None:
             one.lost_because,
         )
         for one in plan.alternatives
-        if not explanation.strategies or one.strategy == plan.memory.strategy
+        if one.layout is None
+        and (not explanation.strategies or one.strategy == plan.memory.strategy)
     ]
     if rows:
         screen.table(("chunks", "strategy", "step", "because"), rows, right=(2,))

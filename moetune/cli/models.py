@@ -1,4 +1,4 @@
-"""`moetune models`: the layers of the papers' models."""
+"""`moetune models`: the papers' layers and whole models."""
 
 from typing import Annotated
 
@@ -23,12 +23,12 @@ def list_models(context: typer.Context, *, json: Json = False) -> None:
     rows = [
         (
             model.name, model.title, str(model.d_model), str(model.d_hidden),
-            _experts(model), str(model.top_k), f"{model.tokens_per_rank:,}",
+            _experts(model), str(model.top_k), f"{model.tokens_per_rank:,}", _size(model),
         )
         for model in MODELS.values()
     ]  # fmt: skip
-    header = ("name", "layer", "d_model", "d_hidden", "experts", "top_k", "tokens")
-    screen.table(header, rows, right=(2, 3, 5, 6), indent=0)
+    header = ("name", "layer", "d_model", "d_hidden", "experts", "top_k", "tokens", "whole")
+    screen.table(header, rows, right=(2, 3, 5, 6, 7), indent=0)
     screen.note("Plan for one:  moetune plan --model gpt-s --profile rtx2080ti-x64")
 
 
@@ -48,13 +48,28 @@ def show_model(
     layer = model.layer(world_size)
     if json:
         document = {"schema": "moetune.model/1", **encode(model)}
-        screen.document({**document, "world_size": world_size, "layer": layer})
+        whole = model.transformer
+        count = None if whole is None else whole.num_parameters
+        screen.document(
+            {**document, "world_size": world_size, "layer": layer, "num_parameters": count}
+        )
         return
     screen.say(f"{model.title} ({model.source})", style="bold")
     rows = [(key, str(value)) for key, value in encode(layer).items()]
     screen.table(
         ("layer", f"on {world_size} ranks"), [*rows, ("tokens", f"{model.tokens_per_rank:,}")]
     )
+    if model.transformer is not None:
+        whole = encode(model.transformer)
+        del whole["moe"]
+        sizes = [(key, f"{value:,}") for key, value in whole.items()]
+        screen.say()
+        screen.table(("whole model", ""), [*sizes, ("parameters", _size(model))])
+
+
+def _size(model: Model) -> str:
+    """Return the parameters of a whole model: "6.8 B"."""
+    return "" if model.transformer is None else f"{model.transformer.num_parameters / 1e9:.1f} B"
 
 
 def _experts(model: Model) -> str:

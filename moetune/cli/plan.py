@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moetune.cli.plan_request import LayerFlags, ModelFlags, bounds_of, tokens_of
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
-from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation, ExpertParallel, LayerShape
+from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Order, Strategy
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from moetune.config import Settings
-    from moetune.solve.choice import Bounds
     from moetune.workflows.plan import Planned
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
@@ -45,17 +43,36 @@ def plan(
         typer.Option(help="Tokens per rank and step, such as 8192 or 8k. Default: the model's."),
     ] = None,
     batch: Annotated[int | None, _size("--batch", "With --seq: sequences per rank.")] = None,
-    seq: Annotated[str | None, typer.Option(help="With --batch: tokens of a sequence.")] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="Element type. Default: bfloat16 on CUDA where measured, else float32."),
+    seq: Annotated[
+        str | None, typer.Option(help="Tokens of a sequence: with --batch, or of a whole model.")
     ] = None,
+    num_layers: Annotated[int | None, _size("--num-layers", "Blocks of a whole model.")] = None,
+    num_heads: Annotated[int | None, _size("--num-heads", "Heads of its attention.")] = None,
+    vocab: Annotated[int | None, _size("--vocab", "Its vocabulary.")] = None,
+    moe_every: Annotated[
+        int | None, _size("--moe-every", "Experts in every so many-th block. Default: 2.")
+    ] = None,
+    dp: Annotated[int | None, _size("--dp", "Pin the replicas of a whole model.")] = None,
+    ep: Annotated[int | None, _size("--ep", "Pin the replicas that share experts.")] = None,
+    tp: Annotated[int | None, _size("--tp", "Pin the ranks of a tensor-parallel group.")] = None,
+    pp: Annotated[int | None, _size("--pp", "Pin the pipeline stages.")] = None,
     expert_parallel: Annotated[
         ExpertParallel | None,
         typer.Option(
-            help="How ranks share a layer's experts: tokens travel to them, or every rank sees "
-            "all tokens and their outputs are summed. Default: all_to_all."
+            help="Pin how ranks share experts: tokens travel to them, or every rank sees all "
+            "tokens and their outputs are summed. Default of a layer: all_to_all."
         ),
+    ] = None,
+    micro_batch: Annotated[
+        int | None, _size("--micro-batch", "Pin the sequences of a micro-batch.")
+    ] = None,
+    zero: Annotated[
+        bool | None,
+        typer.Option("--zero/--no-zero", help="Pin whether optimizer states are sharded."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Element type. Default: bfloat16 on CUDA where measured, else float32."),
     ] = None,
     memory_limit: Annotated[
         str | None,
@@ -99,21 +116,35 @@ def plan(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Solve for the number of chunks of a layer's forward and backward pass, and say why."""
+    """Solve for the chunks of a layer's passes, or the layout of a whole model, and say why."""
+    from moetune.solve.layout_space import LayoutPins
     from moetune.workflows.plan import PlanRequest, plan_layer
 
     session = session_of(context)
     settings = session.settings
+    length = None if seq is None else parse_count(seq)
+    layer = LayerFlags(
+        d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
+        activation=activation,
+    ).layer(model)  # fmt: skip
+    transformer = ModelFlags(
+        num_layers=num_layers, num_heads=num_heads, length=length, vocab=vocab,
+        moe_every=moe_every,
+    ).transformer(model, layer)  # fmt: skip
     request = PlanRequest(
         model=model,
-        layer=_layer(model, d_model, d_hidden, num_experts, top_k, activation),
+        layer=layer,
+        transformer=transformer,
+        pins=LayoutPins(
+            dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
+            micro_batch=micro_batch, zero=zero,
+        ),
         world_size=world_size,
-        tokens_per_rank=_tokens(tokens, batch, seq),
+        tokens_per_rank=tokens_of(tokens, batch, length, is_whole=transformer is not None),
         dtype=dtype or settings.dtype,
-        expert_parallel=expert_parallel,
         memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
         memory_taken_bytes=0 if memory_taken is None else parse_bytes(memory_taken),
-        bounds=_bounds(
+        bounds=bounds_of(
             settings,
             forward_degree,
             backward_degree,
@@ -123,7 +154,7 @@ def plan(
             strategy,
         ),
         allow_modelled=settings.allow_modelled if allow_modelled is None else allow_modelled,
-    )
+    )  # fmt: skip
     planned = plan_layer(
         request,
         profile=profile or settings.profile,
@@ -134,71 +165,10 @@ def plan(
     _show(session, planned, output=output, save=not no_save, as_json=json)
 
 
-def _layer(
-    model: str | None,
-    d_model: int | None,
-    d_hidden: int | None,
-    num_experts: int | None,
-    top_k: int | None,
-    activation: Activation | None,
-) -> LayerShape | None:
-    sizes = {"--d-model": d_model, "--d-hidden": d_hidden, "--num-experts": num_experts}
-    given = [flag for flag, value in sizes.items() if value is not None]
-    others = {"--top-k": top_k, "--activation": activation}
-    extra = [flag for flag, value in others.items() if value is not None]
-    if model is not None and (given or extra):
-        raise InputError(
-            f"--model {model} and {(given + extra)[0]} exclude each other",
-            "name a model, or give --d-model, --d-hidden and --num-experts",
-        )
-    if not given and not extra:
-        return None
-    if d_model is None or d_hidden is None or num_experts is None:
-        missing = ", ".join(flag for flag, value in sizes.items() if value is None)
-        raise InputError(f"a layer lacks {missing}", "or name a model with --model")
-    return LayerShape(
-        d_model=d_model,
-        d_hidden=d_hidden,
-        num_experts=num_experts,
-        top_k=top_k or 1,
-        activation=activation or "gelu",
-    )
-
-
-def _tokens(tokens: str | None, batch: int | None, seq: str | None) -> int | None:
-    if tokens is not None:
-        if batch is not None or seq is not None:
-            raise InputError("--tokens and --batch with --seq exclude each other")
-        return parse_count(tokens)
-    if (batch is None) != (seq is None):
-        raise InputError("--batch and --seq go together", "or give --tokens")
-    return None if batch is None or seq is None else batch * parse_count(seq)
-
-
-def _bounds(
-    settings: "Settings",
-    forward_degree: int | None,
-    backward_degree: int | None,
-    max_degree: int | None,
-    min_chunk_tokens: int | None,
-    order: Order | None,
-    strategy: Strategy | None,
-) -> "Bounds":
-    from moetune.solve.choice import Bounds
-
-    return Bounds(
-        forward_degree=forward_degree,
-        backward_degree=backward_degree,
-        max_degree=max_degree or settings.max_degree,
-        min_chunk_tokens=min_chunk_tokens or settings.min_chunk_tokens,
-        order=order,
-        strategy=strategy,
-    )
-
-
 def _show(
     session: Session, planned: "Planned", *, output: Path | None, save: bool, as_json: bool
 ) -> None:
+    from moetune.cli.model_view import show_model_plan
     from moetune.cli.plan_view import show_plan
     from moetune.workflows.explain import explain_plan
     from moetune.workflows.files import plan_to_json
@@ -210,7 +180,8 @@ def _show(
     if as_json:
         typer.echo(plan_to_json(made), nl=False)
     else:
-        show_plan(screen, explain_plan(made, profile=profile))
+        show = show_plan if made.transformer is None else show_model_plan
+        show(screen, explain_plan(made, profile=profile))
         # To look at this machine loads torch, which takes ten times as long as the plan.
         if session.verbosity > 0 and (note := machine_note(profile)):
             screen.say(f"Note: {note}.", indent=2)
@@ -224,4 +195,5 @@ def _show(
     else:
         short = made.id[:6]
         screen.line(f"Plan {short} saved. See why: moetune explain {short}")
-        screen.line(f"Check it on this machine: moetune verify {short}")
+        if made.transformer is None:
+            screen.line(f"Check it on this machine: moetune verify {short}")

@@ -6,16 +6,24 @@ from types import MappingProxyType
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape
+from moetune.domain.transformer import Transformer
+
+PADDED_GPT_VOCABULARY = 51_200
+"""GPT-2's 50,257 tokens, padded by Megatron-LM to a multiple of 128 for each of 8 tensor ranks.
+
+PPMoE names no vocabulary; it builds on Megatron-LM and GPT-3, whose tokens are GPT-2's.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A named MoE layer; its experts are counted whole or per rank.
+    """A named MoE layer, or a whole model; its experts are counted whole or per rank.
 
     Args:
         num_experts: experts of the layer, or None where they grow with the ranks.
         experts_per_rank: experts on each rank, where `num_experts` is None.
         tokens_per_rank: the tokens of one step in the source, used when none are asked for.
+        transformer: the whole model, where the source has one.
     """
 
     name: str
@@ -28,6 +36,7 @@ class Model:
     tokens_per_rank: int
     num_experts: int | None = None
     experts_per_rank: int | None = None
+    transformer: Transformer | None = None
 
     def layer(self, world_size: int) -> LayerShape:
         """Return the layer for so many expert-parallel ranks."""
@@ -58,6 +67,23 @@ def _pipemoe(
     )  # fmt: skip
 
 
+def _ppmoe(name: str, title: str, num_layers: int, d_model: int, num_heads: int) -> Model:
+    """Return a model of PPMoE §4.1; the batch is GPT-3's for its backbone (its Table 2.1).
+
+    0.5M tokens on 32 ranks and 2M on 128 are both 16k a rank.
+    """
+    moe = LayerShape(d_model=d_model, d_hidden=4 * d_model, num_experts=64)
+    return Model(
+        name=name, title=title, source="PPMoE, §4.1", d_model=d_model, d_hidden=moe.d_hidden,
+        num_experts=moe.num_experts, top_k=moe.top_k, activation=moe.activation,
+        tokens_per_rank=16_384,
+        transformer=Transformer(
+            moe=moe, num_layers=num_layers, num_heads=num_heads, length=2048,
+            vocab_size=PADDED_GPT_VOCABULARY,
+        ),
+    )  # fmt: skip
+
+
 MODELS = MappingProxyType(
     {
         model.name: model
@@ -69,6 +95,8 @@ MODELS = MappingProxyType(
             _pipemoe("tm-2", "Transformer MoE, 2 experts a rank", 512, 1024, 2, 4 * 256, "relu"),
             _pipemoe("rm-1", "RoBERTa MoE, 1 expert a rank", 768, 3072, 1, 2 * 64, "gelu"),
             _pipemoe("rm-2", "RoBERTa MoE, 2 experts a rank", 768, 3072, 2, 2 * 64, "gelu"),
+            _ppmoe("ppmoe-6.7b", "GPT-3 Medium with experts", 24, 1024, 16),
+            _ppmoe("ppmoe-143b", "GPT-3 6.7B with experts", 32, 4096, 32),
         )
     }
 )

@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from moetune.domain.costs import Trust
@@ -20,6 +20,12 @@ OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
 OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
 """Pre-activations go to host memory; S3 and S4 compute them again."""
 Binding = Literal["communication", "computation", "copies", "memory"]
+ModelBinding = Literal["computation", "all_to_all", "all_reduce", "bubble", "gradients", "memory"]
+PartName = Literal[
+    "gate", "first all_to_all", "second all_to_all", "MoE all_reduce", "experts", "attention",
+    "attention all_reduce", "dense FFN", "FFN all_reduce", "norms", "embedding", "head and loss",
+    "stage sends", "gradients", "optimizer", "bubble",
+]  # fmt: skip
 Range = tuple[int, int, int, int]
 EXPERT_PARALLEL = "expert-parallel"
 """Among a plan's constraints: how its ranks have to share the experts."""
@@ -149,7 +155,12 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A choice that lost, with its predicted step and the reason."""
+    """A choice that lost, with its predicted step and the reason.
+
+    Args:
+        layout: of another layout of the whole model; `step_seconds` is then the model's.
+        memory_bytes: of that layout, on the device that needs the most.
+    """
 
     forward_degree: int
     backward_degree: int
@@ -157,6 +168,62 @@ class Alternative:
     strategy: Strategy
     step_seconds: float
     lost_because: str
+    layout: Layout | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one kind of work takes of the model's step, on the slowest stage.
+
+    Args:
+        layer_seconds: one layer's forward pass with one micro-batch; 0 where it has none.
+        forward_seconds: all forward passes of the step.
+        seconds: the whole step; the parts' sum is the step.
+        share: of the step.
+    """
+
+    name: PartName
+    layer_seconds: float
+    forward_seconds: float
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMemory:
+    """Bytes on the device that needs the most."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    buffer_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerPlan:
+    """How a whole model runs in the plan's layout.
+
+    Args:
+        zero: optimizer states are sharded over the ranks that hold the same parameters.
+        recompute: blocks keep only their input, and run forward again before their backward pass.
+        step_seconds: of the model, from the first micro-batch to the new parameters.
+    """
+
+    num_layers: int
+    moe_every: int
+    micro_batch_sequences: int
+    micro_batch_tokens: int
+    num_micro_batches: int
+    zero: bool
+    recompute: bool
+    step_seconds: float
+    tokens_per_second_per_rank: float
+    memory: ModelMemory
+    parts: tuple[Part, ...]
+    binding: ModelBinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +268,12 @@ SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One solved plan. Raises InputError where its id is not the hash of its inputs."""
+    """One solved plan. Raises InputError where its id is not the hash of its inputs.
+
+    Args:
+        transformer: the whole model; None for a layer. With it `pipeline`, `memory`,
+            `predicted` and `decision` are those of one MoE layer and one micro-batch.
+    """
 
     schema: int = PLAN_SCHEMA
     id: str
@@ -214,6 +286,7 @@ class Plan:
     decision: Verdict
     alternatives: tuple[Alternative, ...]
     warnings: tuple[str, ...]
+    transformer: TransformerPlan | None = None
 
     def __post_init__(self) -> None:
         if self.id != self.inputs.plan_id:
@@ -224,8 +297,11 @@ class Plan:
 
     @property
     def workload(self) -> Workload:
-        """One layer, on the ranks that share its experts."""
-        return self.inputs.workload(self.layout)
+        """One MoE layer, on the ranks that share its experts; in a model, of a micro-batch."""
+        workload = self.inputs.workload(self.layout)
+        if self.transformer is None:
+            return workload
+        return replace(workload, tokens_per_rank=self.transformer.micro_batch_tokens)
 
     def decide(self, tokens_per_rank: int) -> Decision:
         """Return the degrees for so many tokens: the plan's own, else its range's.
@@ -233,7 +309,7 @@ class Plan:
         Beyond the last range the last one holds, before the first one the first.
         """
         pipeline = self.pipeline
-        if tokens_per_rank == self.inputs.tokens_per_rank or not pipeline.ranges:
+        if tokens_per_rank == self.workload.tokens_per_rank or not pipeline.ranges:
             forward, backward = pipeline.forward_degree, pipeline.backward_degree
         else:
             index = bisect_right(pipeline.ranges, tokens_per_rank, key=lambda row: row[0])

@@ -52,3 +52,49 @@ class Transformer:
     def has_experts(self, block: int) -> bool:
         """Return whether the block, counted from 0, has experts."""
         return (block + 1) % self.moe_every == 0
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Blocks with experts."""
+        return self.num_layers // self.moe_every
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one block: query, key, value and output. Biases, under a thousandth, are left out."""
+        return 4 * self.moe.d_model**2
+
+    @property
+    def norm_parameters(self) -> int:
+        """Of one norm: weight and bias."""
+        return 2 * self.moe.d_model
+
+    @property
+    def ffn_parameters(self) -> int:
+        """Of one dense network, and of one expert."""
+        return self.moe.num_gemms * self.moe.d_model * self.moe.d_hidden
+
+    @property
+    def gate_parameters(self) -> int:
+        """Of one MoE layer."""
+        return self.moe.d_model * self.moe.num_experts
+
+    @property
+    def token_parameters(self) -> int:
+        """Of the embedding of tokens, and of the head, which shares nothing with it."""
+        return self.vocab_size * self.moe.d_model
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model: embeddings of tokens and places, blocks, last norm and head."""
+        places = self.length * self.moe.d_model
+        block = self.attention_parameters + 2 * self.norm_parameters
+        experts = self.gate_parameters + self.moe.num_experts * self.ffn_parameters
+        num_dense = self.num_layers - self.num_moe_layers
+        return (
+            2 * self.token_parameters
+            + places
+            + self.num_layers * block
+            + num_dense * self.ffn_parameters
+            + self.num_moe_layers * experts
+            + self.norm_parameters
+        )

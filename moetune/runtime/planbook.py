@@ -47,7 +47,7 @@ class Shelf:
         """Return the plan made for the nearest number of tokens."""
         return min(
             self._plans,
-            key=lambda plan: abs(math.log(max(tokens, 1) / plan.inputs.tokens_per_rank)),
+            key=lambda plan: abs(math.log(max(tokens, 1) / plan.workload.tokens_per_rank)),
         )
 
     def _look_up(self, tokens: int) -> Decision:

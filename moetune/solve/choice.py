@@ -141,6 +141,19 @@ class DegreeChooser:
             return max(best, allowed[0])
         return self._smallest_best([self.time(phase, tokens, degree) for degree in allowed], tokens)
 
+    def best(self, tokens: int) -> tuple[PhaseTime, PhaseTime]:
+        """Return both phases at their best degrees, with every time asked for once."""
+        if self.is_closed or self.costs.world_size == 1:
+            forward, backward = (
+                self.time(phase, tokens, self.degree(phase, tokens)) for phase in PHASES
+            )
+            return forward, backward
+        times = [self._times(phase, tokens) for phase in PHASES]
+        if self.is_measured and not self._is_worth_it(times, tokens):
+            return times[0][0], times[1][0]
+        forward, backward = (self._smallest_near_best(each) for each in times)
+        return forward, backward
+
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
         """Return the phase's time at a degree."""
         return strategy_time(
@@ -184,15 +197,28 @@ class DegreeChooser:
         Args:
             times: by degree, ascending.
         """
-        if self.is_measured and not self._chunks_are_worth_it(tokens):
+        if self.is_measured and not self._is_worth_it(
+            [self._times(phase, tokens) for phase in PHASES], tokens
+        ):
             return times[0].degree
-        limit = min(time.seconds for time in times) * (1 + (NOISE if self.is_measured else TIE))
-        return min(time.degree for time in times if time.seconds <= limit)
+        return self._smallest_near_best(times).degree
 
-    def _chunks_are_worth_it(self, tokens: int) -> bool:
+    def _smallest_near_best(self, times: Sequence[PhaseTime]) -> PhaseTime:
+        limit = min(time.seconds for time in times) * (1 + (NOISE if self.is_measured else TIE))
+        near = (time for time in times if time.seconds <= limit)
+        return min(near, key=lambda time: time.degree)
+
+    def _times(self, phase: Phase, tokens: int) -> list[PhaseTime]:
+        return [self.time(phase, tokens, degree) for degree in self.allowed(phase, tokens)]
+
+    def _is_worth_it(self, times: Sequence[Sequence[PhaseTime]], tokens: int) -> bool:
+        """Return whether chunks promise to save enough of the step.
+
+        Args:
+            times: of each phase, by degree, ascending.
+        """
         fewest = best = self.costs.overhead(tokens=tokens).seconds
-        for phase in PHASES:
-            allowed = self.allowed(phase, tokens)
-            seconds = [self.time(phase, tokens, degree).seconds for degree in allowed]
-            fewest, best = fewest + seconds[0], best + min(seconds)
+        for each in times:
+            fewest += each[0].seconds
+            best += min(time.seconds for time in each)
         return best <= fewest * (1 - WORTH)

@@ -6,9 +6,17 @@ from moetune.solve.phases import LayerCosts
 from moetune.solve.summed_costs import SummedCosts
 
 
-def layer_costs(*, workload: Workload, costs: Costs) -> LayerCosts:
-    """Return the costs of the workload's layer."""
+def layer_costs(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> LayerCosts:
+    """Return the costs of the workload's layer.
+
+    Args:
+        num_nodes: that its ranks are spread over evenly; 0 for consecutive ranks.
+    """
     kind = SummedCosts if workload.expert_parallel == "tensor" else LayerCosts
     return kind(
-        layer=workload.layer, world_size=workload.world_size, dtype=workload.dtype, costs=costs
+        layer=workload.layer,
+        world_size=workload.world_size,
+        dtype=workload.dtype,
+        costs=costs,
+        num_nodes=num_nodes,
     )

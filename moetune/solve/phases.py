@@ -5,8 +5,9 @@ T·k/r rows on each rank, a real number: costs are asked for shares.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from moetune.domain.costs import Costs, Estimate, Interference, LinearCost, SideBySide, least_trust
@@ -18,8 +19,10 @@ from moetune.solve.degree import best_degree, makespan
 
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-PRODUCTS: tuple[Product, ...] = get_args(Product)
 COUNT_BYTES = 8
+PHASE_PRODUCTS: Mapping[Phase, tuple[Product, ...]] = MappingProxyType(
+    {"forward": ("forward",), "backward": ("grad_input", "grad_weight")}
+)
 NOTHING = Estimate(seconds=0.0, trust="measured")
 
 
@@ -28,12 +31,16 @@ class LayerCosts:
     """The costs of one layer on so many ranks, whatever the number of tokens.
 
     Here tokens travel to the experts and back.
+
+    Args:
+        num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
     """
 
     layer: LayerShape
     world_size: int
     dtype: str
     costs: Costs
+    num_nodes: int = 0
 
     @property
     def num_transfers(self) -> int:
@@ -118,27 +125,35 @@ class LayerCosts:
         return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
 
     def overhead(self, *, tokens: float) -> Estimate:
-        """Return gate, permutation and the ranks' two small exchanges; 0 where not measured.
+        """Return gate, permutation and the ranks' two small exchanges; 0 where not measured."""
+        return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
 
-        The exchanges are the agreement on tokens and that of all chunks' counts.
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return one phase's share of the overhead.
+
+        Forward the ranks exchange their numbers of tokens and the counts of all chunks.
         """
         rows = tokens * self.layer.top_k
-        permutation = (
+        small = NOTHING
+        gate = self.gate(phase, tokens=tokens)
+        if phase == "forward" and gate.seconds:
+            small = self.exchange("all_to_all", self.layer.num_experts * COUNT_BYTES)
+        return total(
+            gate,
             self.rows_op("gather", rows, self.layer.d_model),
             self.rows_op("scatter_add", rows, self.layer.d_model),
+            small,
+            small,
         )
-        gate = self.gate(tokens)
-        if not gate:
-            return total(*permutation, *permutation)
-        small = self.exchange("all_to_all", self.layer.num_experts * COUNT_BYTES)
-        return total(*gate, *permutation, *permutation, small, small)
 
-    def gate(self, tokens: float) -> tuple[Estimate | None, ...]:
-        """Return the gate's parts, none where it was not measured."""
+    def gate(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return scores, softmax and choice of the experts; 0 where not measured."""
         experts = self.layer.num_experts
-        gate = self.rows_op("gate", tokens, experts)
-        if gate is None:
-            return ()
+        choice = self.rows_op("gate", tokens, experts)
+        if choice is None:
+            return NOTHING
+        if phase == "backward":
+            choice = self.rows_op("gate_backward", tokens, experts)
         products = (
             self.costs.gemm(
                 dtype=self.dtype,
@@ -148,16 +163,20 @@ class LayerCosts:
                 d_in=self.layer.d_model,
                 d_out=experts,
             )
-            for product in PRODUCTS
+            for product in PHASE_PRODUCTS[phase]
         )
-        return gate, self.rows_op("gate_backward", tokens, experts), *products
+        return total(choice, *products)
 
     def exchange(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
         """Return one collective of the ranks; 0 on one rank."""
         if self.world_size == 1:
             return NOTHING
         return self.costs.collective(
-            op=op, group_size=self.world_size, num_bytes=num_bytes, in_flight=in_flight
+            op=op,
+            group_size=self.world_size,
+            num_bytes=num_bytes,
+            in_flight=in_flight,
+            num_nodes=self.num_nodes,
         )
 
     def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
@@ -166,7 +185,7 @@ class LayerCosts:
         The local experts are one GEMM: t_e = g·α + g·β·T·k·M·H/r, with g = 2 forward (3 for
         swiglu) and twice that backward (PipeMoE Eq. 14).
         """
-        transfer = self.costs.collective_line(op="all_to_all", group_size=self.world_size)
+        transfer = self.collective_line("all_to_all")
         compute = self.gemm_line(phase)
         if transfer is None or compute is None or self.sorting(1.0).seconds:
             return None
@@ -175,6 +194,12 @@ class LayerCosts:
         if not all(math.isclose(one.seconds, expected) for one in alone_and_several):
             return None  # one in flight and several have different lines
         return transfer, compute
+
+    def collective_line(self, op: CollectiveOp) -> LinearCost | None:
+        """Return the line of one collective of the ranks, None where there is none."""
+        return self.costs.collective_line(
+            op=op, group_size=self.world_size, num_nodes=self.num_nodes
+        )
 
     def gemm_line(self, phase: Phase) -> LinearCost | None:
         """Return the line of all GEMMs, None where experts do more or there is no line."""
@@ -224,10 +249,7 @@ class LayerCosts:
 
     def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
         """Yield all products of the local experts."""
-        products: tuple[Product, ...] = (
-            ("forward",) if phase == "forward" else ("grad_input", "grad_weight")
-        )
-        for product in products:
+        for product in PHASE_PRODUCTS[phase]:
             yield from (self.product(product, rows=rows),) * (self.layer.num_gemms - 1)
             yield self.product(product, rows=rows, is_second=True)
 

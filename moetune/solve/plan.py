@@ -52,6 +52,7 @@ def solve_plan(
     bounds: Bounds,
     device_memory_bytes: int,
     provenance: Provenance,
+    num_nodes: int = 0,
 ) -> Plan:
     """Return the fastest plan within the bounds and the memory, and why it is the fastest.
 
@@ -61,6 +62,7 @@ def solve_plan(
         bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
         device_memory_bytes: the limit where the inputs set none.
         provenance: of the profile.
+        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
 
     Raises:
         InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
@@ -72,7 +74,7 @@ def solve_plan(
     check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
     strategies = choose_strategy(
         workload=workload,
-        costs=layer_costs(workload=workload, costs=costs),
+        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
         bounds=bounds,
         limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
     )

@@ -131,7 +131,12 @@ def _strategies(
 
 
 def _limit(plan: Plan) -> int | None:
-    """Return the memory; where it forced the plan and its size is not told, what that needs."""
+    """Return the memory; where it forced the plan and its size is not told, what that needs.
+
+    A layer in a whole model fits as planned, and its share of the limit is not told.
+    """
+    if plan.transformer is not None:
+        return None
     if plan.inputs.memory_limit_bytes is not None:
         return plan.inputs.memory_limit_bytes - taken_bytes(plan.inputs.constraints)
     is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"

@@ -76,21 +76,21 @@ class SummedCosts(LayerCosts):
         again = gather if phase == "backward" else None
         return total(*self.gemms(phase, mine), self.activation(phase, mine), gather, again, add)
 
-    def overhead(self, *, tokens: float) -> Estimate:
-        """Return the gate, the agreement on tokens and the sum of the weights' gradients.
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return the gate, and the agreement on tokens or the sum of the weights' gradients.
 
         0 where the gate was not measured.
         """
-        gate = self.gate(tokens)
-        if not gate:
+        if self.rows_op("gate", tokens, self.layer.num_experts) is None:
             return NOTHING
+        gate = self.gate(phase, tokens=tokens)
         num_bytes = tokens * self.layer.top_k * max(dtype_bytes(self.dtype), _WEIGHT_BYTES)
-        agreement = self.exchange("all_reduce", COUNT_BYTES)
-        return total(*gate, agreement, self.exchange("all_reduce", num_bytes))
+        small = COUNT_BYTES if phase == "forward" else num_bytes
+        return total(gate, self.exchange("all_reduce", small))
 
     def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
         """Return (all-reduce over bytes, all GEMMs over the MACs of one), if that is all."""
-        transfer = self.costs.collective_line(op="all_reduce", group_size=self.world_size)
+        transfer = self.collective_line("all_reduce")
         compute = self.gemm_line(phase)
         around = (self.rows_op(op, 1.0, self.layer.d_model) for op in ("gather", "scatter_add"))
         if transfer is None or compute is None or total(*around).seconds:

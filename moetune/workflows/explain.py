@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 
-from moetune.domain.costs import Trust
+from moetune.domain.costs import Costs, Trust
 from moetune.domain.errors import ProfileError
+from moetune.domain.layer import Workload
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
+from moetune.solve.choice import Bounds
 from moetune.solve.layer_costs import layer_costs
+from moetune.solve.layout_moe import best_moe_step
+from moetune.solve.layout_ranks import groups_of
 from moetune.solve.predict import PhaseTime
 from moetune.solve.step import step_time
 from moetune.workflows.plan import ALLOW_MODELLED
@@ -74,6 +78,8 @@ def explain_plan(plan: Plan, *, profile: Profile) -> Explanation:
     """
     inputs, workload = plan.inputs, plan.workload
     costs = costs_of(profile, allow_modelled=ALLOW_MODELLED in inputs.constraints)
+    if plan.transformer is not None:
+        return _explain_in_layout(plan, workload=workload, costs=costs, profile=profile)
     step = step_time(
         costs=layer_costs(workload=workload, costs=costs),
         tokens=inputs.tokens_per_rank,
@@ -87,6 +93,31 @@ def explain_plan(plan: Plan, *, profile: Profile) -> Explanation:
         forward=_terms(step.forward),
         backward=_terms(step.backward),
         strategies=strategies_of(plan, profile=profile, workload=workload),
+        profile=profile,
+        note="",
+    )
+
+
+def _explain_in_layout(
+    plan: Plan, *, workload: Workload, costs: Costs, profile: Profile
+) -> Explanation:
+    """Return the terms of the MoE layer inside a whole model's layout."""
+    groups = groups_of(plan.layout, per_node=profile.machine.devices_per_node)
+    step = best_moe_step(
+        workload=workload,
+        num_nodes=groups.experts.num_nodes,
+        costs=costs,
+        bounds=Bounds(
+            forward_degree=plan.pipeline.forward_degree,
+            backward_degree=plan.pipeline.backward_degree,
+            order=plan.pipeline.order,
+        ),
+    )
+    return Explanation(
+        plan=plan,
+        forward=_terms(step.forward),
+        backward=_terms(step.backward),
+        strategies=(),
         profile=profile,
         note="",
     )

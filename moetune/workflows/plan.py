@@ -8,16 +8,20 @@ from pathlib import Path
 
 from moetune.config import Settings
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layer import LayerShape
 from moetune.domain.models import find_model
 from moetune.domain.plan import EXPERT_PARALLEL, Plan, PlanInputs
 from moetune.domain.profile import Profile
+from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of
 from moetune.fit.resample import resample_costs
 from moetune.solve.choice import Bounds
+from moetune.solve.layout import Question, solve_layout
+from moetune.solve.layout_space import LayoutPins
 from moetune.solve.plan import solve_plan
 from moetune.solve.room import MEMORY_TAKEN
 from moetune.workflows import wiring
+from moetune.workflows.asked_layout import layout_constraints, reject_pins
 from moetune.workflows.files import load_plan_file, plan_to_json, write_text
 from moetune.workflows.profiles import FoundProfile, find_profile
 from moetune.workflows.wiring import StoreFinder
@@ -35,9 +39,10 @@ class PlanRequest:
     Args:
         model: a name of `moetune models list`.
         layer: where there is no `model`.
+        transformer: the whole model; default, the named model's, where it is a whole one.
+        pins: of a whole model's layout; of a layer's, how its ranks share the experts.
         world_size: default, the profile's number of devices.
         tokens_per_rank: default, the model's; a layer needs it.
-        expert_parallel: how the ranks share the experts; default, all to all.
         dtype: default, what the profile is for: see `default_dtype`.
         memory_limit_bytes: default, the device's memory.
         memory_taken_bytes: by others on the device; the limit is less by so much.
@@ -48,10 +53,11 @@ class PlanRequest:
 
     model: str | None = None
     layer: LayerShape | None = None
+    transformer: Transformer | None = None
+    pins: LayoutPins = field(default_factory=LayoutPins)
     world_size: int | None = None
     tokens_per_rank: int | None = None
     dtype: str | None = None
-    expert_parallel: ExpertParallel | None = None
     memory_limit_bytes: int | None = None
     memory_taken_bytes: int = 0
     bounds: Bounds = field(default_factory=Bounds)
@@ -75,8 +81,23 @@ class PlanRequest:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        if self.expert_parallel == "tensor":
+        if self.whole is not None:
+            if self.bounds.strategy not in {None, "none"}:
+                raise InputError(
+                    f"strategy {self.bounds.strategy} is not planned in a whole model",
+                    "leave --strategy away: where memory binds, blocks run forward again",
+                )
+            return
+        reject_pins(self.pins)
+        if self.pins.expert_parallel == "tensor":
             self._check_tensor()
+
+    @property
+    def whole(self) -> Transformer | None:
+        """The whole model to plan for; None for a layer."""
+        if self.transformer is not None or self.model is None:
+            return self.transformer
+        return find_model(self.model).transformer
 
     def _check_tensor(self) -> None:
         bounds = self.bounds
@@ -137,16 +158,33 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
     """Return the best plan for the request on the profile's machine.
 
     Raises:
-        InputError: the experts do not divide by the ranks, or the dtype is unknown.
+        InputError: the experts, or a whole model, do not divide by the ranks, or the dtype is
+            unknown.
         InfeasiblePlanError: nothing satisfies the bounds or the memory limit.
         ProfileError: the profile lacks an operation that the layer needs.
     """
     inputs = plan_inputs(request, profile=profile)
     allowed = request.allow_modelled
+    costs = costs_of(profile, allow_modelled=allowed)
+    resamples = resample_costs(profile, num=NUM_RESAMPLES, seed=SEED, allow_modelled=allowed)
+    if request.whole is not None:
+        return solve_layout(
+            Question(
+                inputs=inputs,
+                model=request.whole,
+                pins=request.pins,
+                costs=costs,
+                resamples=resamples,
+                bounds=request.bounds,
+                per_node=profile.machine.devices_per_node,
+                device_memory_bytes=profile.machine.memory_bytes,
+                provenance=profile.provenance,
+            )
+        )
     plan = solve_plan(
         inputs=inputs,
-        costs=costs_of(profile, allow_modelled=allowed),
-        resamples=resample_costs(profile, num=NUM_RESAMPLES, seed=SEED, allow_modelled=allowed),
+        costs=costs,
+        resamples=resamples,
         bounds=request.bounds,
         device_memory_bytes=profile.machine.memory_bytes,
         provenance=profile.provenance,
@@ -233,8 +271,11 @@ def _constraints(request: PlanRequest) -> Mapping[str, str]:
         for name in names
         if getattr(bounds, name) != getattr(default, name)
     }
-    if request.expert_parallel == "tensor":
-        found[EXPERT_PARALLEL] = request.expert_parallel
+    if request.whole is not None:
+        own = find_model(request.model).transformer if request.model else None
+        found |= layout_constraints(request.whole, own=own, pins=request.pins)
+    elif request.pins.expert_parallel == "tensor":
+        found[EXPERT_PARALLEL] = "tensor"
     if request.memory_taken_bytes:
         found[MEMORY_TAKEN] = str(request.memory_taken_bytes)
     return {**found, ALLOW_MODELLED: "true"} if request.allow_modelled else found

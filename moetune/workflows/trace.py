@@ -12,6 +12,7 @@ from moetune.fit.costs import costs_of
 from moetune.solve.timeline import COMPUTE, LINK, Span
 from moetune.solve.trace import MICROSECONDS, overlap_share, plan_timelines, trace_events
 from moetune.workflows.plan import ALLOW_MODELLED
+from moetune.workflows.verify import workload_of
 
 if TYPE_CHECKING:
     from moetune.runtime.recorder import RecordedSpan
@@ -61,8 +62,10 @@ def trace_plan(
         num_ranks: to start for a measured step; None with no launch leaves that out.
 
     Raises:
+        InputError: the plan is for a whole model.
         MoetuneError: a rank failed.
     """
+    workload = workload_of(plan)
     events: list[Mapping[str, object]] = []
     predicted = measured = None
     if profile is not None:
@@ -77,7 +80,7 @@ def trace_plan(
     if num_ranks is not None or launch is not None:
         from moetune.workflows.launch import run_on_ranks
 
-        order = _Order(workload=plan.workload, decision=plan.decide(plan.inputs.tokens_per_rank))
+        order = _Order(workload=workload, decision=plan.decide(plan.inputs.tokens_per_rank))
         spans = run_on_ranks(
             _record, order, num_ranks=num_ranks or 1, launch=launch, environ=environ
         )

@@ -114,9 +114,10 @@ def verify_plan(
         num_ranks: to start; default, those of the plan.
 
     Raises:
-        InputError: the plan is for another number of ranks.
+        InputError: the plan is for another number of ranks, or for a whole model.
         MoetuneError: a rank failed.
     """
+    workload = workload_of(plan)
     planned_ranks = plan.layout.expert_ranks
     ranks = launch.world_size if launch else num_ranks or planned_ranks
     if ranks != planned_ranks:
@@ -126,7 +127,7 @@ def verify_plan(
         )
     from moetune.workflows.launch import run_on_ranks
 
-    order = _Order(workload=plan.workload, decisions=_decisions(plan))
+    order = _Order(workload=workload, decisions=_decisions(plan))
     measured = run_on_ranks(_measure, order, num_ranks=ranks, launch=launch, environ=environ)
     if launch is not None and launch.rank:
         return None
@@ -195,6 +196,20 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
         for step in verification.steps
         if step.predicted_seconds is not None and step.strategy == plan.memory.strategy
     )
+
+
+def workload_of(plan: Plan) -> Workload:
+    """Return what a layer's plan is for.
+
+    Raises:
+        InputError: the plan is for a whole model.
+    """
+    if plan.transformer is not None:
+        raise InputError(
+            f"plan {plan.id[:6]} is for a whole model, and only layers can be run here",
+            "make a plan for its layer:  moetune plan --d-model … --d-hidden … --num-experts …",
+        )
+    return plan.workload
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:

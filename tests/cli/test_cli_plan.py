@@ -10,7 +10,7 @@ from tests.cli.running import Cli
 PLAN = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 PLAN_KEYS = {
     "schema", "id", "inputs", "layout", "pipeline", "memory", "chunks", "predicted", "decision",
-    "alternatives", "warnings",
+    "alternatives", "warnings", "transformer",
 }  # fmt: skip
 PART_KEYS = {
     "inputs": "model layer world_size tokens_per_rank dtype memory_limit_bytes profile "
@@ -71,8 +71,10 @@ def test_plan_json_has_every_key_of_the_contract_and_no_other(cli: Cli) -> None:
     assert set(plan["inputs"]["layer"]) == layer
     choice = {"forward_degree", "backward_degree", "order", "strategy", "step_seconds"}
     assert set(plan["decision"]["runner_up"]) == choice
-    assert all(set(other) == {*choice, "lost_because"} for other in plan["alternatives"])
+    other_keys = {*choice, "lost_because", "layout", "memory_bytes"}
+    assert all(set(other) == other_keys for other in plan["alternatives"])
     assert plan["chunks"] is None
+    assert plan["transformer"] is None
 
 
 def test_plan_json_is_canonical_and_what_the_file_holds(cli: Cli) -> None:

@@ -6,7 +6,7 @@ import pytest
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from tests.cli.running import Cli
 
-NAMES = ("rtx2080ti-x16", "rtx2080ti-x32", "rtx2080ti-x64")
+NAMES = ("rtx2080ti-x16", "rtx2080ti-x32", "rtx2080ti-x64", "v100-x256")
 
 
 @pytest.fixture
@@ -58,7 +58,9 @@ def test_the_profile_setting_is_used_and_the_flag_beats_it(cli: Cli, lab: Path) 
     Path("moetune.toml").write_text(f'profile = "{lab}"', encoding="utf-8")
     plan = cli("plan", "--model", "gpt-s", "--json").document
     assert plan["inputs"]["profile"] == "lab"
-    flag = cli("plan", "--model", "gpt-s", "--json", "--profile", "rtx2080ti-x64").document
+    flag = cli(
+        "plan", "--model", "gpt-s", "--json", "--profile", "rtx2080ti-x64", "v100-x256"
+    ).document
     assert flag["inputs"]["profile"] == "rtx2080ti-x64"
 
 

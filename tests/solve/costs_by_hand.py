@@ -55,7 +55,7 @@ class LinearCosts:
         return None if self.is_measured else self._line(op)
 
     def _line(self, op: CollectiveOp) -> LinearCost:
-        return {"all_to_all": self.transfer_cost, "all_reduce": self.sum_cost}[op]
+        return self.sum_cost if op == "all_reduce" else self.transfer_cost
 
     def gemm(
         self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int

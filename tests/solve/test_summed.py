@@ -14,10 +14,10 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import EXPERT_PARALLEL, Layout, Plan, plan_from_json
 from moetune.solve.choice import Bounds
 from moetune.solve.degree import best_summed_degree, summed_makespan
+from moetune.solve.layout_moe import best_moe_step
 from moetune.solve.memory import total_bytes
 from moetune.solve.phases import PHASES
 from moetune.solve.plan import solve_plan
-from moetune.solve.summed import best_summed_step
 from moetune.solve.timeline import simulate, summing_tasks
 from moetune.solve.trace import plan_timelines
 from tests.solve.costs_by_hand import LinearCosts, event_by_event, plan_inputs
@@ -29,7 +29,9 @@ betas = st.one_of(st.just(0.0), st.floats(min_value=1e-18, max_value=1e-3))
 sizes = st.floats(min_value=1.0, max_value=1e16)
 
 LAYER = LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2)
-WORKLOAD = Workload(layer=LAYER, world_size=4, tokens_per_rank=4096, dtype="bfloat16")
+WORKLOAD = Workload(
+    layer=LAYER, world_size=4, tokens_per_rank=4096, dtype="bfloat16", expert_parallel="tensor"
+)
 DISTURBED = Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.7))
 MEASURED = LinearCosts(
     is_measured=True, power=0.97, interference=DISTURBED,
@@ -143,7 +145,7 @@ def _by_hand(costs: LinearCosts, phase: str, degree: int) -> float:
 
 def test_best_step_of_lines_is_the_minimum_over_all_degrees() -> None:
     costs = LinearCosts()
-    step = best_summed_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
+    step = best_moe_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
     for phase in PHASES:
         times = [_by_hand(costs, phase, degree) for degree in range(1, 65)]
         found = step.forward if phase == "forward" else step.backward
@@ -154,7 +156,7 @@ def test_best_step_of_lines_is_the_minimum_over_all_degrees() -> None:
 
 
 def test_best_step_of_measured_costs_is_within_noise_of_the_best() -> None:
-    step = best_summed_step(workload=WORKLOAD, costs=MEASURED, bounds=Bounds())
+    step = best_moe_step(workload=WORKLOAD, costs=MEASURED, bounds=Bounds())
     for phase in PHASES:
         times = [_by_hand(MEASURED, phase, degree) for degree in range(1, 65)]
         found = step.forward if phase == "forward" else step.backward
@@ -165,18 +167,18 @@ def test_best_step_of_measured_costs_is_within_noise_of_the_best() -> None:
 def test_overhead_is_gate_agreement_and_the_sum_of_the_weights_gradients() -> None:
     free = LinearCost(alpha_seconds=0.0, beta_seconds=0.0)
     costs = replace(GATED, gemm_cost=free, power=1.0)
-    step = best_summed_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
+    step = best_moe_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
     sums = (1e-4 + 5e-10 * 8) + (1e-4 + 5e-10 * 4096 * 2 * 4)
     assert step.overhead.seconds == pytest.approx(1e-9 * 4096 * 16 + sums)
 
 
 def test_one_rank_sums_nothing_and_many_need_a_measured_all_reduce() -> None:
     costs = LinearCosts(group_size=99, is_measured=True)
-    alone = best_summed_step(workload=replace(WORKLOAD, world_size=1), costs=costs, bounds=Bounds())
+    alone = best_moe_step(workload=replace(WORKLOAD, world_size=1), costs=costs, bounds=Bounds())
     assert alone.degrees == (1, 1)
     assert alone.forward.transfer.seconds == 0.0
     with pytest.raises(ProfileError, match="all_reduce"):
-        best_summed_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
+        best_moe_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
 
 
 def _solve(costs: Costs, *, gib: float = 80, bounds: Bounds | None = None) -> Plan:
@@ -192,7 +194,7 @@ def test_a_plan_is_the_best_step_and_its_timeline_takes_as_long(costs: LinearCos
     plan = _solve(costs)
     assert plan.layout == Layout(expert_parallel="tensor", dp=1, ep=1, tp=4, pp=1)
     assert plan_from_json(canonical_json(plan), "plan.json") == plan
-    step = best_summed_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
+    step = best_moe_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
     assert (plan.pipeline.forward_degree, plan.pipeline.backward_degree) == step.degrees
     assert plan.predicted.step_seconds == pytest.approx(step.seconds)
     forward, backward = plan_timelines(plan=plan, costs=costs)
@@ -205,12 +207,12 @@ def test_ranges_of_lines_hold_the_best_degrees_of_other_sizes() -> None:
     plan = _solve(LinearCosts())
     for tokens in (1, 16, 700, 4095, 9000, 2**19):
         workload = replace(WORKLOAD, tokens_per_rank=tokens)
-        best = best_summed_step(workload=workload, costs=LinearCosts(), bounds=Bounds())
+        best = best_moe_step(workload=workload, costs=LinearCosts(), bounds=Bounds())
         decision = plan.decide(tokens)
         pinned = Bounds(
             forward_degree=decision.forward_degree, backward_degree=decision.backward_degree
         )
-        held = best_summed_step(workload=workload, costs=LinearCosts(), bounds=pinned)
+        held = best_moe_step(workload=workload, costs=LinearCosts(), bounds=pinned)
         assert held.seconds <= best.seconds * (1 + 1e-3)
 
 

@@ -15,6 +15,7 @@ from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import PlanRequest, default_dtype, make_plan, plan_inputs
 from moetune.workflows.profiles import compare_profiles
+from tests.solve.clusters import GB, cluster_profile
 
 LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=64)
 FLOAT64 = GemmLine(dtype="float64", alpha_seconds=1e-5, beta_seconds_per_mac=1e-12)
@@ -27,11 +28,27 @@ def profile() -> Profile:
     return load_profile_file(bundled_profiles()["rtx2080ti-x64"])
 
 
-@pytest.mark.parametrize("model", list(MODELS))
+LAYERS = [name for name, model in MODELS.items() if model.transformer is None]
+WHOLE = [name for name in MODELS if name not in LAYERS]
+
+
+@pytest.mark.parametrize("model", LAYERS)
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
 def test_the_terms_of_a_plan_are_those_it_was_made_from(
     profile: Profile, model: str, order: Order
 ) -> None:
+    _check_terms(profile, model, order)
+
+
+@pytest.mark.parametrize("model", WHOLE)
+@pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
+def test_the_terms_of_a_layer_in_a_whole_model_are_those_it_was_planned_with(
+    model: str, order: Order
+) -> None:
+    _check_terms(cluster_profile(num_devices=128, between=2 * GB), model, order)
+
+
+def _check_terms(profile: Profile, model: str, order: Order) -> None:
     plan = make_plan(PlanRequest(model=model, bounds=Bounds(order=order)), profile=profile)
     found = explain_plan(plan, profile=profile)
     assert found.forward is not None

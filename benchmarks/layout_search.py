@@ -1,0 +1,90 @@
+"""How long the search over all layouts takes: `python -m benchmarks.layout_search`.
+
+A model of 96 layers on 1,024 ranks; every cost is a line.
+"""
+
+import time
+from dataclasses import replace
+
+from moetune.domain.hardware import Machine
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import PlanInputs
+from moetune.domain.profile import CollectiveLine, GemmLine, Profile
+from moetune.domain.samples import CollectiveOp
+from moetune.domain.transformer import Transformer
+from moetune.fit.costs import costs_of
+from moetune.solve.choice import Bounds
+from moetune.solve.layout import Question, search_layouts, solve_layout
+from moetune.solve.layout_space import LayoutPins
+
+NUM_RANKS = 1024
+PER_NODE = 8
+GIB = 2**30
+RUNS = 3
+OPS: tuple[CollectiveOp, ...] = (
+    "all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Print the best of a few runs for several memory limits."""
+    for memory_bytes in (80 * GIB, 192 * GIB):
+        best = min(_seconds(memory_bytes) for _ in range(RUNS))
+        print(f"{NUM_RANKS} ranks, 96 layers, {memory_bytes // GIB} GiB: {best:.2f} s")
+    started = time.perf_counter()
+    plan = solve_layout(_question(192 * GIB))
+    print(f"with the plan of its MoE layer: {time.perf_counter() - started:.2f} s, {plan.layout}")
+
+
+def _seconds(memory_bytes: int) -> float:
+    question = _question(memory_bytes)
+    started = time.perf_counter()
+    _, found = search_layouts(question)
+    seconds = time.perf_counter() - started
+    fitting, others = len(found.best), len(found.unfit)
+    print(f"  {fitting} layouts fit, {others} do not, {len(found.unpriced)} have no price")
+    return seconds
+
+
+def _question(memory_bytes: int) -> Question:
+    moe = LayerShape(d_model=8192, d_hidden=32_768, num_experts=64)
+    profile = _profile()
+    return Question(
+        inputs=PlanInputs(
+            model=None, layer=moe, world_size=NUM_RANKS, tokens_per_rank=16_384, dtype="float16",
+            memory_limit_bytes=memory_bytes, profile=profile.name,
+            profile_fingerprint=profile.digest, constraints={},
+        ),
+        model=Transformer(
+            moe=moe, num_layers=96, num_heads=64, length=2048, vocab_size=51_200
+        ),
+        pins=LayoutPins(), costs=costs_of(profile), resamples=(), bounds=Bounds(),
+        per_node=PER_NODE, device_memory_bytes=memory_bytes, provenance="modelled",
+    )  # fmt: skip
+
+
+def _profile() -> Profile:
+    """Return lines for every group of a power of two, on as few nodes as possible and on more."""
+    lines = [
+        CollectiveLine(
+            op=op, group_size=2**size, num_nodes=nodes, alpha_seconds=1e-5 * size,
+            beta_seconds_per_byte=1e-11 * (1 + nodes),
+        )
+        for op in OPS
+        for size in range(1, NUM_RANKS.bit_length())
+        for nodes in (0, *(2**one for one in range(1, size + 1)))
+        if nodes == 0 or nodes > -(-(2**size) // PER_NODE)
+    ]  # fmt: skip
+    machine = Machine(
+        kind="cuda", device="none", num_devices=NUM_RANKS, devices_per_node=PER_NODE,
+        memory_bytes=80 * GIB,
+    )  # fmt: skip
+    gemm = GemmLine(dtype="float16", alpha_seconds=2e-5, beta_seconds_per_mac=4e-15)
+    profile = Profile(
+        name="lines", provenance="modelled", machine=machine, gemm=(gemm,), collective=tuple(lines)
+    )
+    return replace(profile, citation="made up")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""A whole model and a number of ranks to a plan: the one door of the layout solver."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Costs
+from moetune.domain.errors import ProfileError
+from moetune.domain.plan import (
+    EXPERT_PARALLEL,
+    Alternative,
+    ModelBinding,
+    Part,
+    Plan,
+    PlanInputs,
+    TransformerPlan,
+)
+from moetune.domain.profile import Provenance
+from moetune.domain.transformer import Transformer
+from moetune.solve.choice import Bounds
+from moetune.solve.layout_breakdown import binding_of, parts_of, trust_of
+from moetune.solve.layout_fit import what_would_fit
+from moetune.solve.layout_parts import OURS, Traits
+from moetune.solve.layout_prices import Prices, one_chunk_of
+from moetune.solve.layout_search import Candidate, Found, Search, Unfit
+from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.layout_words import (
+    explain_layout,
+    explain_layout_loss,
+    explain_unfit,
+    left_out,
+    not_measured,
+    nothing_fits,
+)
+from moetune.solve.plan import solve_plan
+from moetune.solve.room import limit_of
+from moetune.solve.strategies import UNLIMITED
+from moetune.solve.words import beware
+
+NUM_LAYOUTS = 6
+"""Layouts beside the best that a plan names, of those that fit."""
+NUM_UNFIT = 2
+"""Layouts that do not fit, but nearly, that it names besides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked, and what is known of the machine.
+
+    Args:
+        resamples: refits of the profile's measurements; may be empty.
+        bounds: of the MoE layer's chunks.
+        per_node: devices of a node.
+        device_memory_bytes: the limit where the inputs set none.
+    """
+
+    inputs: PlanInputs
+    model: Transformer
+    pins: LayoutPins
+    costs: Costs
+    resamples: Sequence[Costs]
+    bounds: Bounds
+    per_node: int
+    device_memory_bytes: int
+    provenance: Provenance
+    traits: Traits = OURS
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the model may take of a device."""
+        return limit_of(self.inputs, device_memory_bytes=self.device_memory_bytes)
+
+
+def solve_layout(question: Question) -> Plan:
+    """Return the fastest layout that fits, with the plan of the MoE layer in it, and why.
+
+    Raises:
+        InputError: the ranks, the pins, the layers, heads, experts or sequences do not divide.
+        InfeasiblePlanError: no layout fits into memory.
+        ProfileError: no layout that fits has a price: the profile lacks an operation.
+    """
+    search, found = search_layouts(question)
+    best = found.best[0]
+    parts = parts_of(best, search.prices.stages(best.layout.pp))
+    binding = binding_of(best, parts)
+    layer = _layer(question, search, best)
+    words = explain_layout(
+        best=best,
+        parts=parts,
+        binding=binding,
+        runner_up=found.best[1] if len(found.best) > 1 else None,
+    )
+    return replace(
+        layer,
+        id=question.inputs.plan_id,
+        inputs=question.inputs,
+        layout=best.layout,
+        decision=replace(layer.decision, why=f"{words} In the MoE layer: {layer.decision.why}"),
+        alternatives=(
+            *layer.alternatives,
+            *_losers(search, found, parts),
+            *_too_large(search, found),
+        ),
+        warnings=(*layer.warnings, *_doubts(question, found, best)),
+        transformer=_transformer(question, best, parts, binding),
+    )
+
+
+def search_layouts(question: Question) -> tuple[Search, Found]:
+    """Return all layouts in the order of their time; at least one fits.
+
+    Raises:
+        InputError, InfeasiblePlanError, ProfileError: as `solve_layout`.
+    """
+    inputs, model = question.inputs, question.model
+    batch = whole_batch(
+        model=model, tokens_per_rank=inputs.tokens_per_rank, world_size=inputs.world_size
+    )
+    layouts = find_layouts(
+        model=model, world_size=inputs.world_size, batch=batch, pins=question.pins
+    )
+    search = Search(
+        prices=Prices(
+            model=model,
+            dtype=inputs.dtype,
+            costs=question.costs,
+            bounds=question.bounds,
+            per_node=question.per_node,
+            traits=question.traits,
+        ),
+        batch=batch,
+        pins=question.pins,
+        limit_bytes=question.limit_bytes,
+    )
+    found = search.all(layouts)
+    if not found.best and found.unpriced:
+        raise found.unpriced[0][1]
+    if not found.best:
+        hint = what_would_fit(search, inputs=inputs)
+        raise nothing_fits(found.unfit[0], limit_bytes=search.limit_bytes, hint=hint)
+    return search, found
+
+
+def _layer(question: Question, search: Search, best: Candidate) -> Plan:
+    """Return the plan of one MoE layer in the layout, for the layer that runs there.
+
+    Its memory is no bound: the search over layouts has seen that it fits.
+    """
+    trial, inputs = search.trial(best.layout), question.inputs
+    workload = trial.workload(best.setting)
+    kind = workload.expert_parallel
+    bounds = one_chunk_of(question.bounds) if best.setting.one_chunk else question.bounds
+    return solve_plan(
+        inputs=replace(
+            inputs,
+            world_size=workload.world_size,
+            tokens_per_rank=workload.tokens_per_rank,
+            memory_limit_bytes=None,
+            constraints={EXPERT_PARALLEL: kind} if kind == "tensor" else {},
+        ),
+        costs=question.costs,
+        resamples=question.resamples,
+        bounds=replace(bounds, strategy="none"),
+        device_memory_bytes=UNLIMITED,
+        provenance=question.provenance,
+        num_nodes=trial.groups.experts.num_nodes,
+    )
+
+
+def _transformer(
+    question: Question, best: Candidate, parts: tuple[Part, ...], binding: ModelBinding
+) -> TransformerPlan:
+    model, setting = question.model, best.setting
+    return TransformerPlan(
+        num_layers=model.num_layers,
+        moe_every=model.moe_every,
+        micro_batch_sequences=setting.sequences,
+        micro_batch_tokens=setting.sequences * model.length,
+        num_micro_batches=setting.num_micro_batches,
+        zero=setting.zero,
+        recompute=setting.recompute,
+        step_seconds=best.seconds,
+        tokens_per_second_per_rank=question.inputs.tokens_per_rank / best.seconds,
+        memory=best.memory,
+        parts=parts,
+        binding=binding,
+    )
+
+
+def _losers(search: Search, found: Found, best_parts: Sequence[Part]) -> Iterator[Alternative]:
+    """Yield the next best layouts, and the best one that shares experts in the other way."""
+    best, others = found.best[0], found.best[1:]
+    kind = best.layout.expert_parallel
+    other_way = [one for one in others if one.layout.expert_parallel != kind][:1]
+    named = others[:NUM_LAYOUTS]
+    if other_way and other_way[0] not in named:
+        named = (*named[: NUM_LAYOUTS - 1], other_way[0])
+    for one in named:
+        parts = parts_of(one, search.prices.stages(one.layout.pp))
+        lost = explain_layout_loss(other=one, parts=parts, best=best, best_parts=best_parts)
+        yield _alternative(one, lost)
+
+
+def _too_large(search: Search, found: Found) -> Iterator[Alternative]:
+    for one in found.unfit[:NUM_UNFIT]:
+        timed = _timed(search, one)
+        if timed is not None:
+            yield _alternative(timed, explain_unfit(one.memory, limit_bytes=search.limit_bytes))
+
+
+def _timed(search: Search, unfit: Unfit) -> Candidate | None:
+    try:
+        return search.trial(unfit.layout).timed(unfit.setting)
+    except ProfileError:
+        return None
+
+
+def _alternative(one: Candidate, lost_because: str) -> Alternative:
+    forward, backward = one.priced.moe.step.degrees
+    return Alternative(
+        forward_degree=forward,
+        backward_degree=backward,
+        order="dispatch_first",
+        strategy="none",
+        step_seconds=one.seconds,
+        lost_because=lost_because,
+        layout=one.layout,
+        memory_bytes=one.memory.total_bytes,
+    )
+
+
+def _doubts(question: Question, found: Found, best: Candidate) -> Iterator[str]:
+    inputs = question.inputs
+    num_layouts = len(found.best) + len(found.unfit) + len(found.unpriced)
+    yield from left_out(found.unpriced, num_layouts)
+    yield from not_measured(model=question.model, dtype=inputs.dtype, costs=question.costs)
+    if best.layout.expert_parallel == "tensor" or question.provenance == "measured":
+        yield from beware(
+            trust=trust_of(best),
+            provenance=question.provenance,
+            profile=inputs.profile,
+            assumed_spread=False,
+        )

@@ -1,0 +1,305 @@
+"""What the parts of a transformer cost on one rank, for one micro-batch.
+
+T tokens of b sequences of L, M d_model, H d_hidden, n heads, V vocabulary, tp tensor ranks.
+Attention and dense networks are cut over the tp ranks, with one all-reduce after each, forward
+and backward (Megatron-LM, PPMoE §3.1.3); norms, embedding, head and loss are not.
+"""
+
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Costs, Estimate
+from moetune.domain.layer import ExpertParallel, Workload
+from moetune.domain.plan import PartName
+from moetune.domain.transformer import Transformer
+from moetune.domain.units import dtype_bytes
+from moetune.solve.choice import Bounds
+from moetune.solve.layer_costs import layer_costs
+from moetune.solve.layout_moe import best_moe_step, sum_over
+from moetune.solve.layout_ranks import Group
+from moetune.solve.phases import NOTHING, PHASE_PRODUCTS, PHASES, Phase, total
+from moetune.solve.predict import PhaseTime, StepTime
+
+NORMS_OF_A_BLOCK = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What the runtime that is planned for does, where runtimes differ.
+
+    Args:
+        hidden_gradients: share of the gradients' all-reduce that computation hides; ours begins
+            after the last micro-batch.
+        splits_vocabulary: whether embedding and head are cut over the tensor-parallel ranks, as
+            Megatron-LM does; ours keeps them whole on each.
+        splits_sends: whether each tensor-parallel rank sends its share of what all of them have
+            to the next stage, where it is gathered, as Megatron-LM does; ours sends all of it.
+        shards_gradients: whether ZeRO shards gradients besides optimizer states, as DeepSpeed's
+            second stage does, and so reduces them after each micro-batch.
+    """
+
+    hidden_gradients: float = 0.0
+    splits_vocabulary: bool = False
+    splits_sends: bool = False
+    shards_gradients: bool = False
+
+
+OURS = Traits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One part of a block, or of the first or the last stage."""
+
+    name: PartName
+    forward: Estimate
+    backward: Estimate
+
+    @property
+    def seconds(self) -> float:
+        """Both passes."""
+        return self.forward.seconds + self.backward.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backbone:
+    """Everything but the experts.
+
+    Args:
+        attention: what each block has before its network.
+        ffn: a dense network.
+        first, last: what the first and the last stage have besides.
+    """
+
+    attention: tuple[Piece, ...]
+    ffn: tuple[Piece, ...]
+    first: tuple[Piece, ...]
+    last: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoePieces:
+    """One MoE layer at its best degrees."""
+
+    step: StepTime
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The costs of a model's parts with micro-batches of so many sequences."""
+
+    model: Transformer
+    dtype: str
+    num_sequences: int
+    tensor: Group
+    costs: Costs
+    traits: Traits = OURS
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.num_sequences * self.model.length
+
+    def backbone(self) -> Backbone:
+        """Return everything but the experts.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        sums = self._sums()
+        return Backbone(
+            attention=(
+                self._attention(),
+                Piece(name="attention all_reduce", forward=sums, backward=sums),
+                self._norms(),
+            ),
+            ffn=(self._ffn(), Piece(name="FFN all_reduce", forward=sums, backward=sums)),
+            first=(self._embedding(),),
+            last=(self._head(),),
+        )
+
+    def moe(self, *, expert_parallel: ExpertParallel, experts: Group, bounds: Bounds) -> MoePieces:
+        """Return the MoE layer with its experts on that group.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        workload = replace(self.workload(experts.size), expert_parallel=expert_parallel)
+        nodes = experts.num_nodes
+        step = best_moe_step(workload=workload, costs=self.costs, bounds=bounds, num_nodes=nodes)
+        layer = layer_costs(workload=workload, costs=self.costs, num_nodes=nodes)
+        forward, backward = (layer.phase_overhead(phase, tokens=self.tokens) for phase in PHASES)
+        pieces = (
+            Piece(name="gate", forward=forward, backward=backward),
+            Piece(name="experts", forward=_device(step.forward), backward=_device(step.backward)),
+        )
+        return MoePieces(step=step, pieces=(*pieces, *_links(step, expert_parallel)))
+
+    def workload(self, num_ranks: int) -> Workload:
+        """Return the MoE layer's work on the ranks that share its experts."""
+        return Workload(
+            layer=self.model.moe,
+            world_size=num_ranks,
+            tokens_per_rank=self.tokens,
+            dtype=self.dtype,
+        )
+
+    def _attention(self) -> Piece:
+        width = self.model.moe.d_model
+        share = width // self.tensor.size
+        forward, backward = (
+            total(
+                self._product(phase, width, 3 * share),
+                self._heads(phase),
+                self._product(phase, share, width),
+            )
+            for phase in PHASES
+        )
+        return Piece(name="attention", forward=forward, backward=backward)
+
+    def _heads(self, phase: Phase) -> Estimate:
+        """Return attention without its projections; where not measured, its two products."""
+        model, num_heads = self.model, self.model.num_heads // self.tensor.size
+        found = self.costs.attention(
+            dtype=self.dtype,
+            num_sequences=self.num_sequences,
+            length=model.length,
+            num_heads=num_heads,
+            head_dim=model.head_dim,
+            backward=phase == "backward",
+        )
+        if found is not None:
+            return found
+        products = [
+            self.costs.gemm(
+                dtype=self.dtype,
+                product=product,
+                num_experts=self.num_sequences * num_heads,
+                rows=model.length,
+                d_in=d_in,
+                d_out=d_out,
+            )
+            for product in PHASE_PRODUCTS[phase]
+            for d_in, d_out in (
+                (model.head_dim, model.length),
+                (model.length, model.head_dim),
+            )
+        ]
+        return replace(total(*products), trust="modelled")
+
+    def _ffn(self) -> Piece:
+        layer = self.model.moe
+        share = layer.d_hidden // self.tensor.size
+        forward, backward = (
+            total(
+                *(self._product(phase, layer.d_model, share),) * (layer.num_gemms - 1),
+                self._product(phase, share, layer.d_model),
+                self._rows(layer.activation, phase, share),
+            )
+            for phase in PHASES
+        )
+        return Piece(name="dense FFN", forward=forward, backward=backward)
+
+    def _norms(self) -> Piece:
+        forward, backward = (
+            total(*(self._rows("norm", phase, self.model.moe.d_model),) * NORMS_OF_A_BLOCK)
+            for phase in PHASES
+        )
+        return Piece(name="norms", forward=forward, backward=backward)
+
+    def _embedding(self) -> Piece:
+        width = self.model.moe.d_model
+        sums = self._sums() if self.traits.splits_vocabulary else None
+        return Piece(
+            name="embedding",
+            forward=total(self._rows_op("gather", width), sums),
+            backward=total(self._rows_op("scatter_add", width)),
+        )
+
+    def _head(self) -> Piece:
+        width, words = self.model.moe.d_model, self.model.vocab_size
+        sums = None
+        if self.traits.splits_vocabulary:
+            words //= self.tensor.size
+            sums = self._sums()
+        loss = self._rows_op("cross_entropy", words)
+        return Piece(
+            name="head and loss",
+            forward=total(
+                self._rows("norm", "forward", width), self._product("forward", width, words), loss
+            ),
+            backward=total(
+                self._rows("norm", "backward", width),
+                self._product("backward", width, words),
+                sums,
+            ),
+        )
+
+    def _sums(self) -> Estimate:
+        return sum_over(self.tensor, workload=self.workload(1), costs=self.costs)
+
+    def _product(self, phase: Phase, d_in: int, d_out: int) -> Estimate:
+        return total(
+            *(
+                self.costs.gemm(
+                    dtype=self.dtype,
+                    product=product,
+                    num_experts=1,
+                    rows=self.tokens,
+                    d_in=d_in,
+                    d_out=d_out,
+                )
+                for product in PHASE_PRODUCTS[phase]
+            )
+        )
+
+    def _rows(self, op: str, phase: Phase, width: int) -> Estimate | None:
+        return self._rows_op(op if phase == "forward" else f"{op}_backward", width)
+
+    def _rows_op(self, op: str, width: int) -> Estimate | None:
+        return self.costs.rows_op(op=op, dtype=self.dtype, rows=self.tokens, width=width)
+
+
+def send_time(
+    *, hop: Group, tensor: Group, tokens: int, model: Transformer, dtype: str, costs: Costs,
+    traits: Traits = OURS,
+) -> Estimate:  # fmt: skip
+    """Return one micro-batch's way from a stage to the next.
+
+    Raises:
+        ProfileError: no such send was measured.
+    """
+    num_bytes = tokens * model.moe.d_model * dtype_bytes(dtype)
+    gathered = NOTHING
+    if traits.splits_sends and tensor.size > 1:
+        num_bytes //= tensor.size
+        gathered = costs.collective(
+            op="all_gather", group_size=tensor.size, num_bytes=num_bytes,
+            num_nodes=tensor.num_nodes,
+        )  # fmt: skip
+    sent = costs.collective(
+        op="send", group_size=hop.size, num_bytes=num_bytes, num_nodes=hop.num_nodes
+    )
+    return total(sent, gathered)
+
+
+def _device(phase: PhaseTime) -> Estimate:
+    return replace(phase.compute, seconds=phase.device_seconds)
+
+
+def _links(step: StepTime, expert_parallel: ExpertParallel) -> tuple[Piece, ...]:
+    """Return the communication that the experts do not hide."""
+    forward, backward = _exposed(step.forward), _exposed(step.backward)
+    if expert_parallel == "tensor":
+        return (Piece(name="MoE all_reduce", forward=forward, backward=backward),)
+    forward, backward = (replace(one, seconds=one.seconds / 2) for one in (forward, backward))
+    return (
+        Piece(name="first all_to_all", forward=forward, backward=backward),
+        Piece(name="second all_to_all", forward=forward, backward=backward),
+    )
+
+
+def _exposed(phase: PhaseTime) -> Estimate:
+    if not phase.transfer.seconds:
+        return NOTHING
+    return replace(phase.transfer, seconds=phase.seconds - phase.device_seconds)

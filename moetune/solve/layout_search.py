@@ -1,0 +1,275 @@
+"""The fastest layout: every one that fits into memory, with every micro-batch, in order of time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Estimate
+from moetune.domain.errors import ProfileError
+from moetune.domain.layer import Workload
+from moetune.domain.plan import Layout, ModelMemory
+from moetune.solve.layout_memory import footprint_of, stage_memory
+from moetune.solve.layout_prices import Priced, Prices
+from moetune.solve.layout_ranks import Groups
+from moetune.solve.layout_space import Batch, LayoutPins
+from moetune.solve.layout_stages import PipelineTime, in_flight, one_f_one_b
+from moetune.solve.memory import layer_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is decided besides the layout.
+
+    Args:
+        sequences: of a micro-batch.
+        zero: optimizer states are sharded.
+        recompute: blocks keep their input only.
+        one_chunk: the MoE layer's buffers leave no room for more.
+    """
+
+    sequences: int
+    num_micro_batches: int
+    zero: bool
+    recompute: bool
+    one_chunk: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout that fits, with its time.
+
+    Args:
+        hops: one micro-batch's way from each stage to the next.
+        gradients: their reduction, as far as nothing hides it.
+    """
+
+    layout: Layout
+    setting: Setting
+    priced: Priced
+    pipeline: PipelineTime
+    hops: tuple[Estimate, ...]
+    gradients: Estimate
+    optimizer: Estimate
+    memory: ModelMemory
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.pipeline.seconds + self.gradients.seconds + self.optimizer.seconds
+
+    @property
+    def order(self) -> tuple[float, int, bool, bool]:
+        """What candidates are sorted by: time, then the simpler one."""
+        setting = self.setting
+        return self.seconds, setting.sequences, setting.recompute, setting.zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """A layout that does not fit, at its smallest."""
+
+    layout: Layout
+    setting: Setting
+    memory: ModelMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All layouts.
+
+    Args:
+        best: of each layout that fits, the fastest candidate; by time.
+        unfit: each layout that does not fit; by memory.
+        unpriced: each layout with an operation that was not measured, and what it lacks.
+    """
+
+    best: tuple[Candidate, ...]
+    unfit: tuple[Unfit, ...]
+    unpriced: tuple[tuple[Layout, ProfileError], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A model, its batch and what it may take of a device."""
+
+    prices: Prices
+    batch: Batch
+    pins: LayoutPins
+    limit_bytes: int
+
+    def trial(self, layout: Layout) -> "Trial":
+        """Return the layout, ready to be tried."""
+        return Trial(search=self, layout=layout, groups=self.prices.groups(layout))
+
+    def all(self, layouts: Sequence[Layout]) -> Found:
+        """Return every layout at its best."""
+        best: list[Candidate] = []
+        unfit: list[Unfit] = []
+        unpriced: list[tuple[Layout, ProfileError]] = []
+        for layout in layouts:
+            trial = self.trial(layout)
+            try:
+                found = min(trial.candidates(), key=lambda one: one.order, default=None)
+            except ProfileError as error:
+                unpriced.append((layout, error))
+                continue
+            if found is None:
+                unfit.append(trial.smallest())
+            else:
+                best.append(found)
+        return Found(
+            best=tuple(sorted(best, key=lambda one: one.order)),
+            unfit=tuple(sorted(unfit, key=lambda one: one.memory.total_bytes)),
+            unpriced=tuple(unpriced),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One layout, tried with every micro-batch."""
+
+    search: Search
+    layout: Layout
+    groups: Groups
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield what fits: blocks run forward again only where they must.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        for sequences in self._sizes():
+            fits = False
+            for zero in self._zeros():
+                setting = self._first_that_fits(sequences, zero=zero)
+                if setting is not None:
+                    fits = True
+                    yield self.timed(setting)
+            if not fits:
+                return  # more sequences take more memory
+
+    def smallest(self) -> Unfit:
+        """Return what takes the least memory."""
+        setting = self._setting(min(self._sizes()), zero=self._zeros()[-1], recompute=True)
+        return Unfit(
+            layout=self.layout,
+            setting=setting,
+            memory=self.memory(setting, degrees=self.search.prices.fewest_chunks),
+        )
+
+    def timed(self, setting: Setting) -> Candidate:
+        """Return the candidate, with the MoE layer in one chunk where more does not fit."""
+        priced = self._priced(setting)
+        memory = self.memory(setting, degrees=priced.moe.step.degrees)
+        if memory.total_bytes > self.search.limit_bytes and not setting.one_chunk:
+            return self.timed(replace(setting, one_chunk=True))
+        prices, layout = self.search.prices, self.layout
+        tokens = setting.sequences * self.search.batch.length
+        hops = tuple(
+            prices.send(hop=hop, tensor=self.groups.tensor, tokens=tokens)
+            for hop in self.groups.hops
+        )
+        return Candidate(
+            layout=layout,
+            setting=setting,
+            priced=priced,
+            pipeline=one_f_one_b(
+                stage_seconds=[
+                    priced.seconds.stage(stage, recompute=setting.recompute)
+                    for stage in prices.stages(layout.pp)
+                ],
+                hop_seconds=[hop.seconds for hop in hops],
+                num_micro_batches=setting.num_micro_batches,
+            ),
+            hops=hops,
+            gradients=prices.gradients(
+                layout=layout,
+                groups=self.groups,
+                zero=setting.zero,
+                num_micro_batches=setting.num_micro_batches,
+            ),
+            optimizer=prices.optimizer(layout=layout, zero=setting.zero),
+            memory=memory,
+        )
+
+    def memory(self, setting: Setting, *, degrees: tuple[int, int]) -> ModelMemory:
+        """Return the bytes on the rank that needs the most.
+
+        Args:
+            degrees: of the MoE layer.
+        """
+        prices, layout = self.search.prices, self.layout
+        footprint = footprint_of(
+            model=prices.model,
+            tp=layout.tp,
+            tokens=setting.sequences * self.search.batch.length,
+            dtype=prices.dtype,
+            moe=layer_memory(
+                workload=self.workload(setting),
+                forward_degree=degrees[0],
+                backward_degree=degrees[1],
+            ),
+            traits=prices.traits,
+        )
+        found = (
+            stage_memory(
+                stage=stage,
+                share=share,
+                each=prices.state_bytes,
+                footprint=footprint,
+                num_kept=in_flight(
+                    stage=index, num_stages=layout.pp, num_micro_batches=setting.num_micro_batches
+                ),
+                sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
+                recompute=setting.recompute,
+                shards_gradients=prices.traits.shards_gradients,
+            )
+            for index, stage, share in prices.shares(layout)
+        )
+        return max(found, key=lambda memory: memory.total_bytes)
+
+    def workload(self, setting: Setting) -> Workload:
+        """Return one MoE layer's work with one micro-batch."""
+        prices = self.search.prices
+        return Workload(
+            layer=prices.model.moe,
+            world_size=self.layout.expert_ranks,
+            tokens_per_rank=setting.sequences * self.search.batch.length,
+            dtype=prices.dtype,
+            expert_parallel=self.layout.expert_parallel,
+        )
+
+    def _first_that_fits(self, sequences: int, *, zero: bool) -> Setting | None:
+        for recompute in (False, True):
+            setting = self._setting(sequences, zero=zero, recompute=recompute)
+            needed = self.memory(setting, degrees=self.search.prices.fewest_chunks).total_bytes
+            if needed <= self.search.limit_bytes:
+                return setting
+        return None
+
+    def _setting(self, sequences: int, *, zero: bool, recompute: bool) -> Setting:
+        share = self.search.batch.num_sequences // self.layout.dp
+        return Setting(
+            sequences=sequences,
+            num_micro_batches=share // sequences,
+            zero=zero,
+            recompute=recompute,
+        )
+
+    def _priced(self, setting: Setting) -> Priced:
+        return self.search.prices.priced(
+            layout=self.layout,
+            groups=self.groups,
+            sequences=setting.sequences,
+            one_chunk=setting.one_chunk,
+        )
+
+    def _sizes(self) -> Sequence[int]:
+        pinned = self.search.pins.micro_batch
+        return self.search.batch.micro_batches(self.layout.dp) if pinned is None else (pinned,)
+
+    def _zeros(self) -> Sequence[bool]:
+        """Return whether to shard: only where several ranks hold the same."""
+        pinned = self.search.pins.zero
+        if self.layout.dp == 1:
+            return (False,)
+        return (False, True) if pinned is None else (pinned,)

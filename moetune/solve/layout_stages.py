@@ -1,0 +1,105 @@
+"""Blocks into pipeline stages, and how long a step of such stages takes (1F1B).
+
+p stages, m micro-batches; w_i seconds of one micro-batch's forward and backward pass on stage i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moetune.domain.transformer import Transformer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What one stage computes.
+
+    Args:
+        num_dense, num_moe: its blocks without and with experts.
+        is_first: it has the embeddings.
+        is_last: it has the head and the loss.
+    """
+
+    num_dense: int
+    num_moe: int
+    is_first: bool
+    is_last: bool
+
+    @property
+    def num_blocks(self) -> int:
+        """All of its blocks."""
+        return self.num_dense + self.num_moe
+
+
+def cut_into_stages(model: Transformer, num_stages: int) -> tuple[Stage, ...]:
+    """Return the stages: consecutive blocks, the first stages one more where they do not divide."""
+    each, more = divmod(model.num_layers, num_stages)
+    stages, start = [], 0
+    for index in range(num_stages):
+        end = start + each + (index < more)
+        num_moe = end // model.moe_every - start // model.moe_every
+        stages.append(
+            Stage(
+                num_dense=end - start - num_moe,
+                num_moe=num_moe,
+                is_first=index == 0,
+                is_last=index == num_stages - 1,
+            )
+        )
+        start = end
+    return tuple(stages)
+
+
+def in_flight(*, stage: int, num_stages: int, num_micro_batches: int) -> int:
+    """Return how many micro-batches' activations a stage keeps under 1F1B."""
+    return min(num_micro_batches, num_stages - stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTime:
+    """A step without gradients and optimizer.
+
+    Args:
+        slowest: index of the slowest stage.
+        send_seconds: the sends that nothing hides.
+    """
+
+    seconds: float
+    slowest: int
+    send_seconds: float
+
+
+def one_f_one_b(
+    *, stage_seconds: Sequence[float], hop_seconds: Sequence[float], num_micro_batches: int
+) -> PipelineTime:
+    """Return the time of m micro-batches through the stages.
+
+        T = (m − 1)·P + Σ w_i + 2·Σ c_i
+        P = max_i max(w_i, (Σ_{j ≥ i} w_j + 2·Σ_{j ≥ i} c_j)/(p − i))
+
+    c_i is one send from stage i to the next, forward, and the same again backward. The sum is
+    the first micro-batch's way down and up. P is the period after it: the slowest stage, or
+    a micro-batch's way from stage i to the end and back, shared by the p − i that stage i
+    keeps on the way, since with so few the sends are only hidden where stages wait anyway.
+
+    For equal stages and free sends it is (m + p − 1)·w, and exact. For unequal ones it is an
+    upper bound but for a few per cent: what a slow stage computes while it waits for the first
+    gradient is counted twice.
+
+    Args:
+        stage_seconds: w_i.
+        hop_seconds: c_i, one fewer than stages.
+    """
+    way = send_way = period = 0.0
+    num_stages = len(stage_seconds)
+    for index in reversed(range(num_stages)):
+        way += stage_seconds[index]
+        send_way += 2 * hop_seconds[index] if index < num_stages - 1 else 0.0
+        if send_way and num_micro_batches >= num_stages - index:
+            period = max(period, (way + send_way) / (num_stages - index))
+    busy, rest = max(stage_seconds), num_micro_batches - 1
+    period = max(period, busy)
+    return PipelineTime(
+        seconds=rest * period + way + send_way,
+        slowest=max(range(num_stages), key=stage_seconds.__getitem__),
+        send_seconds=rest * (period - busy) + send_way,
+    )

@@ -1,0 +1,125 @@
+"""Layouts in words: why one won, why others lost, and what would fit where none does."""
+
+from collections.abc import Iterator, Sequence
+
+from moetune.domain.costs import Costs
+from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.plan import Layout, ModelBinding, ModelMemory, Part
+from moetune.domain.transformer import Transformer
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.degree import TIE
+from moetune.solve.layout_breakdown import kinds_of
+from moetune.solve.layout_search import Candidate, Setting, Unfit
+
+WORDS: dict[ModelBinding, str] = {
+    "computation": "computation",
+    "all_to_all": "all-to-alls",
+    "all_reduce": "tensor-parallel all-reduces",
+    "bubble": "filling and draining the stages",
+    "gradients": "gradients' exchange",
+    "memory": "memory",
+}
+
+
+def name_layout(layout: Layout) -> str:
+    """Return "dp 8 · ep 4 · tp 1 · pp 4 · all_to_all"."""
+    sizes = f"dp {layout.dp} · ep {layout.ep} · tp {layout.tp} · pp {layout.pp}"
+    return f"{sizes} · {layout.expert_parallel}"
+
+
+def name_setting(setting: Setting) -> str:
+    """Return "2 sequences in 8 micro-batches, ZeRO"."""
+    ways = ["ZeRO"] if setting.zero else []
+    ways += ["blocks run forward again"] if setting.recompute else []
+    ways += ["one chunk"] if setting.one_chunk else []
+    size, count = setting.sequences, setting.num_micro_batches
+    text = f"{count} micro-batch{'' if count == 1 else 'es'} of {size} sequence"
+    return ", ".join([text + ("" if size == 1 else "s"), *ways])
+
+
+def explain_layout(
+    *, best: Candidate, parts: Sequence[Part], binding: ModelBinding, runner_up: Candidate | None
+) -> str:
+    """Return what the step of the layout consists of, and by how much it wins."""
+    kinds = kinds_of(parts)
+    most = sorted(kinds, key=kinds.__getitem__, reverse=True)[:2]
+    shares = " and ".join(
+        f"{WORDS[kind]} {kinds[kind] / best.seconds:.0%}" for kind in most if kinds[kind]
+    )
+    text = f"Layout {name_layout(best.layout)}: {shares} of a step."
+    if binding == "memory":
+        text += " Memory binds: a faster way of running it does not fit."
+    if runner_up is None:
+        return f"{text} The pins leave no other layout that fits."
+    slower = runner_up.seconds / best.seconds - 1
+    return f"{text} The next best, {name_layout(runner_up.layout)}, is {slower:.1%} slower."
+
+
+def explain_layout_loss(
+    *, other: Candidate, parts: Sequence[Part], best: Candidate, best_parts: Sequence[Part]
+) -> str:
+    """Return by how much a layout is slower, and what it takes longer for."""
+    slower = other.seconds / best.seconds - 1
+    if slower <= TIE:
+        return "as fast"
+    mine, its = kinds_of(parts), kinds_of(best_parts)
+    more = {kind: seconds - its.get(kind, 0.0) for kind, seconds in mine.items()}
+    most = max(more, key=more.__getitem__)
+    again = ", and its blocks run forward again" if other.setting.recompute else ""
+    return f"+{100 * slower:.1f} %: {format_seconds(more[most])} more of {WORDS[most]}{again}"
+
+
+def explain_unfit(memory: ModelMemory, *, limit_bytes: int) -> str:
+    """Return how much too large a layout is."""
+    return f"does not fit: {format_bytes(memory.total_bytes - limit_bytes)} over the limit"
+
+
+def nothing_fits(smallest: Unfit, *, limit_bytes: int, hint: str) -> InfeasiblePlanError:
+    """Return the error that names the layout with the least memory, and what takes it."""
+    memory = smallest.memory
+    return InfeasiblePlanError(
+        f"memory binds: the smallest layout ({name_layout(smallest.layout)}, "
+        f"{name_setting(smallest.setting)}) needs {format_bytes(memory.total_bytes)} per device "
+        f"({name_memory(memory)}), {format_bytes(memory.total_bytes - limit_bytes)} more than the "
+        f"limit of {format_bytes(limit_bytes)}",
+        hint,
+    )
+
+
+def name_memory(memory: ModelMemory) -> str:
+    """Return "parameters 2.1 GiB, gradients …"."""
+    return (
+        f"parameters {format_bytes(memory.parameter_bytes)}, "
+        f"gradients {format_bytes(memory.gradient_bytes)}, "
+        f"optimizer {format_bytes(memory.optimizer_bytes)}, "
+        f"activations {format_bytes(memory.activation_bytes)}, "
+        f"buffers {format_bytes(memory.buffer_bytes)}"
+    )
+
+
+def left_out(unpriced: Sequence[tuple[Layout, ProfileError]], num_layouts: int) -> Iterator[str]:
+    """Yield a warning where layouts have no price."""
+    if unpriced:
+        yield (
+            f"{len(unpriced)} of {num_layouts} layouts have no price and were left out: "
+            f"{unpriced[0][1].what}; --allow-modelled estimates them"
+        )
+
+
+def not_measured(*, model: Transformer, dtype: str, costs: Costs) -> Iterator[str]:
+    """Yield a warning that names the operations without a price."""
+    width = model.moe.d_model
+    names = {"norm": "norms", "cross_entropy": "the loss", "adam": "the optimizer",
+             model.moe.activation: "activations"}  # fmt: skip
+    absent = [
+        words
+        for op, words in names.items()
+        if costs.rows_op(op=op, dtype=dtype, rows=model.length, width=width) is None
+    ]
+    if absent:
+        yield f"not measured, and left out of the step: {', '.join(absent)}"
+    if costs.attention(
+        dtype=dtype, num_sequences=1, length=model.length, num_heads=model.num_heads,
+        head_dim=model.head_dim, backward=False,
+    ) is None:  # fmt: skip
+        yield "attention was not measured: two matrix products of its size stand in for it"

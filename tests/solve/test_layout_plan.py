@@ -1,0 +1,321 @@
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.domain.document import canonical_json, encode
+from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.models import find_model
+from moetune.domain.plan import Plan, plan_from_document, plan_from_json
+from moetune.domain.samples import CollectiveOp
+from moetune.domain.transformer import Transformer
+from moetune.fit.costs import costs_of
+from moetune.solve.choice import Bounds, DegreeChooser
+from moetune.solve.layer_costs import layer_costs
+from moetune.solve.layout import Question, search_layouts, solve_layout
+from moetune.solve.layout_breakdown import trust_of
+from moetune.solve.layout_parts import Traits
+from moetune.solve.layout_space import LayoutPins
+from tests.solve.clusters import GB, cluster_profile
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+
+GIB = 2**30
+
+
+def question(
+    *,
+    world_size: int = 32,
+    tokens: int = 16_384,
+    pins: LayoutPins | None = None,
+    memory_bytes: int = 32 * GIB,
+    model: Transformer | None = None,
+    between: float = 12.5 * GB,
+    seconds_per_mac: float = 2e-14,
+    without: tuple[CollectiveOp, ...] = (),
+    constraints: Mapping[str, str] | None = None,
+) -> Question:
+    whole = model or find_model("ppmoe-6.7b").transformer
+    assert whole is not None
+    profile = cluster_profile(
+        num_devices=world_size, between=between, without=without, seconds_per_mac=seconds_per_mac
+    )
+    inputs = plan_inputs(
+        layer=whole.moe, world_size=world_size, tokens_per_rank=tokens, dtype="float16",
+        constraints=constraints,
+    )  # fmt: skip
+    return Question(
+        inputs=inputs, model=whole, pins=pins or LayoutPins(), costs=costs_of(profile),
+        resamples=(), bounds=Bounds(), per_node=8, device_memory_bytes=memory_bytes,
+        provenance="modelled",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return solve_layout(question())
+
+
+@pytest.mark.parametrize(("name", "billions"), [("ppmoe-6.7b", 6.7), ("ppmoe-143b", 143)])
+def test_models_have_the_papers_parameters(name: str, billions: float) -> None:
+    whole = find_model(name).transformer
+    assert whole is not None
+    assert whole.num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_the_parts_of_a_model_are_all_of_its_parameters() -> None:
+    model = Transformer(
+        moe=LayerShape(d_model=8, d_hidden=16, num_experts=4, activation="swiglu"), num_layers=3,
+        num_heads=2, length=5, vocab_size=11, moe_every=2,
+    )  # fmt: skip
+    embeddings = 11 * 8 + 5 * 8
+    attention, norms, network = 4 * 8 * 8, 2 * 2 * 8, 3 * 8 * 16
+    blocks = 3 * (attention + norms) + 2 * network + (8 * 4 + 4 * network)
+    assert model.num_parameters == embeddings + blocks + 2 * 8 + 11 * 8
+
+
+def test_parts_add_up_to_the_step_and_shares_to_one(plan: Plan) -> None:
+    whole = plan.transformer
+    assert whole is not None
+    assert sum(part.seconds for part in whole.parts) == pytest.approx(whole.step_seconds)
+    assert sum(part.share for part in whole.parts) == pytest.approx(1)
+    assert whole.tokens_per_second_per_rank == pytest.approx(16_384 / whole.step_seconds)
+    names = {part.name for part in whole.parts}
+    assert {"experts", "attention", "dense FFN", "head and loss", "gradients", "bubble"} <= names
+
+
+def test_a_plan_names_the_layouts_that_lost_by_time_and_one_of_the_other_kind(plan: Plan) -> None:
+    whole = plan.transformer
+    assert whole is not None
+    layouts = [one for one in plan.alternatives if one.layout is not None]
+    fitting = [one for one in layouts if "does not fit" not in one.lost_because]
+    assert fitting[0].step_seconds >= whole.step_seconds
+    kinds = {one.layout.expert_parallel for one in fitting if one.layout}
+    assert kinds == {"all_to_all", "tensor"}
+    assert all(one.lost_because.startswith(("+", "as fast")) for one in fitting)
+    assert all(one.memory_bytes and one.memory_bytes > 32 * GIB for one in layouts[len(fitting) :])
+
+
+def test_micro_batches_of_all_replicas_are_the_whole_batch(plan: Plan) -> None:
+    whole = plan.transformer
+    assert whole is not None
+    tokens = whole.micro_batch_tokens * whole.num_micro_batches * plan.layout.dp
+    assert tokens == 32 * 16_384
+    assert plan.layout.dp * plan.layout.tp * plan.layout.pp == 32
+
+
+def test_the_layer_in_a_model_runs_with_the_plans_degrees(plan: Plan) -> None:
+    assert plan.workload.world_size == plan.layout.ep
+    decision = plan.decide(plan.workload.tokens_per_rank)
+    assert decision.forward_degree == plan.pipeline.forward_degree
+    assert plan.predicted.step_seconds < (plan.transformer.step_seconds if plan.transformer else 0)
+
+
+def test_a_plan_document_is_read_back_and_an_older_one_without_models_too(plan: Plan) -> None:
+    assert plan_from_json(canonical_json(plan), "plan") == plan
+    old = json.loads(canonical_json(replace(plan, transformer=None)))
+    del old["transformer"]
+    for one in old["alternatives"]:
+        del one["layout"], one["memory_bytes"]
+    again = plan_from_document(old)
+    assert again.transformer is None
+    assert all(one.layout is None for one in again.alternatives)
+    assert encode(again)["transformer"] is None
+
+
+def test_the_layers_plan_has_the_degrees_that_the_search_timed() -> None:
+    slow = question(between=3 * GB, pins=LayoutPins(dp=32, ep=32, micro_batch=8))
+    _, found = search_layouts(slow)
+    plan = solve_layout(slow)
+    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+    assert degrees == found.best[0].priced.moe.step.degrees
+    assert max(degrees) > 1
+    assert plan.predicted.step_seconds == found.best[0].priced.moe.step.seconds
+
+
+def test_a_pinned_degree_is_kept_in_every_layout_or_does_not_fit() -> None:
+    pins = LayoutPins(dp=32, ep=32, micro_batch=8, zero=True)
+    asked = replace(question(pins=pins), bounds=Bounds(forward_degree=4))
+    plan = solve_layout(asked)
+    assert plan.pipeline.forward_degree == 4
+    assert plan.transformer is not None
+    tight = plan.transformer.memory.total_bytes - 1
+    squeezed = solve_layout(replace(asked, device_memory_bytes=tight))
+    assert squeezed.pipeline.forward_degree == 4
+    assert squeezed.transformer is not None
+    assert squeezed.transformer.recompute
+    free = solve_layout(replace(asked, bounds=Bounds(), device_memory_bytes=tight))
+    assert free.transformer is not None
+    assert free.transformer.memory.total_bytes <= tight
+
+
+@given(tokens=st.integers(1, 4000), top_k=st.integers(1, 2), is_measured=st.booleans())
+def test_both_phases_at_once_are_the_best_of_each(
+    tokens: int, top_k: int, *, is_measured: bool
+) -> None:
+    layer = LayerShape(d_model=256, d_hidden=1024, num_experts=8, top_k=top_k)
+    work = Workload(layer=layer, world_size=8, tokens_per_rank=tokens)
+    chooser = DegreeChooser(
+        costs=layer_costs(workload=work, costs=LinearCosts(is_measured=is_measured)),
+        bounds=Bounds(max_degree=12),
+    )
+    forward, backward = chooser.best(tokens)
+    assert forward == chooser.time("forward", tokens, chooser.degree("forward", tokens))
+    assert backward == chooser.time("backward", tokens, chooser.degree("backward", tokens))
+
+
+def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
+    """PPMoE's claim: where the wire is slow, no layout that exchanges tokens across it wins."""
+    asked = question(between=0.5 * GB)
+    _, found = search_layouts(asked)
+    groups = [one for one in found.best if one.layout.expert_parallel == "all_to_all"]
+    inside = [one for one in groups if one.layout.ep * one.layout.tp <= 8]
+    across = [one for one in groups if one.layout.ep * one.layout.tp > 8]
+    assert (
+        min(inside, key=lambda one: one.seconds).seconds
+        < min(across, key=lambda one: one.seconds).seconds
+    )
+    plan = solve_layout(replace(asked, pins=LayoutPins(dp=32, ep=32)))
+    assert plan.transformer is not None
+    assert plan.transformer.binding == "all_to_all"
+
+
+def test_whole_vocabularies_on_every_tensor_rank_cost_what_cutting_them_would_save() -> None:
+    asked = question(pins=LayoutPins(tp=8, pp=4, expert_parallel="tensor"))
+    whole = solve_layout(asked).transformer
+    cut = solve_layout(replace(asked, traits=Traits(splits_vocabulary=True))).transformer
+    assert whole is not None
+    assert cut is not None
+    assert cut.step_seconds < whole.step_seconds
+    assert cut.memory.parameter_bytes < whole.memory.parameter_bytes
+
+
+def test_hidden_gradients_leave_that_share_of_them() -> None:
+    asked = question(pins=LayoutPins(dp=8, ep=8, tp=1, pp=4, micro_batch=1, zero=False))
+    _, exposed = search_layouts(asked)
+    _, hidden = search_layouts(replace(asked, traits=Traits(hidden_gradients=0.75)))
+    quarter = exposed.best[0].gradients.seconds / 4
+    assert hidden.best[0].gradients.seconds == pytest.approx(quarter)
+
+
+def test_split_sends_carry_a_share_and_gather_it() -> None:
+    pins = LayoutPins(dp=1, tp=8, pp=4, micro_batch=4, expert_parallel="tensor")
+    asked = question(tokens=256, pins=pins)
+    _, whole = search_layouts(asked)
+    _, split = search_layouts(replace(asked, traits=Traits(splits_sends=True)))
+    num_bytes = 4 * 2048 * 1024 * 2
+    costs = asked.costs
+    sent, part = (
+        costs.collective(op="send", group_size=2, num_bytes=size, num_nodes=2).seconds
+        for size in (num_bytes, num_bytes / 8)
+    )
+    gathered = costs.collective(op="all_gather", group_size=8, num_bytes=num_bytes / 8).seconds
+    assert whole.best[0].setting.num_micro_batches == 1
+    assert whole.best[0].pipeline.send_seconds == pytest.approx(2 * 3 * sent)
+    assert split.best[0].pipeline.send_seconds == pytest.approx(2 * 3 * (part + gathered))
+
+
+def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch() -> None:
+    asked = question(pins=LayoutPins(dp=32, ep=32, micro_batch=2, zero=True))
+    _, whole = search_layouts(asked)
+    _, sharded = search_layouts(replace(asked, traits=Traits(shards_gradients=True)))
+    (mine,), (theirs,) = sharded.best, whole.best
+    assert mine.memory.gradient_bytes < theirs.memory.gradient_bytes
+    assert mine.memory.parameter_bytes == theirs.memory.parameter_bytes
+    assert mine.setting.num_micro_batches == 4
+    assert theirs.gradients.seconds < mine.gradients.seconds < 4 * theirs.gradients.seconds
+
+
+@pytest.mark.parametrize(
+    ("pins", "what", "hint"),
+    [
+        (LayoutPins(dp=3), "dp (3) does not divide the 32 ranks", "nearest: --dp 4"),
+        (LayoutPins(dp=4, tp=4, pp=4), "= 64 ranks, not 32", "--pp 2, or 64 ranks"),
+        (LayoutPins(dp=4, tp=16), "need a multiple of 64 ranks", "or 64 ranks"),
+        (LayoutPins(pp=32), "pp (32) is more stages than the model has layers (24)", "--pp 16"),
+        (LayoutPins(tp=32), "num_heads (16) does not divide by tp (32)", "--tp 16"),
+        (LayoutPins(ep=6), "num_experts (64) does not divide by ep (6)", "--ep 8"),
+        (LayoutPins(dp=4, ep=8), "ep (8) does not divide dp (4)", "--ep "),
+        (LayoutPins(ep=2, expert_parallel="tensor"), "ep (2) is of all_to_all", "--ep 1"),
+        (LayoutPins(micro_batch=3), "micro_batch (3) does not divide", "--micro-batch 4"),
+    ],
+)
+def test_pins_that_do_not_divide_name_the_nearest_that_do(
+    pins: LayoutPins, what: str, hint: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        solve_layout(question(pins=pins))
+    assert what in raised.value.what
+    assert hint in raised.value.hint
+
+
+def test_tokens_that_are_no_sequences_name_the_nearest_that_are() -> None:
+    with pytest.raises(InputError, match="no whole number of sequences of 2048") as raised:
+        solve_layout(question(tokens=1000))
+    assert "use 960 or 1024 tokens per rank" in raised.value.hint
+
+
+def test_a_layout_that_fits_nowhere_says_what_takes_the_memory_and_what_would_fit() -> None:
+    with pytest.raises(InfeasiblePlanError, match="memory binds: the smallest layout") as raised:
+        solve_layout(question(memory_bytes=4 * GIB))
+    assert "optimizer" in raised.value.what
+    assert raised.value.hint == "nearest: 64 ranks instead of 32, or more memory"
+    assert solve_layout(question(world_size=64, memory_bytes=4 * GIB)).transformer is not None
+
+
+def test_too_large_without_zero_asks_for_zero() -> None:
+    pins = LayoutPins(dp=32, ep=32, zero=False)
+    with pytest.raises(InfeasiblePlanError) as raised:
+        solve_layout(question(pins=pins, memory_bytes=8 * GIB))
+    assert raised.value.hint == "shard the optimizer states: --zero"
+    sharded = solve_layout(question(pins=replace(pins, zero=True), memory_bytes=8 * GIB))
+    assert sharded.transformer is not None
+    assert sharded.transformer.zero
+
+
+def test_a_pinned_layout_that_is_too_large_names_one_that_fits() -> None:
+    pins = LayoutPins(dp=1, tp=8, pp=4, expert_parallel="all_to_all")
+    with pytest.raises(InfeasiblePlanError) as raised:
+        solve_layout(question(pins=pins, memory_bytes=12 * GIB))
+    assert raised.value.hint.startswith("nearest: --dp ")
+
+
+def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
+    pins = LayoutPins(dp=32, ep=32, micro_batch=4)
+    free = solve_layout(question(pins=pins)).transformer
+    assert free is not None
+    assert not free.recompute
+    tight = solve_layout(question(pins=pins, memory_bytes=free.memory.total_bytes - GIB))
+    assert tight.transformer is not None
+    assert tight.transformer.recompute
+    assert tight.transformer.binding == "memory"
+    assert "Memory binds" in tight.decision.why
+    assert tight.transformer.step_seconds > free.step_seconds
+
+
+def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> None:
+    plan = solve_layout(question(without=("send",)))
+    assert plan.layout.pp == 1
+    assert any("layouts have no price" in one for one in plan.warnings)
+    with pytest.raises(ProfileError, match="no send measured for 2 ranks"):
+        solve_layout(question(without=("send",), pins=LayoutPins(pp=4)))
+
+
+def test_an_estimate_anywhere_in_the_step_lowers_its_trust() -> None:
+    asked = question(pins=LayoutPins(dp=8, tp=1, pp=4))
+    measured = LinearCosts(rows_seconds={"attention": 1e-12}, is_measured=True)
+    _, found = search_layouts(replace(asked, costs=measured))
+    best = found.best[0]
+    assert trust_of(best) == "measured"
+    stand_in = replace(best.gradients, trust="modelled")
+    assert trust_of(replace(best, gradients=stand_in)) == "modelled"
+    _, found = search_layouts(replace(asked, costs=replace(measured, rows_seconds={})))
+    assert trust_of(found.best[0]) == "modelled"  # products stand in for attention
+
+
+def test_what_was_not_measured_is_named(plan: Plan) -> None:
+    assert any("norms, the loss, the optimizer, activations" in one for one in plan.warnings)
+    assert any(one.startswith("attention was not measured") for one in plan.warnings)

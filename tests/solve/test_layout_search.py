@@ -1,0 +1,291 @@
+"""The search against brute force with costs and memory written apart from it."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import pytest
+
+from moetune.domain.costs import Estimate
+from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.plan import Layout
+from moetune.domain.samples import CollectiveOp
+from moetune.domain.transformer import Transformer
+from moetune.solve.choice import Bounds
+from moetune.solve.layout_parts import OURS
+from moetune.solve.layout_prices import Prices
+from moetune.solve.layout_search import Found, Search
+from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
+from tests.solve.costs_by_hand import GEMM, LinearCosts
+
+WORLD, PER_NODE, TOKENS = 16, 4, 256
+MODEL = Transformer(
+    moe=LayerShape(d_model=128, d_hidden=512, num_experts=8, top_k=2), num_layers=6, num_heads=4,
+    length=64, vocab_size=1000,
+)  # fmt: skip
+M, H, E, V, L, B = 128, 512, 8, 1000, 64, 4
+ROWS = {
+    "gelu": 1e-11, "gelu_backward": 2e-11, "norm": 3e-11, "norm_backward": 5e-11,
+    "gather": 2e-11, "scatter_add": 3e-11, "gate": 4e-11, "gate_backward": 1e-11,
+    "cross_entropy": 6e-11, "adam": 7e-11, "attention": 2e-12,
+}  # fmt: skip
+FACTORS: dict[CollectiveOp, float] = {
+    "all_to_all": 1.0, "all_reduce": 2.0, "reduce_scatter": 1.1, "all_gather": 0.9, "send": 0.5,
+}  # fmt: skip
+
+
+def wire(op: CollectiveOp, size: int, num_bytes: float, nodes: int) -> float:
+    """A collective by hand: dearer by op, by ranks and by nodes."""
+    if size == 1:
+        return 0.0
+    return FACTORS[op] * (1 + nodes) * (1e-5 * size + num_bytes * 1e-10)
+
+
+class PlacedCosts(LinearCosts):
+    def collective(
+        self,
+        *,
+        op: CollectiveOp,
+        group_size: int,
+        num_bytes: float,
+        in_flight: int = 1,
+        num_nodes: int = 0,
+    ) -> Estimate:
+        assert in_flight >= 1
+        seconds = wire(op, group_size, num_bytes, num_nodes)
+        return Estimate(seconds=seconds, trust="measured")
+
+
+@dataclass
+class ByHand:
+    """One choice, its seconds and its bytes, as plain as can be."""
+
+    kind: ExpertParallel
+    dp: int
+    ep: int
+    tp: int
+    pp: int
+    b: int
+    zero: bool
+    again: bool
+
+    @property
+    def m(self) -> int:
+        return WORLD * TOKENS // L // self.dp // self.b
+
+    def nodes(self, stride: int, size: int) -> int:
+        """All sizes are powers of two, so every group lies like the first."""
+        found = len({index * stride // PER_NODE for index in range(size)})
+        return 0 if found <= math.ceil(size / PER_NODE) else found
+
+    def gemm(self, rows: float, d_in: int, d_out: int, *, back: bool) -> float:
+        return (1 + back) * GEMM.seconds(rows * d_in * d_out)
+
+    def block(self, *, moe: bool, back: bool) -> float:
+        t, tp, way = self.b * L, self.tp, "_backward" if back else ""
+        pair = wire("all_reduce", tp, t * M * B, self.nodes(1, tp))
+        seconds = 2 * ROWS[f"norm{way}"] * t * M + pair
+        seconds += self.gemm(t, M, 3 * M // tp, back=back) + self.gemm(t, M // tp, M, back=back)
+        heads = 4 // tp
+        seconds += (1 + back) * self.b * L * L * heads * (M // 4) * ROWS["attention"]
+        if not moe:
+            seconds += self.gemm(t, M, H // tp, back=back) + self.gemm(t, H // tp, M, back=back)
+            return seconds + ROWS[f"gelu{way}"] * t * (H // tp) + pair
+        return seconds + self.experts(back=back)
+
+    def experts(self, *, back: bool) -> float:
+        t, way = self.b * L, "_backward" if back else ""
+        ranks = self.tp if self.kind == "tensor" else self.ep
+        rows = 2 * t / self.tp if self.kind == "tensor" else 2 * t
+        local = E // ranks
+        gate = ROWS[f"gate{way}"] * t * E + self.gemm(t, M, E, back=back)
+        work = 2 * self.gemm(local * (rows / local), M, H, back=back)
+        work += (ROWS["gelu"] + back * ROWS["gelu_backward"]) * rows * H
+        if self.kind == "tensor":
+            work += ((1 + back) * ROWS["gather"] + ROWS["scatter_add"]) * rows * M
+            sizes = (t * M * B, 2 * t * B if back else 8)
+            sums = (wire("all_reduce", self.tp, size, self.nodes(1, self.tp)) for size in sizes)
+            return gate + work + sum(sums)
+        if 1 < ranks < E:
+            work += 2 * ROWS["gather"] * rows * M
+        nodes = self.nodes(self.tp, self.ep)
+        around = gate + (ROWS["gather"] + ROWS["scatter_add"]) * rows * M
+        if not back:
+            around += 2 * wire("all_to_all", self.ep, E * 8, nodes)
+        return around + work + 2 * wire("all_to_all", self.ep, rows * M * B, nodes)
+
+    def stages(self) -> list[range]:
+        ends = [0]
+        for index in range(self.pp):
+            ends.append(ends[-1] + 6 // self.pp + (index < 6 % self.pp))
+        return [range(first, last) for first, last in pairwise(ends)]
+
+    def counts(self, index: int) -> tuple[int, int]:
+        """Dense parameters and experts' parameters on one rank."""
+        blocks = self.stages()[index]
+        moe = sum(block % 2 for block in blocks)
+        dense = len(blocks) * (4 * M * M // self.tp + 4 * M)
+        dense += (len(blocks) - moe) * 2 * M * H // self.tp + moe * M * E
+        dense += (V + L) * M * (index == 0) + (V * M + 2 * M) * (index == self.pp - 1)
+        ranks = self.tp if self.kind == "tensor" else self.ep
+        return dense, moe * (E // ranks) * 2 * M * H
+
+    def seconds(self) -> float:
+        t, last = self.b * L, self.pp - 1
+        stages = []
+        for index, blocks in enumerate(self.stages()):
+            seconds = 0.0
+            for block in blocks:
+                forward = self.block(moe=block % 2 == 1, back=False)
+                backward = self.block(moe=block % 2 == 1, back=True)
+                seconds += forward * (1 + self.again) + backward
+            if index == 0:
+                seconds += (ROWS["gather"] + ROWS["scatter_add"]) * t * M
+            if index == last:
+                seconds += (ROWS["norm"] + ROWS["norm_backward"]) * t * M
+                seconds += 3 * GEMM.seconds(t * M * V) + ROWS["cross_entropy"] * t * V
+            stages.append(seconds)
+        width = self.dp * self.tp
+        crosses = [
+            any(
+                (hop * width + one) // PER_NODE != ((hop + 1) * width + one) // PER_NODE
+                for one in range(width)
+            )
+            for hop in range(last)
+        ]
+        hops = [wire("send", 2, t * M * B, 2 * crossed) for crossed in crosses]
+        period = max(stages)
+        for index in range(self.pp):
+            if self.m >= self.pp - index:
+                way = sum(stages[index:]) + 2 * sum(hops[index:])
+                period = max(period, way / (self.pp - index))
+        pipeline = (self.m - 1) * period + sum(stages) + 2 * sum(hops)
+        return (
+            pipeline
+            + max(map(self.gradients, range(self.pp)))
+            + max(map(self.adam, range(self.pp)))
+        )
+
+    def gradients(self, index: int) -> float:
+        seconds = 0.0
+        replicas = self.dp // self.ep
+        for count, size, stride in zip(
+            self.counts(index), (self.dp, replicas), (self.tp, self.tp * self.ep), strict=True
+        ):
+            nodes = self.nodes(stride, size)
+            if not count:
+                continue
+            if self.zero:
+                seconds += wire("reduce_scatter", size, count * 4, nodes)
+                seconds += wire("all_gather", size, count * 4 / size, nodes)
+            else:
+                seconds += wire("all_reduce", size, count * 4, nodes)
+        return seconds
+
+    def adam(self, index: int) -> float:
+        dense, experts = self.counts(index)
+        if self.zero:
+            return ROWS["adam"] * (dense / self.dp + experts / (self.dp // self.ep))
+        return ROWS["adam"] * (dense + experts)
+
+    def memory(self) -> int:
+        return max(map(self._stage_memory, range(self.pp)))
+
+    def _stage_memory(self, index: int) -> int:
+        t, blocks = self.b * L, self.stages()[index]
+        dense, experts = self.counts(index)
+        moment = dense + experts
+        if self.zero:
+            moment = math.ceil(dense / self.dp) + math.ceil(experts / (self.dp // self.ep))
+        rows = 2 * t // self.tp if self.kind == "tensor" else 2 * t
+        is_tensor = self.kind == "tensor"
+        layer = t * 2 * M + rows * (H if is_tensor else 2 * M + H)
+        plain = t * (4 * M + (4 * M + 2 * H) // self.tp)
+        with_experts = t * (3 * M + 4 * M // self.tp) + layer
+        sizes = [with_experts if block % 2 else plain for block in blocks]
+        kept = min(self.m, self.pp - index)
+        elements = kept * sum(sizes)
+        if self.again:
+            elements = kept * len(sizes) * t * M + max(sizes)
+        elements += 2 * t * (M + V) * (index == self.pp - 1) * kept
+        buffers = 2 * t * M + rows * 2 * (M + H) if is_tensor else rows * (M + H)
+        buffers *= any(block % 2 for block in blocks)
+        return 4 * (2 * (dense + experts) + 2 * moment + elements + buffers)
+
+
+def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int]]:
+    """Return the best seconds of each layout that fits, and its micro-batch."""
+    found: dict[tuple[object, ...], tuple[float, int]] = {}
+    powers = (1, 2, 4, 8, 16)
+    kinds: tuple[ExpertParallel, ...] = ("all_to_all", "tensor")
+    for kind, dp, ep, tp, pp in product(kinds, powers, powers, powers, powers):
+        fits = dp * tp * pp == WORLD and pp <= 6 and tp <= 4 and dp % ep == 0 and ep <= E
+        if not fits or (kind == "tensor" and (ep > 1 or tp == 1)):
+            continue
+        for b in range(1, 65):
+            share = WORLD * TOKENS // L // dp
+            if share % b or (b & (b - 1) and b != share):
+                continue
+            for zero in (False, True):
+                if zero and dp == 1:
+                    continue
+                ways = [ByHand(kind, dp, ep, tp, pp, b, zero, again) for again in (False, True)]
+                way = next((one for one in ways if one.memory() <= limit_bytes), None)
+                if way is not None:
+                    key = (kind, dp, ep, tp, pp)
+                    found[key] = min(found.get(key, (math.inf, 0)), (way.seconds(), b))
+    return found
+
+
+def search(limit_bytes: int, pins: LayoutPins | None = None) -> Found:
+    pins = pins or LayoutPins()
+    batch = whole_batch(model=MODEL, tokens_per_rank=TOKENS, world_size=WORLD)
+    prices = Prices(
+        model=MODEL, dtype="float32", costs=PlacedCosts(rows_seconds=ROWS, is_measured=True),
+        bounds=Bounds(max_degree=1), per_node=PER_NODE, traits=OURS,
+    )  # fmt: skip
+    layouts = find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)
+    return Search(prices=prices, batch=batch, pins=pins, limit_bytes=limit_bytes).all(layouts)
+
+
+def _key(layout: Layout) -> tuple[object, ...]:
+    return layout.expert_parallel, layout.dp, layout.ep, layout.tp, layout.pp
+
+
+@pytest.mark.parametrize("mebibytes", [4096, 60, 40, 25, 18])
+def test_every_layout_is_at_the_best_that_brute_force_finds(mebibytes: int) -> None:
+    limit = mebibytes * 2**20
+    expected = brute_force(limit)
+    found = search(limit)
+    assert {_key(one.layout) for one in found.best} == set(expected)
+    for one in found.best:
+        seconds, _ = expected[_key(one.layout)]
+        assert one.seconds == pytest.approx(seconds, rel=1e-9), one.layout
+        assert one.memory.total_bytes <= limit
+    times = [one.seconds for one in found.best]
+    assert times == sorted(times)
+    assert all(one.memory.total_bytes > limit for one in found.unfit)
+    assert found.unpriced == ()
+
+
+def test_the_memory_limits_of_the_comparison_mean_something() -> None:
+    """Some layouts fit only with blocks run again, or sharded, and some not at all."""
+    found = search(25 * 2**20)
+    settings = [one.setting for one in found.best]
+    assert {one.recompute for one in settings} == {True, False}
+    assert any(one.zero for one in settings)
+    assert found.unfit
+
+
+def test_pins_leave_the_pinned_layouts_as_they_are() -> None:
+    free = {_key(one.layout): one.seconds for one in search(2**32).best}
+    pins = LayoutPins(tp=2, expert_parallel="tensor", zero=False)
+    pinned = search(2**32, pins)
+    assert pinned.best
+    for one in pinned.best:
+        assert one.layout.tp == 2
+        assert one.layout.expert_parallel == "tensor"
+        assert not one.setting.zero
+        assert one.seconds >= free[_key(one.layout)] * (1 - 1e-12)
+    sized = search(2**32, LayoutPins(micro_batch=2))
+    assert {one.setting.sequences for one in sized.best} == {2}
