@@ -116,7 +116,11 @@ def search_layouts(question: Question) -> tuple[Search, Found]:
         model=model, tokens_per_rank=inputs.tokens_per_rank, world_size=inputs.world_size
     )
     layouts = find_layouts(
-        model=model, world_size=inputs.world_size, batch=batch, pins=question.pins
+        model=model,
+        world_size=inputs.world_size,
+        batch=batch,
+        pins=question.pins,
+        traits=question.traits,
     )
     search = Search(
         prices=Prices(

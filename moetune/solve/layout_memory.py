@@ -63,8 +63,8 @@ def share_of(*, model: Transformer, layout: Layout, stage: Stage, traits: Traits
         dense += vocabulary + model.length * model.moe.d_model
     if stage.is_last:
         dense += vocabulary + model.norm_parameters
-    sharers = layout.ep if layout.expert_parallel == "all_to_all" else layout.tp
-    experts = stage.num_moe * (model.moe.num_experts // sharers) * model.ffn_parameters
+    sharers = layout.ep * layout.tp
+    experts = stage.num_moe * model.moe.num_experts * model.ffn_parameters // sharers
     return Share(dense=dense, experts=experts)
 
 

@@ -8,7 +8,7 @@ and backward (Megatron-LM, PPMoE §3.1.3); norms, embedding, head and loss are n
 from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs, Estimate
-from moetune.domain.layer import ExpertParallel, Workload
+from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.plan import PartName
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
@@ -35,12 +35,16 @@ class Traits:
             to the next stage, where it is gathered, as Megatron-LM does; ours sends all of it.
         shards_gradients: whether ZeRO shards gradients besides optimizer states, as DeepSpeed's
             second stage does, and so reduces them after each micro-batch.
+        exchanges_under_tensor: whether MoE layers exchange tokens under tensor-parallel groups,
+            all of whose ranks send the same tokens and have a share of each expert's hidden
+            width, as PPMoE's DPMoE does; ours refuses to.
     """
 
     hidden_gradients: float = 0.0
     splits_vocabulary: bool = False
     splits_sends: bool = False
     shards_gradients: bool = False
+    exchanges_under_tensor: bool = False
 
 
 OURS = Traits()
@@ -124,15 +128,21 @@ class Parts:
         Raises:
             ProfileError: an operation was not measured.
         """
-        workload = replace(self.workload(experts.size), expert_parallel=expert_parallel)
+        workload = replace(
+            self.workload(experts.size),
+            layer=layer_of(self.model, expert_parallel, self.tensor.size),
+            expert_parallel=expert_parallel,
+        )
         nodes = experts.num_nodes
         step = best_moe_step(workload=workload, costs=self.costs, bounds=bounds, num_nodes=nodes)
         layer = layer_costs(workload=workload, costs=self.costs, num_nodes=nodes)
         forward, backward = (layer.phase_overhead(phase, tokens=self.tokens) for phase in PHASES)
-        pieces = (
+        pieces: tuple[Piece, ...] = (
             Piece(name="gate", forward=forward, backward=backward),
             Piece(name="experts", forward=_device(step.forward), backward=_device(step.backward)),
         )
+        if workload.layer != self.model.moe:
+            pieces += (Piece(name="MoE all_reduce", forward=self._sums(), backward=self._sums()),)
         return MoePieces(step=step, pieces=(*pieces, *_links(step, expert_parallel)))
 
     def workload(self, num_ranks: int) -> Workload:
@@ -258,6 +268,13 @@ class Parts:
 
     def _rows_op(self, op: str, width: int) -> Estimate | None:
         return self.costs.rows_op(op=op, dtype=self.dtype, rows=self.tokens, width=width)
+
+
+def layer_of(model: Transformer, expert_parallel: ExpertParallel, tp: int) -> LayerShape:
+    """Return a rank's MoE layer: of all widths but where tp ranks exchange the same tokens."""
+    if expert_parallel == "tensor":
+        return model.moe
+    return replace(model.moe, d_hidden=model.moe.d_hidden // tp)
 
 
 def send_time(

@@ -129,8 +129,9 @@ class Prices:
     ) -> Estimate:
         """Return the slowest stage's reduction of gradients, as far as nothing hides it.
 
-        With sharded optimizer states they are reduced and scattered, and the new parameters
-        gathered. Sharded gradients are scattered after each micro-batch.
+        They travel as wide as the parameters. With sharded optimizer states they are reduced
+        and scattered, and the new parameters gathered. Sharded gradients are scattered after
+        each micro-batch.
 
         Raises:
             ProfileError: no such collective was measured.
@@ -190,7 +191,7 @@ class Prices:
         )  # fmt: skip
         backbone = self._once(("backbone", tensor, sequences), parts.backbone)
         moe = self._once(
-            ("moe", kind, experts, sequences, one_chunk),
+            ("moe", kind, tensor, experts, sequences, one_chunk),
             lambda: parts.moe(
                 expert_parallel=kind, experts=experts, bounds=self._bounds_of(one_chunk=one_chunk)
             ),
@@ -211,8 +212,8 @@ class Prices:
             )
 
         if not zero:
-            return collective("all_reduce", count * each.gradient)
-        scattered = collective("reduce_scatter", count * each.gradient)
+            return collective("all_reduce", count * each.parameter)
+        scattered = collective("reduce_scatter", count * each.parameter)
         gathered = collective("all_gather", count * each.parameter / group.size)
         return total(*(scattered,) * times, gathered)
 

@@ -8,6 +8,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Layout, ModelMemory
 from moetune.solve.layout_memory import footprint_of, stage_memory
+from moetune.solve.layout_parts import layer_of
 from moetune.solve.layout_prices import Priced, Prices
 from moetune.solve.layout_ranks import Groups
 from moetune.solve.layout_space import Batch, LayoutPins
@@ -231,7 +232,7 @@ class Trial:
         """Return one MoE layer's work with one micro-batch."""
         prices = self.search.prices
         return Workload(
-            layer=prices.model.moe,
+            layer=layer_of(prices.model, self.layout.expert_parallel, self.layout.tp),
             world_size=self.layout.expert_ranks,
             tokens_per_rank=setting.sequences * self.search.batch.length,
             dtype=prices.dtype,

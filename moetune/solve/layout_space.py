@@ -13,6 +13,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.plan import Layout
 from moetune.domain.transformer import Transformer
+from moetune.solve.layout_parts import OURS, Traits
 
 AXES = ("dp", "ep", "tp", "pp")
 
@@ -83,14 +84,23 @@ def whole_batch(*, model: Transformer, tokens_per_rank: int, world_size: int) ->
 
 
 def find_layouts(
-    *, model: Transformer, world_size: int, batch: Batch, pins: LayoutPins
+    *,
+    model: Transformer,
+    world_size: int,
+    batch: Batch,
+    pins: LayoutPins,
+    traits: Traits = OURS,
 ) -> tuple[Layout, ...]:
-    """Return every layout that the model, the batch and the pins allow.
+    """Return every layout that the model, the batch, the runtime and the pins allow.
 
     Raises:
         InputError: there is none; the text says what is wrong, the hint names the nearest.
     """
-    possible = tuple(_possible(model, world_size, batch))
+    possible = tuple(
+        one
+        for one in _possible(model, world_size, batch)
+        if one.expert_parallel == "tensor" or one.tp == 1 or traits.exchanges_under_tensor
+    )
     found = tuple(one for one in possible if pins.allow(one) and _is_wanted(one, pins))
     if pins.micro_batch is not None:
         found = _with_micro_batch(found, batch, pins.micro_batch)
@@ -164,6 +174,8 @@ def _expert_rules(model: Transformer, pins: LayoutPins) -> Iterator[str]:
         yield f"num_experts ({experts}) does not divide by ep ({ep})"
     if pins.dp and pins.dp % ep:
         yield f"ep ({ep}) does not divide dp ({pins.dp})"
+    if pins.expert_parallel == "all_to_all" and (pins.tp or 1) > 1:
+        yield f"all_to_all is not available with tp ({pins.tp}): its ranks see the same tokens"
     if pins.expert_parallel != "tensor":
         return
     if ep > 1:

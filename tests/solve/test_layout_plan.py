@@ -240,6 +240,7 @@ def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch()
         (LayoutPins(ep=6), "num_experts (64) does not divide by ep (6)", "--ep 8"),
         (LayoutPins(dp=4, ep=8), "ep (8) does not divide dp (4)", "--ep "),
         (LayoutPins(ep=2, expert_parallel="tensor"), "ep (2) is of all_to_all", "--ep 1"),
+        (LayoutPins(tp=2, expert_parallel="all_to_all"), "not available with tp (2)", "--tp 1"),
         (LayoutPins(micro_batch=3), "micro_batch (3) does not divide", "--micro-batch 4"),
     ],
 )
@@ -277,14 +278,14 @@ def test_too_large_without_zero_asks_for_zero() -> None:
 
 
 def test_a_pinned_layout_that_is_too_large_names_one_that_fits() -> None:
-    pins = LayoutPins(dp=1, tp=8, pp=4, expert_parallel="all_to_all")
+    pins = LayoutPins(dp=4, tp=1, pp=8, ep=1)
     with pytest.raises(InfeasiblePlanError) as raised:
         solve_layout(question(pins=pins, memory_bytes=12 * GIB))
     assert raised.value.hint.startswith("nearest: --dp ")
 
 
 def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
-    pins = LayoutPins(dp=32, ep=32, micro_batch=4)
+    pins = LayoutPins(dp=32, ep=32, micro_batch=4, zero=True)
     free = solve_layout(question(pins=pins)).transformer
     assert free is not None
     assert not free.recompute

@@ -220,7 +220,7 @@ def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int
     kinds: tuple[ExpertParallel, ...] = ("all_to_all", "tensor")
     for kind, dp, ep, tp, pp in product(kinds, powers, powers, powers, powers):
         fits = dp * tp * pp == WORLD and pp <= 6 and tp <= 4 and dp % ep == 0 and ep <= E
-        if not fits or (kind == "tensor" and (ep > 1 or tp == 1)):
+        if not fits or (kind == "tensor" and (ep > 1 or tp == 1)) or (kind != "tensor" and tp > 1):
             continue
         for b in range(1, 65):
             share = WORLD * TOKENS // L // dp
