@@ -14,6 +14,7 @@ from moetune.solve.layout_stages import Stage
 FULL_BYTES = 4
 """Of an element in full precision, in which gradients and optimizer states are kept."""
 MOMENTS = 2
+_MASK_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +109,16 @@ def footprint_of(
     width, middles = layer.d_model, 3 if layer.activation == "swiglu" else 2
     dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
     words = model.vocab_size // (tp if traits.splits_vocabulary else 1)
+    scores = wide_logits = 0
+    if traits.is_unfused:
+        scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)
+        wide_logits = tokens * words * (FULL_BYTES + FULL_BYTES - element)
+    with_experts = tokens * element * (3 * width + 4 * width // tp)
     return Footprint(
-        dense=tokens * element * dense,
-        moe=tokens * element * (3 * width + 4 * width // tp) + moe.activation_bytes,
+        dense=tokens * element * dense + scores,
+        moe=with_experts + scores + moe.activation_bytes,
         block_input=tokens * element * width,
-        head=2 * tokens * element * (width + words),
+        head=2 * tokens * element * (width + words) + wide_logits,
         buffers=moe.buffer_bytes,
     )
 

@@ -38,6 +38,8 @@ class Traits:
         exchanges_under_tensor: whether MoE layers exchange tokens under tensor-parallel groups,
             all of whose ranks send the same tokens and have a share of each expert's hidden
             width, as PPMoE's DPMoE does; ours refuses to.
+        is_unfused: whether attention keeps its scores, and the loss its logits in float32, too,
+            as Megatron-LM did before attention was one kernel (Korthikanti et al. 2022, Eq. 1).
     """
 
     hidden_gradients: float = 0.0
@@ -45,6 +47,7 @@ class Traits:
     splits_sends: bool = False
     shards_gradients: bool = False
     exchanges_under_tensor: bool = False
+    is_unfused: bool = False
 
 
 OURS = Traits()
