@@ -107,7 +107,8 @@ class Lab:
         """Run one command on every rank, each pinned to a core with one thread.
 
         The environment has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and
-        GLOO_SOCKET_IFNAME; where nodes have several ranks, LOCAL_WORLD_SIZE, too. Call it from the main thread: the ranks die with their caller's.
+        GLOO_SOCKET_IFNAME; where nodes have several ranks, LOCAL_WORLD_SIZE, too. Call it from
+        the main thread: the ranks die with their caller's.
 
         Args:
             env: further variables; they win.
