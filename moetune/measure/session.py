@@ -11,9 +11,9 @@ from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.measure.again import AGAIN_SHARE, next_noisy
 from moetune.measure.device import Device
 from moetune.measure.estimate import Rates, levels, point_seconds, within_budget
+from moetune.measure.grid import Preset
 from moetune.measure.load import BUSY, THROTTLED, Load
 from moetune.measure.operations import Representatives, set_scene
-from moetune.measure.points import Preset
 from moetune.measure.probe import probe, representatives
 from moetune.measure.ranks import Ranks
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
@@ -33,12 +33,14 @@ class Assignment:
     Args:
         points: candidates, the most wanted first.
         budget_seconds: measure only what fits; None for all.
+        ranks_per_node: None where all are on one.
         plan_only: estimate, and measure nothing but the probe.
         seed: of the order.
     """
 
     points: tuple[Point, ...]
     preset: Preset
+    ranks_per_node: int | None = None
     budget_seconds: float | None = None
     plan_only: bool = False
     seed: int = 0
@@ -89,8 +91,11 @@ def run_session(
     points, effort = assignment.points, _EFFORTS[assignment.preset]
     if not points:
         return
-    sizes = [point.group_size for point in points if isinstance(point, CollectivePoint)]
-    ranks.open_groups([*sizes, ranks.world_size])
+    groups = {point.group for point in points if isinstance(point, CollectivePoint)}
+    ranks.open_groups(
+        [*groups, (ranks.world_size, 0)],
+        ranks_per_node=assignment.ranks_per_node or ranks.world_size,
+    )
     bench = _Bench(device, ranks, representatives(device, ranks.world_size), sharers)
     rates = ranks.from_first(bench.probe(points))
     seconds = {point: point_seconds(point, rates, effort) for point in points}

@@ -15,8 +15,9 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
 )
-from moetune.measure.estimate import Rates, point_seconds, within_budget
-from moetune.measure.points import Preset, choose_points, default_group_sizes, memory_bytes
+from moetune.measure.estimate import Rates, Wire, point_seconds, within_budget
+from moetune.measure.grid import Preset
+from moetune.measure.points import choose_points, default_group_sizes, memory_bytes
 from moetune.measure.timing import Effort
 
 GIB = 2**30
@@ -152,8 +153,7 @@ EFFORT = Effort(min_blocks=8, max_blocks=40, max_seconds=0.2, warmup_seconds=0.0
 RATES = Rates(
     macs_per_second={"float32": 5e10},
     copy_bytes_per_second=5e9,
-    wire_seconds=3e-4,
-    wire_bytes_per_second=1e9,
+    wires={(2, 0): Wire(seconds=3e-4, bytes_per_second=1e9)},
 )
 ALL = choose()
 SECONDS = {point: point_seconds(point, RATES, EFFORT) for point in ALL}
