@@ -78,12 +78,16 @@ class Ranks:
 
     def first_text(self, text: str) -> str:
         """Return the first rank's text that is not empty."""
+        return next(filter(None, self.of_all(text)), "")
+
+    def of_all(self, value: T) -> tuple[T, ...]:
+        """Return every rank's value, by rank."""
         if self._control is None:
-            return text
-        texts = [""] * self.world_size
+            return (value,)
+        values = [value] * self.world_size
         with self._named():
-            dist.all_gather_object(texts, text, group=self._control)
-        return next(filter(None, texts), "")
+            dist.all_gather_object(values, value, group=self._control)
+        return tuple(values)
 
     def from_first(self, value: T) -> T:
         """Return the value of rank 0; the other ranks' is ignored."""

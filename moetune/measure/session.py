@@ -12,7 +12,7 @@ from moetune.measure.again import AGAIN_SHARE, next_noisy
 from moetune.measure.device import Device
 from moetune.measure.estimate import Rates, levels, point_seconds, within_budget
 from moetune.measure.grid import Preset
-from moetune.measure.load import BUSY, THROTTLED, Load
+from moetune.measure.load import BUSY, THROTTLED, Load, num_sharers, own_cores
 from moetune.measure.operations import Representatives, set_scene
 from moetune.measure.probe import probe, representatives
 from moetune.measure.ranks import Ranks
@@ -68,7 +68,6 @@ def run_session(
     device: Device,
     ranks: Ranks,
     tell: Callable[[News], object],
-    sharers: int = 1,
 ) -> None:
     """Probe, plan, and measure every point; all ranks call this together.
 
@@ -80,7 +79,6 @@ def run_session(
 
     Args:
         tell: hears on rank 0 what the session does, as it happens.
-        sharers: ranks on this rank's cores, itself included.
 
     Raises:
         InputError: the budget holds no point; on every rank.
@@ -96,7 +94,7 @@ def run_session(
         [*groups, (ranks.world_size, 0)],
         ranks_per_node=assignment.ranks_per_node or ranks.world_size,
     )
-    bench = _Bench(device, ranks, representatives(device, ranks.world_size), sharers)
+    bench = _Bench(device, ranks, representatives(device, ranks.world_size))
     rates = ranks.from_first(bench.probe(points))
     seconds = {point: point_seconds(point, rates, effort) for point in points}
     budget_seconds = assignment.budget_seconds
@@ -174,11 +172,9 @@ def shuffled(points: Sequence[Point], seed: int) -> tuple[Point, ...]:
 class _Bench:
     """Measures one point after another on this rank."""
 
-    def __init__(
-        self, device: Device, ranks: Ranks, representatives: Representatives, sharers: int
-    ) -> None:
+    def __init__(self, device: Device, ranks: Ranks, representatives: Representatives) -> None:
         self._device, self._ranks, self._representatives = device, ranks, representatives
-        self._load = Load(device, sharers=sharers)
+        self._load = Load(device, sharers=num_sharers(ranks.of_all(own_cores()), ranks.rank))
 
     def probe(self, points: Sequence[Point]) -> Rates:
         """Return rough speeds."""
