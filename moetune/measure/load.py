@@ -30,17 +30,16 @@ def own_cores() -> Cores:
     return boot, frozenset(os.sched_getaffinity(0))
 
 
-def num_sharers(cores: Sequence[Cores], rank: int) -> int:
-    """Return how many ranks, this one included, its cores have to do for.
+def num_sharers(cores: Sequence[Cores]) -> tuple[int, ...]:
+    """Return for how many ranks each rank's cores have to do, itself included.
 
     A rank on several cores counts on each of them for its share.
-
-    Args:
-        cores: of each rank.
     """
-    machine, mine = cores[rank]
-    here = [theirs for where, theirs in cores if where == machine]
-    return max(round(sum(len(mine & theirs) / len(theirs) for theirs in here)), 1)
+    loads = [
+        sum(len(mine & theirs) / len(theirs) for where, theirs in cores if where == machine)
+        for machine, mine in cores
+    ]
+    return tuple(max(round(load), 1) for load in loads)
 
 
 class Load:

@@ -4,6 +4,7 @@ All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Whi
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Cluster, DeviceKind
@@ -88,12 +89,7 @@ def choose_points(
             divide by none of the group sizes.
     """
     machine = cluster.machine
-    for size in group_sizes:
-        if not 1 <= size <= machine.num_devices:
-            raise InputError(
-                f"group size {size} is not possible with {machine.num_devices} ranks",
-                "start more ranks, or ask for smaller groups",
-            )
+    _check_sizes(group_sizes, machine.num_devices)
     grid = GRIDS[preset, machine.kind]
     linked = [size for size in group_sizes if size > 1 or machine.kind == "cuda"]
     groups = [*((size, 0) for size in linked), *spread_groups(linked, machine)]
@@ -106,26 +102,35 @@ def choose_points(
         for dtype in dtypes
         for load in _workloads(layer, dtype, sizes, max_tokens)
     ]
+    around = (
+        transformer_points(
+            model, dtype=dtype, group_sizes=linked, groups=groups, max_tokens=max_tokens,
+            kind=machine.kind, grid=grid,
+        )
+        for model in transformers
+        for dtype in dtypes
+    )  # fmt: skip
     chosen: list[Point] = [
         *_layer_points(workloads, groups, grid),
-        *(
-            point
-            for model in transformers
-            for dtype in dtypes
-            for point in transformer_points(
-                model, dtype=dtype, group_sizes=linked, groups=groups, max_tokens=max_tokens,
-                kind=machine.kind, grid=grid,
-            )
-        ),
+        *chain.from_iterable(around),
         *_interference(machine.kind, has_link=bool(linked)),
-        *_gemm_grid(dtypes, max_tokens, grid, covered=bool(workloads)),
-        *_collective_grid(groups, grid),
-        *_copy_grid(machine.kind, grid),
-    ]  # fmt: skip
+    ]
+    if not transformers:
+        chosen += _gemm_grid(dtypes, max_tokens, grid, covered=bool(workloads))
+    chosen += [*_collective_grid(groups, grid), *_copy_grid(machine.kind, grid)]
     if not workloads:
         chosen += _rows_grid(dtypes, max_tokens, grid)
     limit = machine.memory_bytes // _MEMORY_SHARE
     return tuple(dict.fromkeys(point for point in chosen if memory_bytes(point) <= limit))
+
+
+def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
+    for size in group_sizes:
+        if not 1 <= size <= num_ranks:
+            raise InputError(
+                f"group size {size} is not possible with {num_ranks} ranks",
+                "start more ranks, or ask for smaller groups",
+            )
 
 
 def _workloads(

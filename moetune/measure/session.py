@@ -86,7 +86,7 @@ def run_session(
     """
     start = time.perf_counter()
     assignment = ranks.from_first(assignment)
-    points, effort = assignment.points, _EFFORTS[assignment.preset]
+    points = assignment.points
     if not points:
         return
     groups = {point.group for point in points if isinstance(point, CollectivePoint)}
@@ -94,7 +94,9 @@ def run_session(
         [*groups, (ranks.world_size, 0)],
         ranks_per_node=assignment.ranks_per_node or ranks.world_size,
     )
-    bench = _Bench(device, ranks, representatives(device, ranks.world_size))
+    sharers = num_sharers(ranks.of_all(own_cores()))
+    effort = _EFFORTS[assignment.preset].for_sharers(max(sharers))
+    bench = _Bench(device, ranks, representatives(device, ranks.world_size), sharers[ranks.rank])
     rates = ranks.from_first(bench.probe(points))
     seconds = {point: point_seconds(point, rates, effort) for point in points}
     budget_seconds = assignment.budget_seconds
@@ -172,9 +174,11 @@ def shuffled(points: Sequence[Point], seed: int) -> tuple[Point, ...]:
 class _Bench:
     """Measures one point after another on this rank."""
 
-    def __init__(self, device: Device, ranks: Ranks, representatives: Representatives) -> None:
+    def __init__(
+        self, device: Device, ranks: Ranks, representatives: Representatives, sharers: int
+    ) -> None:
         self._device, self._ranks, self._representatives = device, ranks, representatives
-        self._load = Load(device, sharers=num_sharers(ranks.of_all(own_cores()), ranks.rank))
+        self._load = Load(device, sharers=sharers)
 
     def probe(self, points: Sequence[Point]) -> Rates:
         """Return rough speeds."""

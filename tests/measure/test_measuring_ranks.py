@@ -185,10 +185,10 @@ def test_the_order_is_the_seeds_alone_and_begins_with_a_product() -> None:
 
 def test_ranks_that_share_cores_are_counted_on_their_own_machine() -> None:
     one, other = ("boot a", frozenset({0, 1})), ("boot b", frozenset({0, 1}))
-    assert num_sharers([one, one, other], 0) == 2
-    assert num_sharers([one, one, other], 2) == 1
+    assert num_sharers([one, one, other]) == (2, 2, 1)
     pinned = [("boot a", frozenset({core})) for core in (0, 1, 0, 1, 2)]
-    assert [num_sharers(pinned, rank) for rank in range(5)] == [2, 2, 2, 2, 1]
+    assert num_sharers(pinned) == (2, 2, 2, 2, 1)
+    assert num_sharers([("boot a", frozenset(range(8)))]) == (1,)
 
 
 @pytest.mark.parametrize(("num_ranks", "num_cores"), [(1, 4), (2, 4), (3, 8), (4, 4)])

@@ -132,13 +132,18 @@ def test_ranks_of_a_node_share_its_one_link() -> None:
 
 
 @needs_lab
-def test_ranks_of_a_node_are_told_so_as_torchrun_does() -> None:
-    script = "echo $RANK $LOCAL_RANK $LOCAL_WORLD_SIZE $WORLD_SIZE $GLOO_SOCKET_IFNAME"
+def test_ranks_of_a_node_are_told_so_as_torchrun_does_and_share_a_core() -> None:
+    script = (
+        "echo $RANK $LOCAL_RANK $LOCAL_WORLD_SIZE $WORLD_SIZE $GLOO_SOCKET_IFNAME;"
+        "taskset -cp $$ | sed 's/.* //'"
+    )
     with Lab(num_ranks=4, rate_mbit=200, ranks_per_node=2) as lab:
         outputs = lab.run(["sh", "-c", script], timeout_seconds=20)
+    cores = sorted(os.sched_getaffinity(0))
+    first, second = str(cores[0]), str(cores[1 % len(cores)])
     assert [output.stdout.split() for output in outputs] == [
-        ["0", "0", "2", "4", "eth0"], ["1", "1", "2", "4", "eth0"],
-        ["2", "0", "2", "4", "eth0"], ["3", "1", "2", "4", "eth0"],
+        ["0", "0", "2", "4", "eth0", first], ["1", "1", "2", "4", "eth0", first],
+        ["2", "0", "2", "4", "eth0", second], ["3", "1", "2", "4", "eth0", second],
     ]  # fmt: skip
 
 
