@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from moetune.domain.hardware import DeviceKind
 from moetune.domain.placement import Group
-from moetune.domain.samples import AttentionPoint, CollectiveOp, Point, RowsPoint
+from moetune.domain.samples import AttentionPoint, Point, RowsPoint
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Grid, collective, products
@@ -12,7 +12,6 @@ from moetune.measure.grid import Grid, collective, products
 # A step of Adam over more elements takes as much longer as there are more.
 _MAX_ADAM_ELEMENTS: dict[DeviceKind, int] = {"cpu": 2**24, "cuda": 2**28}
 _MAX_GRADIENT_LADDERS = 8
-_GRADIENT_OPS: tuple[CollectiveOp, ...] = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 def transformer_points(
@@ -85,17 +84,15 @@ def _block_products(model: Transformer, dtype: str, width: int, rows: int) -> It
 def _optimiser(
     model: Transformer, dtype: str, groups: Sequence[Group], kind: DeviceKind, grid: Grid
 ) -> Iterator[Point]:
-    """Adam on what one rank or a shard of it has, and the exchange of all gradients."""
+    """Adam on all parameters and on shards of them, and the all-reduce of all gradients."""
     parameters = _num_parameters(model)
     most = min(parameters, _MAX_ADAM_ELEMENTS[kind])
     for fraction in grid.fractions:
         yield RowsPoint(op="adam", dtype=dtype, rows=max(most // fraction, 1), width=1)
     gradient_bytes = min(parameters * dtype_bytes(dtype), _MAX_GRADIENT_LADDERS * grid.max_bytes)
-    if gradient_bytes > grid.max_bytes:
-        for group in groups:
-            for op in _GRADIENT_OPS:
-                share = gradient_bytes // group[0] if op == "all_gather" else gradient_bytes
-                yield collective(op, group, share)
+    for group in groups:
+        if gradient_bytes > grid.max_bytes and group[0] > 1:
+            yield collective("all_reduce", group, gradient_bytes)
 
 
 def _num_parameters(model: Transformer) -> int:
