@@ -7,6 +7,13 @@
 Each end of each cable carries a token bucket: the rank's end limits what it sends, the
 switch's end what it receives, so a rank has one full-duplex link however many send to it.
 
+With several ranks to a node, a node's ranks meet at a bridge of their own without any limit, and
+the buckets sit on the cable between that bridge and the switch:
+
+    rank 0 [eth0]──[port0        ]
+                   [      node0  ]──tbf──[up0 … down0]──tbf──[br0, the switch]── … node 1
+    rank 1 [eth0]──[port1        ]
+
 No namespace has a name. The lab holds them open by file descriptors, the ranks by living in
 them, and the ranks die with the lab (PR_SET_PDEATHSIG). So the kernel frees namespaces, cables
 and bridge as soon as the last of these processes ends, however it ends: there is nothing to
@@ -45,24 +52,29 @@ _TOOLS = {
 
 
 class Lab:
-    """A lab of `num_ranks` ranks, each with one link to a switch. Use it in a `with`.
+    """A lab of `num_ranks` ranks, each node with one link to a switch. Use it in a `with`.
 
     Args:
         rate_mbit: rate of each link in each direction, in 10⁶ bits a second; None for plain
             loopback, with no namespaces and no shaping.
+        ranks_per_node: consecutive ranks that share a node's link and reach each other without
+            limit. With one, ranks are not told that they are nodes.
 
     Raises:
         InputError: a number of ranks or a rate that cannot be built.
         MoetuneError: on entry, where the machine cannot build a lab; it says what is missing.
     """
 
-    def __init__(self, *, num_ranks: int, rate_mbit: float | None) -> None:
+    def __init__(self, *, num_ranks: int, rate_mbit: float | None, ranks_per_node: int = 1) -> None:
         if not 1 <= num_ranks <= _MAX_RANKS:
             raise InputError(f"num_ranks must be from 1 to {_MAX_RANKS}, got {num_ranks}")
         if rate_mbit is not None and rate_mbit < 1:
             raise InputError(f"rate_mbit must be at least 1, got {rate_mbit}")
+        if ranks_per_node < 1 or num_ranks % ranks_per_node:
+            raise InputError(f"{num_ranks} ranks do not divide into nodes of {ranks_per_node}")
         self.num_ranks = num_ranks
         self.rate_mbit = rate_mbit
+        self.ranks_per_node = ranks_per_node
         self._namespaces: tuple[int, ...] = ()
         self._open = ExitStack()
 
@@ -92,10 +104,11 @@ class Lab:
         env: Mapping[str, str] | None = None,
         echo: TextIO | None = None,
     ) -> tuple[RankOutput, ...]:
-        """Run one command on every rank, each pinned to a core with one thread.
+        """Run one command on every rank, with one thread, each node pinned to a core.
 
         The environment has RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and
-        GLOO_SOCKET_IFNAME. Call it from the main thread: the ranks die with their caller's.
+        GLOO_SOCKET_IFNAME; where nodes have several ranks, LOCAL_WORLD_SIZE, too. Call it from
+        the main thread: the ranks die with their caller's.
 
         Args:
             env: further variables; they win.
@@ -111,10 +124,10 @@ class Lab:
         # A namespace has all its ports free; ranks may name shared memory by address and port.
         port = _free_port()
         commands = [
-            ["setpriv", "--pdeathsig", "KILL", "--", "taskset", "-c", str(cores[r % len(cores)])]
-            + (_enter(self._namespaces[r]) if self._namespaces else [])
+            ["setpriv", "--pdeathsig", "KILL", "--", "taskset", "-c", str(self._core(rank, cores))]
+            + (_enter(self._namespaces[rank]) if self._namespaces else [])
             + list(argv)
-            for r in range(self.num_ranks)
+            for rank in range(self.num_ranks)
         ]
         return run_ranks(
             commands,
@@ -124,12 +137,26 @@ class Lab:
             echo=echo,
         )
 
+    def _core(self, rank: int, cores: Sequence[int]) -> int:
+        """Return the core of the rank's node.
+
+        Four ranks on two cores: with a core to each node, steps vary less and are shorter than
+        with node mates on different cores, or left to the scheduler.
+        """
+        return cores[rank // self.ranks_per_node % len(cores)]
+
     def _env(self, rank: int, port: int) -> dict[str, str]:
+        local = {"LOCAL_RANK": str(rank)}
+        if self.ranks_per_node > 1:
+            local = {
+                "LOCAL_RANK": str(rank % self.ranks_per_node),
+                "LOCAL_WORLD_SIZE": str(self.ranks_per_node),
+            }
         return {
             **os.environ,
+            **local,
             "RANK": str(rank),
             "WORLD_SIZE": str(self.num_ranks),
-            "LOCAL_RANK": str(rank),
             "MASTER_ADDR": _address(0) if self._namespaces else "127.0.0.1",
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": "eth0" if self._namespaces else "lo",
@@ -139,13 +166,20 @@ class Lab:
         }
 
     def _build(self, opening: ExitStack, *, rate: str) -> None:
-        # A lab of several nodes is several bridges here, joined by cables of another rate.
         switch = _new_namespace(opening)
         ranks = tuple(_new_namespace(opening) for _ in range(self.num_ranks))
-        _inside(switch, "ip link add br0 type bridge")
-        _inside(switch, "ip link set br0 up")
-        for number, rank in enumerate(ranks):
-            _plug(rank=rank, number=number, switch=switch, bridge="br0", rate=rate)
+        _add_bridge(switch, "br0")
+        if self.ranks_per_node == 1:
+            for number, rank in enumerate(ranks):
+                _plug(rank=rank, number=number, switch=switch, bridge="br0")
+                _shape(switch, f"port{number}", rate)
+                _shape(rank, "eth0", rate)
+        else:
+            for node in range(self.num_ranks // self.ranks_per_node):
+                _add_node(switch, node, rate)
+            for number, rank in enumerate(ranks):
+                bridge = f"node{number // self.ranks_per_node}"
+                _plug(rank=rank, number=number, switch=switch, bridge=bridge)
         self._namespaces = ranks
 
 
@@ -233,15 +267,28 @@ def _inside(namespace: int, command: str, *, also: tuple[int, ...] = ()) -> None
         raise MoetuneError(f"`{command}` failed: {done.stderr.strip() or done.stdout.strip()}")
 
 
-def _plug(*, rank: int, number: int, switch: int, bridge: str, rate: str) -> None:
+def _add_bridge(switch: int, bridge: str) -> None:
+    _inside(switch, f"ip link add {bridge} type bridge")
+    _inside(switch, f"ip link set {bridge} up")
+
+
+def _add_node(switch: int, node: int, rate: str) -> None:
+    """Add a node's bridge and its cable to br0, whose two ends limit what it sends and receives."""
+    bridge, up, down = f"node{node}", f"up{node}", f"down{node}"
+    _add_bridge(switch, bridge)
+    _inside(switch, f"ip link add {up} type veth peer name {down}")
+    for end, where in ((up, bridge), (down, "br0")):
+        _inside(switch, f"ip link set {end} master {where} up")
+        _shape(switch, end, rate)
+
+
+def _plug(*, rank: int, number: int, switch: int, bridge: str) -> None:
     port = f"port{number}"
     peer = f"/proc/self/fd/{rank}"
     _inside(switch, f"ip link add {port} type veth peer name eth0 netns {peer}", also=(rank,))
     _inside(switch, f"ip link set {port} master {bridge} up")
     _inside(rank, f"ip address add {_address(number)}/24 dev eth0")
     _inside(rank, "ip link set eth0 up")
-    _shape(switch, port, rate)
-    _shape(rank, "eth0", rate)
 
 
 def _shape(namespace: int, device: str, rate: str) -> None:

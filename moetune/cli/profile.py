@@ -13,8 +13,9 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.models import find_model
 from moetune.domain.samples import Point
+from moetune.domain.transformer import Transformer
 from moetune.domain.units import parse_count, parse_seconds
-from moetune.measure.points import Preset
+from moetune.measure.grid import Preset
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ def profile(
     tokens: Annotated[
         str | None, typer.Option(help="Tokens per rank and step, such as 8k.")
     ] = None,
+    num_layers: Annotated[
+        int | None, typer.Option(min=1, help="Cover a whole model: its blocks.")
+    ] = None,
+    num_heads: Annotated[int | None, typer.Option(min=1, help="Heads of its attention.")] = None,
+    seq: Annotated[str | None, typer.Option(help="Tokens of its sequences, such as 2k.")] = None,
+    vocab: Annotated[str | None, typer.Option(help="Its different tokens, such as 50k.")] = None,
+    moe_every: Annotated[int, typer.Option(min=1, help="Every such block has experts.")] = 2,
     *,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Count points and time, measure nothing.")
@@ -79,6 +87,7 @@ def profile(
     layer, default_tokens = _layer(
         model, d_model, d_hidden, num_experts, top_k, activation, num_ranks
     )
+    whole = _transformer(layer, num_layers, num_heads, seq, vocab, moe_every)
     limit = budget or settings.budget
     request = ProfileRequest(
         name=name,
@@ -86,7 +95,8 @@ def profile(
         preset=preset or settings.preset,
         dtypes=_words(dtype),
         group_sizes=tuple(map(parse_count, _words(group_sizes))),
-        layers=() if layer is None else (layer,),
+        layers=() if layer is None or whole is not None else (layer,),
+        transformers=() if whole is None else (whole,),
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=parse_seconds(limit) if limit else None,
     )
@@ -103,8 +113,9 @@ def _plan(
     session: Session, request: "ProfileRequest", setting: "Setting", *, resume: bool, as_json: bool
 ) -> None:
     from moetune.workflows.measuring import group_of
-    from moetune.workflows.profile import estimate_profile
+    from moetune.workflows.profile import detect_cluster, estimate_profile
 
+    machine = detect_cluster(request, setting).machine
     with wiring.find_store(session.settings) as store:
         seconds = estimate_profile(request, setting, store=store if resume else None)
     if as_json:
@@ -112,7 +123,7 @@ def _plan(
         return
     groups: dict[str, list[float]] = {}
     for point, estimate in seconds.items():
-        groups.setdefault(group_of(point), []).append(estimate)
+        groups.setdefault(group_of(point, machine), []).append(estimate)
     session.screen.say(f"{len(seconds)} points, about {clock(sum(seconds.values()))}")
     rows = [(group, str(len(times)), clock(sum(times))) for group, times in groups.items()]
     session.screen.table(("group", "points", "time"), rows, right=(1, 2))
@@ -220,6 +231,36 @@ def _layer(
         activation=activation,
     )
     return layer, default_tokens
+
+
+def _transformer(
+    layer: LayerShape | None,
+    num_layers: int | None,
+    num_heads: int | None,
+    seq: str | None,
+    vocab: str | None,
+    moe_every: int,
+) -> Transformer | None:
+    """Return the whole model to cover, if one is asked for."""
+    sizes = {"--num-layers": num_layers, "--num-heads": num_heads, "--seq": seq, "--vocab": vocab}
+    if all(value is None for value in sizes.values()):
+        return None
+    if layer is None:
+        raise InputError(
+            "a whole model lacks its experts' layer",
+            "name a model with --model, or give --d-model, --d-hidden and --num-experts",
+        )
+    if num_layers is None or num_heads is None or seq is None or vocab is None:
+        missing = ", ".join(flag for flag, value in sizes.items() if value is None)
+        raise InputError(f"a whole model lacks {missing}")
+    return Transformer(
+        moe=layer,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        length=parse_count(seq),
+        vocab_size=parse_count(vocab),
+        moe_every=moe_every,
+    )
 
 
 def _words(text: str | None) -> tuple[str, ...]:

@@ -2,14 +2,13 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from moetune.cli.render import Screen
 from moetune.domain.samples import Sample
 from moetune.workflows.measuring import GroupSummary
 
 _BAR_WIDTH = 24
-_NAME_WIDTH = 15
 _PAUSE_SECONDS = 10.0
 
 
@@ -68,7 +67,8 @@ class ScreenProgress:
         lines = [f"\033[{len(self._total)}F"]
         for group, total in self._total.items():
             left = f"{clock(seconds_left)} left" if group == active else ""
-            lines.append(f"\033[2K{bar(group, self._done[group], total)}  {left}\n")
+            shown = bar(group, self._done[group], total, width=_width(self._total))
+            lines.append(f"\033[2K{shown}  {left}\n")
         sys.stderr.write("".join(lines))
         sys.stderr.flush()
 
@@ -76,6 +76,7 @@ class ScreenProgress:
         """Say how good each group became."""
         if self._is_terminal and self._total:
             sys.stderr.write(f"\033[{len(self._total)}F\033[J")
+        width = _width([one.group for one in summaries])
         for one in summaries:
             done = one.num_points - one.num_failed
             error = (
@@ -83,7 +84,8 @@ class ScreenProgress:
                 if one.median_error is None
                 else f"   median error {100 * one.median_error:.1f} %"
             )
-            line = f"{bar(one.group, done, one.num_points)}  {one.quality:<8}{error}"
+            shown = bar(one.group, done, one.num_points, width=width)
+            line = f"{shown}  {one.quality:<8}{error}"
             self._screen.note(line.rstrip())
         if summaries and self.num_done < self.num_points:
             self._screen.note(
@@ -92,11 +94,15 @@ class ScreenProgress:
             )
 
 
-def bar(group: str, done: int, total: int) -> str:
-    """Return "GEMM  ━━━━━━╸    21/44", a line of the same width for every group."""
+def bar(group: str, done: int, total: int, *, width: int) -> str:
+    """Return "GEMM  ━━━━━━╸    21/44", the name in `width` characters."""
     halves = 2 * _BAR_WIDTH * done // max(total, 1)
     full = "━" * (halves // 2) + "╸" * (halves % 2)
-    return f"{group:<{_NAME_WIDTH}}{full:<{_BAR_WIDTH}} {f'{done}/{total}':>7}"
+    return f"{group:<{width}}{full:<{_BAR_WIDTH}} {f'{done}/{total}':>7}"
+
+
+def _width(groups: Iterable[str]) -> int:
+    return max((len(group) + 1 for group in groups), default=0)
 
 
 def clock(seconds: float) -> str:

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator
 
 from moetune.cli.render import Screen, plural
+from moetune.domain.hardware import Machine
+from moetune.domain.placement import placement_name
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.segments import Segments
@@ -54,7 +56,7 @@ def _rows(profile: Profile) -> Iterator[tuple[str, ...]]:
         yield _gemm_row(gemm)
     pieces = pieces_of(profile)
     for line in profile.collective:
-        yield _line_row(_collective_name(line), line)
+        yield _line_row(_collective_name(line, profile.machine), line)
         yield from _piece_rows(
             pieces.get((line.op, line.group_size, line.num_nodes, line.in_flight))
         )
@@ -87,9 +89,9 @@ def _piece_rows(found: Segments | None) -> Iterator[tuple[str, ...]]:
         yield f"  from {format_bytes(round(low))}", format_seconds(line.alpha_seconds), rate, "", ""
 
 
-def _collective_name(line: CollectiveLine) -> str:
+def _collective_name(line: CollectiveLine, machine: Machine) -> str:
     flight = f", {line.in_flight} in flight" if line.in_flight > 1 else ""
-    return f"{line.op}, {line.group_size} ranks{flight}"
+    return f"{line.op}, {placement_name((line.group_size, line.num_nodes), machine)}{flight}"
 
 
 def _quality(error: FitError | None) -> tuple[str, str]:

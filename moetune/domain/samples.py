@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from moetune.domain.errors import InputError
+from moetune.domain.placement import Group
 
 Product = Literal["forward", "grad_input", "grad_weight"]
 CollectiveOp = Literal["all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"]
@@ -45,8 +46,10 @@ class GemmPoint:
 class RowsPoint:
     """An operation bound by memory on a (rows, width) tensor.
 
-    op: an activation with its bias ("gelu", and "gelu_backward"), "gather", "scatter_add" or
-    "gate" (softmax and top-k over `width` experts).
+    op: an activation with its bias ("gelu", and "gelu_backward"), "gather", "scatter_add",
+    "gate" (softmax and top-k over `width` experts), "norm" (layer norm and the residual's sum),
+    "cross_entropy" (of `width` logits), each with its "_backward", or "adam" (a step of AdamW on
+    rows · width parameters).
     """
 
     kind: Literal["rows"] = "rows"
@@ -81,6 +84,11 @@ class CollectivePoint:
     in_flight: int = 1
     num_nodes: int = 0
 
+    @property
+    def group(self) -> Group:
+        """The ranks and the nodes they are spread over."""
+        return self.group_size, self.num_nodes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AttentionPoint:
@@ -97,6 +105,15 @@ class AttentionPoint:
     num_heads: int
     head_dim: int
     backward: bool = False
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of both products, half of which the mask leaves out.
+
+        Backward they are five instead of two.
+        """
+        once = self.num_sequences * self.length**2 * self.num_heads * self.head_dim // 2
+        return (5 if self.backward else 2) * once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -124,7 +141,7 @@ class InterferencePoint:
     comm_bytes: int = 0
 
 
-Point = GemmPoint | RowsPoint | CollectivePoint | CopyPoint | InterferencePoint
+Point = GemmPoint | RowsPoint | AttentionPoint | CollectivePoint | CopyPoint | InterferencePoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,22 @@ from functools import cached_property
 
 import numpy as np
 
+from moetune.domain.placement import Group
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import CollectiveOp, Product
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, leave_one_out
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import Loss, comm_loss, comp_loss, interference_of
-from moetune.fit.pool import CollectiveKey, CopyKey, Group, Pool, RowsKey, Series, Shape, pool
+from moetune.fit.pool import (
+    AttentionKey,
+    CollectiveKey,
+    CopyKey,
+    Pool,
+    RowsKey,
+    Series,
+    Shape,
+    pool,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +163,10 @@ class Book:
             series = self.pool.rows.get(key)
             self._rows[key] = None if series is None else _points(f"rows {key}", series, None)
         return self._rows[key]
+
+    def attention(self, key: AttentionKey) -> Points:
+        """Return the points over sequences of one of the pool's shapes."""
+        return _points(f"attention {key}", self.pool.attention[key], None)
 
 
 _AnyLine = GemmLine | CollectiveLine | CopyLine

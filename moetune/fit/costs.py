@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from moetune.domain.costs import (
@@ -13,22 +14,40 @@ from moetune.domain.costs import (
     Trust,
     least_trust,
 )
+from moetune.domain.placement import Group, canonical
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction, Product
+from moetune.fit.attention import nearest_attention, work_ratio
 from moetune.fit.book import Book, Points
 from moetune.fit.curve import Line
 from moetune.fit.missing import copy_name, missing_collective, missing_copy, missing_gemm
-from moetune.fit.pool import CollectiveKey, Group, RowsKey, Shape
-from moetune.fit.predictor import Curves, ExactCurves, Predictor, capped
+from moetune.fit.pool import AttentionKey, CollectiveKey, RowsKey, Shape
+from moetune.fit.predictor import Curves, ExactCurves, Predictor, capped, stretched
+from moetune.fit.wires import nearest_group
 
 _FREE = Estimate(seconds=0.0, trust="measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """The nearest thing known of a collective.
+
+    Args:
+        factor: its bytes that stand for one of what was asked for.
+        cap: the best label of a prediction from it.
+    """
+
+    found: Points | Line
+    label: str
+    factor: float
+    cap: Trust
 
 
 def costs_of(profile: Profile, *, allow_modelled: bool = False) -> "ProfileCosts":
     """Return the costs that the profile's samples, or else its lines, predict.
 
     Args:
-        allow_modelled: take the nearest group size where the one asked for was not measured.
+        allow_modelled: estimate a group that was not measured from the nearest one.
     """
     return ProfileCosts(book=Book(profile), curves=ExactCurves(), allow_modelled=allow_modelled)
 
@@ -49,6 +68,7 @@ class ProfileCosts:
         self._copies: dict[tuple[Direction, bool], Predictor] = {}
         self._labelled: dict[str, Predictor] = {}
         self._rows: dict[RowsKey, Predictor | None] = {}
+        self._attention: dict[AttentionKey, Predictor | None] = {}
 
     @property
     def interference(self) -> Interference:
@@ -78,11 +98,14 @@ class ProfileCosts:
         self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
     ) -> LinearCost | None:
         """Return the α–β line over bytes when that is all there is, else None."""
-        known, group = self._book.groups(op), self._group(group_size, num_nodes)
+        known, group = self._book.groups(op), self._canonical(group_size, num_nodes)
         if group_size == 1 or not (group in known or (known and self._allow_modelled)):
             return None
-        found, label, _ = self._source(op, group, 1)
-        return self._curves.line(found, label=label).cost if isinstance(found, Line) else None
+        source = self._source(op, group, 1)
+        if not isinstance(source.found, Line):
+            return None
+        cost = self._curves.line(source.found, label=source.label).cost
+        return replace(cost, beta_seconds=source.factor * cost.beta_seconds)
 
     def gemm(
         self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
@@ -133,7 +156,7 @@ class ProfileCosts:
         key = (op, group_size, num_nodes, in_flight)
         found = self._collectives.get(key)
         if found is None:
-            group = self._group(group_size, num_nodes)
+            group = self._canonical(group_size, num_nodes)
             found = self._collectives[key] = self._collective(op, group, in_flight)
         return found.predict(num_bytes)
 
@@ -147,9 +170,16 @@ class ProfileCosts:
         head_dim: int,
         backward: bool,
     ) -> Estimate | None:
-        """Return the time of causal self-attention, None where it was not measured."""
-        del dtype, num_sequences, length, num_heads, head_dim, backward
-        return None
+        """Return the time of causal self-attention, None where it was not measured.
+
+        Another length or number of heads takes the nearest measured one at as much work,
+        labelled "extrapolated".
+        """
+        key = (dtype, length, num_heads, head_dim, backward)
+        if key not in self._attention:
+            self._attention[key] = self._attention_like(key)
+        found = self._attention[key]
+        return found.predict(num_sequences) if found else None
 
     @property
     def copy_mode(self) -> CopyMode | None:
@@ -209,29 +239,42 @@ class ProfileCosts:
         )
         return Line(cost=per_row, relative_error=line.relative_error)
 
-    def _group(self, group_size: int, num_nodes: int) -> Group:
-        """Return the group with 0 nodes where its ranks are consecutive ones."""
-        per_node = self._book.profile.machine.devices_per_node
-        return group_size, 0 if num_nodes == math.ceil(group_size / per_node) else num_nodes
+    def _attention_like(self, wanted: AttentionKey) -> Predictor | None:
+        known = self._book.pool.attention
+        if wanted in known:
+            return self._curves.through(self._book.attention(wanted))
+        near = nearest_attention(wanted, known)
+        if near is None:
+            return None
+        curve = self._curves.through(self._book.attention(near))
+        return capped(stretched(curve, work_ratio(wanted, near)), "extrapolated")
+
+    def _canonical(self, group_size: int, num_nodes: int) -> Group:
+        return canonical((group_size, num_nodes), self._book.profile.machine)
 
     def _collective(self, op: CollectiveOp, group: Group, in_flight: int) -> Predictor:
-        found, label, cap = self._source(op, group, in_flight)
-        return capped(self._predictor(found, label), cap)
+        source = self._source(op, group, in_flight)
+        found = self._predictor(source.found, source.label)
+        return capped(stretched(found, source.factor), source.cap)
 
-    def _source(
-        self, op: CollectiveOp, group: Group, in_flight: int
-    ) -> tuple[Points | Line, str, Trust]:
-        """Return the nearest thing known of a collective, its label and what that is worth."""
-        known = self._book.groups(op)
+    def _source(self, op: CollectiveOp, group: Group, in_flight: int) -> _Source:
+        known, machine = self._book.groups(op), self._book.profile.machine
         cap: Trust = "measured"
+        factor = 1.0
         if group not in known:
             if not (known and self._allow_modelled):
                 raise missing_collective(self._book.profile, op=op, group=group, known=known)
-            group, cap = _nearest_group(group, known), "modelled"
+            cap = "modelled"
+            group, factor = nearest_group(op, group, known, machine)
         flights = self._book.in_flight(op, group)
         flight, flight_cap = _nearest_flight(in_flight, flights)
         key = (op, *group, flight)
-        return self._book.collective(key), f"collective {key}", least_trust((cap, flight_cap))
+        return _Source(
+            found=self._book.collective(key),
+            label=f"collective {key}",
+            factor=factor,
+            cap=least_trust((cap, flight_cap)),
+        )
 
     def _copy(self, direction: Direction, pinned: bool) -> Predictor:  # noqa: FBT001 - private
         alone = (direction, pinned, False)
@@ -252,14 +295,6 @@ class ProfileCosts:
                 else self._curves.through(found)
             )
         return self._labelled[label]
-
-
-def _nearest_group(wanted: Group, known: Sequence[Group]) -> Group:
-    """Return the known group nearest in ratio among those placed alike, else among all."""
-    alike = [one for one in known if (one[1] == 0) == (wanted[1] == 0)] or known
-    size = _nearest(wanted[0], [one for one, _ in alike])
-    nodes = [nodes for one, nodes in alike if one == size]
-    return size, min(nodes, key=lambda one: (abs(one - wanted[1]), one))
 
 
 def _nearest(wanted: int, known: Sequence[int]) -> int:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 from moetune.domain.errors import ProfileError
+from moetune.domain.placement import Group, nodes_of
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction
-from moetune.fit.pool import Group
 
 
 def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:
@@ -65,14 +65,12 @@ def _name(profile: Profile) -> str:
 
 
 def _launch(profile: Profile, group: Group) -> str:
-    per_node = profile.machine.devices_per_node
-    group_size, num_nodes = group
-    if not num_nodes and (group_size <= per_node or profile.machine.kind == "cpu"):
-        return f"moetune profile --nproc {group_size} {_name(profile)}"
-    if num_nodes:
-        group_size = num_nodes * per_node
-    num_nodes = num_nodes or math.ceil(group_size / per_node)
-    return (
-        f"torchrun --nnodes {num_nodes} --nproc-per-node {math.ceil(group_size / num_nodes)}"
-        f" -m moetune profile {_name(profile)}"
-    )
+    """Return the command whose ranks make up such groups, on whole nodes."""
+    machine = profile.machine
+    per_node, nodes = machine.devices_per_node, nodes_of(group, machine)
+    size, num_nodes = group
+    is_one_host = machine.kind == "cpu" and machine.num_devices <= per_node
+    if not num_nodes and (nodes == 1 or is_one_host):
+        return f"moetune profile --nproc {size} {_name(profile)}"
+    here = per_node if num_nodes else math.ceil(size / nodes)
+    return f"torchrun --nnodes {nodes} --nproc-per-node {here} -m moetune profile {_name(profile)}"

@@ -2,17 +2,19 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from moetune.domain.samples import (
+    AttentionPoint,
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
     Direction,
     GemmPoint,
     InterferencePoint,
+    Point,
     Product,
     ResourceClass,
     RowsPoint,
@@ -21,12 +23,13 @@ from moetune.domain.samples import (
 
 Shape = tuple[int, int, int]
 GemmKey = tuple[str, Product, Shape]
-Group = tuple[int, int]
-"""Ranks, and the nodes they are spread over; 0 for consecutive ranks."""
 CollectiveKey = tuple[CollectiveOp, int, int, int]
 CopyKey = tuple[Direction, bool, bool]
 RowsKey = tuple[str, str]
-Key = TypeVar("Key", GemmKey, CollectiveKey, CopyKey, RowsKey)
+AttentionKey = tuple[str, int, int, int, bool]
+"""Dtype, length, heads, width of a head, and whether backward."""
+Key = TypeVar("Key", GemmKey, CollectiveKey, CopyKey, RowsKey, AttentionKey)
+OnePoint = TypeVar("OnePoint", bound=Point)
 InterferenceKey = tuple[ResourceClass, frozenset[ResourceClass]]
 
 
@@ -54,6 +57,7 @@ class Pool:
         collective: by op, group size, nodes and number in flight, over bytes.
         copy: by direction, pinned and both_ways, over bytes.
         rows: by op and dtype, over elements.
+        attention: by dtype, length, heads, width of a head and direction, over sequences.
         interference: raw times by victim and the others that run.
         comp_beside: raw times of computation, by the bytes of the exchanges beside it.
         comm_beside: raw times of exchanges beside computation, by their bytes.
@@ -63,12 +67,10 @@ class Pool:
     collective: Mapping[CollectiveKey, Series]
     copy: Mapping[CopyKey, Series]
     rows: Mapping[RowsKey, Series]
+    attention: Mapping[AttentionKey, Series]
     interference: Mapping[InterferenceKey, tuple[float, ...]]
     comp_beside: Mapping[int, tuple[float, ...]]
     comm_beside: Mapping[int, tuple[float, ...]]
-
-
-_Bucket = defaultdict[float, list[float]]
 
 
 def pool(samples: Iterable[Sample]) -> Pool:
@@ -76,63 +78,89 @@ def pool(samples: Iterable[Sample]) -> Pool:
 
     A sample with an error has no time to give and is left out, and so is a size of zero.
     """
-    gemm: defaultdict[GemmKey, _Bucket] = defaultdict(_bucket)
-    collective: defaultdict[CollectiveKey, _Bucket] = defaultdict(_bucket)
-    copy: defaultdict[CopyKey, _Bucket] = defaultdict(_bucket)
-    rows: defaultdict[RowsKey, _Bucket] = defaultdict(_bucket)
-    interference: defaultdict[InterferenceKey, list[float]] = defaultdict(list)
-    beside: dict[ResourceClass, defaultdict[int, list[float]]] = {
-        victim: defaultdict(list) for victim in ("comp", "comm")
-    }
-    for sample in samples:
-        times = sample.seconds
-        if sample.error or not times:
-            continue
-        match sample.point:
-            case GemmPoint() as at:
-                shape = (at.num_experts, at.d_in, at.d_out)
-                gemm[at.dtype, at.product, shape][at.rows].extend(times)
-            case CollectivePoint() as at:
-                group = (at.op, at.group_size, at.num_nodes, at.in_flight)
-                collective[group][at.num_bytes].extend(times)
-            case CopyPoint() as at:
-                copy[at.direction, at.pinned, at.both_ways][at.num_bytes].extend(times)
-            case RowsPoint() as at:
-                rows[at.op, at.dtype][at.elements].extend(times)
-            case (
-                InterferencePoint(victim="comp" as victim, others=("comm",), comm_bytes=size)
-                | InterferencePoint(victim="comm" as victim, others=("comp",), comm_bytes=size)
-            ) if size:
-                beside[victim][size].extend(times)
-            case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as at:
-                interference[at.victim, frozenset(at.others) - {at.victim}].extend(times)
-            case InterferencePoint():
-                pass  # of a size, but not of computation and exchanges alone
+    timed = [sample for sample in samples if sample.seconds and not sample.error]
+    interference, comp_beside, comm_beside = _interference(timed)
     return Pool(
-        gemm=_all_series(gemm),
-        collective=_all_series(collective),
-        copy=_all_series(copy),
-        rows=_all_series(rows),
-        interference={key: tuple(times) for key, times in interference.items()},
-        comp_beside={size: tuple(times) for size, times in beside["comp"].items()},
-        comm_beside={size: tuple(times) for size, times in beside["comm"].items()},
+        gemm=_curves(
+            timed,
+            GemmPoint,
+            lambda at: ((at.dtype, at.product, (at.num_experts, at.d_in, at.d_out)), at.rows),
+        ),
+        collective=_curves(
+            timed,
+            CollectivePoint,
+            lambda at: ((at.op, at.group_size, at.num_nodes, at.in_flight), at.num_bytes),
+        ),
+        copy=_curves(
+            timed,
+            CopyPoint,
+            lambda at: ((at.direction, at.pinned, at.both_ways), at.num_bytes),
+        ),
+        rows=_curves(timed, RowsPoint, lambda at: ((at.op, at.dtype), at.elements)),
+        attention=_curves(
+            timed,
+            AttentionPoint,
+            lambda at: (
+                (at.dtype, at.length, at.num_heads, at.head_dim, at.backward),
+                at.num_sequences,
+            ),
+        ),
+        interference=interference,
+        comp_beside=comp_beside,
+        comm_beside=comm_beside,
     )
 
 
-def _bucket() -> _Bucket:
-    return defaultdict(list)
+def _curves(
+    samples: Iterable[Sample], kind: type[OnePoint], place: Callable[[OnePoint], tuple[Key, int]]
+) -> dict[Key, Series]:
+    """Return the operations in sorted order, so that a seed means the same in every run.
 
-
-def _all_series(buckets: Mapping[Key, _Bucket]) -> dict[Key, Series]:
-    """Return the operations in sorted order, so that a seed means the same in every run."""
-    made = {key: _series(buckets[key]) for key in sorted(buckets)}
+    Args:
+        place: says which operation a point is of, and of what size.
+    """
+    found: defaultdict[Key, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for sample in samples:
+        if isinstance(sample.point, kind):
+            key, size = place(sample.point)
+            found[key][size].extend(sample.seconds)
+    made = {key: _series(found[key]) for key in sorted(found)}
     return {key: series for key, series in made.items() if series.sizes}
 
 
-def _series(bucket: _Bucket) -> Series:
-    points = sorted((float(size), tuple(times)) for size, times in bucket.items() if size > 0)
+def _series(times_of: Mapping[int, Sequence[float]]) -> Series:
+    points = sorted((float(size), tuple(times)) for size, times in times_of.items() if size > 0)
     return Series(
         sizes=tuple(size for size, _ in points),
         times=tuple(times for _, times in points),
         medians=tuple(statistics.median(times) for _, times in points),
     )
+
+
+_Times = Mapping[int, tuple[float, ...]]
+
+
+def _interference(
+    samples: Iterable[Sample],
+) -> tuple[Mapping[InterferenceKey, tuple[float, ...]], _Times, _Times]:
+    """Return the times beside others, and by size those of computation and exchanges alone."""
+    table: defaultdict[InterferenceKey, list[float]] = defaultdict(list)
+    beside: dict[ResourceClass, defaultdict[int, list[float]]] = {
+        victim: defaultdict(list) for victim in ("comp", "comm")
+    }
+    for sample in samples:
+        match sample.point:
+            case (
+                InterferencePoint(victim="comp" as victim, others=("comm",), comm_bytes=size)
+                | InterferencePoint(victim="comm" as victim, others=("comp",), comm_bytes=size)
+            ) if size:
+                beside[victim][size].extend(sample.seconds)
+            case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as at:
+                table[at.victim, frozenset(at.others) - {at.victim}].extend(sample.seconds)
+            case _:
+                pass  # of a size, but not of computation and exchanges alone
+    comp, comm = (
+        {size: tuple(times) for size, times in beside[victim].items()}
+        for victim in ("comp", "comm")
+    )
+    return {key: tuple(times) for key, times in table.items()}, comp, comm

@@ -80,3 +80,20 @@ class Capped:
 def capped(inner: Predictor, cap: Trust) -> Predictor:
     """Return the predictor, trusted no more than `cap`."""
     return inner if cap == "measured" else Capped(inner=inner, cap=cap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretched:
+    """A predictor of something `factor` times as large for each unit of size."""
+
+    inner: Predictor
+    factor: float
+
+    def predict(self, size: float) -> Estimate:
+        """Return the inner time at the larger size."""
+        return self.inner.predict(self.factor * size)
+
+
+def stretched(inner: Predictor, factor: float) -> Predictor:
+    """Return the predictor over sizes of which each is `factor` of the inner's."""
+    return inner if factor == 1.0 else Stretched(inner=inner, factor=factor)

@@ -167,3 +167,9 @@ def torch_dtype(dtype: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise TypeError(f"torch.{dtype} is no dtype")
     return found
+
+
+def tensor_maker(device: Device, dtype: str) -> Callable[..., torch.Tensor]:
+    """Return a function from a shape to a filled tensor: denormal garbage would be slow."""
+    kind = torch_dtype(dtype)
+    return lambda *shape: torch.rand(shape, dtype=kind, device=device.torch_device).sub_(0.5)

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.errors import InputError
+from moetune.domain.placement import Group
 from moetune.domain.samples import (
+    AttentionPoint,
     CollectivePoint,
     CopyPoint,
     GemmPoint,
@@ -23,30 +25,37 @@ _FILL_BYTES_PER_SECOND = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """Rough speed of an all-to-all, by one rank's input bytes."""
+
+    seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Rough speeds from a first probe.
 
     Args:
         macs_per_second: by dtype.
-        wire_bytes_per_second: of one all-to-all's input bytes; infinite where there is none.
+        wires: of each group that is measured.
     """
 
     macs_per_second: Mapping[str, float]
     copy_bytes_per_second: float
-    wire_seconds: float
-    wire_bytes_per_second: float
+    wires: Mapping[Group, Wire]
 
 
 def operation_seconds(point: Point, rates: Rates) -> float:
     """Return about how long one run of the point's operation takes."""
-    if isinstance(point, GemmPoint):
+    if isinstance(point, (GemmPoint, AttentionPoint)):
         return point.macs / rates.macs_per_second[point.dtype]
     if isinstance(point, RowsPoint):
         return 5 * point.elements * dtype_bytes(point.dtype) / rates.copy_bytes_per_second
     if isinstance(point, CollectivePoint):
         times = {"all_reduce": 2, "all_gather": point.group_size}.get(point.op, 1)
-        wire = times * point.num_bytes / rates.wire_bytes_per_second
-        return point.in_flight * (rates.wire_seconds + wire)
+        wire = rates.wires[point.group]
+        return point.in_flight * (wire.seconds + times * point.num_bytes / wire.bytes_per_second)
     if isinstance(point, CopyPoint):
         return point.num_bytes / rates.copy_bytes_per_second * (1 + point.both_ways)
     return 0.0
@@ -124,7 +133,9 @@ def _family(point: Point) -> object:
     if isinstance(point, RowsPoint):
         return (point.op, point.dtype, point.width)
     if isinstance(point, CollectivePoint):
-        return (point.op, point.group_size, point.in_flight)
+        return (point.op, *point.group, point.in_flight)
+    if isinstance(point, AttentionPoint):
+        return (point.dtype, point.length, point.num_heads, point.head_dim, point.backward)
     if isinstance(point, CopyPoint):
         return (point.direction, point.pinned, point.both_ways)
     return point.victim
@@ -135,5 +146,7 @@ def _size(point: Point) -> int:
         return point.rows
     if isinstance(point, (CollectivePoint, CopyPoint)):
         return point.num_bytes
+    if isinstance(point, AttentionPoint):
+        return point.num_sequences
     # Alone first, then all the others together, then the pairs: `_spread_order` takes the ends.
     return len(point.others)

@@ -1,7 +1,9 @@
 """Signs that somebody else uses the machine while it is measured."""
 
 import os
+import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from moetune.measure.device import Device
@@ -13,6 +15,31 @@ _TICKS = "SC_CLK_TCK"
 _SHORTEST_SECONDS = 0.2
 _BUSY_SHARE = 0.1
 _CLOCK_SHARE = 0.9
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+Cores = tuple[str, frozenset[int]]
+"""A machine that is up, and the cores of it that a process may use."""
+
+
+def own_cores() -> Cores:
+    """Return this process's."""
+    try:
+        boot = _BOOT.read_text()
+    except OSError:
+        boot = socket.gethostname()
+    return boot, frozenset(os.sched_getaffinity(0))
+
+
+def num_sharers(cores: Sequence[Cores]) -> tuple[int, ...]:
+    """Return for how many ranks each rank's cores have to do, itself included.
+
+    A rank on several cores counts on each of them for its share.
+    """
+    loads = [
+        sum(len(mine & theirs) / len(theirs) for where, theirs in cores if where == machine)
+        for machine, mine in cores
+    ]
+    return tuple(max(round(load), 1) for load in loads)
 
 
 class Load:

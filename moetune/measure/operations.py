@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from moetune.domain.errors import InputError
 from moetune.domain.samples import (
+    AttentionPoint,
     CollectivePoint,
     CopyPoint,
     Direction,
@@ -17,7 +18,7 @@ from moetune.domain.samples import (
     ResourceClass,
     RowsPoint,
 )
-from moetune.measure import products
+from moetune.measure import model_ops, products
 from moetune.measure.device import Device
 from moetune.measure.ranks import Ranks
 
@@ -124,6 +125,8 @@ def _operation(point: Point, device: Device, ranks: Ranks) -> Operation:
         return local_operation(products.gemm(point, device))
     if isinstance(point, RowsPoint):
         return local_operation(products.rows_op(point, device))
+    if isinstance(point, AttentionPoint):
+        return local_operation(model_ops.attention(point, device))
     if isinstance(point, CopyPoint):
         return local_operation(_copy(point, device))
     if isinstance(point, CollectivePoint):
@@ -163,7 +166,7 @@ def _collective(point: CollectivePoint, device: Device, ranks: Ranks) -> Operati
         raise InputError(
             f"{point.op} of {point.num_bytes} bytes does not divide into {point.group_size} ranks"
         )
-    group = ranks.group(point.group_size)
+    group = ranks.group(point.group)
     starters = (
         [] if group is None else [_starter(point, device, group) for _ in range(point.in_flight)]
     )

@@ -1,14 +1,20 @@
 """A first look at the machine: what stands for each class, and rough speeds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from moetune.domain.hardware import DeviceKind
-from moetune.domain.samples import CollectivePoint, CopyPoint, GemmPoint, Point
+from moetune.domain.placement import Group
+from moetune.domain.samples import (
+    AttentionPoint,
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    Point,
+)
 from moetune.measure.device import CpuDevice, Device
-from moetune.measure.estimate import Rates
+from moetune.measure.estimate import Rates, Wire
+from moetune.measure.grid import IN_FLIGHT, Preset, collective
 from moetune.measure.operations import Representatives
-from moetune.measure.points import IN_FLIGHT, Preset
 from moetune.measure.products import gemm
 from moetune.measure.timing import FailedPointError, Timing
 
@@ -30,9 +36,12 @@ def representatives(device: Device, world_size: int) -> Representatives:
     width = 4096 if large else 512
     dtype = "bfloat16" if large else "float32"
     num_bytes = 2**26 if large else 2**21
-    comm = _all_to_all(num_bytes if large else _QUEUED_BYTES, world_size)
-    if not large:
-        comm = replace(comm, in_flight=IN_FLIGHT)
+    comm = collective(
+        "all_to_all",
+        (world_size, 0),
+        num_bytes if large else _QUEUED_BYTES,
+        1 if large else IN_FLIGHT,
+    )
     return Representatives(
         comp=GemmPoint(dtype=dtype, rows=2 * width, d_in=width, d_out=width),
         comm=comm if large or world_size > 1 else None,
@@ -57,21 +66,25 @@ def probe(
 
     macs: dict[str, float] = {}
     width = min(representatives.comp.d_in, 2048)
-    for dtype in sorted({point.dtype for point in points if isinstance(point, GemmPoint)}):
+    dtypes = {point.dtype for point in points if isinstance(point, (GemmPoint, AttentionPoint))}
+    for dtype in sorted(dtypes):
         product = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
         macs[dtype] = product.macs / seconds(product)
     copy = CopyPoint(direction="d2h", pinned=True, num_bytes=_LARGE_BYTES)
-    wire_seconds, wire_rate = 0.0, 1e15
-    if representatives.comm is not None:
-        size = representatives.comm.group_size
-        small, large = _all_to_all(_SMALL_BYTES, size), _all_to_all(_LARGE_BYTES, size)
-        wire_seconds = seconds(small)
-        wire_rate = large.num_bytes / max(seconds(large) - wire_seconds, 1e-7)
+    groups = sorted({point.group for point in points if isinstance(point, CollectivePoint)})
     return Rates(
         macs_per_second=macs,
         copy_bytes_per_second=copy.num_bytes / seconds(copy),
-        wire_seconds=wire_seconds,
-        wire_bytes_per_second=wire_rate,
+        wires={group: _wire(group, seconds) for group in groups},
+    )
+
+
+def _wire(group: Group, seconds: Callable[[Point], float]) -> Wire:
+    small, large = (collective("all_to_all", group, size) for size in (_SMALL_BYTES, _LARGE_BYTES))
+    start_seconds = seconds(small)
+    return Wire(
+        seconds=start_seconds,
+        bytes_per_second=large.num_bytes / max(seconds(large) - start_seconds, 1e-7),
     )
 
 
@@ -92,9 +105,3 @@ def _product_seconds(dtype: str) -> float:
     device = CpuDevice()
     run = gemm(GemmPoint(dtype=dtype, rows=256, d_in=512, d_out=512), device)
     return min(device.seconds(run) for _ in range(_TRIES))
-
-
-def _all_to_all(num_bytes: int, group_size: int) -> CollectivePoint:
-    step = 4 * group_size
-    rounded = -(-num_bytes // step) * step
-    return CollectivePoint(op="all_to_all", group_size=group_size, num_bytes=rounded)

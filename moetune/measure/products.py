@@ -9,7 +9,8 @@ import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.samples import GemmPoint, RowsPoint
-from moetune.measure.device import Device, torch_dtype
+from moetune.measure import model_ops
+from moetune.measure.device import Device, tensor_maker
 
 _TOP_K = 2
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
@@ -18,7 +19,7 @@ _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
 def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     """Return the function that multiplies once, its tensors already filled."""
     rows, experts = point.rows, point.num_experts
-    make = _maker(device, point.dtype)
+    make = tensor_maker(device, point.dtype)
     weights = make(experts, point.d_in, point.d_out)
     if point.product == "grad_weight":
         x, y = make(rows * experts, point.d_in), make(rows * experts, point.d_out)
@@ -69,6 +70,11 @@ def rows_op(point: RowsPoint, device: Device) -> Callable[[], None]:
         "scatter_add": _scatter_add,
         "gate": _gate,
         "gate_backward": _gate_backward,
+        "norm": model_ops.norm,
+        "norm_backward": model_ops.norm_backward,
+        "cross_entropy": model_ops.cross_entropy,
+        "cross_entropy_backward": model_ops.cross_entropy_backward,
+        "adam": model_ops.adam,
     }
     if point.op not in known:
         raise InputError(f"row operation {point.op!r} is unknown", f"known: {', '.join(known)}")
@@ -80,7 +86,7 @@ def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], Non
 
     The bias is written under the product that is then added to it, as `addmm` does.
     """
-    make = _maker(device, point.dtype)
+    make = tensor_maker(device, point.dtype)
     x, y, bias = make(point.rows, point.width), make(point.rows, point.width), make(point.width)
     out = torch.empty_like(x)
 
@@ -101,7 +107,7 @@ def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], Non
 
 def _activation_grad(point: RowsPoint, device: Device, name: str) -> Callable[[], None]:
     """grad·act'(x) and the bias's gradient; for swiglu both factors' gradients."""
-    make = _maker(device, point.dtype)
+    make = tensor_maker(device, point.dtype)
     x, grad, y = (make(point.rows, point.width) for _ in range(3))
     total, out = make(point.width), torch.empty_like(x)
 
@@ -136,7 +142,7 @@ def _scatter_add(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 def _gate(point: RowsPoint, device: Device) -> Callable[[], None]:
     """Softmax in float32 and top-k over `width` experts."""
-    logits = _maker(device, "float32")(point.rows, point.width)
+    logits = tensor_maker(device, "float32")(point.rows, point.width)
     top_k = min(_TOP_K, point.width)
 
     def run() -> None:
@@ -146,7 +152,7 @@ def _gate(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def _gate_backward(point: RowsPoint, device: Device) -> Callable[[], None]:
-    make = _maker(device, "float32")
+    make = tensor_maker(device, "float32")
     probabilities = torch.softmax(make(point.rows, point.width), dim=-1)
     top_k = min(_TOP_K, point.width)
     chosen = torch.topk(probabilities, top_k, dim=-1).indices
@@ -162,7 +168,7 @@ def _gate_backward(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def _rows_and_order(point: RowsPoint, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
-    x = _maker(device, point.dtype)(point.rows, point.width)
+    x = tensor_maker(device, point.dtype)(point.rows, point.width)
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(point.rows, generator=generator)
     return x, order.to(device.torch_device)
@@ -170,9 +176,3 @@ def _rows_and_order(point: RowsPoint, device: Device) -> tuple[torch.Tensor, tor
 
 def _drop(_: torch.Tensor) -> None:
     """Let the result go: only its time matters."""
-
-
-def _maker(device: Device, dtype: str) -> Callable[..., torch.Tensor]:
-    """Return a function from a shape to a filled tensor: denormal garbage would be slow."""
-    kind = torch_dtype(dtype)
-    return lambda *shape: torch.rand(shape, dtype=kind, device=device.torch_device).sub_(0.5)

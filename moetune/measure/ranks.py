@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import CollectiveError
+from moetune.domain.placement import Group, members
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Ranks:
         self.rank, self.world_size = 0, 1
         self._control: dist.ProcessGroup | None = None
         self._votes: dist.ProcessGroup | None = None
-        self._groups: dict[int, dist.ProcessGroup | None] = {}
+        self._groups: dict[Group, dist.ProcessGroup | None] = {}
         if not dist.is_initialized():
             return
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -40,26 +41,25 @@ class Ranks:
         group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=self._timeout)
         return group
 
-    def open_groups(self, sizes: Iterable[int]) -> None:
-        """Form groups of each size, on all ranks together.
+    def open_groups(self, groups: Iterable[Group], *, ranks_per_node: int) -> None:
+        """Form groups of each kind, on all ranks together.
 
-        Contiguous ranks form a group, and all groups of one size work at the same time, as
-        they do in training.
+        All groups of one kind work at the same time, as they do in training.
         """
-        for size in sorted(set(sizes) - self._groups.keys() - {1}):
-            self._groups[size] = self._new_group(size)
+        alone = {(1, 0)}
+        for group in sorted(set(groups) - self._groups.keys() - alone):
+            self._groups[group] = self._new_group(group, ranks_per_node)
 
-    def _new_group(self, size: int) -> dist.ProcessGroup | None:
+    def _new_group(self, group: Group, ranks_per_node: int) -> dist.ProcessGroup | None:
         mine: dist.ProcessGroup | None = None
-        for first in range(0, self.world_size - size + 1, size):
-            members = list(range(first, first + size))
-            group = dist.new_group(members, timeout=self._timeout)
-            mine = group if self.rank in members else mine
+        for ranks in members(group, num_ranks=self.world_size, ranks_per_node=ranks_per_node):
+            made = dist.new_group(list(ranks), timeout=self._timeout)
+            mine = made if self.rank in ranks else mine
         return mine
 
-    def group(self, size: int) -> dist.ProcessGroup | None:
-        """Return this rank's group of that size; None where the ranks leave it over."""
-        return self._groups[size]
+    def group(self, group: Group) -> dist.ProcessGroup | None:
+        """Return this rank's group of that kind; None where the ranks leave it over."""
+        return self._groups[group]
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -78,12 +78,16 @@ class Ranks:
 
     def first_text(self, text: str) -> str:
         """Return the first rank's text that is not empty."""
+        return next(filter(None, self.of_all(text)), "")
+
+    def of_all(self, value: T) -> tuple[T, ...]:
+        """Return every rank's value, by rank."""
         if self._control is None:
-            return text
-        texts = [""] * self.world_size
+            return (value,)
+        values = [value] * self.world_size
         with self._named():
-            dist.all_gather_object(texts, text, group=self._control)
-        return next(filter(None, texts), "")
+            dist.all_gather_object(values, value, group=self._control)
+        return tuple(values)
 
     def from_first(self, value: T) -> T:
         """Return the value of rank 0; the other ranks' is ignored."""

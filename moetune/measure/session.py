@@ -11,9 +11,9 @@ from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.measure.again import AGAIN_SHARE, next_noisy
 from moetune.measure.device import Device
 from moetune.measure.estimate import Rates, levels, point_seconds, within_budget
-from moetune.measure.load import BUSY, THROTTLED, Load
+from moetune.measure.grid import Preset
+from moetune.measure.load import BUSY, THROTTLED, Load, num_sharers, own_cores
 from moetune.measure.operations import Representatives, set_scene
-from moetune.measure.points import Preset
 from moetune.measure.probe import probe, representatives
 from moetune.measure.ranks import Ranks
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
@@ -33,12 +33,14 @@ class Assignment:
     Args:
         points: candidates, the most wanted first.
         budget_seconds: measure only what fits; None for all.
+        ranks_per_node: None where all are on one.
         plan_only: estimate, and measure nothing but the probe.
         seed: of the order.
     """
 
     points: tuple[Point, ...]
     preset: Preset
+    ranks_per_node: int | None = None
     budget_seconds: float | None = None
     plan_only: bool = False
     seed: int = 0
@@ -66,7 +68,6 @@ def run_session(
     device: Device,
     ranks: Ranks,
     tell: Callable[[News], object],
-    sharers: int = 1,
 ) -> None:
     """Probe, plan, and measure every point; all ranks call this together.
 
@@ -78,7 +79,6 @@ def run_session(
 
     Args:
         tell: hears on rank 0 what the session does, as it happens.
-        sharers: ranks on this rank's cores, itself included.
 
     Raises:
         InputError: the budget holds no point; on every rank.
@@ -86,12 +86,17 @@ def run_session(
     """
     start = time.perf_counter()
     assignment = ranks.from_first(assignment)
-    points, effort = assignment.points, _EFFORTS[assignment.preset]
+    points = assignment.points
     if not points:
         return
-    sizes = [point.group_size for point in points if isinstance(point, CollectivePoint)]
-    ranks.open_groups([*sizes, ranks.world_size])
-    bench = _Bench(device, ranks, representatives(device, ranks.world_size), sharers)
+    groups = {point.group for point in points if isinstance(point, CollectivePoint)}
+    ranks.open_groups(
+        [*groups, (ranks.world_size, 0)],
+        ranks_per_node=assignment.ranks_per_node or ranks.world_size,
+    )
+    sharers = num_sharers(ranks.of_all(own_cores()))
+    effort = _EFFORTS[assignment.preset].for_sharers(max(sharers))
+    bench = _Bench(device, ranks, representatives(device, ranks.world_size), sharers[ranks.rank])
     rates = ranks.from_first(bench.probe(points))
     seconds = {point: point_seconds(point, rates, effort) for point in points}
     budget_seconds = assignment.budget_seconds

@@ -25,6 +25,7 @@ _MAX_GROWTH = 100
 _CLOCK_SECONDS = 1e-9
 COMPANY_SECONDS = 0.6
 QUEUE_SECONDS = 0.05
+SHARED_SECONDS = 0.02
 # A window must hold several turns of each aggressor to show that none paused.
 _TURNS_IN_WINDOW = 3
 
@@ -59,6 +60,15 @@ class Effort:
         if isinstance(point, CollectivePoint) and point.in_flight > 1:
             return replace(self, block_seconds=max(self.block_seconds, QUEUE_SECONDS))
         return self
+
+    def for_sharers(self, num_sharers: int) -> "Effort":
+        """Return the effort with blocks of many turns where several ranks share a core.
+
+        In a shorter block a rank has the core to itself, or not at all, by chance.
+        """
+        if num_sharers == 1:
+            return self
+        return replace(self, block_seconds=max(self.block_seconds, SHARED_SECONDS))
 
     def for_scene(self, scene: Scene) -> "Effort":
         """Return the effort with the time that the long windows beside aggressors need."""

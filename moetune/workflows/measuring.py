@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from moetune.domain.hardware import Cluster
+from moetune.domain.hardware import Cluster, Machine
+from moetune.domain.placement import Group, placement_name
 from moetune.domain.ports import RunStatus, Store
 from moetune.domain.profile import FitError, Profile
-from moetune.domain.samples import CollectivePoint, Point, Quality, Sample
+from moetune.domain.samples import CollectiveOp, CollectivePoint, Point, Quality, Sample
 
 if TYPE_CHECKING:
     from moetune.measure.session import News
@@ -75,6 +76,7 @@ class Recorder:
     """Hears a session on rank 0: keeps samples, hands them on at once, tells the time left.
 
     Args:
+        machine: the one that is measured.
         begin: called when it is known what will be measured.
         keep: stores a sample before the next point is measured.
     """
@@ -82,12 +84,14 @@ class Recorder:
     def __init__(
         self,
         *,
+        machine: Machine,
         progress: Progress,
         begin: Callable[[], object] | None = None,
         keep: Callable[[Sample], None] | None = None,
     ) -> None:
         self.seconds: dict[Point, float] = {}
         self.samples: list[Sample] = []
+        self._machine = machine
         self._begin, self._keep, self._progress = begin, keep, progress
         self._left: dict[Point, float] = {}
         self._start = self._again_seconds = self._again_until = 0.0
@@ -105,14 +109,15 @@ class Recorder:
         self.seconds, self._left = dict(seconds), dict(seconds)
         self._start, self._again_seconds = time.monotonic(), again_seconds
         total = sum(seconds.values()) + again_seconds
-        self._progress.start(Counter(map(group_of, seconds)), total)
+        groups = Counter(group_of(point, self._machine) for point in seconds)
+        self._progress.start(groups, total)
 
     def _measured(self, sample: Sample) -> None:
         """Keep the sample, then show it."""
         if self._keep is not None:
             self._keep(sample)
         self.samples.append(sample)
-        group, now = group_of(sample.point), time.monotonic()
+        group, now = group_of(sample.point, self._machine), time.monotonic()
         if self._left.pop(sample.point, None) is not None:
             self._again_until = now + self._again_seconds
             self._progress.advance(sample, group, self._seconds_left(now))
@@ -185,18 +190,25 @@ class StoredRun:
             self._store.finish_run(self._id, status=self._status)
 
 
-def group_of(point: Point) -> str:
+def group_of(point: Point, machine: Machine) -> str:
     """Return the name of the group that a point is shown in."""
     if isinstance(point, CollectivePoint):
-        return point.op
+        return _collective_group(point.op, point.group, machine)
     return _NAMES.get(point.kind, point.kind)
+
+
+def _collective_group(op: CollectiveOp, group: Group, machine: Machine) -> str:
+    """Return the collective's name, under several nodes with the group's place in them."""
+    if machine.num_devices <= machine.devices_per_node:
+        return op
+    return f"{op}, {placement_name(group, machine)}"
 
 
 def summarize(profile: Profile) -> tuple[GroupSummary, ...]:
     """Return how good each group of a measured profile is, in the order of measuring."""
     by_group: dict[str, list[Sample]] = {}
     for sample in profile.samples:
-        by_group.setdefault(group_of(sample.point), []).append(sample)
+        by_group.setdefault(group_of(sample.point, profile.machine), []).append(sample)
     errors = _fit_errors(profile)
     return tuple(
         _summary(group, samples, errors.get(group, [])) for group, samples in by_group.items()
@@ -220,7 +232,13 @@ def _summary(group: str, samples: Sequence[Sample], errors: Sequence[FitError]) 
 def _fit_errors(profile: Profile) -> dict[str, list[FitError]]:
     named = [
         *(("GEMM", line.error) for line in profile.gemm),
-        *((line.op, line.error) for line in profile.collective),
+        *(
+            (
+                _collective_group(line.op, (line.group_size, line.num_nodes), profile.machine),
+                line.error,
+            )
+            for line in profile.collective
+        ),
         *(("copies", line.error) for line in profile.copy),
     ]
     errors: dict[str, list[FitError]] = {}

@@ -1,7 +1,7 @@
 """Measure this machine: choose points, run the ranks, keep every sample, fit the profile."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,12 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Point, Sample
+from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
 from moetune.fit.profile import fit_profile
 from moetune.measure.drift import DRIFT, mark_drift
-from moetune.measure.points import Preset, choose_points, default_group_sizes
+from moetune.measure.grid import Preset
+from moetune.measure.points import choose_points, default_group_sizes
 from moetune.workflows.measuring import (
     GroupSummary,
     Progress,
@@ -26,7 +28,7 @@ from moetune.workflows.measuring import (
 )
 
 if TYPE_CHECKING:
-    from moetune.measure.session import Assignment
+    from moetune.measure.session import Assignment, News
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,8 @@ class ProfileRequest:
         dtypes: default, what the device is fast with.
         group_sizes: default, the divisors and powers of two up to the number of ranks.
         layers: shapes that must be covered exactly.
-        max_tokens: tokens of one step on one rank.
+        transformers: whole models that must be.
+        max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
         budget_seconds: longest time to measure; the fit comes on top.
     """
 
@@ -49,6 +52,7 @@ class ProfileRequest:
     dtypes: tuple[str, ...] = ()
     group_sizes: tuple[int, ...] = ()
     layers: tuple[LayerShape, ...] = ()
+    transformers: tuple[Transformer, ...] = ()
     max_tokens: int = 4096
     budget_seconds: float | None = None
     seed: int = 0
@@ -138,7 +142,7 @@ def estimate_profile(
     """
     cluster = detect_cluster(request, setting)
     known = _known_samples(store, profile_name(request, cluster), cluster)[1] if store else ()
-    recorder = Recorder(progress=SilentProgress())
+    recorder = Recorder(machine=cluster.machine, progress=SilentProgress())
     _measure(request, setting, cluster, known, recorder, plan_only=True)
     return recorder.seconds
 
@@ -155,7 +159,7 @@ def measure_profile(
     """
     cluster = detect_cluster(request, setting)
     shown = progress or SilentProgress()
-    recorder = Recorder(progress=shown)
+    recorder = Recorder(machine=cluster.machine, progress=shown)
     _measure(request, setting, cluster, (), recorder)
     name = profile_name(request, cluster)
     profile = _fit(name, cluster, recorder.samples, request.seed)
@@ -171,8 +175,7 @@ def take_part(request: ProfileRequest, setting: Setting) -> None:
     """
     from moetune.measure.session import Assignment
 
-    recorder = Recorder(progress=SilentProgress())
-    _start(Assignment(points=(), preset=request.preset), request, setting, recorder)
+    _start(Assignment(points=(), preset=request.preset), request, setting, lambda _: None)
 
 
 def profile_machine(
@@ -204,7 +207,7 @@ def profile_machine(
     run = StoredRun(
         store, name=name, cluster=cluster, preset=request.preset, run_id=run_id, known=known
     )
-    recorder = Recorder(keep=run.keep, progress=progress, begin=run.begin)
+    recorder = Recorder(machine=cluster.machine, keep=run.keep, progress=progress, begin=run.begin)
     with run:
         _measure(request, setting, cluster, known, recorder)
         raw = run.samples()
@@ -264,6 +267,7 @@ def _measure(
         dtypes=dtypes,
         group_sizes=group_sizes,
         layers=request.layers,
+        transformers=request.transformers,
         preset=request.preset,
         max_tokens=request.max_tokens,
     )
@@ -271,15 +275,19 @@ def _measure(
     assignment = Assignment(
         points=tuple(point for point in points if point not in done),
         preset=request.preset,
+        ranks_per_node=cluster.machine.devices_per_node,
         budget_seconds=request.budget_seconds,
         plan_only=plan_only,
         seed=request.seed,
     )
-    _start(assignment, request, setting, recorder)
+    _start(assignment, request, setting, recorder.hear)
 
 
 def _start(
-    assignment: "Assignment", request: ProfileRequest, setting: Setting, recorder: Recorder
+    assignment: "Assignment",
+    request: ProfileRequest,
+    setting: Setting,
+    hear: "Callable[[News], object]",
 ) -> None:
     from moetune.workflows.session import measure_on_ranks
 
@@ -289,7 +297,7 @@ def _start(
             num_ranks=request.num_ranks,
             launch=setting.launch,
             environ=setting.environment,
-            hear=recorder.hear,
+            hear=hear,
         )
     except CollectiveError as error:
         raise CollectiveError(

@@ -65,7 +65,7 @@ class Difference:
 
 
 def pieces_of(profile: Profile) -> Mapping[CollectiveKey, Segments]:
-    """Return the collectives' piecewise lines, by op, group size and number in flight."""
+    """Return the collectives' piecewise lines, by op, group size, nodes and number in flight."""
     return {
         key: fit_segments(sizes=series.sizes, seconds=series.medians)
         for key, series in pool(profile.samples).collective.items()
@@ -236,7 +236,8 @@ def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
         yield f"gemm {gemm.dtype} beta_seconds_per_mac", gemm.beta_seconds_per_mac
     for line in profile.collective:
         flight = f" {line.in_flight} in flight" if line.in_flight > 1 else ""
-        label = f"{line.op} {line.group_size} ranks{flight}"
+        spread = f" on {line.num_nodes} nodes" if line.num_nodes else ""
+        label = f"{line.op} {line.group_size} ranks{spread}{flight}"
         yield f"{label} alpha_seconds", line.alpha_seconds
         yield f"{label} beta_seconds_per_byte", line.beta_seconds_per_byte
     for copy in profile.copy:

@@ -105,6 +105,24 @@ def test_diff_names_every_number_that_differs_and_no_other(cli: Cli, lab: Path) 
     assert "say the same" in same.out
 
 
+def test_places_of_a_collective_have_lines_of_their_own(cli: Cli, lab: Path) -> None:
+    line = '[[collective]]\nop = "all_reduce"\ngroup_size = 4\n'
+    inside = f"\n{line}alpha_seconds = 1e-5\nbeta_seconds_per_byte = 1e-11\n"
+    across = f"\n{line}num_nodes = 4\nalpha_seconds = 1e-4\nbeta_seconds_per_byte = 1e-9\n"
+    text = lab.read_text(encoding="utf-8")
+    lab.write_text(text + inside + across, encoding="utf-8")
+    Path("other.toml").write_text(text + inside + across.replace("1e-9", "2e-9"), encoding="utf-8")
+    shown = " ".join(cli("profiles", "show", "./lab.toml").out.split())
+    assert "all_reduce, 4 ranks on 1 node 10.0 µs 100 GB/s" in shown
+    assert "all_reduce, 4 ranks on 4 nodes" in " ".join(
+        shown.replace("100 µs 1 GB/s not known", "").split()
+    )
+    found = cli("profiles", "diff", "./lab.toml", "./other.toml", "--json").document
+    assert [one["key"] for one in found["differences"]] == [
+        "all_reduce 4 ranks on 4 nodes beta_seconds_per_byte"
+    ]
+
+
 def test_removed_profiles_are_gone(cli: Cli, lab: Path) -> None:
     cli("profiles", "import", str(lab))
     cli("profiles", "import", str(lab))

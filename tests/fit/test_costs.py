@@ -1,15 +1,17 @@
 """Predictions from measured and from published profiles."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from moetune.domain.costs import Costs, LinearCost
+from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.errors import ProfileError
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile
 from moetune.domain.samples import (
+    AttentionPoint,
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
@@ -35,8 +37,11 @@ def comm(
     ranks: int = 2,
     in_flight: int = 1,
     op: CollectiveOp = "all_to_all",
+    nodes: int = 0,
 ) -> Sample:
-    point = CollectivePoint(op=op, group_size=ranks, num_bytes=size, in_flight=in_flight)
+    point = CollectivePoint(
+        op=op, group_size=ranks, num_bytes=size, in_flight=in_flight, num_nodes=nodes
+    )
     return Sample(point=point, seconds=(seconds,))
 
 
@@ -200,17 +205,121 @@ def test_missing_operation_offers_no_estimate_where_there_is_none() -> None:
     )
 
 
-@pytest.mark.parametrize(("wanted", "nearest"), [(3, 4), (5, 4), (6, 8), (64, 8)])
-def test_nearest_group_size_is_an_estimate_when_allowed(wanted: int, nearest: int) -> None:
+def test_a_groups_place_has_times_of_its_own() -> None:
+    costs = costs_of(
+        measured(
+            [
+                *(comm(size, 1e-9 * size) for size in SIZES),
+                *(comm(size, 1e-7 * size, nodes=2) for size in SIZES),
+                *(comm(size, 2e-7 * size, ranks=16) for size in SIZES),
+            ]
+        )
+    )
+
+    def seconds(group_size: int, num_nodes: int) -> float:
+        found = costs.collective(
+            op="all_to_all", group_size=group_size, num_nodes=num_nodes, num_bytes=2**14
+        )
+        assert found.trust == "measured"
+        return found.seconds
+
+    assert seconds(2, 0) == seconds(2, 1) == 1e-9 * 2**14
+    assert seconds(2, 2) == 1e-7 * 2**14
+    assert seconds(16, 0) == seconds(16, 2) == 2e-7 * 2**14
+
+
+@pytest.mark.parametrize(
+    ("group", "command"),
+    [
+        ((4, 4), "torchrun --nnodes 4 --nproc-per-node 8 -m moetune profile --name lab --resume"),
+        ((4, 2), "torchrun --nnodes 2 --nproc-per-node 8 -m moetune profile --name lab --resume"),
+        ((24, 0), "torchrun --nnodes 3 --nproc-per-node 8 -m moetune profile --name lab --resume"),
+        ((8, 0), "moetune profile --nproc 8 --name lab --resume"),
+    ],
+)
+def test_missing_place_is_named_with_the_launch_that_measures_it(
+    group: tuple[int, int], command: str
+) -> None:
+    size, nodes = group
+    profile = measured([comm(at, 1e-9 * at) for at in SIZES])
+    with pytest.raises(ProfileError) as seen:
+        costs_of(profile).collective(
+            op="all_to_all", group_size=size, num_nodes=nodes, num_bytes=1e6
+        )
+    spread = f" on {nodes} nodes" if nodes else ""
+    assert seen.value.what.startswith(f"no all_to_all measured for {size} ranks{spread} (")
+    assert f"  {command}\n" in f"{seen.value.hint}\n"
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "command"),
+    [(2, "moetune profile --nproc 4 "), (4, "torchrun --nnodes 2 --nproc-per-node 2 -m ")],
+)
+def test_missing_group_of_cpu_ranks_is_started_here_or_on_the_nodes_there_are(
+    num_devices: int, command: str
+) -> None:
+    machine = Machine(
+        kind="cpu", device="cpu", num_devices=num_devices, devices_per_node=2, memory_bytes=2**30
+    )
+    profile = measured([comm(at, 1e-9 * at) for at in SIZES], machine)
+    with pytest.raises(ProfileError) as seen:
+        costs_of(profile).collective(op="all_to_all", group_size=4, num_bytes=1e6)
+    assert command in str(seen.value)
+
+
+WIRES: tuple[tuple[CollectiveOp, int, int, int, int, float], ...] = (
+    # One rank's bytes inside a node: 2·(g-1)/g of a ring's all-reduce, (g-1)/g of the others.
+    ("all_reduce", 8, 0, 4, 0, (14 / 8) / (6 / 4)),
+    ("all_to_all", 3, 0, 4, 0, (2 / 3) / (3 / 4)),
+    ("all_gather", 8, 0, 2, 0, 7 / 1),
+    ("reduce_scatter", 2, 0, 8, 0, (1 / 2) / (7 / 8)),
+    # One node's bytes between nodes of 8: a ring leaves it once a group, an all-to-all per rank.
+    ("all_reduce", 4, 2, 2, 2, (4 * 6 / 4) / (8 * 2 / 2)),
+    ("all_reduce", 4, 4, 2, 2, (8 * 6 / 4) / (8 * 2 / 2)),
+    ("all_reduce", 32, 0, 16, 0, (62 / 32) / (30 / 16)),
+    ("all_to_all", 4, 4, 2, 2, (8 * 3 / 4) / (8 * 1 / 2)),
+    ("all_to_all", 32, 0, 16, 0, (8 * 24 / 32) / (8 * 8 / 16)),
+    ("send", 4, 4, 2, 2, 1.0),
+    # Nothing is known of that wire.
+    ("all_reduce", 2, 2, 8, 0, 1.0),
+    ("all_to_all", 64, 0, 8, 0, 1.0),
+)
+
+
+@pytest.mark.parametrize(("op", "ranks", "nodes", "known", "known_nodes", "factor"), WIRES)
+def test_another_group_is_estimated_by_the_bytes_on_its_slowest_wire(
+    op: CollectiveOp, ranks: int, nodes: int, known: int, known_nodes: int, factor: float
+) -> None:
     profile = measured(
-        [comm(size, size * 1e-9 * ranks, ranks=ranks) for size in SIZES for ranks in (2, 4, 8)]
+        [comm(size, 1e-9 * size, ranks=known, nodes=known_nodes, op=op) for size in SIZES]
     )
     costs = costs_of(profile, allow_modelled=True)
 
-    found = costs.collective(op="all_to_all", group_size=wanted, num_bytes=2**14)
+    found = costs.collective(op=op, group_size=ranks, num_nodes=nodes, num_bytes=2**16)
 
-    assert found.seconds == pytest.approx(2**14 * 1e-9 * nearest)
+    assert found.seconds == pytest.approx(2**16 * 1e-9 * factor)
     assert found.trust == "modelled"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "place"), [((3, 0), 1), ((5, 0), 1), ((6, 0), 2), ((64, 0), 3), ((2, 2), 4)]
+)
+def test_the_nearest_group_on_the_same_kind_of_wire_stands_in(
+    wanted: tuple[int, int], place: int
+) -> None:
+    known = ((2, 0), (4, 0), (8, 0), (16, 0), (16, 4))
+    profile = measured(
+        [
+            comm(size, 1e-9 * size * 100**at, ranks=ranks, nodes=nodes, op="send")
+            for at, (ranks, nodes) in enumerate(known)
+            for size in SIZES
+        ]
+    )
+    found = costs_of(profile, allow_modelled=True).collective(
+        op="send", group_size=wanted[0], num_nodes=wanted[1], num_bytes=2**14
+    )
+    # Times are a hundredfold from one to the next, far more than the wires' shares differ.
+    assert round(math.log(found.seconds / (1e-9 * 2**14), 100)) == place
 
 
 def test_nearest_group_size_of_a_published_profile_has_its_line() -> None:
@@ -351,6 +460,76 @@ def test_rows_operation_is_interpolated_over_elements() -> None:
     assert between.trust == "interpolated"
     assert costs.rows_op(op="gelu", dtype="float64", rows=32, width=1024) is None
     assert costs.rows_op(op="gather", dtype="float32", rows=32, width=1024) is None
+
+
+def attend(
+    sequences: int, seconds: float, *, length: int = 128, num_heads: int = 4, head_dim: int = 64
+) -> Sample:
+    point = AttentionPoint(
+        dtype="float32", num_sequences=sequences, length=length, num_heads=num_heads,
+        head_dim=head_dim,
+    )  # fmt: skip
+    return Sample(point=point, seconds=(seconds,))
+
+
+def attention_of(
+    costs: Costs,
+    sequences: float,
+    *,
+    length: int = 128,
+    num_heads: int = 4,
+    head_dim: int = 64,
+    backward: bool = False,
+) -> Estimate | None:
+    return costs.attention(
+        dtype="float32", num_sequences=sequences, length=length, num_heads=num_heads,
+        head_dim=head_dim, backward=backward,
+    )  # fmt: skip
+
+
+def test_attention_is_interpolated_over_sequences() -> None:
+    costs = costs_of(measured([attend(count, 1e-4 * count) for count in (1, 4, 16)]))
+    for sequences, trust in ((4, "measured"), (2.5, "interpolated"), (32, "extrapolated")):
+        found = attention_of(costs, sequences)
+        assert found is not None
+        assert found.seconds == pytest.approx(1e-4 * sequences)
+        assert found.trust == trust
+
+
+@pytest.mark.parametrize(
+    ("length", "num_heads", "head_dim", "work"),
+    [(128, 2, 64, 1 / 2), (128, 8, 32, 1.0), (256, 4, 64, 4.0), (512, 1, 64, 4.0)],
+)
+def test_attention_of_another_shape_takes_as_long_as_as_much_work(
+    length: int, num_heads: int, head_dim: int, work: float
+) -> None:
+    costs = costs_of(measured([attend(count, 1e-4 * count) for count in (1, 4, 16)]))
+    found = attention_of(costs, 4, length=length, num_heads=num_heads, head_dim=head_dim)
+    assert found is not None
+    assert found.seconds == pytest.approx(4e-4 * work)
+    assert found.trust == "extrapolated"
+
+
+def test_attention_of_another_shape_takes_the_nearest_length_and_then_the_nearest_heads() -> None:
+    shapes = ((128, 4), (1024, 1), (1024, 8))
+    # Each shape has its own time for as much work.
+    samples = [
+        attend(1, 10.0**at * length**2 * heads, length=length, num_heads=heads)
+        for at, (length, heads) in enumerate(shapes)
+    ]
+    costs = costs_of(measured(samples))
+    for length, heads, place in ((256, 4, 0), (512, 6, 2), (900, 2, 1)):
+        found = attention_of(costs, 1000, length=length, num_heads=heads)
+        assert found is not None
+        assert found.seconds == pytest.approx(10.0**place * 1000 * length**2 * heads)
+
+
+def test_attention_that_was_not_measured_in_that_direction_or_dtype_is_unknown() -> None:
+    costs = costs_of(measured([attend(4, 1e-3)]))
+    assert attention_of(costs, 4, backward=True) is None
+    assert costs.attention(
+        dtype="bfloat16", num_sequences=4, length=128, num_heads=4, head_dim=64, backward=False
+    ) is None  # fmt: skip
 
 
 def test_interference_is_the_profiles() -> None:

@@ -10,6 +10,7 @@ from moetune.domain.costs import CommSpeed, Costs, Interference
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.samples import (
+    AttentionPoint,
     CollectivePoint,
     GemmPoint,
     InterferencePoint,
@@ -59,6 +60,15 @@ def profile(*, noise: float, bumps: float = 0.0) -> Profile:
             )
             for rows in (8, 32, 128, 512)
             for d_in in (256, 512, 1024)
+        ),
+        *(
+            Sample(
+                point=AttentionPoint(
+                    dtype="float32", num_sequences=count, length=64, num_heads=2, head_dim=8
+                ),
+                seconds=times(1e-5 * count),
+            )
+            for count in (1, 4, 16)
         ),
         *(
             Sample(
@@ -158,6 +168,21 @@ def test_products_of_unmeasured_shapes_are_drawn_too() -> None:
 
     assert len({gemm(one, d_in=300) for one in drawn}) == 50
     assert len({gemm(one, d_in=512) for one in drawn}) == 50
+
+
+def test_attention_is_drawn_with_its_noise_also_at_another_shape() -> None:
+    costs = resample_costs(profile(noise=0.1), num=200, seed=1)
+    for length, work in ((64, 1.0), (128, 4.0)):
+        drawn = []
+        for one in costs:
+            found = one.attention(
+                dtype="float32", num_sequences=4, length=length, num_heads=2, head_dim=8,
+                backward=False,
+            )  # fmt: skip
+            assert found is not None
+            drawn.append(found.seconds)
+        assert np.median(drawn) == pytest.approx(4e-5 * work, rel=0.15)
+        assert np.std(drawn) > 0.01 * np.median(drawn)
 
 
 def test_draws_depend_on_the_seed_and_not_on_the_order_of_questions() -> None:

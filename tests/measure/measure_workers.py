@@ -2,6 +2,9 @@
 
 import time
 
+import torch
+import torch.distributed as dist
+
 from moetune.domain.errors import InputError
 from moetune.measure.device import CpuDevice
 from moetune.measure.operations import Scene, local_operation
@@ -48,3 +51,18 @@ def _stop_by_vote(ranks: Ranks) -> None:
         rounds += 1
         stopped = outcome()
     assert rounds == 6
+
+
+def meet_in_groups() -> None:
+    """Sum the ranks of every kind of group of four ranks on two nodes."""
+    ranks = Ranks()
+    ranks.open_groups([(2, 0), (2, 2), (4, 0), (3, 0)], ranks_per_node=2)
+    sums = {(2, 0): (1, 1, 5, 5), (2, 2): (2, 4, 2, 4), (4, 0): (6,) * 4, (3, 0): (3, 3, 3, None)}
+    for group, expected in sums.items():
+        found = ranks.group(group)
+        if expected[ranks.rank] is None:
+            assert found is None
+            continue
+        total = torch.tensor([ranks.rank])
+        dist.all_reduce(total, group=found)
+        assert total.item() == expected[ranks.rank], group

@@ -10,6 +10,8 @@ import pytest
 
 from moetune.domain.errors import CollectiveError
 from moetune.domain.samples import (
+    AttentionPoint,
+    CollectiveOp,
     CollectivePoint,
     CopyPoint,
     GemmPoint,
@@ -18,6 +20,7 @@ from moetune.domain.samples import (
     RowsPoint,
     Sample,
 )
+from moetune.measure.load import num_sharers
 from moetune.measure.session import Assignment, Estimates, News, shuffled
 from moetune.workflows import launch
 from moetune.workflows.launch import cores_of
@@ -33,6 +36,15 @@ POINTS: tuple[Point, ...] = (
     GemmPoint(dtype="bfloat16", product="grad_input", num_experts=2, rows=8, d_in=32, d_out=64),
     RowsPoint(op="swiglu_backward", dtype="float32", rows=16, width=32),
     RowsPoint(op="gate", dtype="float32", rows=16, width=4),
+    RowsPoint(op="norm", dtype="float32", rows=16, width=32),
+    RowsPoint(op="norm_backward", dtype="bfloat16", rows=16, width=32),
+    RowsPoint(op="cross_entropy", dtype="float32", rows=16, width=20),
+    RowsPoint(op="cross_entropy_backward", dtype="bfloat16", rows=16, width=20),
+    RowsPoint(op="adam", dtype="bfloat16", rows=1000, width=1),
+    AttentionPoint(dtype="float32", num_sequences=2, length=16, num_heads=2, head_dim=8),
+    AttentionPoint(
+        dtype="bfloat16", num_sequences=2, length=16, num_heads=2, head_dim=8, backward=True
+    ),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
     CollectivePoint(op="all_reduce", group_size=2, num_bytes=1024),
@@ -98,6 +110,24 @@ def test_a_session_samples_every_kind_and_goes_on_after_points_that_fail() -> No
     assert not started_ranks()
 
 
+@pytest.mark.dist
+def test_groups_of_ranks_are_where_they_should_be() -> None:
+    assert run_ranks(measure_workers.meet_in_groups, 4) == [""] * 4
+
+
+@pytest.mark.dist
+def test_collectives_are_measured_inside_nodes_and_across_them() -> None:
+    ops: tuple[CollectiveOp, ...] = ("all_to_all", "all_reduce", "send")
+    points: tuple[Point, ...] = tuple(
+        CollectivePoint(op=op, group_size=size, num_bytes=4096, num_nodes=nodes)
+        for op in ops
+        for size, nodes in ((2, 0), (2, 2), (4, 0))
+    )
+    ear = Ear()
+    measure_here(Assignment(points=points, preset="quick", ranks_per_node=2), ear, num_ranks=4)
+    assert {sample.point for sample in ear.samples if not sample.error} == set(points)
+
+
 class Killer(Ear):
     """Kills a rank when the first sample is done."""
 
@@ -151,6 +181,14 @@ def test_the_order_is_the_seeds_alone_and_begins_with_a_product() -> None:
     assert order != shuffled(POINTS, 8)
     assert sorted(map(repr, order)) == sorted(map(repr, POINTS))
     assert isinstance(order[0], GemmPoint)
+
+
+def test_ranks_that_share_cores_are_counted_on_their_own_machine() -> None:
+    one, other = ("boot a", frozenset({0, 1})), ("boot b", frozenset({0, 1}))
+    assert num_sharers([one, one, other]) == (2, 2, 1)
+    pinned = [("boot a", frozenset({core})) for core in (0, 1, 0, 1, 2)]
+    assert num_sharers(pinned) == (2, 2, 2, 2, 1)
+    assert num_sharers([("boot a", frozenset(range(8)))]) == (1,)
 
 
 @pytest.mark.parametrize(("num_ranks", "num_cores"), [(1, 4), (2, 4), (3, 8), (4, 4)])

@@ -177,9 +177,39 @@ def test_plan_only_measures_nothing(desk: Desk) -> None:
     assert desk.runs() == ()
 
 
+def test_plan_only_of_a_whole_model_counts_its_attention(desk: Desk) -> None:
+    whole = ("--num-layers", "2", "--num-heads", "4", "--seq", "64", "--vocab", "100")
+    process = desk.start(*SMALL_LAYER, *whole, "--plan-only", "--json")
+    answer, words = process.communicate(timeout=TIMEOUT_SECONDS)
+    assert process.returncode == 0, words
+    points = [one["point"] for one in json.loads(answer)["points"]]
+    attention = [point for point in points if point["kind"] == "attention"]
+    assert {(one["num_heads"], one["head_dim"], one["length"]) for one in attention} == {
+        (4, 16, 64)
+    }
+    assert "adam" in {point.get("op") for point in points}
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (("--num-layers", "2"), "a whole model lacks its experts' layer"),
+        (("--model", "gpt-s", "--num-layers", "2", "--seq", "1k"), "lacks --num-heads, --vocab"),
+        (
+            (
+                "--model",
+                "gpt-s",
+                "--num-layers",
+                "2",
+                "--seq",
+                "1k",
+                "--num-heads",
+                "5",
+                "--vocab",
+                "50k",
+            ),
+            "d_model (768) does not divide by num_heads (5)",
+        ),
         (("--budget", "soon"), "duration 'soon'"),
         (("--dtype", "int3"), "dtype 'int3' is unknown"),
         (("--d-model", "64"), "a layer lacks --d-hidden, --num-experts"),

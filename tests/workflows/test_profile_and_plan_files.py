@@ -21,6 +21,7 @@ from moetune.domain.profile import (
     profile_from_document,
 )
 from moetune.domain.samples import (
+    AttentionPoint,
     CollectivePoint,
     CopyPoint,
     GemmPoint,
@@ -58,7 +59,11 @@ points = st.one_of(
     st.builds(RowsPoint, op=words, dtype=words, rows=counts, width=counts),
     st.builds(
         CollectivePoint, op=st.sampled_from(["all_to_all", "send"]),
-        group_size=counts, num_bytes=counts, in_flight=counts,
+        group_size=counts, num_bytes=counts, in_flight=counts, num_nodes=counts,
+    ),
+    st.builds(
+        AttentionPoint, dtype=dtypes, num_sequences=counts, length=counts, num_heads=counts,
+        head_dim=counts, backward=st.booleans(),
     ),
     st.builds(
         CopyPoint, direction=st.sampled_from(["h2d", "d2h"]), pinned=st.booleans(),
@@ -92,7 +97,8 @@ profiles = st.builds(
     collective=st.lists(
         st.builds(
             CollectiveLine, op=st.sampled_from(["all_to_all", "all_reduce"]), group_size=counts,
-            alpha_seconds=times, beta_seconds_per_byte=times, in_flight=counts, error=errors,
+            alpha_seconds=times, beta_seconds_per_byte=times, in_flight=counts, num_nodes=counts,
+            error=errors,
         ),
         max_size=2,
     ).map(tuple),

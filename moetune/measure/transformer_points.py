@@ -1,0 +1,107 @@
+"""What a whole model needs besides its experts: attention, dense networks, head and optimiser."""
+
+from collections.abc import Iterator, Sequence
+
+from moetune.domain.hardware import DeviceKind
+from moetune.domain.placement import Group
+from moetune.domain.samples import AttentionPoint, Point, RowsPoint
+from moetune.domain.transformer import Transformer
+from moetune.domain.units import dtype_bytes
+from moetune.measure.grid import Grid, collective, products
+
+# A step of Adam over more elements takes as much longer as there are more.
+_MAX_ADAM_ELEMENTS: dict[DeviceKind, int] = {"cpu": 2**24, "cuda": 2**28}
+_MAX_GRADIENT_LADDERS = 8
+
+
+def transformer_points(
+    model: Transformer,
+    *,
+    dtype: str,
+    group_sizes: Sequence[int],
+    groups: Sequence[Group],
+    max_tokens: int,
+    kind: DeviceKind,
+    grid: Grid,
+) -> Iterator[Point]:
+    """Yield the points of one micro-batch at every tensor-parallel width that divides the model.
+
+    Args:
+        group_sizes: ranks of a tensor-parallel group, besides one.
+        groups: that may share gradients.
+        max_tokens: of the largest micro-batch; of others, the grid's fractions of it, in whole
+            sequences.
+    """
+    heads, hidden = model.num_heads, model.moe.d_hidden
+    widths = [size for size in (1, *group_sizes) if heads % size == 0 and hidden % size == 0]
+    sequences = _sequences(model, max_tokens, grid)
+    for width in dict.fromkeys(widths):
+        yield from _attention(model, dtype, heads // width, sequences)
+        for rows in (count * model.length for count in sequences):
+            yield from _block_products(model, dtype, width, rows)
+    for rows in (count * model.length for count in sequences):
+        yield from products(dtype, 1, rows, model.moe.d_model, model.vocab_size)
+        for op in ("norm", "norm_backward"):
+            yield RowsPoint(op=op, dtype=dtype, rows=rows, width=model.moe.d_model)
+        for op in ("cross_entropy", "cross_entropy_backward"):
+            yield RowsPoint(op=op, dtype=dtype, rows=rows, width=model.vocab_size)
+    yield from _optimiser(model, dtype, groups, kind, grid)
+
+
+def _sequences(model: Transformer, max_tokens: int, grid: Grid) -> list[int]:
+    """Return the sequences of each size of micro-batch, at least one."""
+    most = max(max_tokens // model.length, 1)
+    return list(dict.fromkeys(max(most // fraction, 1) for fraction in grid.fractions))
+
+
+def _attention(
+    model: Transformer, dtype: str, num_heads: int, sequences: Sequence[int]
+) -> Iterator[Point]:
+    for count in sequences:
+        for backward in (False, True):
+            yield AttentionPoint(
+                dtype=dtype,
+                num_sequences=count,
+                length=model.length,
+                num_heads=num_heads,
+                head_dim=model.head_dim,
+                backward=backward,
+            )
+
+
+def _block_products(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Point]:
+    """Attention's projections and the two halves of the dense network, on one of `width` ranks."""
+    d_model, d_hidden = model.moe.d_model, model.moe.d_hidden
+    for d_in, d_out in (
+        (d_model, 3 * d_model // width),
+        (d_model // width, d_model),
+        (d_model, d_hidden // width),
+        (d_hidden // width, d_model),
+    ):
+        yield from products(dtype, 1, rows, d_in, d_out)
+
+
+def _optimiser(
+    model: Transformer, dtype: str, groups: Sequence[Group], kind: DeviceKind, grid: Grid
+) -> Iterator[Point]:
+    """Adam on all parameters and on shards of them, and the all-reduce of all gradients."""
+    parameters = _num_parameters(model)
+    most = min(parameters, _MAX_ADAM_ELEMENTS[kind])
+    for fraction in grid.fractions:
+        yield RowsPoint(op="adam", dtype=dtype, rows=max(most // fraction, 1), width=1)
+    gradient_bytes = min(parameters * dtype_bytes(dtype), _MAX_GRADIENT_LADDERS * grid.max_bytes)
+    for group in groups:
+        if gradient_bytes > grid.max_bytes and group[0] > 1:
+            yield collective("all_reduce", group, gradient_bytes)
+
+
+def _num_parameters(model: Transformer) -> int:
+    """Return the weights of the matrices, of which biases and norms are a small share."""
+    moe = model.moe
+    with_experts = sum(map(model.has_experts, range(model.num_layers)))
+    network = moe.num_gemms * moe.d_model * moe.d_hidden
+    networks = model.num_layers - with_experts + with_experts * moe.num_experts
+    attention = 4 * moe.d_model**2
+    embeddings = (2 * model.vocab_size + model.length) * moe.d_model
+    gates = with_experts * moe.d_model * moe.num_experts
+    return model.num_layers * attention + networks * network + embeddings + gates
