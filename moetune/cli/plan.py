@@ -48,7 +48,7 @@ def plan(
     ] = None,
     num_layers: Annotated[int | None, _size("--num-layers", "Blocks of a whole model.")] = None,
     num_heads: Annotated[int | None, _size("--num-heads", "Heads of its attention.")] = None,
-    vocab: Annotated[int | None, _size("--vocab", "Its vocabulary.")] = None,
+    vocab: Annotated[str | None, typer.Option(help="Its vocabulary, such as 50k.")] = None,
     moe_every: Annotated[
         int | None, _size("--moe-every", "Experts in every so many-th block. Default: 2.")
     ] = None,
@@ -128,7 +128,8 @@ def plan(
         activation=activation,
     ).layer(model)  # fmt: skip
     transformer = ModelFlags(
-        num_layers=num_layers, num_heads=num_heads, length=length, vocab=vocab,
+        num_layers=num_layers, num_heads=num_heads, length=length,
+        vocab=None if vocab is None else parse_count(vocab),
         moe_every=moe_every,
     ).transformer(model, layer)  # fmt: skip
     request = PlanRequest(

@@ -1,4 +1,4 @@
-"""The flags of `moetune plan` as a request."""
+"""Flags that several commands share, as what they stand for."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -81,8 +81,13 @@ class ModelFlags:
         if model is not None:
             return self._changed(model)
         own = self._own()
-        if layer is None or not own:
+        if not own:
             return None
+        if layer is None:
+            raise InputError(
+                "a whole model lacks its experts' layer",
+                "give --d-model, --d-hidden and --num-experts, or name a model with --model",
+            )
         if None in (self.num_layers, self.num_heads, self.length, self.vocab):
             needed = {**own, "--seq": self.length}
             names = ("--num-layers", "--num-heads", "--seq", "--vocab")

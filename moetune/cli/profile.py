@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune import config
+from moetune.cli.plan_request import LayerFlags, ModelFlags
 from moetune.cli.profile_progress import ScreenProgress, clock
 from moetune.cli.session import Json, Session, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation, LayerShape
+from moetune.domain.layer import Activation
 from moetune.domain.models import find_model
 from moetune.domain.samples import Point
-from moetune.domain.transformer import Transformer
 from moetune.domain.units import parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.workflows import wiring
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
 _INTERRUPTED = 130
+_TOKENS = 4096
 
 
 def profile(
@@ -50,8 +51,12 @@ def profile(
     d_model: Annotated[int | None, typer.Option(min=1, help="Cover a layer: its width.")] = None,
     d_hidden: Annotated[int | None, typer.Option(min=1, help="Width of its experts.")] = None,
     num_experts: Annotated[int | None, typer.Option(min=1, help="Experts of all ranks.")] = None,
-    top_k: Annotated[int, typer.Option(min=1, help="Experts of a token.")] = 1,
-    activation: Annotated[Activation, typer.Option(help="Of the experts.")] = "gelu",
+    top_k: Annotated[
+        int | None, typer.Option(min=1, help="Experts of a token. Default: 1.")
+    ] = None,
+    activation: Annotated[
+        Activation | None, typer.Option(help="Of the experts. Default: gelu.")
+    ] = None,
     tokens: Annotated[
         str | None, typer.Option(help="Tokens per rank and step, such as 8k.")
     ] = None,
@@ -61,7 +66,9 @@ def profile(
     num_heads: Annotated[int | None, typer.Option(min=1, help="Heads of its attention.")] = None,
     seq: Annotated[str | None, typer.Option(help="Tokens of its sequences, such as 2k.")] = None,
     vocab: Annotated[str | None, typer.Option(help="Its different tokens, such as 50k.")] = None,
-    moe_every: Annotated[int, typer.Option(min=1, help="Every such block has experts.")] = 2,
+    moe_every: Annotated[
+        int | None, typer.Option(min=1, help="Experts in every so many-th block. Default: 2.")
+    ] = None,
     *,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Count points and time, measure nothing.")
@@ -84,10 +91,19 @@ def profile(
         raise InputError("--nproc is of no use in a launch, which sets the ranks", "leave it out")
     num_ranks = launch.world_size if launch else nproc or 1
     settings = session.settings
-    layer, default_tokens = _layer(
-        model, d_model, d_hidden, num_experts, top_k, activation, num_ranks
-    )
-    whole = _transformer(layer, num_layers, num_heads, seq, vocab, moe_every)
+    named = None if model is None else find_model(model)
+    layer = LayerFlags(
+        d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
+        activation=activation,
+    ).layer(model)  # fmt: skip
+    if named is not None and named.transformer is None:
+        layer, model = named.layer(num_ranks), None
+    whole = ModelFlags(
+        num_layers=num_layers, num_heads=num_heads,
+        length=None if seq is None else parse_count(seq),
+        vocab=None if vocab is None else parse_count(vocab), moe_every=moe_every,
+    ).transformer(model, layer)  # fmt: skip
+    default_tokens = _TOKENS if named is None else named.tokens_per_rank
     limit = budget or settings.budget
     request = ProfileRequest(
         name=name,
@@ -198,69 +214,6 @@ def _show(session: Session, outcome: "ProfileOutcome") -> None:
         screen.say(f"Not measured: {sample.point} ({sample.error})")
     screen.line(f"See it:        moetune profiles show {name}")
     screen.line(f"Plan with it:  moetune plan --profile {name} --model bert-l")
-
-
-def _layer(
-    model: str | None,
-    d_model: int | None,
-    d_hidden: int | None,
-    num_experts: int | None,
-    top_k: int,
-    activation: Activation,
-    num_ranks: int,
-) -> tuple[LayerShape | None, int]:
-    """Return the layer to cover, if any, and the tokens where none are given."""
-    default_tokens = 4096
-    sizes = {"--d-model": d_model, "--d-hidden": d_hidden, "--num-experts": num_experts}
-    given = [flag for flag, value in sizes.items() if value is not None]
-    if model is not None:
-        if given:
-            raise InputError(f"--model {model} and {given[0]} exclude each other", "give one")
-        found = find_model(model)
-        return found.layer(num_ranks), found.tokens_per_rank
-    if not given:
-        return None, default_tokens
-    if d_model is None or d_hidden is None or num_experts is None:
-        missing = ", ".join(flag for flag in sizes if flag not in given)
-        raise InputError(f"a layer lacks {missing}", "or name a model with --model")
-    layer = LayerShape(
-        d_model=d_model,
-        d_hidden=d_hidden,
-        num_experts=num_experts,
-        top_k=top_k,
-        activation=activation,
-    )
-    return layer, default_tokens
-
-
-def _transformer(
-    layer: LayerShape | None,
-    num_layers: int | None,
-    num_heads: int | None,
-    seq: str | None,
-    vocab: str | None,
-    moe_every: int,
-) -> Transformer | None:
-    """Return the whole model to cover, if one is asked for."""
-    sizes = {"--num-layers": num_layers, "--num-heads": num_heads, "--seq": seq, "--vocab": vocab}
-    if all(value is None for value in sizes.values()):
-        return None
-    if layer is None:
-        raise InputError(
-            "a whole model lacks its experts' layer",
-            "name a model with --model, or give --d-model, --d-hidden and --num-experts",
-        )
-    if num_layers is None or num_heads is None or seq is None or vocab is None:
-        missing = ", ".join(flag for flag, value in sizes.items() if value is None)
-        raise InputError(f"a whole model lacks {missing}")
-    return Transformer(
-        moe=layer,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        length=parse_count(seq),
-        vocab_size=parse_count(vocab),
-        moe_every=moe_every,
-    )
 
 
 def _words(text: str | None) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ def _optimiser(
     model: Transformer, dtype: str, groups: Sequence[Group], kind: DeviceKind, grid: Grid
 ) -> Iterator[Point]:
     """Adam on all parameters and on shards of them, and the all-reduce of all gradients."""
-    parameters = _num_parameters(model)
+    parameters = model.num_parameters
     most = min(parameters, _MAX_ADAM_ELEMENTS[kind])
     for fraction in grid.fractions:
         yield RowsPoint(op="adam", dtype=dtype, rows=max(most // fraction, 1), width=1)
@@ -93,15 +93,3 @@ def _optimiser(
     for group in groups:
         if gradient_bytes > grid.max_bytes and group[0] > 1:
             yield collective("all_reduce", group, gradient_bytes)
-
-
-def _num_parameters(model: Transformer) -> int:
-    """Return the weights of the matrices, of which biases and norms are a small share."""
-    moe = model.moe
-    with_experts = sum(map(model.has_experts, range(model.num_layers)))
-    network = moe.num_gemms * moe.d_model * moe.d_hidden
-    networks = model.num_layers - with_experts + with_experts * moe.num_experts
-    attention = 4 * moe.d_model**2
-    embeddings = (2 * model.vocab_size + model.length) * moe.d_model
-    gates = with_experts * moe.d_model * moe.num_experts
-    return model.num_layers * attention + networks * network + embeddings + gates

@@ -266,7 +266,9 @@ class Trial:
 
     def _sizes(self) -> Sequence[int]:
         pinned = self.search.pins.micro_batch
-        return self.search.batch.micro_batches(self.layout.dp) if pinned is None else (pinned,)
+        layout = self.layout
+        sizes = self.search.batch.micro_batches(dp=layout.dp, pp=layout.pp)
+        return sizes if pinned is None else (pinned,)
 
     def _zeros(self) -> Sequence[bool]:
         """Return whether to shard: only where several ranks hold the same."""

@@ -58,11 +58,14 @@ class Batch:
     num_sequences: int
     length: int
 
-    def micro_batches(self, dp: int) -> tuple[int, ...]:
-        """Return the sizes that divide a replica's share: powers of two, and all of it."""
+    def micro_batches(self, *, dp: int, pp: int) -> tuple[int, ...]:
+        """Return the sizes that divide a replica's share: powers of two, and the largest.
+
+        1F1B takes a micro-batch for each stage at least.
+        """
         share = self.num_sequences // dp
-        powers = (2**exponent for exponent in range(share.bit_length()))
-        return tuple(sorted({share, *(size for size in powers if share % size == 0)}))
+        sizes = [size for size in divisors(share) if share // size >= pp]
+        return tuple(size for size in sizes if size == sizes[-1] or not size & (size - 1))
 
 
 def whole_batch(*, model: Transformer, tokens_per_rank: int, world_size: int) -> Batch:
@@ -118,7 +121,7 @@ def _possible(model: Transformer, world_size: int, batch: Batch) -> Iterator[Lay
             continue
         for pp in divisors(world_size // tp):
             dp = world_size // tp // pp
-            if pp > model.num_layers or batch.num_sequences % dp:
+            if pp > model.num_layers or batch.num_sequences % dp or batch.num_sequences < dp * pp:
                 continue
             for ep in divisors(math.gcd(dp, experts)):
                 yield Layout(expert_parallel="all_to_all", dp=dp, ep=ep, tp=tp, pp=pp)
@@ -134,16 +137,19 @@ def _is_wanted(layout: Layout, pins: LayoutPins) -> bool:
 def _with_micro_batch(
     layouts: tuple[Layout, ...], batch: Batch, sequences: int
 ) -> tuple[Layout, ...]:
-    found = tuple(one for one in layouts if batch.num_sequences // one.dp % sequences == 0)
+    found = tuple(
+        one
+        for one in layouts
+        if batch.num_sequences % (one.dp * sequences) == 0
+        and batch.num_sequences >= one.dp * sequences * one.pp
+    )
     if layouts and not found:
         shares = sorted({batch.num_sequences // one.dp for one in layouts})
-        near = min(
-            (size for share in shares for size in divisors(share)),
-            key=lambda size: (abs(math.log(size / sequences)), size),
-        )
+        sizes = {size for one in layouts for size in batch.micro_batches(dp=one.dp, pp=one.pp)}
+        near = min(sizes, key=lambda size: (abs(math.log(size / sequences)), size))
         raise InputError(
-            f"micro_batch ({sequences}) does not divide the sequences of any replica, of which "
-            f"each has {_or(shares)}",
+            f"micro_batch ({sequences}) does not divide the {_or(shares)} sequences of a replica "
+            "into a micro-batch for each stage",
             f"nearest: --micro-batch {near}",
         )
     return found
@@ -193,6 +199,11 @@ def _model_rules(model: Transformer, batch: Batch, pins: LayoutPins) -> Iterator
             yield f"{name} ({count}) does not divide by tp ({tp})"
     if batch.num_sequences % dp:
         yield f"the {batch.num_sequences} sequences of a step do not divide by dp ({dp})"
+    if batch.num_sequences < dp * pp:
+        yield (
+            f"the {batch.num_sequences} sequences of a step are fewer than dp × pp ({dp * pp}): "
+            "each stage of a replica needs a micro-batch"
+        )
 
 
 def _what_works(possible: tuple[Layout, ...], world_size: int, pins: LayoutPins) -> str:

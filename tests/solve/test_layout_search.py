@@ -224,7 +224,8 @@ def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int
             continue
         for b in range(1, 65):
             share = WORLD * TOKENS // L // dp
-            if share % b or (b & (b - 1) and b != share):
+            largest = max((one for one in range(1, share // pp + 1) if share % one == 0), default=0)
+            if share % b or b > largest or (b & (b - 1) and b != largest):
                 continue
             for zero in (False, True):
                 if zero and dp == 1:
