@@ -1,0 +1,218 @@
+"""Profile a lab of two nodes, ask the solver for every layout, and measure them all."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.layouts.ranks import Variant, Work
+from benchmarks.netlab.lab import Lab
+from moetune.domain.document import canonical_json, decode, encode
+from moetune.domain.errors import ProfileError
+from moetune.domain.plan import Decision, Layout
+from moetune.domain.profile import Profile
+from moetune.domain.transformer import Transformer
+from moetune.fit.costs import costs_of
+from moetune.solve.choice import Bounds
+from moetune.solve.layout import Question, search_layouts
+from moetune.solve.layout_breakdown import parts_of
+from moetune.solve.layout_search import Candidate
+from moetune.solve.layout_space import LayoutPins
+from moetune.workflows.plan import PlanRequest, plan_inputs
+from moetune.workflows.wiring import configure, open_store
+
+NUM_RANKS, RANKS_PER_NODE = 4, 2
+_TIMEOUT_SECONDS = 1200.0
+_DTYPE = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model and its batch.
+
+    Args:
+        sequences_per_rank: of one step; the global batch has as many on each rank.
+    """
+
+    transformer: Transformer
+    sequences_per_rank: int
+
+    @property
+    def tokens_per_rank(self) -> int:
+        """Tokens of one step on each rank."""
+        return self.sequences_per_rank * self.transformer.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One layout, predicted and measured.
+
+    Args:
+        parts: predicted seconds of the step by part.
+        seconds: raw step times, in the order of the rounds.
+        imbalance: the busiest rank's rows over the mean rank's, of the worst layer.
+    """
+
+    layout: Layout
+    num_micro_batches: int
+    decision: Decision
+    predicted_seconds: float
+    parts: Mapping[str, float]
+    seconds: tuple[float, ...]
+    imbalance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult:
+    """All layouts of one case, the solver's first choice first."""
+
+    case: Case
+    rate_mbit: float
+    outcomes: tuple[Outcome, ...]
+
+
+def run_case(
+    case: Case, *, rate_mbit: float, rounds: int, budget: str, folder: Path, echo: TextIO
+) -> CaseResult:
+    """Return every layout of one case.
+
+    Args:
+        budget: longest time of the profile, as `moetune profile --budget` takes it.
+        folder: where the database goes.
+        echo: where progress goes.
+
+    Raises:
+        MoetuneError: the lab, the profile or a rank failed.
+    """
+    with Lab(num_ranks=NUM_RANKS, rate_mbit=rate_mbit, ranks_per_node=RANKS_PER_NODE) as lab:
+        profile = measure_profile(lab, case, budget=budget, folder=folder, echo=echo)
+        predicted = predict(case, profile)
+        measured = measure(lab, case, [variant for variant, _, _ in predicted], rounds, echo)
+    return CaseResult(
+        case=case,
+        rate_mbit=rate_mbit,
+        outcomes=tuple(
+            Outcome(
+                layout=variant.layout,
+                num_micro_batches=variant.num_micro_batches,
+                decision=variant.decision,
+                predicted_seconds=candidate.seconds,
+                parts=parts,
+                seconds=seconds,
+                imbalance=imbalance,
+            )
+            for (variant, candidate, parts), (seconds, imbalance) in zip(
+                predicted, measured, strict=True
+            )
+        ),
+    )
+
+
+def measure_profile(lab: Lab, case: Case, *, budget: str, folder: Path, echo: TextIO) -> Profile:
+    """Run `moetune profile` on the lab's ranks and return what it measured.
+
+    Raises:
+        MoetuneError: a rank failed, or left no profile.
+    """
+    model, database = case.transformer, str(folder / "layouts.db")
+    moe = model.moe
+    command = [
+        *(sys.executable, "-m", "moetune", "--db", database, "--no-config", "profile"),
+        *("--name", "lab", "--preset", "quick", "--budget", budget, "--dtype", _DTYPE),
+        *("--d-model", str(moe.d_model), "--d-hidden", str(moe.d_hidden)),
+        *("--num-experts", str(moe.num_experts), "--top-k", str(moe.top_k)),
+        *("--activation", moe.activation, "--num-layers", str(model.num_layers)),
+        *("--num-heads", str(model.num_heads), "--seq", str(model.length)),
+        *("--vocab", str(model.vocab_size), "--moe-every", str(model.moe_every)),
+        *("--tokens", str(NUM_RANKS * case.tokens_per_rank)),
+    ]
+    lab.run(command, timeout_seconds=_TIMEOUT_SECONDS, echo=echo)
+    with open_store(configure(db=database, no_files=True).settings, read_only=True) as store:
+        profile = store.profile("lab")
+    if profile is None:
+        raise ProfileError(f"`moetune profile` left no profile in {database}")
+    return profile
+
+
+Predicted = tuple[Variant, Candidate, Mapping[str, float]]
+
+
+def predict(case: Case, profile: Profile) -> list[Predicted]:
+    """Return every layout at the solver's best, its own first choice first.
+
+    Optimizer states are not sharded: the runtime that is measured keeps them whole.
+    """
+    request = PlanRequest(
+        layer=case.transformer.moe,
+        transformer=case.transformer,
+        world_size=NUM_RANKS,
+        tokens_per_rank=case.tokens_per_rank,
+        dtype=_DTYPE,
+    )
+    search, found = search_layouts(
+        Question(
+            inputs=plan_inputs(request, profile=profile),
+            model=case.transformer,
+            pins=LayoutPins(zero=False),
+            costs=costs_of(profile),
+            resamples=(),
+            bounds=Bounds(),
+            per_node=profile.machine.devices_per_node,
+            device_memory_bytes=profile.machine.memory_bytes,
+            provenance=profile.provenance,
+        )
+    )
+    if found.unpriced:
+        raise found.unpriced[0][1]
+    return [
+        (
+            _variant(one),
+            one,
+            {
+                part.name: part.seconds
+                for part in parts_of(one, search.prices.stages(one.layout.pp))
+            },
+        )
+        for one in found.best
+    ]
+
+
+def _variant(candidate: Candidate) -> Variant:
+    forward, backward = candidate.priced.moe.step.degrees
+    return Variant(
+        layout=candidate.layout,
+        num_micro_batches=candidate.setting.num_micro_batches,
+        decision=Decision(forward_degree=forward, backward_degree=backward),
+    )
+
+
+def measure(
+    lab: Lab, case: Case, variants: Sequence[Variant], rounds: int, echo: TextIO
+) -> list[tuple[tuple[float, ...], float]]:
+    """Return each variant's raw step times, and its imbalance."""
+    work = Work(
+        transformer=case.transformer,
+        num_sequences=NUM_RANKS * case.sequences_per_rank,
+        variants=tuple(variants),
+    )
+    command = [
+        *(sys.executable, "-m", "benchmarks.layouts.ranks"),
+        *("--work", canonical_json(work), "--rounds", str(rounds)),
+    ]
+    outputs = lab.run(command, timeout_seconds=_TIMEOUT_SECONDS, echo=echo)
+    lines = [json.loads(line) for line in outputs[0].stdout.splitlines()]
+    return [(tuple(line["seconds"]), line["imbalance"]) for line in lines]
+
+
+def read_results(path: Path) -> tuple[CaseResult, ...]:
+    """Return the results in a file that `write_results` wrote."""
+    plain = json.loads(path.read_text(encoding="utf-8"))
+    return tuple(decode(CaseResult, one, f"{path}") for one in plain)
+
+
+def write_results(path: Path, results: Sequence[CaseResult]) -> None:
+    """Write the results as JSON."""
+    text = json.dumps([encode(replace(one)) for one in results], indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
