@@ -147,7 +147,7 @@ def _imbalance(stages: Stages, text_BS: torch.Tensor) -> float:
     _loss(stages, text_BS)
     for hook in hooks:
         hook.remove()
-    worst = torch.ones(())
+    worst = torch.ones((), dtype=torch.float64)
     for layer, found in zip(layers, chosen, strict=True):
         counts_E = torch.bincount(torch.cat(found), minlength=layer.shape.num_experts)
         if stages.ranks.layout.expert_parallel == "all_to_all":
