@@ -59,7 +59,7 @@ def _question(memory_bytes: int) -> Question:
             moe=moe, num_layers=96, num_heads=64, length=2048, vocab_size=51_200
         ),
         pins=LayoutPins(), costs=costs_of(profile), resamples=(), bounds=Bounds(),
-        per_node=PER_NODE, device_memory_bytes=memory_bytes, provenance="modelled",
+        per_node=PER_NODE, runs_ahead=True, device_memory_bytes=memory_bytes, provenance="modelled",
     )  # fmt: skip
 
 

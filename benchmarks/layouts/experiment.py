@@ -160,6 +160,7 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
             resamples=(),
             bounds=Bounds(),
             per_node=profile.machine.devices_per_node,
+            runs_ahead=profile.machine.kind == "cuda",
             device_memory_bytes=profile.machine.memory_bytes,
             provenance=profile.provenance,
         )

@@ -132,6 +132,7 @@ def _at(row: Row, profile: Profile, sequences: int, reserved_bytes: int) -> Foun
         resamples=(),
         bounds=Bounds(max_degree=1),
         per_node=profile.machine.devices_per_node,
+            runs_ahead=profile.machine.kind == "cuda",
         device_memory_bytes=profile.machine.memory_bytes,
         provenance=profile.provenance,
         traits=PAPERS,

@@ -16,6 +16,7 @@ Quality = Literal["good", "usable", "suspect"]
 
 GOOD_SPREAD = 0.10
 USABLE_SPREAD = 0.25
+HOST_ROWS, HOST_WIDTH = 2, 16
 ALONE_CHUNKS = 2
 """Up to so many chunks of a phase, an exchange finds the link as if it were alone."""
 
@@ -49,7 +50,8 @@ class RowsPoint:
     op: an activation with its bias ("gelu", and "gelu_backward"), "gather", "scatter_add",
     "gate" (softmax and top-k over `width` experts), "norm" (layer norm and the residual's sum),
     "cross_entropy" (of `width` logits), each with its "_backward", or "adam" (a step of AdamW on
-    rows · width parameters).
+    rows · width parameters). "dense_block" and "moe_block", forward or a whole "_step", are so
+    small (`HOST_ROWS`, `HOST_WIDTH`) that the host's work to start them is all they take.
     """
 
     kind: Literal["rows"] = "rows"

@@ -1,6 +1,6 @@
 """From a point to the function that runs it once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,8 +93,12 @@ class Representatives:
         return point
 
 
+Makers = Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]]
+"""Operations of a session's caller by `RowsPoint.op`: what makes the function that runs one."""
+
+
 def set_scene(
-    point: Point, *, device: Device, ranks: Ranks, representatives: Representatives
+    point: Point, *, device: Device, ranks: Ranks, representatives: Representatives, makers: Makers
 ) -> Scene:
     """Allocate and fill what the point needs.
 
@@ -112,6 +116,8 @@ def set_scene(
             for name in (point.victim, *point.others)
         )
         return Scene(victim=victim, aggressors=tuple(others))
+    if isinstance(point, RowsPoint) and point.op in makers:
+        return Scene(victim=local_operation(makers[point.op](point, device)))
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = CopyPoint(
             direction=_OPPOSITE[point.direction], pinned=point.pinned, num_bytes=point.num_bytes

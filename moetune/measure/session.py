@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -13,7 +14,7 @@ from moetune.measure.device import Device
 from moetune.measure.estimate import Rates, levels, point_seconds, within_budget
 from moetune.measure.grid import Preset
 from moetune.measure.load import BUSY, THROTTLED, Load, num_sharers, own_cores
-from moetune.measure.operations import Representatives, set_scene
+from moetune.measure.operations import Makers, Representatives, set_scene
 from moetune.measure.probe import probe, representatives
 from moetune.measure.ranks import Ranks
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
@@ -24,6 +25,7 @@ _EFFORTS: dict[Preset, Effort] = {
     "full": Effort(min_blocks=20, max_blocks=200, max_seconds=2.0, warmup_seconds=2.0),
 }
 _UNSTABLE = "unstable"
+_NO_MAKERS: Makers = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,7 @@ def run_session(
     device: Device,
     ranks: Ranks,
     tell: Callable[[News], object],
+    makers: Makers = _NO_MAKERS,
 ) -> None:
     """Probe, plan, and measure every point; all ranks call this together.
 
@@ -79,6 +82,7 @@ def run_session(
 
     Args:
         tell: hears on rank 0 what the session does, as it happens.
+        makers: of operations that only the caller knows.
 
     Raises:
         InputError: the budget holds no point; on every rank.
@@ -96,7 +100,9 @@ def run_session(
     )
     sharers = num_sharers(ranks.of_all(own_cores()))
     effort = _EFFORTS[assignment.preset].for_sharers(max(sharers))
-    bench = _Bench(device, ranks, representatives(device, ranks.world_size), sharers[ranks.rank])
+    bench = _Bench(
+        device, ranks, representatives(device, ranks.world_size), sharers[ranks.rank], makers
+    )
     rates = ranks.from_first(bench.probe(points))
     seconds = {point: point_seconds(point, rates, effort) for point in points}
     budget_seconds = assignment.budget_seconds
@@ -175,9 +181,15 @@ class _Bench:
     """Measures one point after another on this rank."""
 
     def __init__(
-        self, device: Device, ranks: Ranks, representatives: Representatives, sharers: int
+        self,
+        device: Device,
+        ranks: Ranks,
+        representatives: Representatives,
+        sharers: int,
+        makers: Makers,
     ) -> None:
         self._device, self._ranks, self._representatives = device, ranks, representatives
+        self._makers = makers
         self._load = Load(device, sharers=sharers)
 
     def probe(self, points: Sequence[Point]) -> Rates:
@@ -208,6 +220,7 @@ class _Bench:
                 device=self._device,
                 ranks=self._ranks,
                 representatives=self._representatives,
+                makers=self._makers,
             )
         except (RuntimeError, MemoryError, InputError) as error:
             text = explain(error)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from moetune.domain.hardware import DeviceKind
 from moetune.domain.placement import Group
-from moetune.domain.samples import AttentionPoint, Point, RowsPoint
+from moetune.domain.samples import HOST_ROWS, HOST_WIDTH, AttentionPoint, Point, RowsPoint
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Grid, collective, products
@@ -45,6 +45,9 @@ def transformer_points(
             yield RowsPoint(op=op, dtype=dtype, rows=rows, width=model.moe.d_model)
         for op in ("cross_entropy", "cross_entropy_backward"):
             yield RowsPoint(op=op, dtype=dtype, rows=rows, width=model.vocab_size)
+    for op in ("dense_block", "moe_block"):
+        for name in (op, f"{op}_step"):
+            yield RowsPoint(op=name, dtype=dtype, rows=HOST_ROWS, width=HOST_WIDTH)
     yield from _optimiser(model, dtype, groups, kind, grid)
 
 

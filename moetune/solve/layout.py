@@ -51,6 +51,7 @@ class Question:
         bounds: of the MoE layer's chunks.
         per_node: devices of a node.
         device_memory_bytes: the limit where the inputs set none.
+        runs_ahead: whether the host starts operations while the device still computes others.
     """
 
     inputs: PlanInputs
@@ -62,6 +63,7 @@ class Question:
     per_node: int
     device_memory_bytes: int
     provenance: Provenance
+    runs_ahead: bool
     traits: Traits = OURS
 
     @property
@@ -130,6 +132,7 @@ def search_layouts(question: Question) -> tuple[Search, Found]:
             bounds=question.bounds,
             per_node=question.per_node,
             traits=question.traits,
+            runs_ahead=question.runs_ahead,
         ),
         batch=batch,
         pins=question.pins,

@@ -21,6 +21,7 @@ KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(
         "dense FFN": "computation",
         "FFN all_reduce": "all_reduce",
         "norms": "computation",
+        "launches": "computation",
         "embedding": "computation",
         "head and loss": "computation",
         "stage sends": "bubble",

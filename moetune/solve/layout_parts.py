@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.plan import PartName
+from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
 from moetune.solve.choice import Bounds
@@ -93,7 +94,11 @@ class MoePieces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The costs of a model's parts with micro-batches of so many sequences."""
+    """The costs of a model's parts with micro-batches of so many sequences.
+
+    Args:
+        runs_ahead: whether the host starts operations while the device still computes others.
+    """
 
     model: Transformer
     dtype: str
@@ -101,6 +106,7 @@ class Parts:
     tensor: Group
     costs: Costs
     traits: Traits = OURS
+    runs_ahead: bool = False
 
     @property
     def tokens(self) -> int:
@@ -114,19 +120,31 @@ class Parts:
             ProfileError: an operation was not measured.
         """
         sums = self._sums()
+        attention = (
+            self._attention(),
+            Piece(name="attention all_reduce", forward=sums, backward=sums),
+            self._norms(),
+        )
+        ffn = (self._ffn(), Piece(name="FFN all_reduce", forward=sums, backward=sums))
         return Backbone(
-            attention=(
-                self._attention(),
-                Piece(name="attention all_reduce", forward=sums, backward=sums),
-                self._norms(),
-            ),
-            ffn=(self._ffn(), Piece(name="FFN all_reduce", forward=sums, backward=sums)),
+            attention=attention,
+            ffn=(*ffn, self._launches("dense_block", (*attention, *ffn))),
             first=(self._embedding(),),
             last=(self._head(),),
         )
 
-    def moe(self, *, expert_parallel: ExpertParallel, experts: Group, bounds: Bounds) -> MoePieces:
+    def moe(
+        self,
+        *,
+        expert_parallel: ExpertParallel,
+        experts: Group,
+        bounds: Bounds,
+        attention: tuple[Piece, ...],
+    ) -> MoePieces:
         """Return the MoE layer with its experts on that group.
+
+        Args:
+            attention: what the layer's block has before it.
 
         Raises:
             ProfileError: an operation was not measured.
@@ -146,7 +164,9 @@ class Parts:
         )
         if workload.layer != self.model.moe:
             pieces += (Piece(name="MoE all_reduce", forward=self._sums(), backward=self._sums()),)
-        return MoePieces(step=step, pieces=(*pieces, *_links(step, expert_parallel)))
+        pieces += _links(step, expert_parallel)
+        launches = self._launches("moe_block", (*attention, *pieces))
+        return MoePieces(step=step, pieces=(*pieces, launches))
 
     def workload(self, num_ranks: int) -> Workload:
         """Return the MoE layer's work on the ranks that share its experts."""
@@ -156,6 +176,29 @@ class Parts:
             tokens_per_rank=self.tokens,
             dtype=self.dtype,
         )
+
+    def _launches(self, op: str, block: tuple[Piece, ...]) -> Piece:
+        """Return what the host adds to a block by starting its operations; 0 where not measured.
+
+        Beside a device that still computes, only what is longer than the computation.
+        """
+        forward, step = (
+            self.costs.rows_op(op=name, dtype=self.dtype, rows=HOST_ROWS, width=HOST_WIDTH)
+            for name in (op, f"{op}_step")
+        )
+        if forward is None or step is None:
+            return Piece(name="launches", forward=NOTHING, backward=NOTHING)
+        backward = replace(step, seconds=max(0.0, step.seconds - forward.seconds))
+        hidden = (
+            (sum(one.forward.seconds for one in block), sum(one.backward.seconds for one in block))
+            if self.runs_ahead
+            else (0.0, 0.0)
+        )
+        forward, backward = (
+            replace(one, seconds=max(0.0, one.seconds - less))
+            for one, less in zip((forward, backward), hidden, strict=True)
+        )
+        return Piece(name="launches", forward=forward, backward=backward)
 
     def _attention(self) -> Piece:
         width = self.model.moe.d_model

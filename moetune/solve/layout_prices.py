@@ -63,6 +63,7 @@ class Prices:
         bounds: Bounds,
         per_node: int,
         traits: Traits,
+        runs_ahead: bool = False,
     ) -> None:
         self.model = model
         self.dtype = dtype
@@ -71,6 +72,7 @@ class Prices:
         self._costs = costs
         self._bounds = bounds
         self._per_node = per_node
+        self._runs_ahead = runs_ahead
         self._known: dict[tuple[object, ...], object] = {}
 
     @property
@@ -187,13 +189,16 @@ class Prices:
     ) -> Priced:
         parts = Parts(
             model=self.model, dtype=self.dtype, num_sequences=sequences, tensor=tensor,
-            costs=self._costs, traits=self.traits,
+            costs=self._costs, traits=self.traits, runs_ahead=self._runs_ahead,
         )  # fmt: skip
         backbone = self._once(("backbone", tensor, sequences), parts.backbone)
         moe = self._once(
             ("moe", kind, tensor, experts, sequences, one_chunk),
             lambda: parts.moe(
-                expert_parallel=kind, experts=experts, bounds=self._bounds_of(one_chunk=one_chunk)
+                expert_parallel=kind,
+                experts=experts,
+                bounds=self._bounds_of(one_chunk=one_chunk),
+                attention=backbone.attention,
             ),
         )
         return Priced(backbone=backbone, moe=moe, seconds=_seconds(backbone, moe))

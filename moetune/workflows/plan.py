@@ -177,6 +177,7 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
                 resamples=resamples,
                 bounds=request.bounds,
                 per_node=profile.machine.devices_per_node,
+                runs_ahead=profile.machine.kind == "cuda",
                 device_memory_bytes=profile.machine.memory_bytes,
                 provenance=profile.provenance,
             )

@@ -6,6 +6,7 @@ from moetune.config import Launch
 from moetune.measure.device import open_device
 from moetune.measure.ranks import Ranks
 from moetune.measure.session import Assignment, News, run_session
+from moetune.workflows.host_work import block_makers
 from moetune.workflows.launch import rank_device, run_on_ranks
 
 
@@ -30,4 +31,4 @@ def measure_on_ranks(
 
 def _measure(assignment: Assignment, tell: Callable[[News], object]) -> None:
     device = open_device(rank_device().index or 0)
-    run_session(assignment, device=device, ranks=Ranks(), tell=tell)
+    run_session(assignment, device=device, ranks=Ranks(), tell=tell, makers=block_makers())

@@ -49,7 +49,8 @@ def question(
     )  # fmt: skip
     return Question(
         inputs=inputs, model=whole, pins=pins or LayoutPins(), costs=costs_of(profile),
-        resamples=(), bounds=Bounds(), per_node=8, device_memory_bytes=memory_bytes,
+        resamples=(), bounds=Bounds(), per_node=8, runs_ahead=True,
+        device_memory_bytes=memory_bytes,
         provenance="modelled",
     )  # fmt: skip
 
