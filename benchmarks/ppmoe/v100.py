@@ -57,7 +57,8 @@ _OPS = {
     "reduce_scatter": """\
 # reduce_scatter: the other half, (n-1)/n·y.""",
     "send": """\
-# send: y over the wire between two neighbours; eight ranks of a node share its 12.5e9 B/s.""",
+# send: y over the wire between neighbours; of two ranks on two nodes all eight of a node share
+# its 12.5e9 B/s, of a longer chain of consecutive ranks the last one of a node has them alone.""",
 }
 
 
@@ -82,7 +83,7 @@ def seconds_per_byte(op: str, size: int, per_node: int) -> float:
     if per_node == size:
         wire = INSIDE_BYTES_PER_SECOND
     elif op == "send":
-        wire = own_share
+        wire = own_share if per_node == 1 else BETWEEN_BYTES_PER_SECOND
     else:
         wire = BETWEEN_BYTES_PER_SECOND * per_node / DEVICES_PER_NODE
     moved = {
@@ -100,7 +101,7 @@ def text() -> str:
     for op, why in _OPS.items():
         parts.append(why)
         for size, per_node in groups():
-            if op == "send" and size > 2:  # noqa: PLR2004 - two neighbours
+            if op == "send" and size > 2 and per_node < min(size, DEVICES_PER_NODE):  # noqa: PLR2004 - two neighbours
                 continue
             parts.append(_line(op, size, per_node))
     return "\n".join(parts)

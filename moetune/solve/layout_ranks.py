@@ -37,7 +37,7 @@ class Groups:
         data: ranks that hold the same dense parameters.
         experts: ranks that share the experts of a layer.
         replicas: ranks that hold the same experts and see other tokens.
-        hops: sender and receiver between each stage and the next.
+        hops: sender and receiver between each stage and the next, or the chain of all stages.
     """
 
     tensor: Group
@@ -59,12 +59,20 @@ def groups_of(layout: Layout, *, per_node: int) -> Groups:
         data=place(stride=tensor, size=layout.dp),
         experts=place(stride=1 if is_tensor else tensor, size=layout.expert_ranks),
         replicas=place(stride=tensor * layout.ep, size=layout.dp // layout.ep),
-        hops=tuple(
-            _as_group(_most_nodes(range(hop * stage, (hop + 1) * stage), stage, 2, per_node), 2,
-                      per_node)
-            for hop in range(layout.pp - 1)
-        ),
+        hops=tuple(_hop(hop, stage, layout.pp, per_node) for hop in range(layout.pp - 1)),
     )  # fmt: skip
+
+
+def _hop(hop: int, stage: int, num_stages: int, per_node: int) -> Group:
+    """Return what stands for the sends from a stage of so many ranks to the next one.
+
+    Where stages of one rank meet at a node's end, one send is on the wire, as when the whole
+    chain of consecutive ranks sends; of wider stages all do.
+    """
+    nodes = _most_nodes(range(hop * stage, (hop + 1) * stage), stage, 2, per_node)
+    if nodes > 1 and stage == 1 and per_node > 1:
+        return Group(size=num_stages)
+    return _as_group(nodes, 2, per_node)
 
 
 @functools.cache

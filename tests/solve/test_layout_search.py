@@ -153,7 +153,11 @@ class ByHand:
             )
             for hop in range(last)
         ]
-        hops = [wire("send", 2, t * M * B, 2 * crossed) for crossed in crosses]
+        across = (2, 2) if width > 1 else (self.pp, 0)
+        hops = [
+            wire("send", size, t * M * B, nodes)
+            for size, nodes in (across if crossed else (2, 0) for crossed in crosses)
+        ]
         period = max(stages)
         for index in range(self.pp):
             if self.m >= self.pp - index:
