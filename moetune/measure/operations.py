@@ -234,16 +234,17 @@ def _exchange(
 
 
 def _chain(sent: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], list[dist.Work]]:
-    """Every rank but the last sends to the next, as pipeline stages do."""
+    """Every rank sends to the next one and the one before, as pipeline stages do.
+
+    Between a forward and a backward pass of 1F1B an activation and a gradient travel at once.
+    """
     place, size = dist.get_rank(group), dist.get_world_size(group)
-    received = torch.zeros_like(sent)
+    neighbours = [one for one in (place - 1, place + 1) if 0 <= one < size]
     ops: list[dist.P2POp] = []
-    if place + 1 < size:
-        peer = dist.get_global_rank(group, place + 1)
+    for one in neighbours:
+        peer = dist.get_global_rank(group, one)
         ops.append(dist.P2POp(dist.isend, sent, peer, group))
-    if place > 0:
-        peer = dist.get_global_rank(group, place - 1)
-        ops.append(dist.P2POp(dist.irecv, received, peer, group))
+        ops.append(dist.P2POp(dist.irecv, torch.zeros_like(sent), peer, group))
     return lambda: dist.batch_isend_irecv(ops)
 
 

@@ -29,6 +29,7 @@ from moetune.solve.layout_words import (
     explain_unfit,
     left_out,
     not_measured,
+    not_ours,
     nothing_fits,
 )
 from moetune.solve.plan import solve_plan
@@ -239,6 +240,7 @@ def _doubts(question: Question, found: Found, best: Candidate) -> Iterator[str]:
     inputs = question.inputs
     num_layouts = len(found.best) + len(found.unfit) + len(found.unpriced)
     yield from left_out(found.unpriced, num_layouts)
+    yield from not_ours(zero=best.setting.zero, recompute=best.setting.recompute)
     yield from not_measured(model=question.model, dtype=inputs.dtype, costs=question.costs)
     if best.layout.expert_parallel == "tensor" or question.provenance == "measured":
         yield from beware(

@@ -6,6 +6,7 @@ p stages, m micro-batches; w_i seconds of one micro-batch's forward and backward
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moetune.domain.layout_check import stage_blocks
 from moetune.domain.transformer import Transformer
 
 
@@ -32,21 +33,17 @@ class Stage:
 
 def cut_into_stages(model: Transformer, num_stages: int) -> tuple[Stage, ...]:
     """Return the stages: consecutive blocks, the first stages one more where they do not divide."""
-    each, more = divmod(model.num_layers, num_stages)
-    stages, start = [], 0
-    for index in range(num_stages):
-        end = start + each + (index < more)
-        num_moe = end // model.moe_every - start // model.moe_every
-        stages.append(
-            Stage(
-                num_dense=end - start - num_moe,
-                num_moe=num_moe,
-                is_first=index == 0,
-                is_last=index == num_stages - 1,
-            )
+    cuts = stage_blocks(model.num_layers, num_stages=num_stages)
+    counts = [sum(map(model.has_experts, blocks)) for blocks in cuts]
+    return tuple(
+        Stage(
+            num_dense=len(blocks) - num_moe,
+            num_moe=num_moe,
+            is_first=index == 0,
+            is_last=index == num_stages - 1,
         )
-        start = end
-    return tuple(stages)
+        for index, (blocks, num_moe) in enumerate(zip(cuts, counts, strict=True))
+    )
 
 
 def in_flight(*, stage: int, num_stages: int, num_micro_batches: int) -> int:

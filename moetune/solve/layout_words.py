@@ -106,6 +106,14 @@ def left_out(unpriced: Sequence[tuple[Layout, ProfileError]], num_layouts: int) 
         )
 
 
+def not_ours(*, zero: bool, recompute: bool) -> Iterator[str]:
+    """Yield a warning where the plan asks for what moetune's own stages do not do."""
+    asked = (("shard optimizer states", zero), ("run blocks forward again", recompute))
+    missing = " and ".join(words for words, is_asked in asked if is_asked)
+    if missing:
+        yield f"moetune's stages do not {missing} themselves: the plan is for a runtime that does"
+
+
 def not_measured(*, model: Transformer, dtype: str, costs: Costs) -> Iterator[str]:
     """Yield a warning that names the operations without a price."""
     width = model.moe.d_model

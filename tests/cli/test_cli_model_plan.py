@@ -122,6 +122,13 @@ def test_the_plan_book_finds_the_layer_by_the_ranks_that_share_its_experts(cli: 
     )
 
 
+def test_a_vocabulary_may_be_given_in_thousands(cli: Cli) -> None:
+    assert SMALL[SMALL.index("--vocab") + 1] == "1000"
+    thousands = ["1k" if word == "1000" else word for word in SMALL]
+    constraints = cli(*thousands, "--json").document["inputs"]["constraints"]
+    assert constraints["vocab"] == "1024"
+
+
 def test_models_show_the_whole_models(cli: Cli) -> None:
     document = cli("models", "show", "ppmoe-143b", "--json").document
     assert document["transformer"]["num_layers"] == 32

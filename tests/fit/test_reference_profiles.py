@@ -56,6 +56,7 @@ def test_the_v100_profile_is_what_its_generator_writes() -> None:
         ("all_to_all", 4, 4, 12.5e9 / 8, 3 / 4),
         ("all_gather", 8, 1, 300e9, 7),
         ("send", 2, 2, 12.5e9 / 8, 1),
+        ("send", 16, 2, 12.5e9, 1),
     ],
 )
 def test_the_v100_profile_has_the_wires_of_the_paper(

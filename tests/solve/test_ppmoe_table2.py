@@ -1,0 +1,26 @@
+"""PPMoE's Table 2: the solver's order and ratios against what the paper measured."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ppmoe.table2 import ROWS, Found, is_in_order, predict, ratio
+from moetune.domain.profile import profile_from_document
+
+PROFILE = Path(__file__).parents[2] / "profiles" / "v100-x256.toml"
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Found]:
+    profile = profile_from_document(tomllib.loads(PROFILE.read_text(encoding="utf-8")))
+    return [predict(row, profile) for row in ROWS]
+
+
+@pytest.mark.parametrize(("model", "paper"), [("ppmoe-6.7b", 1.26), ("ppmoe-143b", 1.77)])
+def test_rows_come_in_the_papers_order_and_the_ratio_is_within_a_quarter(
+    found: list[Found], model: str, paper: float
+) -> None:
+    assert is_in_order(found, model)
+    assert ratio(found, model, measured=True) == pytest.approx(paper, abs=0.01)
+    assert ratio(found, model, measured=False) == pytest.approx(paper, rel=0.25)
