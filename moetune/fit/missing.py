@@ -24,8 +24,10 @@ def missing_collective(
     hint = f"measure it on the cluster:  {_launch(profile, group)}"
     if known:
         hint += "\n  or accept an estimate:      moetune plan … --allow-modelled"
-    there = _has(profile, list(map(group_name, known)))
     group_size, num_nodes = group
+    # Groups of as many ranks lie elsewhere; without any, the sizes that there are say enough.
+    alike = [group_name(one) for one in known if one[0] == group_size]
+    there = _has(profile, alike or sorted({size for size, _ in known}))
     spread = f" on {num_nodes} nodes" if num_nodes else ""
     return ProfileError(f"no {op} measured for {group_size} ranks{spread} ({there})", hint)
 
