@@ -30,12 +30,15 @@ test: $(READY) postgres check
 
 netlab: $(READY)
 	$(BIN)/python -m benchmarks.netlab
+	$(BIN)/python -m benchmarks.layouts
 
 bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[report]'
 	$(BIN)/python -m benchmarks.pipemoe
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.mpipemoe
+	$(BIN)/python -m benchmarks.ppmoe.table2
+	$(BIN)/python -m benchmarks.layout_search
 
 gpu:
 	python3 -m benchmarks.gpu
