@@ -3,13 +3,13 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from benchmarks.layouts.ranks import Variant, Work
 from benchmarks.netlab.lab import Lab
-from moetune.domain.document import canonical_json, decode, encode
+from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import ProfileError
 from moetune.domain.plan import Decision, Layout
 from moetune.domain.profile import Profile
@@ -207,13 +207,7 @@ def measure(
     return [(tuple(line["seconds"]), line["imbalance"]) for line in lines]
 
 
-def read_results(path: Path) -> tuple[CaseResult, ...]:
-    """Return the results in a file that `write_results` wrote."""
-    plain = json.loads(path.read_text(encoding="utf-8"))
-    return tuple(decode(CaseResult, one, f"{path}") for one in plain)
-
-
 def write_results(path: Path, results: Sequence[CaseResult]) -> None:
     """Write the results as JSON."""
-    text = json.dumps([encode(replace(one)) for one in results], indent=1)
+    text = json.dumps([encode(one) for one in results], indent=1)
     path.write_text(text + "\n", encoding="utf-8")

@@ -19,10 +19,10 @@ from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
 from moetune.solve.layout_breakdown import binding_of, parts_of, trust_of
 from moetune.solve.layout_fit import what_would_fit
-from moetune.solve.layout_parts import OURS, Traits
 from moetune.solve.layout_prices import Prices, one_chunk_of
 from moetune.solve.layout_search import Candidate, Found, Search, Unfit
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.layout_traits import OURS, Traits
 from moetune.solve.layout_words import (
     explain_layout,
     explain_layout_loss,

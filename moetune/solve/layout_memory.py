@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from moetune.domain.plan import Layout, Memory, ModelMemory
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layout_parts import NORMS_OF_A_BLOCK, Traits
+from moetune.solve.layout_parts import NORMS_OF_A_BLOCK
 from moetune.solve.layout_stages import Stage
+from moetune.solve.layout_traits import Traits
 
 FULL_BYTES = 4
 """Of an element in full precision, in which gradients and optimizer states are kept."""

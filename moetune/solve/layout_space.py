@@ -13,7 +13,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.plan import Layout
 from moetune.domain.transformer import Transformer
-from moetune.solve.layout_parts import OURS, Traits
+from moetune.solve.layout_traits import OURS, Traits
 
 AXES = ("dp", "ep", "tp", "pp")
 

@@ -6,9 +6,10 @@ from moetune.domain.models import find_model
 from moetune.domain.plan import Layout, ModelMemory
 from moetune.domain.transformer import Transformer
 from moetune.solve.layout_memory import footprint_of, share_of, stage_memory, state_bytes
-from moetune.solve.layout_parts import OURS, Parts
+from moetune.solve.layout_parts import Parts
 from moetune.solve.layout_ranks import Group
 from moetune.solve.layout_stages import cut_into_stages, in_flight
+from moetune.solve.layout_traits import OURS
 from moetune.solve.memory import layer_memory
 from tests.solve.costs_by_hand import LinearCosts
 

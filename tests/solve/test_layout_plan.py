@@ -18,8 +18,8 @@ from moetune.solve.choice import Bounds, DegreeChooser
 from moetune.solve.layer_costs import layer_costs
 from moetune.solve.layout import Question, search_layouts, solve_layout
 from moetune.solve.layout_breakdown import trust_of
-from moetune.solve.layout_parts import Traits
 from moetune.solve.layout_space import LayoutPins
+from moetune.solve.layout_traits import Traits
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 

@@ -12,10 +12,10 @@ from moetune.domain.plan import Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
-from moetune.solve.layout_parts import OURS
 from moetune.solve.layout_prices import Prices
 from moetune.solve.layout_search import Found, Search
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.layout_traits import OURS
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 
 WORLD, PER_NODE, TOKENS = 16, 4, 256
