@@ -37,6 +37,11 @@ def test_ranks_are_equal_to_the_bit_and_fit_the_other_layer_and_refuse_other_inp
     assert run_ranks(tensor_workers.agree, 2) == ["", ""]
 
 
+@pytest.mark.dist
+def test_four_ranks_are_the_other_layer() -> None:
+    assert run_ranks(tensor_workers.checkpoints_fit_each_other, 4) == [""] * 4
+
+
 def test_one_rank_is_the_other_layer() -> None:
     tensor_workers.checkpoints_fit_each_other()
     tensor_workers.experts_without_tokens_have_gradients()
