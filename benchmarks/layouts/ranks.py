@@ -26,6 +26,7 @@ from moetune.runtime.language_model import LanguageModel
 from moetune.runtime.language_stages import staged_language_model
 from moetune.runtime.ranks import join
 from moetune.runtime.stages import Stages
+from moetune.workflows.launch import leave
 
 _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2
@@ -87,6 +88,7 @@ def main() -> None:
             line = {"seconds": seconds[str(number)], "imbalance": imbalance[number]}
             print(json.dumps({"variant": json.loads(canonical_json(variant)), **line}))
     dist.destroy_process_group()
+    leave(0)
 
 
 def _stages(work: Work, variant: Variant, gates: Gates) -> Stages:

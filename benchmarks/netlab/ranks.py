@@ -24,6 +24,7 @@ from benchmarks.netlab import bare, ours, peer_deepspeed
 from benchmarks.netlab.cell import Cell, Step
 from moetune.domain.document import decode
 from moetune.domain.layer import LayerShape
+from moetune.workflows.launch import leave
 
 _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2
@@ -53,6 +54,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print("\n".join(json.dumps(line) for line in lines))
     dist.destroy_process_group()
+    leave(0)
 
 
 def make_step(variant: str, cell: Cell) -> Step:

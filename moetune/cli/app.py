@@ -22,6 +22,7 @@ from moetune.cli import (
     verify,
 )
 from moetune.cli.session import Session, session_of
+from moetune.config import environment
 from moetune.domain.errors import InputError, MoetuneError
 
 INTERRUPTED = 130
@@ -63,6 +64,10 @@ def run() -> None:
         # The reader has gone; what is still in the buffer must not fail again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    if "RANK" in environment():
+        from moetune.workflows.launch import leave
+
+        leave(code)
     sys.exit(code)
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import datetime as dt
 import importlib
+import logging
 import multiprocessing
 import os
 import pickle
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -93,6 +94,19 @@ def rank_device() -> torch.device:
         return torch.device("cpu")
     launch = config.launch(config.environment())
     return torch.device("cuda", launch.local_rank if launch else 0)
+
+
+def leave(code: int) -> NoReturn:
+    """End this rank with its work done, without closing the interpreter.
+
+    A thread of gloo may still hold the tensors of its last operation, above all those of a
+    DistributedDataParallel; to free them in a closing interpreter aborts the process
+    (pytorch/pytorch#190489).
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def cores_of(rank: int, num_ranks: int, cores: Sequence[int]) -> tuple[int, ...]:
@@ -240,9 +254,10 @@ def _main() -> None:
             result = call(argument, lambda news: sender.send(("told", news)))
     except MoetuneError as error:
         sender.send(("raised", error))
-        sys.exit(error.exit_code)
+        leave(error.exit_code)
     if launch is None or launch.rank == 0:
         sender.send(("returned", result))
+    leave(0)
 
 
 def _leave_with_parent() -> None:

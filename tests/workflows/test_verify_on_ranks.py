@@ -1,5 +1,6 @@
 """`verify`, `trace` and the launch of ranks, with real processes."""
 
+import atexit
 import json
 import os
 import signal
@@ -155,6 +156,11 @@ def die(_: object, __: object) -> None:
     dist.barrier()
 
 
+def abort_when_the_interpreter_closes(_: object, __: object) -> str:
+    atexit.register(os.abort)
+    return "done"
+
+
 def _environ() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
@@ -171,6 +177,13 @@ def test_ranks_tell_news_and_return_what_rank_0_returned() -> None:
 def test_error_of_one_rank_reaches_the_caller_and_ends_the_others() -> None:
     with pytest.raises(InputError, match="does not like it"):
         run_on_ranks(complain, None, num_ranks=2, launch=None, environ=_environ())
+
+
+def test_rank_that_is_done_leaves_before_gloo_can_abort_its_closing_interpreter() -> None:
+    found = run_on_ranks(
+        abort_when_the_interpreter_closes, None, num_ranks=2, launch=None, environ=_environ()
+    )
+    assert found == "done"
 
 
 def test_killed_rank_is_named() -> None:
