@@ -30,7 +30,7 @@ from moetune.solve.layout_traits import Traits
 from moetune.workflows.plan import PlanRequest, plan_inputs
 
 PAPERS = Traits(
-    splits_vocabulary=True, splits_sends=True, shards_gradients=True, exchanges_under_tensor=True,
+    splits_sends=True, shards_gradients=True, exchanges_under_tensor=True,
     is_unfused=True,
 )  # fmt: skip
 RESULT = Path("docs/results/ppmoe-table2.md")

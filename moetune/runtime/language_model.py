@@ -17,6 +17,7 @@ from moetune.domain.transformer import Transformer
 from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.tensor_parallel import ColumnLinear, RowLinear
+from moetune.runtime.vocabulary import SharedEmbedding, SharedHead
 
 
 class Attention(nn.Module):
@@ -116,7 +117,7 @@ class LanguageModel(nn.Module):
         d_model, d_hidden = shape.moe.d_model, shape.moe.d_hidden
         self.is_first, self.is_last = blocks.start == 0, blocks.stop == shape.num_layers
         if self.is_first:
-            self.tokens = nn.Embedding(shape.vocab_size, d_model)
+            self.tokens = SharedEmbedding(shape.vocab_size, d_model, link)
             self.places = nn.Embedding(shape.length, d_model)
         self.blocks = nn.ModuleDict()
         for block in blocks:
@@ -126,7 +127,7 @@ class LanguageModel(nn.Module):
             self.blocks[str(block)] = Block(attention, ffn, d_model, balance)
         if self.is_last:
             self.norm = nn.LayerNorm(d_model)
-            self.head = nn.Linear(d_model, shape.vocab_size)
+            self.head = SharedHead(d_model, shape.vocab_size, link)
 
     def reset_parameters(self, seed: int) -> None:
         """Draw every layer from the seed and its name: the same values in every cut."""
@@ -137,7 +138,7 @@ class LanguageModel(nn.Module):
                     module.reset_parameters()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (B, S, V) logits of the next tokens, or (B, S, D) for the next stage.
+        """Return this rank's logits of the next tokens, or (B, S, D) for the next stage.
 
         Args:
             x: (B, S) tokens as int64, or (B, S, D) of the stage before.

@@ -6,9 +6,10 @@ import torch
 
 from moetune.domain.layout_check import check_layout, stage_blocks
 from moetune.domain.transformer import Transformer
-from moetune.runtime.language_model import LanguageModel, next_token_loss
+from moetune.runtime.language_model import LanguageModel
 from moetune.runtime.ranks import Ranks
 from moetune.runtime.stages import Shapes, Stages
+from moetune.runtime.vocabulary import share_of, shared_cross_entropy
 
 
 def staged_language_model(
@@ -52,12 +53,18 @@ def staged_language_model(
     ]  # fmt: skip
     for part in parts:
         part.reset_parameters(seed)
-    size = num_sequences, shape.length
+    link, size = ranks.tensor_link, (num_sequences, shape.length)
     shapes = Shapes(
         inputs=torch.empty(size, dtype=torch.int64, device="meta"),
         between=torch.empty((*size, layer.d_model), dtype=dtype, device="meta"),
-        outputs=torch.empty((*size, shape.vocab_size), dtype=dtype, device="meta"),
+        outputs=torch.empty(
+            (*size, len(share_of(shape.vocab_size, link))), dtype=dtype, device="meta"
+        ),
     )
-    return Stages(
-        parts, ranks, loss_of=next_token_loss, shapes=shapes, num_micro_batches=num_micro_batches
-    )
+
+    def loss_of(logits_BSW: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
+        return shared_cross_entropy(
+            logits_BSW.flatten(0, 1), wanted_BS.flatten(), vocab_size=shape.vocab_size, link=link
+        )
+
+    return Stages(parts, ranks, loss_of=loss_of, shapes=shapes, num_micro_batches=num_micro_batches)

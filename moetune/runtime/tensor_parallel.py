@@ -35,9 +35,7 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's outputs."""
-        if self.link.num_ranks > 1:
-            x = _Copied.apply(x, self.link)  # type: ignore[no-untyped-call]
-        return functional.linear(x, self.weight, self.bias)
+        return functional.linear(copied(x, self.link), self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -62,10 +60,23 @@ class RowLinear(nn.Module):
         """Return the outputs, equal on all ranks."""
         if self.link.num_ranks == 1:
             return functional.linear(x, self.weight, self.bias)
-        y: torch.Tensor = _Summed.apply(  # type: ignore[no-untyped-call]
-            functional.linear(x, self.weight), self.link
-        )
-        return y + self.bias
+        return summed(functional.linear(x, self.weight), self.link) + self.bias
+
+
+def copied(x: torch.Tensor, link: Link) -> torch.Tensor:
+    """Return the same values; backward, the ranks' gradients are added up."""
+    if link.num_ranks == 1:
+        return x
+    y: torch.Tensor = _Copied.apply(x, link)  # type: ignore[no-untyped-call]
+    return y
+
+
+def summed(x: torch.Tensor, link: Link) -> torch.Tensor:
+    """Return the ranks' values added up, in place; backward, the gradient is the same on all."""
+    if link.num_ranks == 1:
+        return x
+    y: torch.Tensor = _Summed.apply(x, link)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _Copied(torch.autograd.Function):

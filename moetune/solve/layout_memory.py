@@ -53,9 +53,7 @@ class Share:
 
 def share_of(*, model: Transformer, layout: Layout, stage: Stage, traits: Traits) -> Share:
     """Return the parameters of one rank of the stage."""
-    vocabulary = model.token_parameters
-    if traits.splits_vocabulary:
-        vocabulary //= layout.tp
+    vocabulary = -(-model.vocab_size // layout.tp) * model.moe.d_model
     dense = stage.num_blocks * (
         model.attention_parameters // layout.tp + NORMS_OF_A_BLOCK * model.norm_parameters
     )
@@ -95,7 +93,7 @@ def footprint_of(
 
         dense   T·s·(4·M + 4·M/tp + 2·H/tp)
         moe     T·s·(3·M + 4·M/tp) and what the layer keeps
-        head    2·T·s·(M + V)
+        head    2·T·s·(M + V/tp)
 
     Kept are the block's input, both norms' results and the sum between them, query, key, value
     and their result, and the network's middle before and after its activation; swiglu keeps
@@ -109,7 +107,7 @@ def footprint_of(
     layer, element = model.moe, dtype_bytes(dtype)
     width, middles = layer.d_model, 3 if layer.activation == "swiglu" else 2
     dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
-    words = model.vocab_size // (tp if traits.splits_vocabulary else 1)
+    words = -(-model.vocab_size // tp)
     scores = wide_logits = 0
     if traits.is_unfused:
         scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)

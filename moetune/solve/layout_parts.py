@@ -2,7 +2,7 @@
 
 T tokens of b sequences of L, M d_model, H d_hidden, n heads, V vocabulary, tp tensor ranks.
 Attention and dense networks are cut over the tp ranks, with one all-reduce after each, forward
-and backward (Megatron-LM, PPMoE §3.1.3); norms, embedding, head and loss are not.
+and backward (Megatron-LM, PPMoE §3.1.3), and the vocabulary of embedding and head; norms are not.
 """
 
 from dataclasses import dataclass, replace
@@ -235,19 +235,15 @@ class Parts:
 
     def _embedding(self) -> Piece:
         width = self.model.moe.d_model
-        sums = self._sums() if self.traits.splits_vocabulary else None
         return Piece(
             name="embedding",
-            forward=total(self._rows_op("gather", width), sums),
+            forward=total(self._rows_op("gather", width), self._sums()),
             backward=total(self._rows_op("scatter_add", width)),
         )
 
     def _head(self) -> Piece:
-        width, words = self.model.moe.d_model, self.model.vocab_size
-        sums = None
-        if self.traits.splits_vocabulary:
-            words //= self.tensor.size
-            sums = self._sums()
+        width = self.model.moe.d_model
+        words = -(-self.model.vocab_size // self.tensor.size)
         loss = self._rows_op("cross_entropy", words)
         return Piece(
             name="head and loss",
@@ -257,7 +253,7 @@ class Parts:
             backward=total(
                 self._rows("norm", "backward", width),
                 self._product("backward", width, words),
-                sums,
+                self._sums(),
             ),
         )
 

@@ -10,8 +10,6 @@ class Traits:
     Args:
         hidden_gradients: share of the gradients' all-reduce that computation hides; ours begins
             after the last micro-batch.
-        splits_vocabulary: whether embedding and head are cut over the tensor-parallel ranks, as
-            Megatron-LM does; ours keeps them whole on each.
         splits_sends: whether each tensor-parallel rank sends its share of what all of them have
             to the next stage, where it is gathered, as Megatron-LM does; ours sends all of it.
         shards_gradients: whether ZeRO shards gradients besides optimizer states, as DeepSpeed's
@@ -24,7 +22,6 @@ class Traits:
     """
 
     hidden_gradients: float = 0.0
-    splits_vocabulary: bool = False
     splits_sends: bool = False
     shards_gradients: bool = False
     exchanges_under_tensor: bool = False
