@@ -83,6 +83,10 @@ class Transformer:
         """Of the embedding of tokens, and of the head, which shares nothing with it."""
         return self.vocab_size * self.moe.d_model
 
+    def num_words(self, tp: int) -> int:
+        """Return the tokens of the vocabulary on that of tp ranks that has the most."""
+        return -(-self.vocab_size // tp)
+
     @property
     def num_parameters(self) -> int:
         """Of the whole model: embeddings of tokens and places, blocks, last norm and head."""

@@ -34,12 +34,16 @@ class SharedEmbedding(nn.Module):
             self.weight.copy_(whole.weight[self.mine.start : self.mine.stop])
 
     def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
-        """Return (B, S, D), equal on all ranks."""
+        """Return (B, S, D), equal on all ranks.
+
+        Raises:
+            IndexError: a token outside the vocabulary, as `nn.Embedding`; on a GPU its assertion.
+        """
         if self.link.num_ranks == 1:
             return functional.embedding(tokens_BS, self.weight)
-        local_BS, is_mine_BS = _local(tokens_BS, self.mine)
-        x_BSD = functional.embedding(local_BS, self.weight) * is_mine_BS.unsqueeze(-1)
-        return summed(x_BSD, self.link)
+        local_BS, is_mine_BS = _local(tokens_BS, self.mine, self.whole[0])
+        x_BSD = functional.embedding(local_BS, self.weight)
+        return summed(x_BSD.masked_fill_(~is_mine_BS.unsqueeze(-1), 0), self.link)
 
 
 class SharedHead(nn.Module):
@@ -70,16 +74,17 @@ class SharedHead(nn.Module):
 def shared_cross_entropy(
     logits_TW: torch.Tensor, wanted_T: torch.Tensor, *, vocab_size: int, link: Link
 ) -> torch.Tensor:
-    """Return the mean cross-entropy in nats, equal on all ranks.
+    """Return the mean cross-entropy in nats, equal on all ranks, in float32 or wider.
 
     Args:
         logits_TW: of this rank's part of the vocabulary.
         wanted_T: tokens of the whole vocabulary.
+
+    Raises:
+        RuntimeError: a token outside the vocabulary; on a GPU an assertion of the device.
     """
-    if link.num_ranks == 1:
-        return functional.cross_entropy(logits_TW, wanted_T)
-    mine = share_of(vocab_size, link)
-    loss_T: torch.Tensor = _CrossEntropy.apply(logits_TW, wanted_T, mine, link)  # type: ignore[no-untyped-call]
+    local_T, is_mine_T = _local(wanted_T, share_of(vocab_size, link), vocab_size)
+    loss_T: torch.Tensor = _CrossEntropy.apply(logits_TW, local_T, is_mine_T, link)  # type: ignore[no-untyped-call]
     return loss_T.mean()
 
 
@@ -91,36 +96,52 @@ def share_of(vocab_size: int, link: Link) -> range:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """−log softmax of the wanted token; each rank adds its part of the normaliser."""
+    """−log softmax of the wanted token, from each rank's own softmax and its log-sum-exp.
+
+    One pass of the fused kernel gives a rank's softmax in float32 or wider, which is all that
+    is kept. Its largest element is 1/Σ exp(x − max x), so that log Σ exp x = max x − log max
+    softmax, without the passes and the copy that `logsumexp` takes.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 - torch's context has no public type
         logits_TW: torch.Tensor,
-        wanted_T: torch.Tensor,
-        mine: range,
+        local_T: torch.Tensor,
+        is_mine_T: torch.Tensor,
         link: Link,
     ) -> torch.Tensor:
-        local_T, is_mine_T = _local(wanted_T, mine)
-        # One row for each rank's log of summed exponentials, one for the wanted logits.
-        rows_RT = logits_TW.new_zeros(link.num_ranks + 1, len(wanted_T))
-        rows_RT[link.rank] = logits_TW.logsumexp(-1)
-        rows_RT[-1] = logits_TW.gather(1, local_T.unsqueeze(1)).squeeze(1) * is_mine_T
+        wide = torch.promote_types(logits_TW.dtype, torch.float32)
+        softmax_TW = torch.softmax(logits_TW, -1, dtype=wide)
+        own_T = logits_TW.amax(-1).to(wide) - softmax_TW.amax(-1).log()
+        found_T = logits_TW.gather(1, local_T.unsqueeze(1)).squeeze(1).to(wide)
+        # One row for every rank's log-sum-exp, one for the wanted logits.
+        rows_RT = own_T.new_zeros(link.num_ranks + 1, len(local_T))
+        rows_RT[link.rank] = own_T
+        rows_RT[-1] = found_T.masked_fill(~is_mine_T, 0)
         link.add(rows_RT, "the sum of the loss").wait()
-        norm_T = rows_RT[:-1].logsumexp(0)
-        ctx.save_for_backward(logits_TW, norm_T, local_T, is_mine_T)
-        return norm_T - rows_RT[-1]
+        whole_T = rows_RT[:-1].logsumexp(0)
+        ctx.save_for_backward(softmax_TW, (own_T - whole_T).exp(), local_T, is_mine_T)
+        ctx.dtype = logits_TW.dtype
+        return whole_T - rows_RT[-1]
 
     @staticmethod
     def backward(ctx: Any, grad_T: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401
-        logits_TW, norm_T, local_T, is_mine_T = ctx.saved_tensors
-        grad_TW = (logits_TW - norm_T.unsqueeze(1)).exp_()
-        wanted_T1 = is_mine_T.to(grad_TW.dtype).unsqueeze(1)
-        grad_TW.scatter_add_(1, local_T.unsqueeze(1), -wanted_T1)
-        return grad_TW.mul_(grad_T.unsqueeze(1)), None, None, None
+        softmax_TW, part_T, local_T, is_mine_T = ctx.saved_tensors
+        grad_TW = softmax_TW * (part_T * grad_T).unsqueeze(1)
+        rows_T = torch.arange(len(local_T), device=local_T.device)
+        grad_TW[rows_T, local_T] -= grad_T * is_mine_T
+        return grad_TW.to(ctx.dtype), None, None, None
 
 
-def _local(tokens: torch.Tensor, mine: range) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens counted from this rank's first, 0 for others', and which are its own."""
+def _local(
+    tokens: torch.Tensor, mine: range, vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens counted from this rank's first, and which are its own.
+
+    Other ranks' tokens become 0. Those outside the vocabulary stay out of range on all ranks,
+    so that all of them raise where they are looked up.
+    """
     is_mine = (tokens >= mine.start) & (tokens < mine.stop)
-    return torch.where(is_mine, tokens - mine.start, 0), is_mine
+    is_known = (tokens >= 0) & (tokens < vocab_size)
+    return (tokens - mine.start).masked_fill_(is_known & ~is_mine, 0), is_mine

@@ -1,6 +1,6 @@
 """What one rank keeps of a whole model: parameters, gradients, optimizer, activations, buffers.
 
-s bytes of an element, M d_model, H d_hidden, tp tensor ranks, T tokens of a micro-batch.
+s bytes of an element, M d_model, H d_hidden, V vocabulary, tp tensor ranks, T tokens of a micro-batch.
 """
 
 from dataclasses import dataclass
@@ -51,9 +51,9 @@ class Share:
     experts: int
 
 
-def share_of(*, model: Transformer, layout: Layout, stage: Stage, traits: Traits) -> Share:
+def share_of(*, model: Transformer, layout: Layout, stage: Stage) -> Share:
     """Return the parameters of one rank of the stage."""
-    vocabulary = -(-model.vocab_size // layout.tp) * model.moe.d_model
+    vocabulary = model.num_words(layout.tp) * model.moe.d_model
     dense = stage.num_blocks * (
         model.attention_parameters // layout.tp + NORMS_OF_A_BLOCK * model.norm_parameters
     )
@@ -107,7 +107,7 @@ def footprint_of(
     layer, element = model.moe, dtype_bytes(dtype)
     width, middles = layer.d_model, 3 if layer.activation == "swiglu" else 2
     dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
-    words = -(-model.vocab_size // tp)
+    words = model.num_words(tp)
     scores = wide_logits = 0
     if traits.is_unfused:
         scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)

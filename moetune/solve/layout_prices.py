@@ -176,7 +176,7 @@ class Prices:
         for index, stage in enumerate(self.stages(layout.pp)):
             if stage not in seen:
                 seen.add(stage)
-                share = share_of(model=self.model, layout=layout, stage=stage, traits=self.traits)
+                share = share_of(model=self.model, layout=layout, stage=stage)
                 yield index, stage, share
 
     def _price(

@@ -151,7 +151,7 @@ def replicas_are_equal(stages: Stages) -> None:
     ranks = stages.ranks
     parameters = dict(stages.parts.named_parameters())
     experts = [name for name in parameters if ".ffn.experts." in name]
-    whole = "norm", "bytes", "places", "head", "gate", "out.bias", "down.bias"
+    whole = "norm", "places", "gate", "out.bias", "down.bias"
     for group, names in (
         (ranks.replicas, experts),
         (ranks.mesh.get_group("dp"), parameters.keys() - experts),

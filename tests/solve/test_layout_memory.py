@@ -42,7 +42,7 @@ def _stage(
     stage = cut_into_stages(model, layout.pp)[index]
     return stage_memory(
         stage=stage,
-        share=share_of(model=model, layout=layout, stage=stage, traits=OURS),
+        share=share_of(model=model, layout=layout, stage=stage),
         each=state_bytes("float16"),
         footprint=footprint_of(
             model=model, tp=layout.tp, tokens=TOKENS, dtype="float16", moe=moe, traits=OURS
