@@ -134,9 +134,7 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_TW.to(ctx.dtype), None, None, None
 
 
-def _local(
-    tokens: torch.Tensor, mine: range, vocab_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _local(tokens: torch.Tensor, mine: range, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens counted from this rank's first, and which are its own.
 
     Other ranks' tokens become 0. Those outside the vocabulary stay out of range on all ranks,
