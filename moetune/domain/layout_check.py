@@ -16,12 +16,13 @@ def check_layout(
     num_heads: int,
     d_hidden: int,
     num_experts: int,
+    vocab_size: int,
     stages_per_rank: int = 1,
 ) -> None:
     """Raise InputError, with the nearest sizes that work, where the layout cannot run the model.
 
-    Tensor parallelism cuts attention by heads and a dense FFN by its hidden width. Experts are
-    spread over ep of the dp ranks, or over the tp ranks.
+    Tensor parallelism cuts attention by heads, a dense FFN by its hidden width and the vocabulary
+    by tokens, as equal as can be. Experts are spread over ep of the dp ranks, or over the tp ranks.
 
     Args:
         d_hidden: hidden width of the dense FFNs.
@@ -36,6 +37,11 @@ def check_layout(
                 f"{what} ({size}) does not divide by tp ({layout.tp})",
                 f"use tp {_either(nearest_divisors(size, layout.tp))}",
             )
+    if vocab_size < layout.tp:
+        raise InputError(
+            f"vocab_size ({vocab_size}) leaves some of {layout.tp} tensor-parallel ranks no token",
+            f"use tp up to {vocab_size}, or a vocabulary of {layout.tp} tokens",
+        )
 
 
 def check_ranks(layout: Layout, world_size: int) -> None:

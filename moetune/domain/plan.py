@@ -24,7 +24,7 @@ ModelBinding = Literal["computation", "all_to_all", "all_reduce", "bubble", "gra
 PartName = Literal[
     "gate", "first all_to_all", "second all_to_all", "MoE all_reduce", "experts", "attention",
     "attention all_reduce", "dense FFN", "FFN all_reduce", "norms", "launches", "embedding",
-    "head and loss", "stage sends", "gradients", "optimizer", "bubble",
+    "head and loss", "vocabulary all_reduce", "stage sends", "gradients", "optimizer", "bubble",
 ]  # fmt: skip
 Range = tuple[int, int, int, int]
 EXPERT_PARALLEL = "expert-parallel"

@@ -39,7 +39,7 @@ def staged_language_model(
     check_layout(
         layout, world_size=ranks.mesh.size(), num_blocks=shape.num_layers,
         num_heads=shape.num_heads, d_hidden=layer.d_hidden, num_experts=layer.num_experts,
-        stages_per_rank=stages_per_rank,
+        vocab_size=shape.vocab_size, stages_per_rank=stages_per_rank,
     )  # fmt: skip
     num_layers = sum(map(shape.has_experts, range(shape.num_layers)))
     blocks = stage_blocks(shape.num_layers, num_stages=layout.pp * stages_per_rank)

@@ -24,6 +24,7 @@ KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(
         "launches": "computation",
         "embedding": "computation",
         "head and loss": "computation",
+        "vocabulary all_reduce": "all_reduce",
         "stage sends": "bubble",
         "gradients": "gradients",
         "optimizer": "computation",

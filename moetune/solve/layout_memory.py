@@ -1,6 +1,7 @@
 """What one rank keeps of a whole model: parameters, gradients, optimizer, activations, buffers.
 
-s bytes of an element, M d_model, H d_hidden, V vocabulary, tp tensor ranks, T tokens of a micro-batch.
+s bytes of an element, f of one in full precision, M d_model, H d_hidden, V vocabulary, tp tensor
+ranks, T tokens of a micro-batch.
 """
 
 from dataclasses import dataclass
@@ -8,12 +9,10 @@ from dataclasses import dataclass
 from moetune.domain.plan import Layout, Memory, ModelMemory
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layout_parts import NORMS_OF_A_BLOCK
+from moetune.solve.layout_parts import FULL_BYTES, NORMS_OF_A_BLOCK
 from moetune.solve.layout_stages import Stage
 from moetune.solve.layout_traits import Traits
 
-FULL_BYTES = 4
-"""Of an element in full precision, in which gradients and optimizer states are kept."""
 MOMENTS = 2
 _MASK_BYTES = 1
 
@@ -93,31 +92,33 @@ def footprint_of(
 
         dense   T·s·(4·M + 4·M/tp + 2·H/tp)
         moe     T·s·(3·M + 4·M/tp) and what the layer keeps
-        head    2·T·s·(M + V/tp)
+        head    T·(2·s·M + (s + f)·V/tp)
 
     Kept are the block's input, both norms' results and the sum between them, query, key, value
     and their result, and the network's middle before and after its activation; swiglu keeps
     its gate besides. Scores of attention are computed again by its kernel. A layer with
-    experts counts its input, the second norm's result, itself.
+    experts counts its input, the second norm's result, itself. The loss keeps the logits'
+    softmax in full precision beside them.
 
     Args:
         tokens: T, of the micro-batch.
         moe: what one MoE layer keeps of it.
     """
     layer, element = model.moe, dtype_bytes(dtype)
+    full = max(FULL_BYTES, element)
     width, middles = layer.d_model, 3 if layer.activation == "swiglu" else 2
     dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
     words = model.num_words(tp)
     scores = wide_logits = 0
     if traits.is_unfused:
         scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)
-        wide_logits = tokens * words * (FULL_BYTES + FULL_BYTES - element)
+        wide_logits = tokens * words * FULL_BYTES
     with_experts = tokens * element * (3 * width + 4 * width // tp)
     return Footprint(
         dense=tokens * element * dense + scores,
         moe=with_experts + scores + moe.activation_bytes,
         block_input=tokens * element * width,
-        head=2 * tokens * element * (width + words) + wide_logits,
+        head=tokens * (2 * element * width + (element + full) * words) + wide_logits,
         buffers=moe.buffer_bytes,
     )
 

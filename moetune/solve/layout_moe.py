@@ -2,7 +2,6 @@
 
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import Workload
-from moetune.domain.units import dtype_bytes
 from moetune.solve.choice import Bounds, DegreeChooser
 from moetune.solve.layer_costs import layer_costs
 from moetune.solve.layout_ranks import Group
@@ -28,13 +27,10 @@ def best_moe_step(
     return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 
-def sum_over(group: Group, *, workload: Workload, costs: Costs) -> Estimate:
-    """Return one all-reduce of the micro-batch's tokens over the group; 0 in a group of one."""
+def sum_over(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
+    """Return one all-reduce over the group; 0 in a group of one."""
     if group.size == 1:
         return NOTHING
     return costs.collective(
-        op="all_reduce",
-        group_size=group.size,
-        num_bytes=workload.tokens_per_rank * workload.layer.d_model * dtype_bytes(workload.dtype),
-        num_nodes=group.num_nodes,
+        op="all_reduce", group_size=group.size, num_bytes=num_bytes, num_nodes=group.num_nodes
     )

@@ -22,6 +22,8 @@ from moetune.solve.phases import NOTHING, PHASE_PRODUCTS, PHASES, Phase, total
 from moetune.solve.predict import PhaseTime, StepTime
 
 NORMS_OF_A_BLOCK = 2
+FULL_BYTES = 4
+"""Of an element in full precision: of the loss, and of gradients and optimizer states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +101,14 @@ class Parts:
         return Backbone(
             attention=attention,
             ffn=(*ffn, self._launches("dense_block", (*attention, *ffn))),
-            first=(self._embedding(),),
-            last=(self._head(),),
+            first=(
+                self._embedding(),
+                Piece(name="vocabulary all_reduce", forward=sums, backward=NOTHING),
+            ),
+            last=(
+                self._head(),
+                Piece(name="vocabulary all_reduce", forward=self._sum_of_loss(), backward=sums),
+            ),
         )
 
     def moe(
@@ -237,28 +245,31 @@ class Parts:
         width = self.model.moe.d_model
         return Piece(
             name="embedding",
-            forward=total(self._rows_op("gather", width), self._sums()),
+            forward=total(self._rows_op("gather", width)),
             backward=total(self._rows_op("scatter_add", width)),
         )
 
     def _head(self) -> Piece:
-        width = self.model.moe.d_model
-        words = -(-self.model.vocab_size // self.tensor.size)
-        loss = self._rows_op("cross_entropy", words)
-        return Piece(
-            name="head and loss",
-            forward=total(
-                self._rows("norm", "forward", width), self._product("forward", width, words), loss
-            ),
-            backward=total(
-                self._rows("norm", "backward", width),
-                self._product("backward", width, words),
-                self._sums(),
-            ),
+        width, words = self.model.moe.d_model, self.model.num_words(self.tensor.size)
+        forward, backward = (
+            total(
+                self._rows("norm", phase, width),
+                self._product(phase, width, words),
+                self._rows("cross_entropy", phase, words),
+            )
+            for phase in PHASES
         )
+        return Piece(name="head and loss", forward=forward, backward=backward)
 
     def _sums(self) -> Estimate:
-        return sum_over(self.tensor, workload=self.workload(1), costs=self.costs)
+        num_bytes = self.tokens * self.model.moe.d_model * dtype_bytes(self.dtype)
+        return sum_over(self.tensor, num_bytes=num_bytes, costs=self.costs)
+
+    def _sum_of_loss(self) -> Estimate:
+        """Return the all-reduce of each rank's normaliser and the wanted logits."""
+        element = max(FULL_BYTES, dtype_bytes(self.dtype))
+        num_bytes = (self.tensor.size + 1) * self.tokens * element
+        return sum_over(self.tensor, num_bytes=num_bytes, costs=self.costs)
 
     def _product(self, phase: Phase, d_in: int, d_out: int) -> Estimate:
         return total(

@@ -117,7 +117,7 @@ def find_layouts(
 def _possible(model: Transformer, world_size: int, batch: Batch) -> Iterator[Layout]:
     experts = model.moe.num_experts
     for tp in divisors(world_size):
-        if model.num_heads % tp or model.moe.d_hidden % tp:
+        if model.num_heads % tp or model.moe.d_hidden % tp or model.vocab_size < tp:
             continue
         for pp in divisors(world_size // tp):
             dp = world_size // tp // pp
@@ -197,6 +197,8 @@ def _model_rules(model: Transformer, batch: Batch, pins: LayoutPins) -> Iterator
     for name, count in (("num_heads", model.num_heads), ("d_hidden", model.moe.d_hidden)):
         if count % tp:
             yield f"{name} ({count}) does not divide by tp ({tp})"
+    if model.vocab_size < tp:
+        yield f"vocab_size ({model.vocab_size}) leaves some of the tp ({tp}) ranks no token"
     if batch.num_sequences % dp:
         yield f"the {batch.num_sequences} sequences of a step do not divide by dp ({dp})"
     if batch.num_sequences < dp * pp:

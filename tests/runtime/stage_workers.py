@@ -28,6 +28,8 @@ BATCH, LENGTH = 8, 6
 SAME = 1e-9
 FAR_FROM_A_TIE = 1e-7
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
+VOCABULARY = 257
+"""Divides by no number of ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ def shape_of(*, num_blocks: int, moe_every: int, top_k: int = 1) -> Transformer:
         num_layers=num_blocks,
         num_heads=4,
         length=LENGTH,
-        vocab_size=256,
+        vocab_size=VOCABULARY,
         moe_every=moe_every,
     )
 
@@ -61,7 +63,7 @@ def shape_of(*, num_blocks: int, moe_every: int, top_k: int = 1) -> Transformer:
 def text_of(step: int) -> torch.Tensor:
     """Return the global batch (B, S + 1): one of two, so that there is something to learn."""
     generator = torch.Generator().manual_seed(step % 2)
-    return torch.randint(256, (BATCH, LENGTH + 1), generator=generator)
+    return torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=generator)
 
 
 def whole_model(shape: Transformer) -> LanguageModel:

@@ -21,6 +21,7 @@ def check(
     world_size: int = 8,
     num_blocks: int = 4,
     num_experts: int = 8,
+    vocab_size: int = 8,
     stages_per_rank: int = 1,
     **sizes: int,
 ) -> None:
@@ -32,6 +33,7 @@ def check(
         num_heads=12,
         d_hidden=24,
         num_experts=num_experts,
+        vocab_size=vocab_size,
         stages_per_rank=stages_per_rank,
     )
 
@@ -40,6 +42,7 @@ def test_layouts_that_factor_are_taken() -> None:
     check("tensor", dp=2, tp=2, pp=2)
     check("all_to_all", dp=4, ep=2, pp=2)
     check("tensor", world_size=1)
+    check("tensor", dp=2, tp=4, vocab_size=5)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,7 @@ def test_layouts_that_factor_are_taken() -> None:
         ("all_to_all", {"dp": 8, "ep": 8, "num_experts": 12}, "num_experts (12)", "8 or 16"),
         ("tensor", {"tp": 8, "num_experts": 12}, "num_experts (12)", "use 8 or 16 experts"),
         ("tensor", {"tp": 8}, "num_heads (12)", "use tp 6 or 12"),
+        ("tensor", {"dp": 2, "tp": 4, "vocab_size": 3}, "vocab_size (3)", "use tp up to 3, or"),
         ("tensor", {"pp": 8}, "8 stages cannot share 4 blocks", "use 1 to 4 stages"),
         ("tensor", {"dp": 2, "pp": 4, "stages_per_rank": 2}, "8 stages", "or 8 blocks"),
         ("tensor", {"dp": 0}, "dp must be at least 1", ""),

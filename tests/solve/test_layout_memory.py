@@ -67,8 +67,11 @@ def test_first_stage_of_ppmoe() -> None:
     layout = Layout(expert_parallel="tensor", dp=1, ep=1, tp=8, pp=4)
     memory = _stage(layout, 0)
     # Six blocks: attention 4·M² over 8 ranks, two norms of 2·M; three dense networks of
-    # 8·M² over 8 ranks; three gates of 64·M; embeddings of 51,200 tokens and 2,048 places.
-    dense = 6 * (4 * M * M // 8 + 4 * M) + 3 * (8 * M * M // 8) + 3 * 64 * M + (51_200 + 2_048) * M
+    # 8·M² over 8 ranks; three gates of 64·M; embeddings of 51,200 tokens over 8
+    # ranks, and of 2,048 places.
+    dense = (
+        6 * (4 * M * M // 8 + 4 * M) + 3 * (8 * M * M // 8) + 3 * 64 * M + (51_200 // 8 + 2_048) * M
+    )
     experts = 3 * (64 // 8) * 8 * M * M
     assert memory.parameter_bytes == 2 * (dense + experts)
     assert memory.gradient_bytes == 4 * (dense + experts)
@@ -93,7 +96,7 @@ def test_last_stage_of_the_exchange_has_the_head_whole_and_one_micro_batch() -> 
     block = TOKENS * 2 * (4 * M + 4 * M + 2 * H)
     layer = TOKENS * 2 * (2 * M + 2 * M + H)
     with_experts = TOKENS * 2 * (3 * M + 4 * M) + layer
-    head = 2 * TOKENS * 2 * (M + 51_200)
+    head = TOKENS * (2 * 2 * M + (2 + 4) * 51_200)
     assert memory.activation_bytes == 3 * (block + with_experts) + head
     assert memory.buffer_bytes == TOKENS * 2 * (M + H)
 

@@ -21,13 +21,13 @@ from tests.solve.costs_by_hand import GEMM, LinearCosts
 WORLD, PER_NODE, TOKENS = 16, 4, 256
 MODEL = Transformer(
     moe=LayerShape(d_model=128, d_hidden=512, num_experts=8, top_k=2), num_layers=6, num_heads=4,
-    length=64, vocab_size=1000,
+    length=64, vocab_size=1001,
 )  # fmt: skip
-M, H, E, V, L, B = 128, 512, 8, 1000, 64, 4
+M, H, E, V, L, B = 128, 512, 8, 1001, 64, 4
 ROWS = {
     "gelu": 1e-11, "gelu_backward": 2e-11, "norm": 3e-11, "norm_backward": 5e-11,
     "gather": 2e-11, "scatter_add": 3e-11, "gate": 4e-11, "gate_backward": 1e-11,
-    "cross_entropy": 6e-11, "adam": 7e-11, "attention": 2e-12,
+    "cross_entropy": 6e-11, "cross_entropy_backward": 8e-11, "adam": 7e-11, "attention": 2e-12,
 }  # fmt: skip
 FACTORS: dict[CollectiveOp, float] = {
     "all_to_all": 1.0, "all_reduce": 2.0, "reduce_scatter": 1.1, "all_gather": 0.9, "send": 0.5,
@@ -72,6 +72,11 @@ class ByHand:
     @property
     def m(self) -> int:
         return WORLD * TOKENS // L // self.dp // self.b
+
+    @property
+    def words(self) -> int:
+        """The first ranks have one more where the vocabulary does not divide."""
+        return math.ceil(V / self.tp)
 
     def nodes(self, stride: int, size: int) -> int:
         """All sizes are powers of two, so every group lies like the first."""
@@ -126,7 +131,8 @@ class ByHand:
         moe = sum(block % 2 for block in blocks)
         dense = len(blocks) * (4 * M * M // self.tp + 4 * M)
         dense += (len(blocks) - moe) * 2 * M * H // self.tp + moe * M * E
-        dense += (V + L) * M * (index == 0) + (V * M + 2 * M) * (index == self.pp - 1)
+        dense += (self.words + L) * M * (index == 0)
+        dense += (self.words * M + 2 * M) * (index == self.pp - 1)
         ranks = self.tp if self.kind == "tensor" else self.ep
         return dense, moe * (E // ranks) * 2 * M * H
 
@@ -141,9 +147,9 @@ class ByHand:
                 seconds += forward * (1 + self.again) + backward
             if index == 0:
                 seconds += (ROWS["gather"] + ROWS["scatter_add"]) * t * M
+                seconds += wire("all_reduce", self.tp, t * M * B, self.nodes(1, self.tp))
             if index == last:
-                seconds += (ROWS["norm"] + ROWS["norm_backward"]) * t * M
-                seconds += 3 * GEMM.seconds(t * M * V) + ROWS["cross_entropy"] * t * V
+                seconds += self.head()
             stages.append(seconds)
         width = self.dp * self.tp
         crosses = [
@@ -169,6 +175,14 @@ class ByHand:
             + max(map(self.gradients, range(self.pp)))
             + max(map(self.adam, range(self.pp)))
         )
+
+    def head(self) -> float:
+        t, tp = self.b * L, self.tp
+        seconds = (ROWS["norm"] + ROWS["norm_backward"]) * t * M
+        seconds += 3 * GEMM.seconds(t * M * self.words)
+        seconds += (ROWS["cross_entropy"] + ROWS["cross_entropy_backward"]) * t * self.words
+        sizes = (t * M * B, (tp + 1) * t * 4)
+        return seconds + sum(wire("all_reduce", tp, size, self.nodes(1, tp)) for size in sizes)
 
     def gradients(self, index: int) -> float:
         seconds = 0.0
@@ -211,7 +225,7 @@ class ByHand:
         elements = kept * sum(sizes)
         if self.again:
             elements = kept * len(sizes) * t * M + max(sizes)
-        elements += 2 * t * (M + V) * (index == self.pp - 1) * kept
+        elements += 2 * t * (M + self.words) * (index == self.pp - 1) * kept
         buffers = 2 * t * M + rows * 2 * (M + H) if is_tensor else rows * (M + H)
         buffers *= any(block % 2 for block in blocks)
         return 4 * (2 * (dense + experts) + 2 * moment + elements + buffers)
