@@ -3,9 +3,9 @@
     python -m benchmarks.ppmoe.table2
 
 From `profiles/v100-x256.toml`, which holds the peaks that the paper calculates with, so that
-only ratios mean something. As the paper ran it: Megatron-LM's and DeepSpeed's way with vocabulary,
-sends, gradients and experts under tensor parallelism; no overlap; DPMoE with one micro-batch a
-step (§3.3.6), the largest that fits; PPMoE with twice as many micro-batches as stages.
+only ratios mean something. As the paper ran it: Megatron-LM's and DeepSpeed's way with sends,
+gradients and experts under tensor parallelism; no overlap; DPMoE with one micro-batch a step
+(§3.3.6), the largest that fits; PPMoE with twice as many micro-batches as stages.
 """
 
 import itertools
@@ -30,9 +30,8 @@ from moetune.solve.layout_traits import Traits
 from moetune.workflows.plan import PlanRequest, plan_inputs
 
 PAPERS = Traits(
-    splits_sends=True, shards_gradients=True, exchanges_under_tensor=True,
-    is_unfused=True,
-)  # fmt: skip
+    splits_sends=True, shards_gradients=True, exchanges_under_tensor=True, is_unfused=True
+)
 RESULT = Path("docs/results/ppmoe-table2.md")
 _PROFILE = Path("profiles/v100-x256.toml")
 _MICRO_BATCHES_PER_STAGE = 2

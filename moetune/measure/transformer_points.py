@@ -33,18 +33,20 @@ def transformer_points(
             sequences.
     """
     heads, hidden = model.num_heads, model.moe.d_hidden
-    widths = [size for size in (1, *group_sizes) if heads % size == 0 and hidden % size == 0]
+    widths = [
+        size
+        for size in (1, *group_sizes)
+        if heads % size == 0 and hidden % size == 0 and size <= model.vocab_size
+    ]
     sequences = _sequences(model, max_tokens, grid)
     for width in dict.fromkeys(widths):
         yield from _attention(model, dtype, heads // width, sequences)
         for rows in (count * model.length for count in sequences):
             yield from _block_products(model, dtype, width, rows)
+            yield from _head(model, dtype, width, rows)
     for rows in (count * model.length for count in sequences):
-        yield from products(dtype, 1, rows, model.moe.d_model, model.vocab_size)
         for op in ("norm", "norm_backward"):
             yield RowsPoint(op=op, dtype=dtype, rows=rows, width=model.moe.d_model)
-        for op in ("cross_entropy", "cross_entropy_backward"):
-            yield RowsPoint(op=op, dtype=dtype, rows=rows, width=model.vocab_size)
     for op in ("dense_block", "moe_block"):
         for name in (op, f"{op}_step"):
             yield RowsPoint(op=name, dtype=dtype, rows=HOST_ROWS, width=HOST_WIDTH)
@@ -82,6 +84,14 @@ def _block_products(model: Transformer, dtype: str, width: int, rows: int) -> It
         (d_hidden // width, d_model),
     ):
         yield from products(dtype, 1, rows, d_in, d_out)
+
+
+def _head(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Point]:
+    """The head and the loss, on the one of `width` ranks that has the most tokens of its own."""
+    words = model.num_words(width)
+    yield from products(dtype, 1, rows, model.moe.d_model, words)
+    for op in ("cross_entropy", "cross_entropy_backward"):
+        yield RowsPoint(op=op, dtype=dtype, rows=rows, width=words)
 
 
 def _optimiser(

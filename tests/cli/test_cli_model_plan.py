@@ -144,7 +144,7 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
         ((*PLAN, "--pp", "32"), 2, ("more stages than the model has layers", "--pp 16")),
         ((*PLAN, "--tp", "32"), 2, ("num_heads (16) does not divide by tp (32)", "--tp 16")),
         ((*PLAN, "--tokens", "1000"), 2, ("no whole number of sequences", "960 or 1024")),
-        ((*PLAN, "--memory-limit", "2GiB"), 3, ("memory binds", "parameters", "128 ranks")),
+        ((*PLAN, "--memory-limit", "2GiB"), 3, ("memory binds", "parameters", "64 ranks")),
         ((*PLAN, "--strategy", "S4"), 2, ("strategy S4 is not planned in a whole model",)),
         ((*PLAN, "--vocab", "100"), 2, ("--model ppmoe-6.7b and --vocab exclude each other",)),
         ((*PLAN, "--moe-every", "25"), 2, ("moe_every (25) is larger than num_layers",)),

@@ -22,6 +22,8 @@ MODEL = Transformer(
     length=128,
     vocab_size=250,
 )
+WORDS = {1: 250, 2: 125, 4: 63}
+"""Tokens of the vocabulary on the busiest of so many ranks."""
 TOKENS = 1024
 DTYPE = "float32"
 PRODUCTS: tuple[Product, ...] = ("forward", "grad_input", "grad_weight")
@@ -49,7 +51,7 @@ def estimates(costs: ProfileCosts, width: int, rows: int) -> Iterator[tuple[str,
     """Ask for everything of one micro-batch on one of `width` tensor-parallel ranks."""
     shapes = {
         "qkv": (256, 768 // width), "out": (256 // width, 256), "up": (256, 1024 // width),
-        "down": (1024 // width, 256), "head": (256, 250),
+        "down": (1024 // width, 256), "head": (256, WORDS[width]),
     }  # fmt: skip
     for (name, (d_in, d_out)), form in ((pair, one) for pair in shapes.items() for one in PRODUCTS):
         yield (
@@ -61,7 +63,7 @@ def estimates(costs: ProfileCosts, width: int, rows: int) -> Iterator[tuple[str,
             dtype=DTYPE, num_sequences=rows / 128, length=128, num_heads=4 // width, head_dim=64,
             backward=backward,
         )  # fmt: skip
-    for op, columns in (("norm", 256), ("cross_entropy", 250)):
+    for op, columns in (("norm", 256), ("cross_entropy", WORDS[width])):
         for direction in ("", "_backward"):
             name = op + direction
             yield name, costs.rows_op(op=name, dtype=DTYPE, rows=rows, width=columns)
