@@ -70,33 +70,30 @@ def one_f_one_b(
 ) -> PipelineTime:
     """Return the time of m micro-batches through the stages.
 
-        T = (m − 1)·P + Σ w_i + 2·Σ c_i
-        P = max_i max(w_i, (Σ_{j ≥ i} w_j + 2·Σ_{j ≥ i} c_j)/(p − i))
+        T = (m − 1)·P + Σ w_i + 2·Σ c_i,  P = max_i (c_{i−1} + w_i + c_i)
 
-    c_i is one send from stage i to the next, forward, and the same again backward. The sum is
-    the first micro-batch's way down and up. P is the period after it: the slowest stage, or
-    a micro-batch's way from stage i to the end and back, shared by the p − i that stage i
-    keeps on the way, since with so few the sends are only hidden where stages wait anyway.
+    c_i is one send from stage i to the next, forward, while another one comes back. The sums
+    are the first micro-batch's way down and up. P is the period after it: torch's schedule
+    meets each neighbour once for a micro-batch, gives one thing, takes another, and waits for
+    both, so no stage computes while it sends.
 
-    For equal stages and free sends it is (m + p − 1)·w, and exact. For unequal ones it is an
-    upper bound but for a few per cent: what a slow stage computes while it waits for the first
-    gradient is counted twice.
+    For equal stages and free sends it is (m + p − 1)·w, and exact. Otherwise it is an upper
+    bound, in the median of random cases 2.5 % above an event simulation, at most 24 %: a slow
+    stage computes and sends during the first micro-batch's way, too.
 
     Args:
         stage_seconds: w_i.
         hop_seconds: c_i, one fewer than stages.
     """
-    way = send_way = period = 0.0
-    num_stages = len(stage_seconds)
-    for index in reversed(range(num_stages)):
-        way += stage_seconds[index]
-        send_way += 2 * hop_seconds[index] if index < num_stages - 1 else 0.0
-        if send_way and num_micro_batches >= num_stages - index:
-            period = max(period, (way + send_way) / (num_stages - index))
-    busy, rest = max(stage_seconds), num_micro_batches - 1
-    period = max(period, busy)
+    hops = (0.0, *hop_seconds, 0.0)
+    period = max(
+        before + busy + after
+        for before, busy, after in zip(hops, stage_seconds, hops[1:], strict=False)
+    )
+    slowest = max(range(len(stage_seconds)), key=stage_seconds.__getitem__)
+    rest, send_way = num_micro_batches - 1, 2 * sum(hop_seconds)
     return PipelineTime(
-        seconds=rest * period + way + send_way,
-        slowest=max(range(num_stages), key=stage_seconds.__getitem__),
-        send_seconds=rest * (period - busy) + send_way,
+        seconds=rest * period + sum(stage_seconds) + send_way,
+        slowest=slowest,
+        send_seconds=rest * (period - stage_seconds[slowest]) + send_way,
     )

@@ -164,11 +164,8 @@ class ByHand:
             wire("send", size, t * M * B, nodes)
             for size, nodes in (across if crossed else (2, 0) for crossed in crosses)
         ]
-        period = max(stages)
-        for index in range(self.pp):
-            if self.m >= self.pp - index:
-                way = sum(stages[index:]) + 2 * sum(hops[index:])
-                period = max(period, way / (self.pp - index))
+        around = [sum(hops[max(index - 1, 0) : index + 1]) for index in range(self.pp)]
+        period = max(map(sum, zip(stages, around, strict=True)))
         pipeline = (self.m - 1) * period + sum(stages) + 2 * sum(hops)
         return (
             pipeline
