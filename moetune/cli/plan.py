@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.plan_request import LayerFlags, ModelFlags, bounds_of, tokens_of
+from moetune.cli.plan_request import LayerFlags, ModelFlags, parsed, tokens_of
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Order, Strategy
@@ -117,43 +117,36 @@ def plan(
     json: Json = False,
 ) -> None:
     """Solve for the chunks of a layer's passes, or the layout of a whole model, and say why."""
+    from moetune.solve.choice import Bounds
     from moetune.solve.layout_space import LayoutPins
     from moetune.workflows.plan import PlanRequest, plan_layer
 
     session = session_of(context)
     settings = session.settings
-    length = None if seq is None else parse_count(seq)
+    length = parsed(seq, parse_count)
     layer = LayerFlags(
         d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
         activation=activation,
     ).layer(model)  # fmt: skip
     transformer = ModelFlags(
         num_layers=num_layers, num_heads=num_heads, length=length,
-        vocab=None if vocab is None else parse_count(vocab),
-        moe_every=moe_every,
+        vocab=parsed(vocab, parse_count), moe_every=moe_every,
     ).transformer(model, layer)  # fmt: skip
     request = PlanRequest(
-        model=model,
-        layer=layer,
-        transformer=transformer,
+        model=model, layer=layer, transformer=transformer, world_size=world_size,
         pins=LayoutPins(
             dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
             micro_batch=micro_batch, zero=zero,
         ),
-        world_size=world_size,
+        bounds=Bounds(
+            forward_degree=forward_degree, backward_degree=backward_degree, strategy=strategy,
+            max_degree=max_degree or settings.max_degree,
+            min_chunk_tokens=min_chunk_tokens or settings.min_chunk_tokens, order=order,
+        ),
         tokens_per_rank=tokens_of(tokens, batch, length, is_whole=transformer is not None),
         dtype=dtype or settings.dtype,
-        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
-        memory_taken_bytes=0 if memory_taken is None else parse_bytes(memory_taken),
-        bounds=bounds_of(
-            settings,
-            forward_degree,
-            backward_degree,
-            max_degree,
-            min_chunk_tokens,
-            order,
-            strategy,
-        ),
+        memory_limit_bytes=parsed(memory_limit, parse_bytes),
+        memory_taken_bytes=parsed(memory_taken, parse_bytes) or 0,
         allow_modelled=settings.allow_modelled if allow_modelled is None else allow_modelled,
     )  # fmt: skip
     planned = plan_layer(
