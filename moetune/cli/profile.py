@@ -19,7 +19,8 @@ from moetune.measure.grid import Preset
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
-    from moetune.workflows.profile import ProfileOutcome, ProfileRequest, Setting
+    from moetune.workflows.profile import ProfileOutcome
+    from moetune.workflows.profile_request import ProfileRequest, Setting
 
 EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
 _INTERRUPTED = 130
@@ -82,7 +83,8 @@ def profile(
 
     Under torchrun every rank runs this command, and rank 0 keeps what is measured.
     """
-    from moetune.workflows.profile import ProfileRequest, take_part
+    from moetune.workflows.profile import take_part
+    from moetune.workflows.profile_request import ProfileRequest
 
     session = session_of(context)
     settings, setting = session.settings, _setting(nproc)
@@ -121,7 +123,7 @@ def profile(
 
 def _setting(nproc: int | None) -> "Setting":
     """Return whether this process measures alone or in a launch, and its environment."""
-    from moetune.workflows.profile import Setting
+    from moetune.workflows.profile_request import Setting
 
     environ = config.environment()
     launch = config.launch(environ)

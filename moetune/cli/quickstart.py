@@ -51,7 +51,8 @@ def quickstart() -> int:
 
 
 def _profile(screen: Screen) -> None:
-    from moetune.workflows.profile import ProfileRequest, Setting, profile_machine
+    from moetune.workflows.profile import profile_machine
+    from moetune.workflows.profile_request import ProfileRequest, Setting
 
     request = ProfileRequest(
         name=_NAME,
