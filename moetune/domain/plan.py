@@ -152,6 +152,12 @@ class Predicted:
     p95_step_seconds: float
     trust: Trust
 
+    @property
+    def sequential_step_seconds(self) -> float:
+        """The step in one chunk."""
+        pipelined = self.sequential_forward_seconds + self.sequential_backward_seconds
+        return pipelined + self.overhead_seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
