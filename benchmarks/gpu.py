@@ -36,7 +36,8 @@ from moetune.runtime.staged_link import HostStagedLink
 from moetune.solve.phases import LayerCosts
 from moetune.solve.step import step_time
 from moetune.workflows.files import profile_to_toml, write_text
-from moetune.workflows.profile import ProfileRequest, Setting, measure_profile
+from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile_request import ProfileRequest, Setting
 from moetune.workflows.steps import MeasuredSteps, measure_steps, random_steps
 
 DEGREES = (1, 2, 4, 8, 16)

@@ -24,6 +24,7 @@ from moetune.solve.eq10 import paper_seconds
 from moetune.solve.layer_costs import layer_costs
 from moetune.solve.memory import layer_memory, total_bytes
 from moetune.solve.peak import peak_bytes
+from moetune.solve.phases import LayerCosts
 from moetune.solve.step import step_time
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.plan import PlanRequest, make_plan
@@ -213,55 +214,73 @@ def _cell(
     plans: tuple[Plan, Plan],
     lines: Mapping[tuple[int, str], Line],
 ) -> StrategyCell:
-    workload = grid.workload(tokens)
-    costs = layer_costs(workload=workload, costs=costs_of(profile))
-    adam_bytes = _ADAM_BYTES * _num_parameters(workload)
-
-    def peak_of(variant: str, host: int = 0) -> int:
-        live = lines[tokens, variant].peak_bytes
-        return live + adam_bytes - host if live else 0
-
-    def step(choice: Choice) -> Step:
-        strategy, degree = choice
-        time = step_time(
-            costs=costs, tokens=tokens, forward_degree=degree, backward_degree=degree,
-            strategy=strategy,
-        )  # fmt: skip
-        host_bytes = peak_bytes(
-            workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy
-        ).host_bytes
-        return Step(
-            strategy=strategy,
-            degree=degree,
-            predicted_seconds=time.seconds,
-            seconds=statistics.median(lines[tokens, _variant(choice)].seconds),
-            needed_bytes=grid.needed_bytes(tokens, choice),
-            peak_bytes=peak_of(_variant(choice), host_bytes),
-        )
-
-    def planned(variant: str, plan: Plan) -> Planned:
-        return Planned(
-            strategy=plan.memory.strategy,
-            forward_degree=plan.pipeline.forward_degree,
-            backward_degree=plan.pipeline.backward_degree,
-            predicted_seconds=plan.predicted.step_seconds,
-            seconds=statistics.median(lines[tokens, variant].seconds),
-        )
-
+    costs = layer_costs(workload=grid.workload(tokens), costs=costs_of(profile))
+    mine = {variant: line for (count, variant), line in lines.items() if count == tokens}
+    steps = _Steps(grid=grid, tokens=tokens, costs=costs, lines=mine)
     paper = {one: paper_seconds(costs=costs, strategy=one, tokens=tokens) for one in REUSE}
-    peer = lines.get((tokens, "deepspeed"))
+    has_peer = "deepspeed" in mine
     return StrategyCell(
         model=grid.model,
         rate_mbit=rate_mbit,
         tokens=tokens,
         limit_bytes=grid.needed_bytes(tokens, ("S4", grid.limit_degree)),
-        free=planned("planned", plans[0]),
-        limited=planned("limited", plans[1]),
-        steps=tuple(map(step, grid.choices)),
-        peer_seconds=statistics.median(peer.seconds) if peer else 0.0,
-        peer_bytes=peak_of("deepspeed") if peer else 0,
+        free=steps.planned("planned", plans[0]),
+        limited=steps.planned("limited", plans[1]),
+        steps=tuple(map(steps.step, grid.choices)),
+        peer_seconds=steps.seconds("deepspeed") if has_peer else 0.0,
+        peer_bytes=steps.peak_bytes("deepspeed") if has_peer else 0,
         paper_choice=min(paper, key=lambda one: paper[one]),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """The steps of one cell: measured, by variant, and predicted."""
+
+    grid: Grid
+    tokens: int
+    costs: LayerCosts
+    lines: Mapping[str, Line]
+
+    def step(self, choice: Choice) -> Step:
+        """Return one choice."""
+        strategy, degree = choice
+        time = step_time(
+            costs=self.costs, tokens=self.tokens, forward_degree=degree, backward_degree=degree,
+            strategy=strategy,
+        )  # fmt: skip
+        host_bytes = peak_bytes(
+            workload=self.grid.workload(self.tokens), forward_degree=degree,
+            backward_degree=degree, strategy=strategy,
+        ).host_bytes  # fmt: skip
+        return Step(
+            strategy=strategy,
+            degree=degree,
+            predicted_seconds=time.seconds,
+            seconds=self.seconds(_variant(choice)),
+            needed_bytes=self.grid.needed_bytes(self.tokens, choice),
+            peak_bytes=self.peak_bytes(_variant(choice), host_bytes=host_bytes),
+        )
+
+    def planned(self, variant: str, plan: Plan) -> Planned:
+        """Return what the variant's plan chose."""
+        return Planned(
+            strategy=plan.memory.strategy,
+            forward_degree=plan.pipeline.forward_degree,
+            backward_degree=plan.pipeline.backward_degree,
+            predicted_seconds=plan.predicted.step_seconds,
+            seconds=self.seconds(variant),
+        )
+
+    def seconds(self, variant: str) -> float:
+        """Return the median over the rounds."""
+        return statistics.median(self.lines[variant].seconds)
+
+    def peak_bytes(self, variant: str, *, host_bytes: int = 0) -> int:
+        """Return the live tensors but those on the host, with Adam's states; 0 unmeasured."""
+        live = self.lines[variant].peak_bytes
+        adam_bytes = _ADAM_BYTES * _num_parameters(self.grid.workload(self.tokens))
+        return live + adam_bytes - host_bytes if live else 0
 
 
 def _num_parameters(workload: Workload) -> int:

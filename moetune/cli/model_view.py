@@ -1,7 +1,7 @@
 """A whole model's plan in words and tables."""
 
-from moetune.cli.plan_view import sentence
-from moetune.cli.render import Screen, plural
+from moetune.cli.plan_view import device_word, is_one_chunk, memory_line, sentence
+from moetune.cli.render import Screen, percent, plural
 from moetune.domain.models import MODELS
 from moetune.domain.plan import Alternative, Layout, Part, Plan, TransformerPlan
 from moetune.domain.units import format_bytes, format_seconds
@@ -26,7 +26,8 @@ def show_model_plan(screen: Screen, explanation: Explanation) -> None:
     show_layouts(screen, plan, whole)
     screen.say()
     show_parts(screen, whole)
-    screen.say(_memory(explanation, whole), indent=2)
+    memory = whole.memory
+    screen.say(memory_line(explanation, memory.total_bytes, name_memory(memory)), indent=2)
     screen.say()
     for warning in plan.warnings:
         screen.say(sentence(warning), indent=2)
@@ -42,7 +43,7 @@ def model_title(explanation: Explanation) -> str:
     layers = ""
     if whole is not None:
         layers = f" · {plural(whole.num_layers, 'layer')}, {_every(whole.moe_every)} with experts"
-    device = _device(explanation)
+    device = device_word(explanation)
     return (
         f"{name}{layers} · {plural(inputs.layer.num_experts, 'expert')} · "
         f"{plural(inputs.world_size, device)} · {plural(inputs.tokens_per_rank, 'token')} per "
@@ -74,14 +75,14 @@ def show_parts(screen: Screen, whole: TransformerPlan) -> None:
 
 def _part(part: Part, forward: float) -> tuple[str, ...]:
     if not part.forward_seconds:
-        return part.name, "", "", "", format_seconds(part.seconds), _percent(part.share)
+        return part.name, "", "", "", format_seconds(part.seconds), percent(part.share)
     return (
         part.name,
         format_seconds(part.layer_seconds),
         format_seconds(part.forward_seconds),
-        _percent(part.forward_seconds / forward),
+        percent(part.forward_seconds / forward),
         format_seconds(part.seconds),
-        _percent(part.share),
+        percent(part.share),
     )
 
 
@@ -137,14 +138,14 @@ def _step(explanation: Explanation, whole: TransformerPlan) -> str:
         binds += f", {share:.0%} of the step"
     return (
         f"One step of the model: {format_seconds(whole.step_seconds)}, "
-        f"{whole.tokens_per_second_per_rank:,.0f} tokens a second and {_device(explanation)}. "
+        f"{whole.tokens_per_second_per_rank:,.0f} tokens a second and {device_word(explanation)}. "
         f"{binds}."
     )
 
 
 def _layer(plan: Plan) -> str:
     pipeline = plan.pipeline
-    if pipeline.forward_degree == pipeline.backward_degree == 1:
+    if is_one_chunk(plan):
         return "In each MoE layer leave a micro-batch in one chunk."
     return (
         f"In each MoE layer cut a micro-batch into {plural(pipeline.forward_degree, 'chunk')} "
@@ -152,24 +153,8 @@ def _layer(plan: Plan) -> str:
     )
 
 
-def _memory(explanation: Explanation, whole: TransformerPlan) -> str:
-    limit = explanation.memory_limit_bytes
-    of_limit = f" of {format_bytes(limit)}" if limit else ""
-    total = format_bytes(whole.memory.total_bytes)
-    return f"memory  {total}{of_limit} per {_device(explanation)}: {name_memory(whole.memory)}"
-
-
-def _device(explanation: Explanation) -> str:
-    profile = explanation.profile
-    return "GPU" if profile is not None and profile.machine.kind == "cuda" else "rank"
-
-
 def _every(number: int) -> str:
     if number == 1:
         return "all"
     ending = {2: "nd", 3: "rd"}.get(number, "th")
     return f"every {number}{ending}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.plan_request import LayerFlags, ModelFlags, bounds_of, tokens_of
+from moetune.cli.plan_request import LayerFlags, ModelFlags, parsed, tokens_of
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Order, Strategy
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from moetune.workflows.plan import Planned
+    from moetune.workflows.plan import Planned, PlanRequest
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
 
@@ -117,25 +117,23 @@ def plan(
     json: Json = False,
 ) -> None:
     """Solve for the chunks of a layer's passes, or the layout of a whole model, and say why."""
+    from moetune.solve.choice import Bounds
     from moetune.solve.layout_space import LayoutPins
-    from moetune.workflows.plan import PlanRequest, plan_layer
+    from moetune.workflows.plan import PlanRequest
 
     session = session_of(context)
     settings = session.settings
-    length = None if seq is None else parse_count(seq)
+    length = parsed(seq, parse_count)
     layer = LayerFlags(
         d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
         activation=activation,
     ).layer(model)  # fmt: skip
     transformer = ModelFlags(
         num_layers=num_layers, num_heads=num_heads, length=length,
-        vocab=None if vocab is None else parse_count(vocab),
-        moe_every=moe_every,
+        vocab=parsed(vocab, parse_count), moe_every=moe_every,
     ).transformer(model, layer)  # fmt: skip
     request = PlanRequest(
-        model=model,
-        layer=layer,
-        transformer=transformer,
+        model=model, layer=layer, transformer=transformer,
         pins=LayoutPins(
             dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
             micro_batch=micro_batch, zero=zero,
@@ -143,58 +141,64 @@ def plan(
         world_size=world_size,
         tokens_per_rank=tokens_of(tokens, batch, length, is_whole=transformer is not None),
         dtype=dtype or settings.dtype,
-        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
-        memory_taken_bytes=0 if memory_taken is None else parse_bytes(memory_taken),
-        bounds=bounds_of(
-            settings,
-            forward_degree,
-            backward_degree,
-            max_degree,
-            min_chunk_tokens,
-            order,
-            strategy,
+        memory_limit_bytes=parsed(memory_limit, parse_bytes),
+        memory_taken_bytes=parsed(memory_taken, parse_bytes) or 0,
+        bounds=Bounds(
+            forward_degree=forward_degree, backward_degree=backward_degree,
+            max_degree=max_degree or settings.max_degree,
+            min_chunk_tokens=min_chunk_tokens or settings.min_chunk_tokens,
+            order=order, strategy=strategy,
         ),
         allow_modelled=settings.allow_modelled if allow_modelled is None else allow_modelled,
     )  # fmt: skip
-    planned = plan_layer(
-        request,
-        profile=profile or settings.profile,
-        settings=settings,
-        output=output,
-        save=not no_save,
-    )
-    _show(session, planned, output=output, save=not no_save, as_json=json)
+    _plan(session, request, profile=profile, output=output, save=not no_save, as_json=json)
 
 
-def _show(
-    session: Session, planned: "Planned", *, output: Path | None, save: bool, as_json: bool
+def _plan(
+    session: Session,
+    request: "PlanRequest",
+    *,
+    profile: str | None,
+    output: Path | None,
+    save: bool,
+    as_json: bool,
 ) -> None:
-    from moetune.cli.model_view import show_model_plan
-    from moetune.cli.plan_view import show_plan
-    from moetune.workflows.explain import explain_plan
     from moetune.workflows.files import plan_to_json
-    from moetune.workflows.profiles import machine_note
+    from moetune.workflows.plan import plan_layer
 
-    screen, made = session.screen, planned.plan
-    profile = planned.found.profile
-    screen.detail(f"profile {profile.name} ({profile.digest[:8]}, {planned.found.source})")
+    settings, screen = session.settings, session.screen
+    planned = plan_layer(
+        request, profile=profile or settings.profile, settings=settings, output=output, save=save
+    )
+    used, made = planned.found.profile, planned.plan
+    screen.detail(f"profile {used.name} ({used.digest[:8]}, {planned.found.source})")
     if as_json:
         typer.echo(plan_to_json(made), nl=False)
     else:
-        show = show_plan if made.transformer is None else show_model_plan
-        show(screen, explain_plan(made, profile=profile))
-        # To look at this machine loads torch, which takes ten times as long as the plan.
-        if session.verbosity > 0 and (note := machine_note(profile)):
-            screen.say(f"Note: {note}.", indent=2)
-            screen.say()
+        _show(session, planned)
+    short = made.id[:6]
     if output is not None:
-        screen.note(f"Plan {made.id[:6]} is written to {output}.")
+        screen.note(f"Plan {short} is written to {output}.")
     if not save:
-        screen.note(f"Plan {made.id[:6]} is not kept in the store.")
+        screen.note(f"Plan {short} is not kept in the store.")
     elif as_json:
-        screen.note(f"Plan {made.id[:6]} saved.")
+        screen.note(f"Plan {short} saved.")
     else:
-        short = made.id[:6]
         screen.line(f"Plan {short} saved. See why: moetune explain {short}")
         if made.transformer is None:
             screen.line(f"Check it on this machine: moetune verify {short}")
+
+
+def _show(session: Session, planned: "Planned") -> None:
+    from moetune.cli.model_view import show_model_plan
+    from moetune.cli.plan_view import show_plan
+    from moetune.workflows.explain import explain_plan
+    from moetune.workflows.profiles import machine_note
+
+    screen, made, used = session.screen, planned.plan, planned.found.profile
+    show = show_plan if made.transformer is None else show_model_plan
+    show(screen, explain_plan(made, profile=used))
+    # To look at this machine loads torch, which takes ten times as long as the plan.
+    if session.verbosity > 0 and (note := machine_note(used)):
+        screen.say(f"Note: {note}.", indent=2)
+        screen.say()

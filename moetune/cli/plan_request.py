@@ -1,7 +1,8 @@
 """Flags that several commands share, as what they stand for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape
@@ -9,10 +10,7 @@ from moetune.domain.models import find_model
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import parse_count
 
-if TYPE_CHECKING:
-    from moetune.config import Settings
-    from moetune.domain.plan import Order, Strategy
-    from moetune.solve.choice import Bounds
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,23 +152,6 @@ def tokens_of(
     return batch * length
 
 
-def bounds_of(
-    settings: "Settings",
-    forward_degree: int | None,
-    backward_degree: int | None,
-    max_degree: int | None,
-    min_chunk_tokens: int | None,
-    order: "Order | None",
-    strategy: "Strategy | None",
-) -> "Bounds":
-    """Return what is pinned or bounded of the chunks, with the settings' bounds."""
-    from moetune.solve.choice import Bounds
-
-    return Bounds(
-        forward_degree=forward_degree,
-        backward_degree=backward_degree,
-        max_degree=max_degree or settings.max_degree,
-        min_chunk_tokens=min_chunk_tokens or settings.min_chunk_tokens,
-        order=order,
-        strategy=strategy,
-    )
+def parsed(text: str | None, parse: Callable[[str], T]) -> T | None:
+    """Return what a flag's text stands for, None where it was not given."""
+    return None if text is None else parse(text)

@@ -1,9 +1,10 @@
 """A plan and its explanation in words."""
 
-from moetune.cli.render import Screen, plural, seconds_span
+from moetune.cli.render import Screen, percent, plural, seconds_span
 from moetune.domain.models import MODELS
-from moetune.domain.plan import Memory, Plan
+from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.memory import total_bytes
 from moetune.solve.words import HOW
 from moetune.workflows.explain import Explanation, PhaseTerms
 
@@ -38,7 +39,7 @@ def title(explanation: Explanation) -> str:
     model = MODELS.get(inputs.model or "")
     name = model.title if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
     name += " layer" if name.endswith("MoE") else ""
-    device = _device(explanation)
+    device = device_word(explanation)
     each = f"on every {device}" if is_tensor(explanation.plan) else f"per {device}"
     return (
         f"{name} · {plural(layer.num_experts, 'expert')} over {plural(inputs.world_size, device)}"
@@ -51,7 +52,7 @@ def how_sure(plan: Plan) -> str:
     verdict = plan.decision
     text = f"How sure: {_probability(verdict.probability_best)} that no other choice is better"
     if verdict.expected_regret >= WORTH_SAYING:
-        text += f"; if wrong, {_percent(verdict.expected_regret)} slower on average"
+        text += f"; if wrong, {percent(verdict.expected_regret)} slower on average"
     if verdict.runner_up is None:
         return f"{text}. There is no other choice."
     next_best = verdict.runner_up
@@ -60,7 +61,7 @@ def how_sure(plan: Plan) -> str:
     degrees = f"{next_best.forward_degree} and {next_best.backward_degree}"
     if next_best.strategy != plan.memory.strategy:
         degrees += f" with strategy {next_best.strategy}"
-    return f"{text}. Next best: {degrees} (+{_percent(slower)})."
+    return f"{text}. Next best: {degrees} (+{percent(slower)})."
 
 
 def is_one_chunk(plan: Plan) -> bool:
@@ -79,7 +80,15 @@ def sentence(text: str) -> str:
     return start + text[1:] + ("" if text.endswith((".", "`")) else ".")
 
 
-def _device(explanation: Explanation) -> str:
+def memory_line(explanation: Explanation, num_bytes: int, parts: str) -> str:
+    """Return what one device needs, of what, and what for."""
+    limit = explanation.memory_limit_bytes
+    of_limit = f" of {format_bytes(limit)}" if limit else ""
+    return f"memory  {format_bytes(num_bytes)}{of_limit} per {device_word(explanation)}: {parts}"
+
+
+def device_word(explanation: Explanation) -> str:
+    """Return what a rank is called: "GPU" where the profile says so."""
     profile = explanation.profile
     return "GPU" if profile is not None and profile.machine.kind == "cuda" else "rank"
 
@@ -118,12 +127,10 @@ def _tensor_decision(plan: Plan) -> str:
 def _step(plan: Plan) -> str:
     times = plan.predicted
     span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
-    whole = times.sequential_forward_seconds + times.sequential_backward_seconds
-    whole += times.overhead_seconds
     text = f"One step of the layer: {span}"
     reuses = plan.memory.strategy != "none"
     if not is_one_chunk(plan) and times.step_seconds and not reuses:
-        text += f", {whole / times.step_seconds:.2f} × as fast as one chunk"
+        text += f", {times.sequential_step_seconds / times.step_seconds:.2f} × as fast as one chunk"
     return f"{text}. {plan.decision.binding.capitalize()} binds."
 
 
@@ -156,24 +163,16 @@ def _phase(
 
 
 def _memory(explanation: Explanation) -> str:
-    memory, limit = explanation.plan.memory, explanation.memory_limit_bytes
-    of_limit = f" of {format_bytes(limit)}" if limit else ""
-    return (
-        f"memory  {format_bytes(_all_bytes(memory))}{of_limit} per {_device(explanation)}: "
+    memory = explanation.plan.memory
+    return memory_line(
+        explanation,
+        total_bytes(memory),
         f"states {format_bytes(memory.state_bytes)}, "
         f"activations {format_bytes(memory.activation_bytes)}, "
-        f"buffers {format_bytes(memory.buffer_bytes)}"
+        f"buffers {format_bytes(memory.buffer_bytes)}",
     )
-
-
-def _all_bytes(memory: Memory) -> int:
-    return memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
 
 
 def _probability(share: float) -> str:
     """Return the share of a hundred fits; that all of them agree is not certainty."""
     return "over 99 %" if share >= SURE else f"{100 * share:.0f} %"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune import config
-from moetune.cli.plan_request import LayerFlags, ModelFlags
+from moetune.cli.plan_request import LayerFlags, ModelFlags, parsed
 from moetune.cli.profile_progress import ScreenProgress, clock
 from moetune.cli.session import Json, Session, example, session_of
 from moetune.domain.document import encode
@@ -19,7 +19,8 @@ from moetune.measure.grid import Preset
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
-    from moetune.workflows.profile import ProfileOutcome, ProfileRequest, Setting
+    from moetune.workflows.profile import ProfileOutcome
+    from moetune.workflows.profile_request import ProfileRequest, Setting
 
 EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
 _INTERRUPTED = 130
@@ -82,16 +83,13 @@ def profile(
 
     Under torchrun every rank runs this command, and rank 0 keeps what is measured.
     """
-    from moetune.workflows.profile import ProfileRequest, Setting, take_part
+    from moetune.workflows.profile import take_part
+    from moetune.workflows.profile_request import ProfileRequest
 
     session = session_of(context)
-    environ = config.environment()
-    launch = config.launch(environ)
-    if launch is not None and nproc is not None:
-        raise InputError("--nproc is of no use in a launch, which sets the ranks", "leave it out")
-    num_ranks = launch.world_size if launch else nproc or 1
-    settings = session.settings
-    named = None if model is None else find_model(model)
+    settings, setting = session.settings, _setting(nproc)
+    num_ranks = setting.launch.world_size if setting.launch else nproc or 1
+    named = parsed(model, find_model)
     layer = LayerFlags(
         d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
         activation=activation,
@@ -99,11 +97,10 @@ def profile(
     if named is not None and named.transformer is None:
         layer, model = named.layer(num_ranks), None
     whole = ModelFlags(
-        num_layers=num_layers, num_heads=num_heads,
-        length=None if seq is None else parse_count(seq),
-        vocab=None if vocab is None else parse_count(vocab), moe_every=moe_every,
+        num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count),
+        vocab=parsed(vocab, parse_count), moe_every=moe_every,
     ).transformer(model, layer)  # fmt: skip
-    default_tokens = _TOKENS if named is None else named.tokens_per_rank
+    default_tokens = named.tokens_per_rank if named else _TOKENS
     limit = budget or settings.budget
     request = ProfileRequest(
         name=name,
@@ -116,13 +113,23 @@ def profile(
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=parse_seconds(limit) if limit else None,
     )
-    setting = Setting(environment=environ, launch=launch)
     if not setting.is_writer:
         take_part(request, setting)
     elif plan_only:
         _plan(session, request, setting, resume=resume, as_json=json)
     else:
         _measure(session, request, setting, resume=resume, as_json=json)
+
+
+def _setting(nproc: int | None) -> "Setting":
+    """Return whether this process measures alone or in a launch, and its environment."""
+    from moetune.workflows.profile_request import Setting
+
+    environ = config.environment()
+    launch = config.launch(environ)
+    if launch is not None and nproc is not None:
+        raise InputError("--nproc is of no use in a launch, which sets the ranks", "leave it out")
+    return Setting(environment=environ, launch=launch)
 
 
 def _plan(

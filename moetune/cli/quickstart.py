@@ -51,7 +51,8 @@ def quickstart() -> int:
 
 
 def _profile(screen: Screen) -> None:
-    from moetune.workflows.profile import ProfileRequest, Setting, profile_machine
+    from moetune.workflows.profile import profile_machine
+    from moetune.workflows.profile_request import ProfileRequest, Setting
 
     request = ProfileRequest(
         name=_NAME,
@@ -81,17 +82,12 @@ def _plan() -> "Plan":
 
 def _report(screen: Screen, lesson: "Lesson", planned: "Trained", one_chunk: "Trained") -> int:
     plan, predicted = lesson.plan, lesson.plan.predicted
-    sequential = (
-        predicted.sequential_forward_seconds
-        + predicted.sequential_backward_seconds
-        + predicted.overhead_seconds
-    )
     screen.say()
     screen.table(
         ("", "chunks", "loss before", "after", "predicted step", "measured", "error"),
         (
             _row("plan", planned, predicted.step_seconds),
-            _row("one chunk", one_chunk, sequential),
+            _row("one chunk", one_chunk, predicted.sequential_step_seconds),
         ),
         right=range(1, 7),
     )

@@ -135,6 +135,11 @@ def seconds_span(seconds: float, low: float, high: float) -> str:
     return f"{number} {unit} ({low / factor:.{digits}f}–{high / factor:.{digits}f})"
 
 
+def percent(share: float) -> str:
+    """Return "12.3 %"."""
+    return f"{100 * share:.1f} %"
+
+
 def plural(count: int, noun: str) -> str:
     """Return "1 chunk" or "2 chunks"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -42,6 +42,25 @@ def decode(cls: type[T], plain: object, where: str) -> T:
     return cast("T", _decode(cls, plain, where))
 
 
+def decode_schema(cls: type[T], plain: object, where: str, *, schema: int, hint: str) -> T:
+    """Return the dataclass in a file's plain values, in the schema that this moetune reads.
+
+    Args:
+        where: what the document is called in an error.
+        hint: what to do with a document in another schema.
+
+    Raises:
+        InputError: no schema or a foreign one, or whatever `decode` finds wrong.
+    """
+    if not isinstance(plain, dict) or "schema" not in plain:
+        raise InputError(f"{where} lacks the key 'schema'", f"is this a moetune {where} file?")
+    if plain["schema"] != schema:
+        raise InputError(
+            f"{where} has schema {plain['schema']!r}, this moetune reads {schema}", hint
+        )
+    return decode(cls, plain, where)
+
+
 def canonical_json(value: object) -> str:
     """Return the one JSON text of a value: sorted keys, no spaces, finite numbers."""
     return json.dumps(encode(value), sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from moetune.domain.costs import Trust
-from moetune.domain.document import decode, digest
+from moetune.domain.document import decode_schema, digest
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 
@@ -152,21 +152,33 @@ class Predicted:
     p95_step_seconds: float
     trust: Trust
 
+    @property
+    def sequential_step_seconds(self) -> float:
+        """The step in one chunk."""
+        pipelined = self.sequential_forward_seconds + self.sequential_backward_seconds
+        return pipelined + self.overhead_seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """A choice that lost, with its predicted step and the reason.
-
-    Args:
-        layout: of another layout of the whole model; `step_seconds` is then the model's.
-        memory_bytes: of that layout, on the device that needs the most.
-    """
+class Choice:
+    """What could have been chosen, with its predicted step."""
 
     forward_degree: int
     backward_degree: int
     order: Order
     strategy: Strategy
     step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative(Choice):
+    """A choice that lost, and why.
+
+    Args:
+        layout: of another layout of the whole model; `step_seconds` is then the model's.
+        memory_bytes: of that layout, on the device that needs the most.
+    """
+
     lost_because: str
     layout: Layout | None = None
     memory_bytes: int | None = None
@@ -224,17 +236,6 @@ class TransformerPlan:
     memory: ModelMemory
     parts: tuple[Part, ...]
     binding: ModelBinding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The runner-up."""
-
-    forward_degree: int
-    backward_degree: int
-    order: Order
-    strategy: Strategy
-    step_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,14 +342,13 @@ def plan_from_document(document: object) -> Plan:
         InputError: a foreign schema, an id that is not the hash of the inputs, or whatever
             `decode` finds wrong.
     """
-    if not isinstance(document, dict) or "schema" not in document:
-        raise InputError("plan lacks the key 'schema'", "is this a moetune plan file?")
-    if document["schema"] != PLAN_SCHEMA:
-        raise InputError(
-            f"plan has schema {document['schema']!r}, this moetune reads {PLAN_SCHEMA}",
-            "make the plan again with this version of moetune",
-        )
-    return decode(Plan, document, "plan")
+    return decode_schema(
+        Plan,
+        document,
+        "plan",
+        schema=PLAN_SCHEMA,
+        hint="make the plan again with this version of moetune",
+    )
 
 
 def plan_from_json(text: str | bytes, where: str) -> Plan:

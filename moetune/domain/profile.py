@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moetune.domain.costs import Interference, LinearCost
-from moetune.domain.document import decode, digest
+from moetune.domain.document import decode_schema, digest
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
@@ -136,11 +136,10 @@ def profile_from_document(document: object) -> Profile:
     Raises:
         InputError: a foreign schema, or whatever `decode` finds wrong.
     """
-    if not isinstance(document, dict) or "schema" not in document:
-        raise InputError("profile lacks the key 'schema'", "is this a moetune profile file?")
-    if document["schema"] != PROFILE_SCHEMA:
-        raise InputError(
-            f"profile has schema {document['schema']!r}, this moetune reads {PROFILE_SCHEMA}",
-            "export it again with this version of moetune",
-        )
-    return decode(Profile, document, "profile")
+    return decode_schema(
+        Profile,
+        document,
+        "profile",
+        schema=PROFILE_SCHEMA,
+        hint="export it again with this version of moetune",
+    )

@@ -1,8 +1,7 @@
 """A profile as the costs that the solvers read."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import get_args
 
 from moetune.domain.costs import (
@@ -23,24 +22,9 @@ from moetune.fit.curve import Line
 from moetune.fit.missing import copy_name, missing_collective, missing_copy, missing_gemm
 from moetune.fit.pool import AttentionKey, CollectiveKey, RowsKey, Shape
 from moetune.fit.predictor import Curves, ExactCurves, Predictor, capped, stretched
-from moetune.fit.wires import nearest_group
+from moetune.fit.sources import Source, nearest_source
 
 _FREE = Estimate(seconds=0.0, trust="measured")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """The nearest thing known of a collective.
-
-    Args:
-        factor: its bytes that stand for one of what was asked for.
-        cap: the best label of a prediction from it.
-    """
-
-    found: Points | Line
-    label: str
-    factor: float
-    cap: Trust
 
 
 def costs_of(profile: Profile, *, allow_modelled: bool = False) -> "ProfileCosts":
@@ -98,11 +82,10 @@ class ProfileCosts:
         self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
     ) -> LinearCost | None:
         """Return the α–β line over bytes when that is all there is, else None."""
-        known, group = self._book.groups(op), self._canonical(group_size, num_nodes)
-        if group_size == 1 or not (group in known or (known and self._allow_modelled)):
+        if group_size == 1:
             return None
-        source = self._source(op, group, 1)
-        if not isinstance(source.found, Line):
+        source = self._source(op, self._canonical(group_size, num_nodes), 1)
+        if source is None or not isinstance(source.found, Line):
             return None
         cost = self._curves.line(source.found, label=source.label).cost
         return replace(cost, beta_seconds=source.factor * cost.beta_seconds)
@@ -254,27 +237,14 @@ class ProfileCosts:
 
     def _collective(self, op: CollectiveOp, group: Group, in_flight: int) -> Predictor:
         source = self._source(op, group, in_flight)
+        if source is None:
+            known = self._book.groups(op)
+            raise missing_collective(self._book.profile, op=op, group=group, known=known)
         found = self._predictor(source.found, source.label)
         return capped(stretched(found, source.factor), source.cap)
 
-    def _source(self, op: CollectiveOp, group: Group, in_flight: int) -> _Source:
-        known, machine = self._book.groups(op), self._book.profile.machine
-        cap: Trust = "measured"
-        factor = 1.0
-        if group not in known:
-            if not (known and self._allow_modelled):
-                raise missing_collective(self._book.profile, op=op, group=group, known=known)
-            cap = "modelled"
-            group, factor = nearest_group(op, group, known, machine)
-        flights = self._book.in_flight(op, group)
-        flight, flight_cap = _nearest_flight(in_flight, flights)
-        key = (op, *group, flight)
-        return _Source(
-            found=self._book.collective(key),
-            label=f"collective {key}",
-            factor=factor,
-            cap=least_trust((cap, flight_cap)),
-        )
+    def _source(self, op: CollectiveOp, group: Group, in_flight: int) -> Source | None:
+        return nearest_source(self._book, op, group, in_flight, allow_modelled=self._allow_modelled)
 
     def _copy(self, direction: Direction, pinned: bool) -> Predictor:  # noqa: FBT001 - private
         alone = (direction, pinned, False)
@@ -295,17 +265,3 @@ class ProfileCosts:
                 else self._curves.through(found)
             )
         return self._labelled[label]
-
-
-def _nearest(wanted: int, known: Sequence[int]) -> int:
-    """Return the known number nearest in ratio, the smaller of two as near."""
-    return min(known, key=lambda one: (abs(math.log(one / wanted)), one))
-
-
-def _nearest_flight(wanted: int, known: Sequence[int]) -> tuple[int, Trust]:
-    if wanted in known:
-        return wanted, "measured"
-    several = [one for one in known if one > 1]
-    if wanted > 1 and several:
-        return _nearest(wanted, several), "interpolated"
-    return _nearest(wanted, known), "extrapolated"

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from moetune.domain.samples import AttentionPoint, RowsPoint
-from moetune.measure.device import Device, tensor_maker
+from moetune.measure.device import Device, drop, tensor_maker
 
 
 def attention(point: AttentionPoint, device: Device) -> Callable[[], None]:
@@ -21,7 +21,7 @@ def attention(point: AttentionPoint, device: Device) -> Callable[[], None]:
     heads_BS3AD = make(point.num_sequences, point.length, 3, point.num_heads, point.head_dim)
     inputs = [one.transpose(1, 2) for one in heads_BS3AD.unbind(2)]
     if not point.backward:
-        return lambda: _drop(_attend(inputs))
+        return lambda: drop(_attend(inputs))
     for one in inputs:
         one.requires_grad_()
     result_BASD = _attend(inputs)
@@ -70,7 +70,7 @@ def _norm_inputs(point: RowsPoint, device: Device) -> list[torch.Tensor]:
 def cross_entropy(point: RowsPoint, device: Device) -> Callable[[], None]:
     """Mean cross-entropy of every row of logits with one label."""
     logits, labels = _logits_and_labels(point, device)
-    return lambda: _drop(functional.cross_entropy(logits, labels))
+    return lambda: drop(functional.cross_entropy(logits, labels))
 
 
 def cross_entropy_backward(point: RowsPoint, device: Device) -> Callable[[], None]:
@@ -92,12 +92,8 @@ def adam(point: RowsPoint, device: Device) -> Callable[[], None]:
     parameter = make(point.rows, point.width).requires_grad_()
     parameter.grad = make(point.rows, point.width)
     optimiser = torch.optim.AdamW([parameter], fused=True)
-    return lambda: _drop(optimiser.step())
+    return lambda: drop(optimiser.step())
 
 
 def _gradients(result: torch.Tensor, inputs: list[torch.Tensor], grad: torch.Tensor) -> None:
     torch.autograd.grad(result, inputs, grad, retain_graph=True)
-
-
-def _drop(_: object) -> None:
-    """Let the result go: only its time matters."""

@@ -19,7 +19,7 @@ from moetune.domain.samples import (
     RowsPoint,
 )
 from moetune.measure import model_ops, products
-from moetune.measure.device import Device
+from moetune.measure.device import Device, drop
 from moetune.measure.ranks import Ranks
 
 _FLOAT_BYTES = 4
@@ -147,7 +147,7 @@ def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:
     host = device.host_bytes(point.num_bytes, pinned=point.pinned).fill_(1)
     inside = torch.ones_like(host, device=device.torch_device)
     target, source = (inside, host) if point.direction == "h2d" else (host, inside)
-    return lambda: _drop(target.copy_(source, non_blocking=point.pinned))
+    return lambda: drop(target.copy_(source, non_blocking=point.pinned))
 
 
 def _loopback(point: CollectivePoint, device: Device) -> Operation:
@@ -246,10 +246,6 @@ def _chain(sent: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], list[di
         ops.append(dist.P2POp(dist.isend, sent, peer, group))
         ops.append(dist.P2POp(dist.irecv, torch.zeros_like(sent), peer, group))
     return lambda: dist.batch_isend_irecv(ops)
-
-
-def _drop(_: torch.Tensor) -> None:
-    """Let the result go: only its time matters."""
 
 
 def _nothing() -> None:

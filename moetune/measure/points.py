@@ -93,15 +93,9 @@ def choose_points(
     grid = GRIDS[preset, machine.kind]
     linked = [size for size in group_sizes if size > 1 or machine.kind == "cuda"]
     groups = [*((size, 0) for size in linked), *spread_groups(linked, machine)]
-    wanted = [(layer, group_sizes) for layer in layers]
-    # The model's experts may all be on one rank.
-    wanted += [(model.moe, (1, *group_sizes)) for model in transformers]
-    workloads = [
-        load
-        for layer, sizes in wanted
-        for dtype in dtypes
-        for load in _workloads(layer, dtype, sizes, max_tokens)
-    ]
+    workloads = _workloads(
+        layers, transformers, dtypes=dtypes, group_sizes=group_sizes, tokens=max_tokens
+    )
     around = (
         transformer_points(
             model, dtype=dtype, group_sizes=linked, groups=groups, max_tokens=max_tokens,
@@ -134,8 +128,27 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
 
 
 def _workloads(
-    layer: LayerShape, dtype: str, group_sizes: Sequence[int], tokens: int
+    layers: Sequence[LayerShape],
+    transformers: Sequence[Transformer],
+    *,
+    dtypes: Sequence[str],
+    group_sizes: Sequence[int],
+    tokens: int,
 ) -> list[Workload]:
+    """Return every layer with experts, in every dtype, on every group that may share them."""
+    wanted = [(layer, _fitting(layer, group_sizes)) for layer in layers]
+    # The model's experts may all be on one rank.
+    wanted += [(model.moe, _fitting(model.moe, (1, *group_sizes))) for model in transformers]
+    return [
+        Workload(layer=layer, world_size=size, tokens_per_rank=tokens, dtype=dtype)
+        for layer, sizes in wanted
+        for dtype in dtypes
+        for size in sizes
+    ]
+
+
+def _fitting(layer: LayerShape, group_sizes: Sequence[int]) -> list[int]:
+    """Return the group sizes that divide the experts, each once."""
     fitting = [size for size in dict.fromkeys(group_sizes) if layer.num_experts % size == 0]
     if not fitting:
         raise InputError(
@@ -143,10 +156,7 @@ def _workloads(
             f"{', '.join(map(str, group_sizes))}",
             "use a multiple of the ranks, or ask for another group size",
         )
-    return [
-        Workload(layer=layer, world_size=size, tokens_per_rank=tokens, dtype=dtype)
-        for size in fitting
-    ]
+    return fitting
 
 
 def _layer_points(

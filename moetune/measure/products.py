@@ -10,7 +10,7 @@ import torch
 from moetune.domain.errors import InputError
 from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.measure import model_ops
-from moetune.measure.device import Device, tensor_maker
+from moetune.measure.device import Device, drop, tensor_maker
 
 _TOP_K = 2
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
@@ -131,13 +131,13 @@ def _activation_grad(point: RowsPoint, device: Device, name: str) -> Callable[[]
 def _gather(point: RowsPoint, device: Device) -> Callable[[], None]:
     x, order = _rows_and_order(point, device)
     out = torch.empty_like(x)
-    return lambda: _drop(torch.index_select(x, 0, order, out=out))
+    return lambda: drop(torch.index_select(x, 0, order, out=out))
 
 
 def _scatter_add(point: RowsPoint, device: Device) -> Callable[[], None]:
     x, order = _rows_and_order(point, device)
     total = torch.zeros_like(x)
-    return lambda: _drop(total.index_add_(0, order, x))
+    return lambda: drop(total.index_add_(0, order, x))
 
 
 def _gate(point: RowsPoint, device: Device) -> Callable[[], None]:
@@ -172,7 +172,3 @@ def _rows_and_order(point: RowsPoint, device: Device) -> tuple[torch.Tensor, tor
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(point.rows, generator=generator)
     return x, order.to(device.torch_device)
-
-
-def _drop(_: torch.Tensor) -> None:
-    """Let the result go: only its time matters."""

@@ -90,10 +90,9 @@ def run_session(
     """
     start = time.perf_counter()
     assignment = ranks.from_first(assignment)
-    points = assignment.points
-    if not points:
+    if not assignment.points:
         return
-    groups = {point.group for point in points if isinstance(point, CollectivePoint)}
+    groups = {point.group for point in assignment.points if isinstance(point, CollectivePoint)}
     ranks.open_groups(
         [*groups, (ranks.world_size, 0)],
         ranks_per_node=assignment.ranks_per_node or ranks.world_size,
@@ -103,23 +102,32 @@ def run_session(
     bench = _Bench(
         device, ranks, representatives(device, ranks.world_size), sharers[ranks.rank], makers
     )
-    rates = ranks.from_first(bench.probe(points))
-    seconds = {point: point_seconds(point, rates, effort) for point in points}
-    budget_seconds = assignment.budget_seconds
-    if budget_seconds is not None:
-        points = within_budget(points, seconds, budget_seconds)
+    estimates = _estimates(assignment, ranks.from_first(bench.probe(assignment.points)), effort)
     if ranks.rank == 0:
-        chosen = {point: seconds[point] for point in points}
-        total = sum(chosen.values())
-        again = AGAIN_SHARE * total if budget_seconds is None else budget_seconds - total
-        tell(Estimates(seconds=chosen, again_seconds=max(again, 0.0)))
+        tell(estimates)
     if assignment.plan_only:
         return
+    order = _order(tuple(estimates.seconds), assignment)
+    _visit_all(order, _Tour(bench, effort, ranks, tell, start), assignment.budget_seconds)
+
+
+def _estimates(assignment: Assignment, rates: Rates, effort: Effort) -> Estimates:
+    """Return the points that fit into the budget, and what of it is left for noisy ones."""
+    points, budget_seconds = assignment.points, assignment.budget_seconds
+    seconds = {point: point_seconds(point, rates, effort) for point in points}
+    if budget_seconds is None:
+        return Estimates(seconds=seconds, again_seconds=AGAIN_SHARE * sum(seconds.values()))
+    chosen = {point: seconds[point] for point in within_budget(points, seconds, budget_seconds)}
+    return Estimates(seconds=chosen, again_seconds=max(budget_seconds - sum(chosen.values()), 0.0))
+
+
+def _order(points: Sequence[Point], assignment: Assignment) -> tuple[Point, ...]:
+    """Return the points shuffled; with a budget the most valuable first, as it may run out."""
     order = shuffled(points, assignment.seed)
-    if budget_seconds is not None:
-        value = levels(points)
-        order = (order[0], *sorted(order[1:], key=lambda point: value[point]))
-    _visit_all(order, _Tour(bench, effort, ranks, tell, start), budget_seconds)
+    if assignment.budget_seconds is None:
+        return order
+    value = levels(points)
+    return (order[0], *sorted(order[1:], key=lambda point: value[point]))
 
 
 def _visit_all(order: Sequence[Point], tour: "_Tour", budget_seconds: float | None) -> None:

@@ -99,28 +99,21 @@ def plan_dispatch(
     Raises:
         CollectiveError: the exchange failed.
     """
-    num_tokens, top_k = experts_TK.shape
     places, forward_pieces, backward_pieces = common_pieces(forward_degree, backward_degree)
-    num_pieces, num_cells = len(places) - 1, (len(places) - 1) * num_experts
-    bounds = [num_tokens * place // places[-1] for place in places[1:]]
-    tokens = torch.arange(num_tokens, device=experts_TK.device)
-    piece_T = torch.bucketize(tokens, torch.tensor(bounds, device=tokens.device), right=True)
-    cell_TK = piece_T.unsqueeze(1) * num_experts + experts_TK
-    if kept_TK is not None:
-        cell_TK = torch.where(kept_TK, cell_TK, num_cells)
-    cells = cell_TK.reshape(-1)
+    num_pieces, num_ranks = len(places) - 1, link.num_ranks
+    cells = _cells(experts_TK, kept_TK, places, num_experts)
+    num_cells = num_pieces * num_experts
     counts = torch.bincount(cells, minlength=num_cells + 1)[:num_cells]
-    send_PCL = counts.view(num_pieces, link.num_ranks, -1).transpose(0, 1).contiguous()
+    send_PCL = counts.view(num_pieces, num_ranks, -1).transpose(0, 1).contiguous()
     receive_PCL = link.swap(send_PCL, "the exchange of token counts")
     send, receive = torch.stack((send_PCL, receive_PCL)).tolist()
 
     def order(chunk_pieces: tuple[int, ...]) -> Order:
         send_counts = _per_chunk(send, chunk_pieces)
-        num_rows = sum(map(sum, send_counts))
-        key = _sending_key(cells, chunk_pieces, num_experts, link.num_ranks)
+        key = _sending_key(cells, chunk_pieces, num_experts, num_ranks)
         pairs = torch.sort(key, stable=True).indices
         return Order(
-            pairs_N=pairs[:num_rows],
+            pairs_N=pairs[: sum(map(sum, send_counts))],
             num_pairs=len(pairs),
             chunk_pieces=chunk_pieces,
             send_counts=send_counts,
@@ -128,12 +121,10 @@ def plan_dispatch(
         )
 
     forward = order(forward_pieces)
-    same = forward_degree == backward_degree
-    num_rows = len(forward.pairs_N)
     return Dispatch(
         forward=forward,
-        backward=forward if same else order(backward_pieces),
-        num_dropped=num_tokens * top_k - num_rows,
+        backward=forward if forward_degree == backward_degree else order(backward_pieces),
+        num_dropped=forward.num_pairs - len(forward.pairs_N),
         counts_PCL=receive,
         rows_CL=[
             [sum(cell) for cell in zip(*sources, strict=True)]
@@ -154,6 +145,24 @@ def common_pieces(
     backward = range(0, forward_degree * backward_degree + 1, forward_degree)
     places = sorted({*forward, *backward})
     return places, tuple(map(places.index, forward)), tuple(map(places.index, backward))
+
+
+def _cells(
+    experts_TK: torch.Tensor, kept_TK: torch.Tensor | None, places: list[int], num_experts: int
+) -> torch.Tensor:
+    """Return the cell, piece·experts + expert, of every pair (T·K,); one past the last if dropped.
+
+    Args:
+        places: bounds of the pieces, as shares of the last one.
+    """
+    num_tokens = len(experts_TK)
+    bounds = [num_tokens * place // places[-1] for place in places[1:]]
+    tokens = torch.arange(num_tokens, device=experts_TK.device)
+    piece_T = torch.bucketize(tokens, torch.tensor(bounds, device=tokens.device), right=True)
+    cell_TK = piece_T.unsqueeze(1) * num_experts + experts_TK
+    if kept_TK is not None:
+        cell_TK = torch.where(kept_TK, cell_TK, len(bounds) * num_experts)
+    return cell_TK.reshape(-1)
 
 
 def _sending_key(

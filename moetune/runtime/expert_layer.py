@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel, LayerShape, check_divisible
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.account import Account, MemoryUse
@@ -66,30 +65,20 @@ class ExpertLayer(nn.Module, ABC):
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
         )  # fmt: skip
-        if capacity_factor is not None and not capacity_factor > 0:
-            raise InputError(f"capacity_factor must be above 0 or None, got {capacity_factor}")
         self.link = link_of(group, device=device_of(device)) if link is None else link
         check_divisible(num_experts, self.link.num_ranks)
         self._account, self._host_account = Account("device"), Account("host")
         self.gate = Gate(
-            self.shape,
-            normalize_topk=top_k > 1 if normalize_topk is None else normalize_topk,
-            capacity_factor=capacity_factor,
-            account=self._account,
-            device=device,
-            dtype=dtype,
-        )
+            self.shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
+            account=self._account, device=device, dtype=dtype,
+        )  # fmt: skip
         # Ranks with other tokens have other experts; those with the same experts in a
         # tensor-parallel layer are data-parallel, and average their gradients as usual.
         owns_experts = self.expert_parallel == "all_to_all"
         self.experts = Experts(
-            self.shape,
-            local_experts=num_experts // self.link.num_ranks,
-            bias=bias,
-            is_replicated=not owns_experts,
-            device=device,
-            dtype=dtype,
-        )
+            self.shape, local_experts=num_experts // self.link.num_ranks, bias=bias,
+            is_replicated=not owns_experts, device=device, dtype=dtype,
+        )  # fmt: skip
         self.recorder: Recorder = NoRecorder()
         self.decision = SAFE_DECISION
         self.num_dropped = 0

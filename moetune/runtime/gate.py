@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.account import Account
 from moetune.runtime.links import Link
@@ -180,25 +181,30 @@ class Gate(nn.Module):
     choices stay valid and all other tokens are untouched, so that no rank's sizes break.
 
     Args:
-        normalize_topk: divide the chosen probabilities by their sum.
+        normalize_topk: divide the chosen probabilities by their sum; None where K > 1.
         capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs,
             first choices before second ones, in the order of the tokens; None takes all.
         account: counts what the gate keeps.
+
+    Raises:
+        InputError: a capacity that takes nothing.
     """
 
     def __init__(
         self,
         layer: LayerShape,
         *,
-        normalize_topk: bool,
+        normalize_topk: bool | None,
         capacity_factor: float | None,
         account: Account,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if capacity_factor is not None and not capacity_factor > 0:
+            raise InputError(f"capacity_factor must be above 0 or None, got {capacity_factor}")
         self.layer = layer
-        self.normalize_topk = normalize_topk
+        self.normalize_topk = layer.top_k > 1 if normalize_topk is None else normalize_topk
         self.capacity_factor = capacity_factor
         self._account = account
         self._link: Link | None = None

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
 
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
@@ -118,7 +118,7 @@ class SqlStore:
 
         def work(connection: Connection) -> tuple[Sample, ...]:
             statements.require_run(connection, run_id)
-            return self._samples(connection, run_id)
+            return statements.samples_of(connection, run_id, self.location)
 
         return self._database.read(work)
 
@@ -152,7 +152,8 @@ class SqlStore:
             else:
                 fit_run_id = run_id
                 statements.require_run(connection, run_id)
-                if profile.samples not in ((), self._samples(connection, run_id)):
+                kept = statements.samples_of(connection, run_id, self.location)
+                if profile.samples not in ((), kept):
                     raise InputError(
                         f"profile {profile.name!r} has other samples than run {run_id}",
                         "add them to the run first",
@@ -178,7 +179,9 @@ class SqlStore:
             fit = connection.execute(query).mappings().first()
             if fit is None:
                 return None
-            measured = self._samples(connection, fit["run_id"], last_id=fit["last_sample_id"])
+            measured = statements.samples_of(
+                connection, fit["run_id"], self.location, last_id=fit["last_sample_id"]
+            )
             return rows.profile_from_parts(
                 fit["document"], measured, f"{self.location}: profile {name!r}"
             )
@@ -201,8 +204,7 @@ class SqlStore:
             .join(machines)
             .order_by(runs.c.id.desc())
         )
-        found = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return tuple(rows.run_info(row) for row in found)
+        return tuple(rows.run_info(row) for row in self._rows(query))
 
     def remove_profile(self, name: str) -> int:
         """Delete every run and fit of that name and return how many runs there were."""
@@ -238,7 +240,7 @@ class SqlStore:
         if not _PREFIX.fullmatch(plan_id):
             return None
         query = select(plans).where(plans.c.id.startswith(plan_id)).order_by(plans.c.id).limit(5)
-        found = self._database.read(lambda connection: connection.execute(query).mappings().all())
+        found = self._rows(query)
         if len(found) > 1:
             names = ", ".join(row["id"][: len(plan_id) + 8] for row in found)
             raise InputError(f"plan id {plan_id!r} is ambiguous", f"give more of it: {names}")
@@ -250,8 +252,7 @@ class SqlStore:
         query = select(*(plans.c[name] for name in names)).order_by(
             plans.c.created_at.desc(), plans.c.id
         )
-        found = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return tuple(rows.plan_info(row) for row in found)
+        return tuple(rows.plan_info(row) for row in self._rows(query))
 
     def add_observation(self, observation: Observation) -> None:
         """Append one observation.
@@ -274,8 +275,7 @@ class SqlStore:
             .where(observations.c.plan_id == plan_id)
             .order_by(observations.c.id)
         )
-        found = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return tuple(rows.observation_from_row(row) for row in found)
+        return tuple(rows.observation_from_row(row) for row in self._rows(query))
 
     def add_settled(self, settled: Settled) -> None:
         """Append what a search decided; earlier decisions for the same size stay.
@@ -294,14 +294,7 @@ class SqlStore:
         """Return what searches decided that began with the plan, oldest first."""
         mine = settled_sizes.c.plan_id == plan_id
         query = select(settled_sizes).where(mine).order_by(settled_sizes.c.id)
-        found = self._database.read(lambda connection: connection.execute(query).mappings().all())
-        return tuple(rows.settled_from_row(row, self.location) for row in found)
+        return tuple(rows.settled_from_row(row, self.location) for row in self._rows(query))
 
-    def _samples(
-        self, connection: Connection, run_id: int, *, last_id: int | None = None
-    ) -> tuple[Sample, ...]:
-        query = select(samples).where(samples.c.run_id == run_id).order_by(samples.c.id)
-        if last_id is not None:
-            query = query.where(samples.c.id <= last_id)
-        found = connection.execute(query).mappings()
-        return tuple(rows.sample_from_row(row, self.location) for row in found)
+    def _rows(self, query: Select[Any]) -> Sequence[RowMapping]:
+        return self._database.read(lambda connection: connection.execute(query).mappings().all())

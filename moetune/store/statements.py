@@ -66,6 +66,21 @@ def add_samples(connection: Connection, run_id: int, measured: Sequence[Sample])
         connection.execute(insert(samples), values)
 
 
+def samples_of(
+    connection: Connection, run_id: int, where: str, *, last_id: int | None = None
+) -> tuple[Sample, ...]:
+    """Return the run's samples in the order they were measured.
+
+    Args:
+        where: the store's place for an error.
+        last_id: of the last sample to return; None for all.
+    """
+    query = select(samples).where(samples.c.run_id == run_id).order_by(samples.c.id)
+    if last_id is not None:
+        query = query.where(samples.c.id <= last_id)
+    return tuple(rows.sample_from_row(row, where) for row in connection.execute(query).mappings())
+
+
 def insert_missing(connection: Connection, table: Table, values: dict[str, Any]) -> None:
     """Append the row unless one with its key is there."""
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite

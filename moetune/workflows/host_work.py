@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from moetune.domain.samples import RowsPoint
-from moetune.measure.device import Device
+from moetune.measure.device import Device, drop
 from moetune.measure.operations import Makers
 from moetune.runtime.language_model import Attention, Block, FeedForward
 from moetune.runtime.layer import MoELayer
@@ -52,7 +52,7 @@ def _forward(
     make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
 ) -> Callable[[], None]:
     block, x_BSD = _block(make_ffn, point, device)
-    return lambda: _drop(block(x_BSD))
+    return lambda: drop(block(x_BSD))
 
 
 def _step(
@@ -60,8 +60,4 @@ def _step(
 ) -> Callable[[], None]:
     block, x_BSD = _block(make_ffn, point, device)
     grad_BSD = torch.ones_like(x_BSD)
-    return lambda: _drop(block(x_BSD).backward(grad_BSD))
-
-
-def _drop(_: object) -> None:
-    """Let the result go: only its time matters."""
+    return lambda: drop(block(x_BSD).backward(grad_BSD))

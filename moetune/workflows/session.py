@@ -1,21 +1,21 @@
 """A measuring session on ranks that are started for it, or on those of a launch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from moetune.config import Launch
+from moetune.domain.errors import CollectiveError
 from moetune.measure.device import open_device
 from moetune.measure.ranks import Ranks
 from moetune.measure.session import Assignment, News, run_session
 from moetune.workflows.host_work import block_makers
 from moetune.workflows.launch import rank_device, run_on_ranks
+from moetune.workflows.profile_request import Setting
 
 
 def measure_on_ranks(
     assignment: Assignment,
+    setting: Setting,
     *,
     num_ranks: int,
-    launch: Launch | None,
-    environ: Mapping[str, str],
     hear: Callable[[News], object],
 ) -> None:
     """Run the session on `num_ranks` ranks of this machine, or as one rank of a launch.
@@ -24,9 +24,20 @@ def measure_on_ranks(
         InputError: fewer CUDA devices than ranks; or what the session finds wrong.
         CollectiveError: a rank died, or the ranks of the launch do not find each other.
     """
-    run_on_ranks(
-        _measure, assignment, num_ranks=num_ranks, launch=launch, environ=environ, hear=hear
-    )
+    try:
+        run_on_ranks(
+            _measure,
+            assignment,
+            num_ranks=num_ranks,
+            launch=setting.launch,
+            environ=setting.environment,
+            hear=hear,
+        )
+    except CollectiveError as error:
+        raise CollectiveError(
+            str(error),
+            "run again: with --resume, finished points that are in the database are not repeated",
+        ) from error
 
 
 def _measure(assignment: Assignment, tell: Callable[[News], object]) -> None:

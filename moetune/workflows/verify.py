@@ -131,25 +131,9 @@ def verify_plan(
     measured = run_on_ranks(_measure, order, num_ranks=ranks, launch=launch, environ=environ)
     if launch is not None and launch.rank:
         return None
-    planned = plan.decide(plan.inputs.tokens_per_rank)
-    steps = tuple(
-        VerifiedStep(
-            forward_degree=one.decision.forward_degree,
-            backward_degree=one.decision.backward_degree,
-            strategy=one.decision.strategy,
-            is_planned=one.decision == planned,
-            predicted_seconds=_predicted(plan, profile, one.decision),
-            forward_seconds=statistics.median(one.forward_seconds),
-            backward_seconds=statistics.median(one.backward_seconds),
-            step_seconds=statistics.median(one.step_seconds),
-            raw_step_seconds=one.step_seconds,
-            deviation=one.deviation,
-        )
-        for one in measured
-    )
     return Verification(
         plan_id=plan.id,
-        steps=steps,
+        steps=tuple(_verified(plan, profile, steps) for steps in measured),
         tolerance=_TOLERANCES[plan.inputs.dtype],
         imbalance=measured[0].imbalance,
     )
@@ -223,6 +207,22 @@ def _decisions(plan: Plan) -> tuple[Decision, ...]:
     one_chunk = replace(SAFE_DECISION, order=planned.order)
     kept = replace(planned, strategy="none")
     return tuple(dict.fromkeys((one_chunk, kept, *even, planned)))
+
+
+def _verified(plan: Plan, profile: Profile | None, measured: "MeasuredSteps") -> VerifiedStep:
+    decision = measured.decision
+    return VerifiedStep(
+        forward_degree=decision.forward_degree,
+        backward_degree=decision.backward_degree,
+        strategy=decision.strategy,
+        is_planned=decision == plan.decide(plan.inputs.tokens_per_rank),
+        predicted_seconds=_predicted(plan, profile, decision),
+        forward_seconds=statistics.median(measured.forward_seconds),
+        backward_seconds=statistics.median(measured.backward_seconds),
+        step_seconds=statistics.median(measured.step_seconds),
+        raw_step_seconds=measured.step_seconds,
+        deviation=measured.deviation,
+    )
 
 
 def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float | None:
