@@ -1,5 +1,7 @@
 """Links: how rows travel between ranks, asynchronously and in the order of issue."""
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -143,27 +145,61 @@ class LocalLink:
         return [text]
 
 
-class _GroupTransfer:
+class GroupTransfer:
+    """What a group was given to do, in one or several pieces of work."""
+
     def __init__(
-        self, work: dist.Work, tensors: tuple[torch.Tensor, ...], name: str, where: str
+        self,
+        works: Sequence[dist.Work],
+        tensors: tuple[torch.Tensor, ...],
+        name: str,
+        where: str,
     ) -> None:
-        self._work = work
+        self._works = works
         self._tensors: tuple[torch.Tensor, ...] = tensors
         self._name = name
         self._where = where
+        self._watched: torch.futures.Future[object] | None = None
 
     def wait(self) -> None:
+        """Order the current stream, or the caller, behind the end of all of it.
+
+        Raises:
+            CollectiveError: a piece failed.
+        """
         try:
-            self._work.wait()
+            if self._watched is None:
+                for work in self._works:
+                    work.wait()
+            else:
+                self._watched.wait()
         except RuntimeError as error:
             raise collective_failed(self._name, self._where, error) from error
-        self._tensors = ()
+        self._works, self._tensors = (), ()
 
-    def future(self) -> torch.futures.Future[object] | None:
-        try:
-            return self._work.get_future()
-        except RuntimeError:  # gloo's reduce-scatter has none
-            return None
+    def future(self) -> torch.futures.Future[object]:
+        """Return the group's future, or one that a thread completes.
+
+        gloo has none for a reduce-scatter, nor for sends and receives.
+        """
+        if self._watched is not None:
+            return self._watched
+        if len(self._works) == 1:
+            with contextlib.suppress(RuntimeError):
+                return self._works[0].get_future()
+        self._watched = torch.futures.Future()
+        threading.Thread(target=_watch, args=(self._works, self._watched)).start()
+        return self._watched
+
+
+def _watch(works: Sequence[dist.Work], watched: "torch.futures.Future[object]") -> None:
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        watched.set_exception(error)
+    else:
+        watched.set_result(None)
 
 
 class GroupLink:
@@ -197,7 +233,7 @@ class GroupLink:
             )  # fmt: skip
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
-        return _GroupTransfer(work, (output, rows), name, self.where)
+        return GroupTransfer([work], (output, rows), name, self.where)
 
     def add(self, values: torch.Tensor, name: str) -> Transfer:
         """Start one all_reduce."""
@@ -205,7 +241,7 @@ class GroupLink:
             work = dist.all_reduce(values, group=self._group, async_op=True)
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
-        return _GroupTransfer(work, (values,), name, self.where)
+        return GroupTransfer([work], (values,), name, self.where)
 
     def add_shards(
         self, total: torch.Tensor, shards: Sequence[torch.Tensor], name: str
@@ -215,18 +251,22 @@ class GroupLink:
             work = dist.reduce_scatter(total, list(shards), group=self._group, async_op=True)
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
-        return _GroupTransfer(work, (total, *shards), name, self.where)
+        return GroupTransfer([work], (total, *shards), name, self.where)
 
     def gather_shards(self, rows: torch.Tensor, num_rows: Sequence[int], name: str) -> torch.Tensor:
         """Gather the rows, filled up to those of the largest shard: gloo takes no others."""
-        missing = max(num_rows) - len(rows)
+        most = max(num_rows)
+        missing = most - len(rows)
         if missing:
             rows = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
-        parts = [torch.empty_like(rows) for _ in num_rows]
+        filled = rows.new_empty((most * len(num_rows), *rows.shape[1:]))
+        parts = filled.split([most] * len(num_rows))
         try:
-            dist.all_gather(parts, rows, group=self._group)
+            dist.all_gather(list(parts), rows, group=self._group)
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
+        if most == min(num_rows):
+            return filled
         return torch.cat([part[:num] for part, num in zip(parts, num_rows, strict=True)])
 
     def swap(self, blocks: torch.Tensor, name: str) -> torch.Tensor:

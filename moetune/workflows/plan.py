@@ -10,8 +10,9 @@ from moetune.config import Settings
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.models import find_model
-from moetune.domain.plan import EXPERT_PARALLEL, Plan, PlanInputs
+from moetune.domain.plan import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Plan, PlanInputs
 from moetune.domain.profile import Profile
+from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of
 from moetune.fit.resample import resample_costs
@@ -41,6 +42,7 @@ class PlanRequest:
         layer: where there is no `model`.
         transformer: the whole model; default, the named model's, where it is a whole one.
         pins: of a whole model's layout; of a layer's, how its ranks share the experts.
+        sequence_parallel: whether a layer's tensor-parallel ranks have a shard of the tokens each.
         world_size: default, the profile's number of devices.
         tokens_per_rank: default, the model's; a layer needs it.
         dtype: default, what the profile is for: see `default_dtype`.
@@ -55,6 +57,7 @@ class PlanRequest:
     layer: LayerShape | None = None
     transformer: Transformer | None = None
     pins: LayoutPins = field(default_factory=LayoutPins)
+    sequence_parallel: bool = False
     world_size: int | None = None
     tokens_per_rank: int | None = None
     dtype: str | None = None
@@ -81,6 +84,7 @@ class PlanRequest:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        self._check_shards()
         if self.whole is not None:
             if self.bounds.strategy not in {None, "none"}:
                 raise InputError(
@@ -98,6 +102,21 @@ class PlanRequest:
         if self.transformer is not None or self.model is None:
             return self.transformer
         return find_model(self.model).transformer
+
+    def _check_shards(self) -> None:
+        if not self.sequence_parallel:
+            return
+        if self.whole is not None:
+            raise InputError(
+                "--sequence-parallel is for one layer, and this is a whole model",
+                "leave it away, or plan its layer: --d-model, --d-hidden and --num-experts",
+            )
+        if self.pins.expert_parallel != "tensor":
+            raise InputError(
+                "--sequence-parallel needs --expert-parallel tensor: where tokens travel to the "
+                "experts, every rank has its own anyway",
+                "add --expert-parallel tensor, or leave --sequence-parallel away",
+            )
 
     def _check_tensor(self) -> None:
         bounds = self.bounds
@@ -250,15 +269,24 @@ def _layer_and_tokens(request: PlanRequest, world_size: int) -> tuple[LayerShape
 def _stand_in(plan: Plan, profile: Profile) -> tuple[str, ...]:
     """Say which group size stands in for the plan's, where that one was not measured."""
     ranks = plan.layout.expert_ranks
-    op = "all_reduce" if plan.layout.expert_parallel == "tensor" else "all_to_all"
-    sizes = {line.group_size for line in profile.collective if line.op == op}
-    for sample in profile.samples:
-        if sample.point.kind == "collective" and sample.point.op == op:
-            sizes.add(sample.point.group_size)
-    if ranks == 1 or ranks in sizes:
-        return ()
-    known = ", ".join(map(str, sorted(sizes)))
-    return (f"no {op} was measured for {ranks} ranks: the nearest of {known} stands in for it",)
+    missing = []
+    for op in _exchanges(plan):
+        sizes = {line.group_size for line in profile.collective if line.op == op}
+        for sample in profile.samples:
+            if sample.point.kind == "collective" and sample.point.op == op:
+                sizes.add(sample.point.group_size)
+        if ranks > 1 and ranks not in sizes:
+            known = ", ".join(map(str, sorted(sizes)))
+            missing.append(
+                f"no {op} was measured for {ranks} ranks: the nearest of {known} stands in for it"
+            )
+    return tuple(missing)
+
+
+def _exchanges(plan: Plan) -> tuple[CollectiveOp, ...]:
+    if plan.workload.sequence_parallel:
+        return "all_gather", "reduce_scatter"
+    return ("all_reduce",) if plan.layout.expert_parallel == "tensor" else ("all_to_all",)
 
 
 def _constraints(request: PlanRequest) -> Mapping[str, str]:
@@ -277,6 +305,8 @@ def _constraints(request: PlanRequest) -> Mapping[str, str]:
         found |= layout_constraints(request.whole, own=own, pins=request.pins)
     elif request.pins.expert_parallel == "tensor":
         found[EXPERT_PARALLEL] = "tensor"
+        if request.sequence_parallel:
+            found[SEQUENCE_PARALLEL] = "true"
     if request.memory_taken_bytes:
         found[MEMORY_TAKEN] = str(request.memory_taken_bytes)
     return {**found, ALLOW_MODELLED: "true"} if request.allow_modelled else found
