@@ -150,6 +150,8 @@ def _times(screen: Screen, explanation: Explanation) -> None:
     if times.overhead_seconds:
         overhead = format_seconds(times.overhead_seconds)
         around = "gate" if is_tensor(explanation.plan) else "gate, sorting"
+        if explanation.plan.workload.gathers:
+            around = "gate, choices"
         rows.append((around, overhead, overhead, ""))
     header = ("phase", "one chunk", "planned", "exposed communication")
     screen.table(header, rows, right=(1, 2, 3))

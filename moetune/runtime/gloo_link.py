@@ -12,14 +12,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from moetune.runtime.links import (
-    GroupLink,
-    GroupTransfer,
-    Link,
-    LocalLink,
-    Transfer,
-    collective_failed,
-)
+from moetune.runtime.group_transfer import GroupTransfer, collective_failed
+from moetune.runtime.links import GroupLink, Link, LocalLink, Transfer
 
 _NUM_TAGS = 2**20
 

@@ -39,7 +39,7 @@ class TensorExpertLayer(ExpertLayer):
         memory_reuse: False or "none", or True, which is the same here.
         sequence_parallel: x is this rank's shard of the group's tokens, also of another size
             than the others', and so is the output: the input is all-gathered, the output
-            reduce-scattered.
+            reduce-scattered. Its plans are those with sequence shards, for the tokens of all.
 
     Attributes:
         aux_loss: balance loss of the last forward pass over all tokens, equal on all ranks. It

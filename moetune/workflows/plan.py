@@ -22,6 +22,7 @@ from moetune.solve.layout_space import LayoutPins
 from moetune.solve.plan import solve_plan
 from moetune.solve.room import MEMORY_TAKEN
 from moetune.workflows import wiring
+from moetune.workflows.asked_layer import check_shards, check_tensor
 from moetune.workflows.asked_layout import layout_constraints, reject_pins
 from moetune.workflows.files import load_plan_file, plan_to_json, write_text
 from moetune.workflows.profiles import FoundProfile, find_profile
@@ -84,7 +85,8 @@ class PlanRequest:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        self._check_shards()
+        if self.sequence_parallel:
+            check_shards(self.pins, is_whole=self.whole is not None)
         if self.whole is not None:
             if self.bounds.strategy not in {None, "none"}:
                 raise InputError(
@@ -94,7 +96,7 @@ class PlanRequest:
             return
         reject_pins(self.pins)
         if self.pins.expert_parallel == "tensor":
-            self._check_tensor()
+            check_tensor(self.bounds)
 
     @property
     def whole(self) -> Transformer | None:
@@ -102,36 +104,6 @@ class PlanRequest:
         if self.transformer is not None or self.model is None:
             return self.transformer
         return find_model(self.model).transformer
-
-    def _check_shards(self) -> None:
-        if not self.sequence_parallel:
-            return
-        if self.whole is not None:
-            raise InputError(
-                "--sequence-parallel is for one layer, and this is a whole model",
-                "leave it away, or plan its layer: --d-model, --d-hidden and --num-experts",
-            )
-        if self.pins.expert_parallel != "tensor":
-            raise InputError(
-                "--sequence-parallel needs --expert-parallel tensor: where tokens travel to the "
-                "experts, every rank has its own anyway",
-                "add --expert-parallel tensor, or leave --sequence-parallel away",
-            )
-
-    def _check_tensor(self) -> None:
-        bounds = self.bounds
-        if bounds.strategy not in {None, "none"}:
-            raise InputError(
-                f"strategy {bounds.strategy} excludes --expert-parallel tensor, where nothing is "
-                "dispatched and no memory reused",
-                "leave --strategy away, or take --expert-parallel all_to_all",
-            )
-        if bounds.order is not None:
-            raise InputError(
-                f"order {bounds.order} excludes --expert-parallel tensor, where a chunk has one "
-                "transfer",
-                "leave --order away, or take --expert-parallel all_to_all",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
