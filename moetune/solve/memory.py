@@ -34,9 +34,9 @@ def layer_memory(
         buffers      2·T·M (their gradients) + one chunk's rows and results, 2·M and H of each;
                      backward H once more, and for relu H once less
 
-    Where a rank has only a shard of them, T/P, those 2·T·M are of the shard, and T·M come on
-    top: x gathered in the activations, in the buffers twice, T_O's gradient gathered and T_I's
-    before it is scattered.
+    Where a rank has only a shard of the tokens, T/P, each of those 2·T·M is 2·T/P·M, and on top
+    come T·M of activations (x gathered) and 2·T·M of buffers (T_O's gradient gathered, and T_I's
+    before it is scattered).
     """
     if workload.expert_parallel == "tensor":
         return _summed_memory(workload, forward_degree, backward_degree)
