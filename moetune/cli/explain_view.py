@@ -50,14 +50,18 @@ def _show_terms(screen: Screen, explanation: Explanation) -> None:
     header = ("phase", "chunks", "transfer", "experts", "all experts", "exposed", "planned")
     rows = [_terms("forward", forward), _terms("backward", backward)]
     screen.table(header, rows, right=range(1, 7))
-    transfer = "one chunk's dispatch, and the same again for its combine"
-    if is_tensor(explanation.plan):
-        transfer = "one chunk's all-reduce, of the output or of the input's gradient"
     screen.say(
-        f"transfer: {transfer}; experts: one chunk's; "
+        f"transfer: {_transfer(explanation.plan)}; experts: one chunk's; "
         "exposed: communication that the experts do not hide.",
         indent=2,
     )
+    if explanation.plan.workload.gathers:
+        screen.say(
+            f"Before the first chunk one all-gather of all tokens takes "
+            f"{format_seconds(forward.gathering_seconds)} forward, and one of the output's "
+            f"gradient {format_seconds(backward.gathering_seconds)} backward: both are exposed.",
+            indent=2,
+        )
     hidden = forward.hidden_seconds + backward.hidden_seconds
     transfers = forward.total_transfer_seconds + backward.total_transfer_seconds
     if transfers == 0:
@@ -73,6 +77,13 @@ def _show_terms(screen: Screen, explanation: Explanation) -> None:
             indent=2,
         )
     screen.say()
+
+
+def _transfer(plan: Plan) -> str:
+    if not is_tensor(plan):
+        return "one chunk's dispatch, and the same again for its combine"
+    name = "reduce-scatter" if plan.workload.sequence_parallel else "all-reduce"
+    return f"one chunk's {name}, of the output or of the input's gradient"
 
 
 def _terms(name: str, terms: PhaseTerms) -> tuple[str, ...]:
@@ -154,6 +165,8 @@ def _show_ranges(screen: Screen, plan: Plan) -> None:
         for low, high, forward, backward in plan.pipeline.ranges
     ]
     tokens = "tokens on every rank" if is_tensor(plan) else "tokens per rank"
+    if plan.workload.sequence_parallel:
+        tokens = "tokens of all ranks"
     screen.table((tokens, "forward", "backward"), rows, right=(0, 1, 2))
     screen.say()
 

@@ -63,6 +63,14 @@ def plan(
             "tokens and their outputs are summed. Default of a layer: all_to_all."
         ),
     ] = None,
+    sequence_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--sequence-parallel",
+            help="With --expert-parallel tensor, of a layer: each rank has a shard of --tokens, "
+            "gathered before the experts and scattered behind them.",
+        ),
+    ] = False,
     micro_batch: Annotated[
         int | None, _size("--micro-batch", "Pin the sequences of a micro-batch.")
     ] = None,
@@ -138,6 +146,7 @@ def plan(
             dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
             micro_batch=micro_batch, zero=zero,
         ),
+        sequence_parallel=sequence_parallel,
         world_size=world_size,
         tokens_per_rank=tokens_of(tokens, batch, length, is_whole=transformer is not None),
         dtype=dtype or settings.dtype,

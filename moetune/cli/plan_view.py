@@ -41,6 +41,8 @@ def title(explanation: Explanation) -> str:
     name += " layer" if name.endswith("MoE") else ""
     device = device_word(explanation)
     each = f"on every {device}" if is_tensor(explanation.plan) else f"per {device}"
+    if explanation.plan.workload.sequence_parallel:
+        each = f"in shards, one per {device}"
     return (
         f"{name} · {plural(layer.num_experts, 'expert')} over {plural(inputs.world_size, device)}"
         f" · {plural(inputs.tokens_per_rank, 'token')} {each} · {inputs.dtype}"
@@ -115,12 +117,17 @@ def _decision(plan: Plan) -> str:
 
 
 def _tensor_decision(plan: Plan) -> str:
+    in_shards = plan.workload.sequence_parallel
     if is_one_chunk(plan):
-        return "Leave the tokens in one chunk, forward and backward: one all-reduce each way."
+        exchanges = "one all-gather and one reduce-scatter" if in_shards else "one all-reduce"
+        return f"Leave the tokens in one chunk, forward and backward: {exchanges} each way."
     forward = plural(plan.pipeline.forward_degree, "chunk")
+    how = "each chunk's all-reduce travels"
+    if in_shards:
+        how = "behind one all-gather each way, each chunk's reduce-scatter travels"
     return (
         f"Cut the tokens into {forward} forward and {plan.pipeline.backward_degree} backward: "
-        "each chunk's all-reduce travels behind the next one's experts."
+        f"{how} behind the next one's experts."
     )
 
 
@@ -150,6 +157,8 @@ def _times(screen: Screen, explanation: Explanation) -> None:
     if times.overhead_seconds:
         overhead = format_seconds(times.overhead_seconds)
         around = "gate" if is_tensor(explanation.plan) else "gate, sorting"
+        if explanation.plan.workload.gathers:
+            around = "gate, choices"
         rows.append((around, overhead, overhead, ""))
     header = ("phase", "one chunk", "planned", "exposed communication")
     screen.table(header, rows, right=(1, 2, 3))

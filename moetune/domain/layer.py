@@ -52,10 +52,13 @@ class Workload:
     """A layer, the ranks that share its experts, and one step's tokens on each of them.
 
     Args:
-        tokens_per_rank: each rank's own, or with "tensor" those that every rank sees.
+        tokens_per_rank: each rank's own, or with "tensor" those that every rank computes.
+        sequence_parallel: with "tensor", whether each rank has only a shard of those tokens
+            around the layer.
 
     Raises:
-        InputError: a size below 1, an unknown dtype, or experts that do not divide by the ranks.
+        InputError: a size below 1, an unknown dtype, experts that do not divide by the ranks,
+            or shards without "tensor".
     """
 
     layer: LayerShape
@@ -63,6 +66,7 @@ class Workload:
     tokens_per_rank: int
     dtype: str = "float32"
     expert_parallel: ExpertParallel = "all_to_all"
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
         for name in ("world_size", "tokens_per_rank"):
@@ -70,6 +74,11 @@ class Workload:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         dtype_bytes(self.dtype)
         check_divisible(self.layer.num_experts, self.world_size)
+        if self.sequence_parallel and self.expert_parallel != "tensor":
+            raise InputError(
+                "sequence_parallel needs expert_parallel tensor: where tokens travel to the "
+                "experts, every rank has its own anyway"
+            )
 
     @property
     def local_experts(self) -> int:
@@ -80,6 +89,16 @@ class Workload:
     def rows(self) -> int:
         """Pairs of token and choice on one rank, and its rows after a balanced dispatch: T·k."""
         return self.tokens_per_rank * self.layer.top_k
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a rank lacks some of the tokens that it computes."""
+        return self.sequence_parallel and self.world_size > 1
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens that the largest rank has around the layer: its shard, or all."""
+        return -(-self.tokens_per_rank // (self.world_size if self.gathers else 1))
 
     @property
     def payload_bytes(self) -> int:

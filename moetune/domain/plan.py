@@ -29,6 +29,8 @@ PartName = Literal[
 Range = tuple[int, int, int, int]
 EXPERT_PARALLEL = "expert-parallel"
 """Among a plan's constraints: how its ranks have to share the experts."""
+SEQUENCE_PARALLEL = "sequence-parallel"
+"""The same: whether the ranks of a tensor-parallel group have a shard of the tokens each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,8 @@ class PlanInputs:
     """Everything the decision depends on; the plan's id is the hash of it.
 
     Args:
-        tokens_per_rank: each rank's own; of a tensor-parallel group those that all ranks see.
+        tokens_per_rank: each rank's own; of a tensor-parallel group those that all ranks
+            compute, whether each has all of them or a shard.
         constraints: what the caller pinned or bounded, by flag name; empty when nothing.
     """
 
@@ -61,6 +64,11 @@ class PlanInputs:
         is_tensor = self.constraints.get(EXPERT_PARALLEL) == "tensor"
         return "tensor" if is_tensor else "all_to_all"
 
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether each rank of the tensor-parallel group has a shard of the tokens."""
+        return self.constraints.get(SEQUENCE_PARALLEL) == "true"
+
     def workload(self, layout: "Layout") -> Workload:
         """Return one layer, on the ranks that share its experts."""
         return Workload(
@@ -69,6 +77,7 @@ class PlanInputs:
             tokens_per_rank=self.tokens_per_rank,
             dtype=self.dtype,
             expert_parallel=layout.expert_parallel,
+            sequence_parallel=self.sequence_parallel,
         )
 
 

@@ -175,7 +175,10 @@ def _layer_points(
 
 
 def _payloads(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
-    """All-to-alls of the rows, and among consecutive ranks all-reduces of the tokens."""
+    """All-to-alls of the rows, and sums and gatherings of the tokens.
+
+    Sums in chunks, and shards of the tokens, among consecutive ranks only.
+    """
     for degree in grid.degrees:
         for in_flight in (1, IN_FLIGHT):
             yield collective("all_to_all", group, load.payload_bytes // degree, in_flight)
@@ -186,6 +189,8 @@ def _payloads(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
     if not group[1]:
         for degree in grid.degrees:
             yield collective("all_reduce", group, size // degree, IN_FLIGHT)
+            yield collective("reduce_scatter", group, size // degree)
+        yield collective("all_gather", group, size // load.world_size)
 
 
 def _layer_rows(load: Workload, grid: Grid) -> Iterator[Point]:

@@ -48,6 +48,7 @@ def book_of(
     num_ranks: int,
     *,
     expert_parallel: ExpertParallel,
+    sequence_parallel: bool,
 ) -> PlanBook:
     """Return the book to look plans up in.
 
@@ -61,17 +62,24 @@ def book_of(
         raise InputError("give either plan or planbook, not both")
     plans = (plan,) if isinstance(plan, Plan) else read_plans([Path(plan)])
     for one in plans:
-        planned, layout = one.inputs.layer, one.layout
-        if (planned, layout.expert_ranks) != (layer, num_ranks):
+        planned = one.workload
+        if (planned.layer, planned.world_size) != (layer, num_ranks):
             raise InputError(
-                f"plan {one.id[:6]} is for {planned} on {layout.expert_ranks} ranks, "
+                f"plan {one.id[:6]} is for {planned.layer} on {planned.world_size} ranks, "
                 f"the layer is {layer} on {num_ranks}",
                 "make a plan for this layer with `moetune plan`",
             )
-        if layout.expert_parallel != expert_parallel:
+        wanted = _sharing(expert_parallel, sequence_parallel=sequence_parallel)
+        found = _sharing(planned.expert_parallel, sequence_parallel=planned.sequence_parallel)
+        if found != wanted:
+            flags = " --sequence-parallel" if sequence_parallel else ""
             raise InputError(
-                f"plan {one.id[:6]} is for experts shared by {layout.expert_parallel}, "
-                f"this layer shares them by {expert_parallel}",
-                f"make one with `moetune plan --expert-parallel {expert_parallel}`",
+                f"plan {one.id[:6]} is for experts shared by {found}, "
+                f"this layer shares them by {wanted}",
+                f"make one with `moetune plan --expert-parallel {expert_parallel}{flags}`",
             )
     return PlanBook(plans)
+
+
+def _sharing(expert_parallel: ExpertParallel, *, sequence_parallel: bool) -> str:
+    return expert_parallel + (" with sequence shards" if sequence_parallel else "")

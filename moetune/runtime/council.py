@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from moetune.domain.errors import MoetuneError, RankMismatchError
-from moetune.runtime.links import collective_failed
+from moetune.runtime.group_transfer import collective_failed
 
 T = TypeVar("T")
 

@@ -34,6 +34,8 @@ class ExpertLayer(nn.Module, ABC):
 
     Attributes:
         expert_parallel: how the ranks share the experts: what its plans are for.
+        sequence_parallel: the same: whether they have shards of the tokens whose experts each
+            of them computes.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
@@ -59,8 +61,10 @@ class ExpertLayer(nn.Module, ABC):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         link: Link | None = None,
+        sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
+        self.sequence_parallel = sequence_parallel
         self.shape = LayerShape(
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
@@ -84,8 +88,9 @@ class ExpertLayer(nn.Module, ABC):
         self.num_dropped = 0
         self._fixed = fixed_decision(pipeline)
         self._book = book_of(
-            plan, planbook, self.shape, self.link.num_ranks, expert_parallel=self.expert_parallel
-        )
+            plan, planbook, self.shape, self.link.num_ranks, expert_parallel=self.expert_parallel,
+            sequence_parallel=sequence_parallel,
+        )  # fmt: skip
         self._strategy = forced_strategy(memory_reuse)
         self._scratch = Scratch(self._account)
         self._shelves: dict[torch.dtype, Shelf | None] = {}
@@ -207,6 +212,7 @@ class ExpertLayer(nn.Module, ABC):
             shelf = self._book.shelf(
                 self.shape,
                 expert_parallel=self.expert_parallel,
+                sequence_parallel=self.sequence_parallel,
                 num_ranks=self.link.num_ranks,
                 dtype=name,
                 memory_reuse=self._strategy,

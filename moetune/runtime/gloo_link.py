@@ -7,13 +7,13 @@ of several chunks that does not show, and gloo's own, which its threads issue, d
 computing thread less (steps of 4 to 16 chunks were 4 to 15 % faster).
 """
 
-import threading
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
-from moetune.runtime.links import GroupLink, Link, LocalLink, Transfer, collective_failed
+from moetune.runtime.group_transfer import GroupTransfer, collective_failed
+from moetune.runtime.links import GroupLink, Link, LocalLink, Transfer
 
 _NUM_TAGS = 2**20
 
@@ -58,7 +58,7 @@ class GlooLink(GroupLink):
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
         arriving[self.rank].copy_(leaving[self.rank])
-        return _GlooTransfer([work for work in works if work], (output, rows), name, self.where)
+        return GroupTransfer([work for work in works if work], (output, rows), name, self.where)
 
 
 def link_of(group: dist.ProcessGroup | None, *, device: torch.device) -> Link:
@@ -68,42 +68,3 @@ def link_of(group: dist.ProcessGroup | None, *, device: torch.device) -> Link:
     if dist.get_world_size(group) == 1:
         return LocalLink()
     return GlooLink(group) if device.type == "cpu" else GroupLink(group)
-
-
-class _GlooTransfer:
-    def __init__(
-        self, works: list[dist.Work], tensors: tuple[torch.Tensor, ...], name: str, where: str
-    ) -> None:
-        self._works = works
-        self._tensors: tuple[torch.Tensor, ...] = tensors
-        self._name = name
-        self._where = where
-        self._watched: torch.futures.Future[object] | None = None
-
-    def wait(self) -> None:
-        try:
-            if self._watched is None:
-                for work in self._works:
-                    work.wait()
-            else:
-                self._watched.wait()
-        except RuntimeError as error:
-            raise collective_failed(self._name, self._where, error) from error
-        self._works, self._tensors = [], ()
-
-    def future(self) -> torch.futures.Future[object]:
-        """Return a future that a thread of its own completes: gloo has none for these."""
-        if self._watched is None:
-            self._watched = torch.futures.Future()
-            threading.Thread(target=self._watch, args=(self._works, self._watched)).start()
-        return self._watched
-
-    @staticmethod
-    def _watch(works: list[dist.Work], watched: "torch.futures.Future[object]") -> None:
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            watched.set_exception(error)
-        else:
-            watched.set_result(None)

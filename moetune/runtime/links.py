@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from moetune.domain.errors import CollectiveError
+from moetune.runtime.group_transfer import GroupTransfer, collective_failed
 
 
 class Transfer(Protocol):
@@ -143,29 +143,6 @@ class LocalLink:
         return [text]
 
 
-class _GroupTransfer:
-    def __init__(
-        self, work: dist.Work, tensors: tuple[torch.Tensor, ...], name: str, where: str
-    ) -> None:
-        self._work = work
-        self._tensors: tuple[torch.Tensor, ...] = tensors
-        self._name = name
-        self._where = where
-
-    def wait(self) -> None:
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise collective_failed(self._name, self._where, error) from error
-        self._tensors = ()
-
-    def future(self) -> torch.futures.Future[object] | None:
-        try:
-            return self._work.get_future()
-        except RuntimeError:  # gloo's reduce-scatter has none
-            return None
-
-
 class GroupLink:
     """A torch.distributed group (gloo or NCCL), which orders streams by itself.
 
@@ -197,7 +174,7 @@ class GroupLink:
             )  # fmt: skip
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
-        return _GroupTransfer(work, (output, rows), name, self.where)
+        return GroupTransfer([work], (output, rows), name, self.where)
 
     def add(self, values: torch.Tensor, name: str) -> Transfer:
         """Start one all_reduce."""
@@ -205,7 +182,7 @@ class GroupLink:
             work = dist.all_reduce(values, group=self._group, async_op=True)
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
-        return _GroupTransfer(work, (values,), name, self.where)
+        return GroupTransfer([work], (values,), name, self.where)
 
     def add_shards(
         self, total: torch.Tensor, shards: Sequence[torch.Tensor], name: str
@@ -215,18 +192,22 @@ class GroupLink:
             work = dist.reduce_scatter(total, list(shards), group=self._group, async_op=True)
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
-        return _GroupTransfer(work, (total, *shards), name, self.where)
+        return GroupTransfer([work], (total, *shards), name, self.where)
 
     def gather_shards(self, rows: torch.Tensor, num_rows: Sequence[int], name: str) -> torch.Tensor:
         """Gather the rows, filled up to those of the largest shard: gloo takes no others."""
-        missing = max(num_rows) - len(rows)
+        most = max(num_rows)
+        missing = most - len(rows)
         if missing:
             rows = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
-        parts = [torch.empty_like(rows) for _ in num_rows]
+        filled = rows.new_empty((most * len(num_rows), *rows.shape[1:]))
+        parts = filled.split([most] * len(num_rows))
         try:
-            dist.all_gather(parts, rows, group=self._group)
+            dist.all_gather(list(parts), rows, group=self._group)
         except RuntimeError as error:
             raise collective_failed(name, self.where, error) from error
+        if most == min(num_rows):
+            return filled
         return torch.cat([part[:num] for part, num in zip(parts, num_rows, strict=True)])
 
     def swap(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
@@ -260,11 +241,3 @@ class GroupLink:
     def where(self) -> str:
         """This rank, for an error."""
         return f"rank {self.rank} of {self.num_ranks}"
-
-
-def collective_failed(name: str, where: str, error: Exception) -> CollectiveError:
-    """Return the error that names an exchange and the rank that saw it fail."""
-    return CollectiveError(
-        f"{name} failed on {where}: {str(error).splitlines()[0] if str(error) else error!r}",
-        "a rank died, left early or was too slow: look at the other ranks' output",
-    )

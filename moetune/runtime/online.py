@@ -23,7 +23,7 @@ from moetune.runtime.stopwatch import Clock, device_clock
 from moetune.runtime.tuner import Task, Tuner, describe
 
 _LOGGER = logging.getLogger("moetune")
-_Key = tuple[LayerShape, ExpertParallel, str, Strategy | None]
+_Key = tuple[LayerShape, ExpertParallel, bool, str, Strategy | None]
 PATIENCE_STEPS = 100
 """Where the size under search does not come for so long, another one that came is searched."""
 
@@ -73,6 +73,7 @@ class OnlineBook(PlanBook):
         layer: LayerShape,
         *,
         expert_parallel: ExpertParallel = "all_to_all",
+        sequence_parallel: bool = False,
         num_ranks: int,
         dtype: str,
         memory_reuse: Strategy | None = None,
@@ -83,8 +84,9 @@ class OnlineBook(PlanBook):
             InputError: the layer runs on another number of ranks than the book's group has.
         """
         plans = self.plans_for(
-            layer, expert_parallel=expert_parallel, num_ranks=num_ranks, dtype=dtype
-        )
+            layer, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
+            num_ranks=num_ranks, dtype=dtype,
+        )  # fmt: skip
         if not plans:
             return None
         if num_ranks != self._council.num_ranks:
@@ -93,7 +95,7 @@ class OnlineBook(PlanBook):
                 f"{self._council.num_ranks}",
                 "open the book with the layer's group: open_planbook(online=True, group=…)",
             )
-        key = layer, expert_parallel, dtype, memory_reuse
+        key = layer, expert_parallel, sequence_parallel, dtype, memory_reuse
         if key not in self._open:
             shelf = self._open[key] = OnlineShelf(self._desk, plans, memory_reuse)
             for plan in plans:

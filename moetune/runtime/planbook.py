@@ -17,7 +17,7 @@ from moetune.runtime.council import Council
 from moetune.runtime.stopwatch import NoWatch, Watch
 
 _LOGGER = logging.getLogger("moetune")
-_Key = tuple[LayerShape, ExpertParallel, int, str]
+_Key = tuple[LayerShape, ExpertParallel, bool, int, str]
 
 
 @dataclass(slots=True)
@@ -65,8 +65,11 @@ class PlanBook:
         self._shelves: dict[_Key, list[Plan]] = {}
         self.plans = tuple(plans)
         for plan in self.plans:
-            inputs, layout = plan.inputs, plan.layout
-            key = inputs.layer, layout.expert_parallel, layout.expert_ranks, inputs.dtype
+            workload = plan.workload
+            key = (
+                workload.layer, workload.expert_parallel, workload.sequence_parallel,
+                workload.world_size, workload.dtype,
+            )  # fmt: skip
             self._shelves.setdefault(key, []).append(plan)
         self.digest = digest([plan.id for plan in self.plans])
 
@@ -80,6 +83,7 @@ class PlanBook:
         layer: LayerShape,
         *,
         expert_parallel: ExpertParallel = "all_to_all",
+        sequence_parallel: bool = False,
         num_ranks: int,
         dtype: str,
         memory_reuse: Strategy | None = None,  # noqa: ARG002 - see `online`
@@ -87,19 +91,28 @@ class PlanBook:
         """Return the plans for a layer, None where there is none.
 
         Args:
+            sequence_parallel: whether its ranks have a shard of the tokens each.
             num_ranks: that share the layer's experts.
             memory_reuse: the strategy that the layer is told to use.
         """
         plans = self.plans_for(
-            layer, expert_parallel=expert_parallel, num_ranks=num_ranks, dtype=dtype
-        )
+            layer, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
+            num_ranks=num_ranks, dtype=dtype,
+        )  # fmt: skip
         return Shelf(plans) if plans else None
 
     def plans_for(
-        self, layer: LayerShape, *, expert_parallel: ExpertParallel, num_ranks: int, dtype: str
+        self,
+        layer: LayerShape,
+        *,
+        expert_parallel: ExpertParallel,
+        sequence_parallel: bool = False,
+        num_ranks: int,
+        dtype: str,
     ) -> Sequence[Plan]:
         """Return the plans for a layer."""
-        return self._shelves.get((layer, expert_parallel, num_ranks, dtype), ())
+        key = layer, expert_parallel, sequence_parallel, num_ranks, dtype
+        return self._shelves.get(key, ())
 
     def step(self) -> None:
         """Call it after every optimizer step, on all ranks: a book that is not online does nothing.
@@ -112,12 +125,16 @@ class PlanBook:
         layer: LayerShape,
         *,
         expert_parallel: ExpertParallel = "all_to_all",
+        sequence_parallel: bool = False,
         num_ranks: int,
         dtype: str,
         tokens_per_rank: int,
     ) -> Decision:
         """Return what to run with, the safe decision where the book has no plan."""
-        shelf = self.shelf(layer, expert_parallel=expert_parallel, num_ranks=num_ranks, dtype=dtype)
+        shelf = self.shelf(
+            layer, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
+            num_ranks=num_ranks, dtype=dtype,
+        )  # fmt: skip
         return SAFE_DECISION if shelf is None else shelf.decide(tokens_per_rank)
 
 

@@ -34,6 +34,12 @@ class Recorder(Protocol):
         """Watch the body as one computation."""
         ...
 
+    def exchange(
+        self, phase: Phase, name: str, chunk: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Watch the body as one exchange that nothing runs beside."""
+        ...
+
     def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
         """Watch an exchange that has just been issued."""
         ...
@@ -45,6 +51,8 @@ class NoRecorder:
     def compute(self, *_: object) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing."""
         return contextlib.nullcontext()
+
+    exchange = compute
 
     def transfer(self, *_: object) -> None:
         """Do nothing."""
@@ -73,20 +81,20 @@ class HostRecorder:
 
     def __init__(self) -> None:
         self._zero = time.perf_counter()
-        self._computed: list[RecordedSpan] = []
+        self._blocking: list[RecordedSpan] = []
         self._issued: list[_Issued] = []
 
-    @contextlib.contextmanager
-    def compute(self, phase: Phase, name: str, chunk: int) -> Iterator[None]:
+    def compute(
+        self, phase: Phase, name: str, chunk: int
+    ) -> contextlib.AbstractContextManager[None]:
         """Time the body."""
-        start = self._now()
-        yield
-        self._computed.append(
-            RecordedSpan(
-                phase=phase, name=name, resource="comp", chunk=chunk,
-                start_seconds=start, end_seconds=self._now(),
-            )
-        )  # fmt: skip
+        return self._time(phase, name, chunk, "comp")
+
+    def exchange(
+        self, phase: Phase, name: str, chunk: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Time the body."""
+        return self._time(phase, name, chunk, "comm")
 
     def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
         """Note the issue and, when it completes, the end."""
@@ -104,8 +112,12 @@ class HostRecorder:
         An end is noted a moment late where its thread had to wait for its turn; a dispatch has
         certainly ended when its chunk's computation starts.
         """
-        spans, previous_end = list(self._computed), 0.0
-        computed = {(span.phase, span.chunk): span.start_seconds for span in self._computed}
+        spans, previous_end = list(self._blocking), 0.0
+        computed = {
+            (span.phase, span.chunk): span.start_seconds
+            for span in self._blocking
+            if span.resource == "comp"
+        }
         for one in self._issued:
             one.ended.wait(_END_SECONDS)
             latest = computed.get((one.phase, one.chunk)) if one.name == "dispatch" else None
@@ -119,6 +131,19 @@ class HostRecorder:
                 )
             )  # fmt: skip
         return tuple(sorted(spans, key=lambda span: span.start_seconds))
+
+    @contextlib.contextmanager
+    def _time(
+        self, phase: Phase, name: str, chunk: int, resource: Literal["comp", "comm"]
+    ) -> Iterator[None]:
+        start = self._now()
+        yield
+        self._blocking.append(
+            RecordedSpan(
+                phase=phase, name=name, resource=resource, chunk=chunk,
+                start_seconds=start, end_seconds=self._now(),
+            )
+        )  # fmt: skip
 
     def _now(self) -> float:
         return time.perf_counter() - self._zero

@@ -25,6 +25,11 @@ class Sharing(Protocol):
         """Tokens of every shard; of the only one where all ranks have all tokens."""
         ...
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether a rank has all tokens, so that gathering takes no exchange."""
+        ...
+
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Return (T, …) from what this rank has of it."""
         ...
@@ -48,6 +53,7 @@ class Everywhere:
 
     link: Link
     num_tokens: tuple[int, ...]
+    is_complete = True
 
     def gather(self, values: torch.Tensor, _: str) -> torch.Tensor:
         """Return the values."""
@@ -68,6 +74,7 @@ class Sharded:
 
     link: Link
     num_tokens: tuple[int, ...]
+    is_complete = False
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Start and end one all-gather."""

@@ -58,9 +58,17 @@ class Summing:
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Return (T, …) from what this rank has of it."""
         whole = self.sharing.gather(values, name)
-        if whole is not values:
+        if not self.sharing.is_complete:
             self.account.add(whole)
         return whole
+
+    def gather_tokens(self, phase: Phase, values_SD: torch.Tensor) -> torch.Tensor:
+        """Return (T, D): what the phase's first chunk waits for."""
+        if self.sharing.is_complete:
+            return values_SD
+        name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
+        with self.recorder.exchange(phase, "gather", 0):
+            return self.gather(values_SD, name)
 
     def run(
         self, phase: Phase, compute: Callable[[int, torch.Tensor], None], like_TD: torch.Tensor
@@ -108,7 +116,7 @@ class SummedExperts(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return (S, D); without shards it is equal on all ranks."""
         pairs, account, activation = summing.pairs, summing.account, summing.activation
-        x_TD = summing.gather(x_SD, "the gathering of x")
+        x_TD = summing.gather_tokens("forward", x_SD)
         weights_TK = summing.gather(weights_SK, "the gathering of weights")
         weights_R1 = weights_TK.reshape(-1)[pairs.pairs_R].to(x_TD.dtype).unsqueeze(1)
         shape = len(pairs.pairs_R), w1.shape[2]
@@ -150,7 +158,7 @@ def _backward(
 ) -> tuple[torch.Tensor | None, ...]:
     x_TD, weights_SK, weights_R1, pre_RH, gate_RH, *parameters = saved
     pairs, account = summing.pairs, summing.account
-    grad_TD = summing.gather(grad_SD, "the gathering of the gradient")
+    grad_TD = summing.gather_tokens("backward", grad_SD)
     rooms = summing.rooms("backward", grad_TD, pre_RH)
     experts = ExpertGrads(parameters, summing.activation, pairs.backward.degree, rooms, account)
     grads_R1 = account.empty("the gradients of weights", weights_R1.shape, weights_R1)

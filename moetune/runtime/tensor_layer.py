@@ -39,7 +39,7 @@ class TensorExpertLayer(ExpertLayer):
         memory_reuse: False or "none", or True, which is the same here.
         sequence_parallel: x is this rank's shard of the group's tokens, also of another size
             than the others', and so is the output: the input is all-gathered, the output
-            reduce-scattered.
+            reduce-scattered. Its plans are those with sequence shards, for the tokens of all.
 
     Attributes:
         aux_loss: balance loss of the last forward pass over all tokens, equal on all ranks. It
@@ -87,9 +87,8 @@ class TensorExpertLayer(ExpertLayer):
             d_model, d_hidden, num_experts, top_k, activation=activation, bias=bias,
             normalize_topk=normalize_topk, group=group, pipeline=pipeline,
             memory_reuse=memory_reuse, plan=plan, planbook=planbook, device=device, dtype=dtype,
-            link=link,
+            link=link, sequence_parallel=sequence_parallel,
         )  # fmt: skip
-        self.sequence_parallel = sequence_parallel
         if sequence_parallel:
             self.gate.share(self.link)
 
@@ -123,7 +122,7 @@ class TensorExpertLayer(ExpertLayer):
         return y_SD
 
     def _sharing(self, num_tokens: tuple[int, ...]) -> Sharing:
-        if self.sequence_parallel:
+        if self.sequence_parallel and self.link.num_ranks > 1:
             return Sharded(self.link, num_tokens)
         return Everywhere(self.link, num_tokens[:1])
 

@@ -33,6 +33,10 @@ def layer_memory(
         activations  2·T·M (T_I, T_O) + N/P·H (T_M; twice for swiglu)
         buffers      2·T·M (their gradients) + one chunk's rows and results, 2·M and H of each;
                      backward H once more, and for relu H once less
+
+    Where a rank has only a shard of the tokens, T/P, each of those 2·T·M is 2·T/P·M, and on top
+    come T·M of activations (x gathered) and 2·T·M of buffers (T_O's gradient gathered, and T_I's
+    before it is scattered).
     """
     if workload.expert_parallel == "tensor":
         return _summed_memory(workload, forward_degree, backward_degree)
@@ -60,8 +64,8 @@ def layer_memory(
 
 
 def _summed_memory(workload: Workload, forward_degree: int, backward_degree: int) -> Memory:
-    layer, tokens = workload.layer, workload.tokens_per_rank
-    element, both = dtype_bytes(workload.dtype), 2 * tokens * layer.d_model
+    layer, element = workload.layer, dtype_bytes(workload.dtype)
+    kept, buffered = (tokens * layer.d_model for tokens in summed_tokens(workload))
     degrees = forward_degree, backward_degree
     chunk = max(
         summed_rows(workload, degree) * (2 * layer.d_model + summed_hidden(layer, backward=phase))
@@ -70,11 +74,19 @@ def _summed_memory(workload: Workload, forward_degree: int, backward_degree: int
     return Memory(
         strategy="none",
         state_bytes=_state_bytes(workload),
-        activation_bytes=(both + summed_rows(workload, 1) * middle_elements(layer)) * element,
-        buffer_bytes=(both + chunk) * element,
+        activation_bytes=(kept + summed_rows(workload, 1) * middle_elements(layer)) * element,
+        buffer_bytes=(buffered + chunk) * element,
         saved_bytes=0,
         saving_ratio=0.0,
     )
+
+
+def summed_tokens(workload: Workload) -> tuple[int, int]:
+    """Return how many tokens' values a tensor-parallel rank keeps, and has in buffers."""
+    around = 2 * workload.own_tokens
+    if not workload.gathers:
+        return around, around
+    return around + workload.tokens_per_rank, around + 2 * workload.tokens_per_rank
 
 
 def summed_rows(workload: Workload, degree: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from moetune.domain.layer import Workload
 from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.units import dtype_bytes
-from moetune.solve.memory import middle_elements, summed_hidden, summed_rows
+from moetune.solve.memory import middle_elements, summed_hidden, summed_rows, summed_tokens
 
 _INDEX_BYTES = 8
 _EXACT_BYTES = 4
@@ -224,11 +224,13 @@ class _SummedCounts(_Counts):
     """Of a tensor-parallel group: nothing is dispatched, and x is gathered from again."""
 
     def activation_bytes(self) -> int:
+        kept, _ = summed_tokens(self._workload)
         rows = summed_rows(self._workload, 1)
-        return 2 * self._tokens_bytes + rows * self._middle * self._element
+        return (kept * self._layer.d_model + rows * self._middle) * self._element
 
     def buffer_bytes(self) -> int:
-        return 2 * self._tokens_bytes
+        _, buffered = summed_tokens(self._workload)
+        return buffered * self._layer.d_model * self._element
 
     def ring_bytes(self, *, backward: bool) -> int:
         rows = summed_rows(self._workload, self._degrees[backward])
@@ -236,12 +238,12 @@ class _SummedCounts(_Counts):
         return rows * width * self._element
 
     def routing_bytes(self) -> int:
-        gate = max(self._element, _EXACT_BYTES)
-        probabilities = self._workload.tokens_per_rank * self._layer.num_experts * gate
+        gate, own_tokens = max(self._element, _EXACT_BYTES), self._workload.own_tokens
+        probabilities = own_tokens * self._layer.num_experts * gate
+        own_pairs = own_tokens * self._layer.top_k
         rows = summed_rows(self._workload, 1)
-        weights, choices = 2 * gate, 2 * _INDEX_BYTES
         return (
             probabilities
-            + self._pairs * (weights + choices)
+            + (own_pairs + self._pairs) * (gate + _INDEX_BYTES)
             + rows * (2 * self._element + _INDEX_BYTES)
         )

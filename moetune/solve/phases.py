@@ -67,6 +67,10 @@ class LayerCosts:
         in_flight = 1 if degree <= ALONE_CHUNKS else degree
         return self.exchange("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
 
+    def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
+        """Return what a phase waits for before its first chunk; nothing here."""
+        return NOTHING
+
     def beside(self, *, rows: float, degree: int) -> Interference:
         """Return how the classes disturb each other in a phase of such chunks."""
         table = self.costs.interference

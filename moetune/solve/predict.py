@@ -15,13 +15,14 @@ class PhaseTime:
     """One phase at one degree.
 
     Args:
-        seconds: from the first dispatch to the last combine, or from the first chunk's
-            experts to its last sum.
+        seconds: from the first dispatch to the last combine, or from the gathering, else the
+            first chunk's experts, to the last sum.
         transfer: one chunk's dispatch or combine, or its sum.
         compute: one chunk's experts.
         copies: one chunk's copies between device and host.
         num_transfers: of a chunk; 3 where what the experts received is sent again, 1 where
             the experts' results are summed.
+        gathering: of all ranks' tokens, before the first chunk.
     """
 
     degree: int
@@ -30,11 +31,13 @@ class PhaseTime:
     compute: Estimate
     copies: Estimate = NOTHING
     num_transfers: int = 2
+    gathering: Estimate = NOTHING
 
     @property
     def link_seconds(self) -> float:
-        """All transfers, undisturbed: 2·r·t_d, or r·t_s."""
-        return self.num_transfers * self.degree * self.transfer.seconds
+        """All transfers, undisturbed: 2·r·t_d, or t_g + r·t_s."""
+        chunks = self.num_transfers * self.degree * self.transfer.seconds
+        return self.gathering.seconds + chunks
 
     @property
     def device_seconds(self) -> float:
@@ -53,8 +56,8 @@ class PhaseTime:
 
     @property
     def critical_link_seconds(self) -> float:
-        """Transfers on the critical path: all of them, or the first and the last."""
-        ends = self.num_transfers * self.transfer.seconds
+        """Transfers on the critical path: all of them, or those at both ends."""
+        ends = self.gathering.seconds + self.num_transfers * self.transfer.seconds
         return self.link_seconds if self._link_binds else ends
 
     @property
@@ -63,6 +66,11 @@ class PhaseTime:
         if self._link_binds:
             return self.compute.seconds if self.num_transfers == 1 else 0.0
         return self.device_seconds
+
+    @property
+    def parts(self) -> tuple[Estimate, ...]:
+        """The estimates behind the phase."""
+        return self.gathering, self.transfer, self.compute, self.copies
 
     @property
     def _link_binds(self) -> bool:
@@ -99,7 +107,7 @@ class StepTime:
         counts only where it is a share worth the name.
         """
         phases = (self.forward, self.backward)
-        parts = [part for phase in phases for part in (phase.transfer, phase.compute, phase.copies)]
+        parts = [part for phase in phases for part in phase.parts]
         if self.overhead.seconds > OVERHEAD_SHARE * self.seconds:
             parts.append(self.overhead)
         return least_trust(part.trust for part in parts)
@@ -112,7 +120,8 @@ def phase_time(
     rows = tokens * costs.layer.top_k / degree
     transfer = costs.transfer(rows=rows, degree=degree)
     compute = costs.compute(phase=phase, rows=rows)
-    seconds = costs.makespan(
+    gathering = costs.gathering(tokens=tokens)
+    chunks_seconds = costs.makespan(
         degree=degree,
         rows=rows,
         transfer_seconds=transfer.seconds,
@@ -121,8 +130,9 @@ def phase_time(
     )
     return PhaseTime(
         degree=degree,
-        seconds=seconds,
+        seconds=gathering.seconds + chunks_seconds,
         transfer=transfer,
         compute=compute,
         num_transfers=costs.num_transfers,
+        gathering=gathering,
     )

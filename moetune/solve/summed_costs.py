@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from moetune.domain.costs import Estimate, LinearCost, SideBySide
 from moetune.domain.plan import Order
+from moetune.domain.samples import CollectiveOp
 from moetune.domain.units import dtype_bytes
 from moetune.solve.degree import best_summed_degree, summed_makespan
 from moetune.solve.phases import COUNT_BYTES, NOTHING, LayerCosts, Phase, total
@@ -29,9 +30,14 @@ class SummedCosts(LayerCosts):
         """Transfers of one chunk: its sum."""
         return 1
 
+    @property
+    def sum_op(self) -> CollectiveOp:
+        """How sums reach the ranks."""
+        return "all_reduce"
+
     def transfer(self, *, rows: float, degree: int) -> Estimate:  # noqa: ARG002 - see above
-        """Return one chunk's all-reduce: M values of each token, whatever their choices."""
-        return self.exchange("all_reduce", self._sum_bytes(rows))
+        """Return one chunk's sum: M values of each token, whatever their choices."""
+        return self.exchange(self.sum_op, self._sum_bytes(rows))
 
     def side_by_side(self, *, rows: float, transfer_seconds: float) -> SideBySide:
         """Return the speeds of the experts and of sums, taken for exchanges of as many bytes."""
@@ -84,18 +90,23 @@ class SummedCosts(LayerCosts):
         if self.rows_op("gate", tokens, self.layer.num_experts) is None:
             return NOTHING
         gate = self.gate(phase, tokens=tokens)
-        num_bytes = tokens * self.layer.top_k * max(dtype_bytes(self.dtype), _WEIGHT_BYTES)
+        num_bytes = tokens * self.layer.top_k * self.weight_bytes
         small = COUNT_BYTES if phase == "forward" else num_bytes
         return total(gate, self.exchange("all_reduce", small))
 
     def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
-        """Return (all-reduce over bytes, all GEMMs over the MACs of one), if that is all."""
-        transfer = self.collective_line("all_reduce")
+        """Return (sum over bytes, all GEMMs over the MACs of one), if a chunk has no more."""
+        transfer = self.collective_line(self.sum_op)
         compute = self.gemm_line(phase)
         around = (self.rows_op(op, 1.0, self.layer.d_model) for op in ("gather", "scatter_add"))
         if transfer is None or compute is None or total(*around).seconds:
             return None
         return transfer, compute
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one weight, or probability, of the gate."""
+        return max(dtype_bytes(self.dtype), _WEIGHT_BYTES)
 
     def _sum_bytes(self, rows: float) -> float:
         return rows / self.layer.top_k * self.bytes_per_row

@@ -111,8 +111,16 @@ def pipeline_tasks(
     return [*link, combines[-1], *experts]
 
 
-def summing_tasks(*, compute_seconds: Sequence[float], sum_seconds: Sequence[float]) -> list[Task]:
+def summing_tasks(
+    *,
+    compute_seconds: Sequence[float],
+    sum_seconds: Sequence[float],
+    gather_seconds: float = 0.0,
+) -> list[Task]:
     """Return the tasks of one phase in a tensor-parallel group: experts, then their sum.
+
+    Args:
+        gather_seconds: of the tokens, which the first chunk waits for; 0 leaves it out.
 
     Raises:
         ValueError: the lists differ in length or are empty.
@@ -120,8 +128,11 @@ def summing_tasks(*, compute_seconds: Sequence[float], sum_seconds: Sequence[flo
     chunks = range(len(compute_seconds))
     if len(chunks) != len(sum_seconds) or not chunks:
         raise ValueError("compute and sum need one entry for each chunk")
+    gather = [Task("gather", "comm", LINK, gather_seconds)] if gather_seconds else []
+    first = tuple(task.name for task in gather)
     return [
-        *(Task(f"experts {i}", "comp", COMPUTE, compute_seconds[i]) for i in chunks),
+        *gather,
+        *(Task(f"experts {i}", "comp", COMPUTE, compute_seconds[i], first) for i in chunks),
         *(Task(f"sum {i}", "comm", LINK, sum_seconds[i], (f"experts {i}",)) for i in chunks),
     ]
 

@@ -39,7 +39,11 @@ def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
         transfers = [layer.transfer(rows=rows, degree=degree).seconds] * degree
         experts = [layer.compute(phase=phase, rows=rows).seconds] * degree
         if workload.expert_parallel == "tensor":
-            tasks = summing_tasks(compute_seconds=experts, sum_seconds=transfers)
+            tasks = summing_tasks(
+                compute_seconds=experts,
+                sum_seconds=transfers,
+                gather_seconds=layer.gathering(tokens=workload.tokens_per_rank).seconds,
+            )
         else:
             tasks = pipeline_tasks(
                 dispatch_seconds=transfers,

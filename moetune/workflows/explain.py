@@ -25,9 +25,11 @@ class PhaseTerms:
     """One phase of the plan, in seconds.
 
     Args:
+        gathering_seconds: of all ranks' tokens, before the first chunk; 0 without sequence shards.
         transfer_seconds: one chunk's dispatch, which is also its combine; or its sum.
         compute_seconds: one chunk's experts.
-        total_transfer_seconds: all dispatches and combines, or all sums, undisturbed.
+        total_transfer_seconds: all dispatches and combines, or the gathering and all sums,
+            undisturbed.
         total_compute_seconds: all experts, undisturbed.
         exposed_communication_seconds: what the phase takes beyond its experts.
         hidden_seconds: what the overlap saves of everything one after another.
@@ -35,6 +37,7 @@ class PhaseTerms:
 
     degree: int
     seconds: float
+    gathering_seconds: float
     transfer_seconds: float
     compute_seconds: float
     total_transfer_seconds: float
@@ -164,6 +167,7 @@ def _terms(phase: PhaseTime) -> PhaseTerms:
     return PhaseTerms(
         degree=phase.degree,
         seconds=phase.seconds,
+        gathering_seconds=phase.gathering.seconds,
         transfer_seconds=phase.transfer.seconds,
         compute_seconds=phase.compute.seconds,
         total_transfer_seconds=phase.link_seconds,

@@ -10,8 +10,9 @@ from moetune.config import Settings
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.models import find_model
-from moetune.domain.plan import EXPERT_PARALLEL, Plan, PlanInputs
+from moetune.domain.plan import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Plan, PlanInputs
 from moetune.domain.profile import Profile
+from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of
 from moetune.fit.resample import resample_costs
@@ -21,6 +22,7 @@ from moetune.solve.layout_space import LayoutPins
 from moetune.solve.plan import solve_plan
 from moetune.solve.room import MEMORY_TAKEN
 from moetune.workflows import wiring
+from moetune.workflows.asked_layer import check_shards, check_tensor
 from moetune.workflows.asked_layout import layout_constraints, reject_pins
 from moetune.workflows.files import load_plan_file, plan_to_json, write_text
 from moetune.workflows.profiles import FoundProfile, find_profile
@@ -41,6 +43,7 @@ class PlanRequest:
         layer: where there is no `model`.
         transformer: the whole model; default, the named model's, where it is a whole one.
         pins: of a whole model's layout; of a layer's, how its ranks share the experts.
+        sequence_parallel: whether a layer's tensor-parallel ranks have a shard of the tokens each.
         world_size: default, the profile's number of devices.
         tokens_per_rank: default, the model's; a layer needs it.
         dtype: default, what the profile is for: see `default_dtype`.
@@ -55,6 +58,7 @@ class PlanRequest:
     layer: LayerShape | None = None
     transformer: Transformer | None = None
     pins: LayoutPins = field(default_factory=LayoutPins)
+    sequence_parallel: bool = False
     world_size: int | None = None
     tokens_per_rank: int | None = None
     dtype: str | None = None
@@ -81,6 +85,8 @@ class PlanRequest:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        if self.sequence_parallel:
+            check_shards(self.pins, is_whole=self.whole is not None)
         if self.whole is not None:
             if self.bounds.strategy not in {None, "none"}:
                 raise InputError(
@@ -90,7 +96,7 @@ class PlanRequest:
             return
         reject_pins(self.pins)
         if self.pins.expert_parallel == "tensor":
-            self._check_tensor()
+            check_tensor(self.bounds)
 
     @property
     def whole(self) -> Transformer | None:
@@ -98,21 +104,6 @@ class PlanRequest:
         if self.transformer is not None or self.model is None:
             return self.transformer
         return find_model(self.model).transformer
-
-    def _check_tensor(self) -> None:
-        bounds = self.bounds
-        if bounds.strategy not in {None, "none"}:
-            raise InputError(
-                f"strategy {bounds.strategy} excludes --expert-parallel tensor, where nothing is "
-                "dispatched and no memory reused",
-                "leave --strategy away, or take --expert-parallel all_to_all",
-            )
-        if bounds.order is not None:
-            raise InputError(
-                f"order {bounds.order} excludes --expert-parallel tensor, where a chunk has one "
-                "transfer",
-                "leave --order away, or take --expert-parallel all_to_all",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,15 +241,24 @@ def _layer_and_tokens(request: PlanRequest, world_size: int) -> tuple[LayerShape
 def _stand_in(plan: Plan, profile: Profile) -> tuple[str, ...]:
     """Say which group size stands in for the plan's, where that one was not measured."""
     ranks = plan.layout.expert_ranks
-    op = "all_reduce" if plan.layout.expert_parallel == "tensor" else "all_to_all"
-    sizes = {line.group_size for line in profile.collective if line.op == op}
-    for sample in profile.samples:
-        if sample.point.kind == "collective" and sample.point.op == op:
-            sizes.add(sample.point.group_size)
-    if ranks == 1 or ranks in sizes:
-        return ()
-    known = ", ".join(map(str, sorted(sizes)))
-    return (f"no {op} was measured for {ranks} ranks: the nearest of {known} stands in for it",)
+    missing = []
+    for op in _exchanges(plan):
+        sizes = {line.group_size for line in profile.collective if line.op == op}
+        for sample in profile.samples:
+            if sample.point.kind == "collective" and sample.point.op == op:
+                sizes.add(sample.point.group_size)
+        if ranks > 1 and ranks not in sizes:
+            known = ", ".join(map(str, sorted(sizes)))
+            missing.append(
+                f"no {op} was measured for {ranks} ranks: the nearest of {known} stands in for it"
+            )
+    return tuple(missing)
+
+
+def _exchanges(plan: Plan) -> tuple[CollectiveOp, ...]:
+    if plan.workload.sequence_parallel:
+        return "all_gather", "reduce_scatter"
+    return ("all_reduce",) if plan.layout.expert_parallel == "tensor" else ("all_to_all",)
 
 
 def _constraints(request: PlanRequest) -> Mapping[str, str]:
@@ -277,6 +277,8 @@ def _constraints(request: PlanRequest) -> Mapping[str, str]:
         found |= layout_constraints(request.whole, own=own, pins=request.pins)
     elif request.pins.expert_parallel == "tensor":
         found[EXPERT_PARALLEL] = "tensor"
+        if request.sequence_parallel:
+            found[SEQUENCE_PARALLEL] = "true"
     if request.memory_taken_bytes:
         found[MEMORY_TAKEN] = str(request.memory_taken_bytes)
     return {**found, ALLOW_MODELLED: "true"} if request.allow_modelled else found

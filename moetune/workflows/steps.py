@@ -4,8 +4,9 @@ T tokens of a rank, D model width, E experts.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -87,7 +88,8 @@ class Steps:
 def random_steps(workload: Workload, *, device: torch.device, link: Link | None = None) -> Steps:
     """Return steps of a layer with random weights, tokens and output gradients.
 
-    In a tensor-parallel group tokens and gradients are the same on all ranks.
+    In a tensor-parallel group tokens and gradients are the same on all ranks, or each has its
+    shard of the same ones.
     The gate's rows are orthonormal where there is room, so that random tokens choose all
     experts alike, as a plan assumes.
     """
@@ -95,17 +97,7 @@ def random_steps(workload: Workload, *, device: torch.device, link: Link | None 
     shape = workload.layer
     torch.manual_seed(_SEED)
     is_tensor = workload.expert_parallel == "tensor"
-    kind = TensorExpertLayer if is_tensor else MoELayer
-    layer = kind(
-        shape.d_model,
-        shape.d_hidden,
-        shape.num_experts,
-        shape.top_k,
-        activation=shape.activation,
-        device=device,
-        dtype=dtype,
-        link=link,
-    )
+    layer = _layer(workload, device=device, link=link)
     generator = torch.Generator().manual_seed(_SEED)
     if shape.num_experts <= shape.d_model:
         gate_DE = torch.randn(shape.d_model, shape.num_experts, generator=generator)
@@ -114,7 +106,27 @@ def random_steps(workload: Workload, *, device: torch.device, link: Link | None 
     generator.manual_seed(_SEED + 1 + (0 if is_tensor else layer.link.rank))
     size = (workload.tokens_per_rank, shape.d_model)
     x_TD, grad_TD = (torch.randn(size, generator=generator).to(device, dtype) for _ in "xg")
+    if workload.sequence_parallel:
+        rank, num_ranks = layer.link.rank, layer.link.num_ranks
+        x_TD, grad_TD = (each.tensor_split(num_ranks)[rank] for each in (x_TD, grad_TD))
     return Steps(layer, x_TD, grad_TD)
+
+
+def _layer(workload: Workload, *, device: torch.device, link: Link | None) -> ExpertLayer:
+    shape = workload.layer
+    kind: Callable[..., ExpertLayer] = MoELayer
+    if workload.expert_parallel == "tensor":
+        kind = partial(TensorExpertLayer, sequence_parallel=workload.sequence_parallel)
+    return kind(
+        shape.d_model,
+        shape.d_hidden,
+        shape.num_experts,
+        shape.top_k,
+        activation=shape.activation,
+        device=device,
+        dtype=getattr(torch, workload.dtype),
+        link=link,
+    )
 
 
 def measure_steps(

@@ -3,6 +3,7 @@
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import (
     EXPERT_PARALLEL,
+    SEQUENCE_PARALLEL,
     Layout,
     Memory,
     Pipeline,
@@ -25,11 +26,17 @@ def small_plan(
     ranges: tuple[Range, ...] = ((1, 10, 2, 2), (11, 100, 4, 3)),
     strategy: Strategy = "none",
     expert_parallel: ExpertParallel = "all_to_all",
+    sequence_parallel: bool = False,
 ) -> Plan:
+    constraints: dict[str, str] = {}
+    if expert_parallel != "all_to_all":
+        constraints[EXPERT_PARALLEL] = expert_parallel
+    if sequence_parallel:
+        constraints[SEQUENCE_PARALLEL] = "true"
     inputs = PlanInputs(
         model=None, layer=layer, world_size=world_size, tokens_per_rank=tokens, dtype=dtype,
         memory_limit_bytes=None, profile="test", profile_fingerprint="0",
-        constraints={} if expert_parallel == "all_to_all" else {EXPERT_PARALLEL: expert_parallel},
+        constraints=constraints,
     )  # fmt: skip
     return Plan(
         id=inputs.plan_id,

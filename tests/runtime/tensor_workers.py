@@ -9,10 +9,14 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import AllocationError, CollectiveError, RankMismatchError
+from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
 from moetune.runtime.account import Account
+from moetune.runtime.gloo_link import link_of
 from moetune.runtime.layer import MoELayer
+from moetune.runtime.planbook import PlanBook
 from moetune.runtime.tensor_layer import TensorExpertLayer
+from tests.runtime.plans import small_plan
 from tests.runtime.reference import dense_moe
 from tests.runtime.workers import (
     AUX_SCALE,
@@ -66,6 +70,8 @@ def agree() -> None:
     experts_without_tokens_have_gradients()
     checkpoints_fit_each_other()
     _refuse_other_inputs()
+    _look_plans_up_by_the_tokens_of_all_shards()
+    _know_when_a_reduce_scatter_ends()
 
 
 def _equal_dense_everywhere() -> None:
@@ -197,6 +203,40 @@ def _refuse_other_inputs() -> None:
     one_of_each = tensor_layer(sequence_parallel=rank == 1)
     with pytest.raises(RankMismatchError, match="shards of the tokens"):
         one_of_each(torch.randn(3, D_MODEL, dtype=torch.float64))
+
+
+def _look_plans_up_by_the_tokens_of_all_shards() -> None:
+    plans = [
+        small_plan(
+            layer=LayerShape(
+                d_model=D_MODEL, d_hidden=D_HIDDEN, num_experts=NUM_EXPERTS, activation="gelu"
+            ),
+            tokens=40, dtype="float64", degrees=degrees, ranges=((1, 10, 1, 2), (11, 40, *degrees)),
+            expert_parallel="tensor", sequence_parallel=in_shards,
+        )
+        for in_shards, degrees in ((False, (5, 6)), (True, (4, 3)))
+    ]  # fmt: skip
+    book, rank = PlanBook(plans), dist.get_rank()
+    for num_tokens, degrees in (((25, 15), (4, 3)), ((2, 8), (1, 2)), ((20, 0), (4, 3))):
+        layer = TensorExpertLayer(
+            D_MODEL, D_HIDDEN, NUM_EXPERTS, dtype=torch.float64, planbook=book,
+            sequence_parallel=True,
+        )  # fmt: skip
+        layer(torch.randn(num_tokens[rank], D_MODEL, dtype=torch.float64))
+        decision = layer.decision
+        assert (decision.forward_degree, decision.backward_degree) == degrees
+
+
+def _know_when_a_reduce_scatter_ends() -> None:
+    """gloo has no future of its own for it, and recorded timelines need one."""
+    link = link_of(None, device=torch.device("cpu"))
+    shards, total = torch.arange(6.0).split([2, 4]), torch.zeros(2 + 2 * link.rank)
+    transfer = link.add_shards(total, shards, "a sum")
+    future = transfer.future()
+    assert future is not None
+    future.wait()
+    assert torch.equal(total, 2 * shards[link.rank])
+    transfer.wait()
 
 
 def death(*, in_backward: bool, sequence_parallel: bool) -> None:

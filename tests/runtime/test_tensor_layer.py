@@ -99,6 +99,26 @@ def test_a_layer_runs_only_plans_for_its_way_to_share_experts(wanted: ExpertPara
     assert shelf.nearest(40) is fitting
 
 
+def test_a_layer_between_sequence_shards_runs_only_plans_for_those() -> None:
+    plans = [
+        small_plan(layer=LAYER, world_size=1, expert_parallel="tensor", sequence_parallel=in_shards)
+        for in_shards in (False, True)
+    ]
+    for in_shards, plan, other in zip((False, True), plans, reversed(plans), strict=True):
+        layer = partial(TensorExpertLayer, 4, 8, 2, sequence_parallel=in_shards)
+        assert layer(plan=plan)._book.plans == (plan,)
+        flags = "--expert-parallel tensor" + " --sequence-parallel" * in_shards
+        with pytest.raises(InputError, match="tensor with sequence shards") as caught:
+            layer(plan=other)
+        assert f"{flags}`" in caught.value.hint
+        shelf = PlanBook(plans).shelf(
+            LAYER, expert_parallel="tensor", sequence_parallel=in_shards, num_ranks=1,
+            dtype="float32",
+        )  # fmt: skip
+        assert shelf is not None
+        assert shelf.nearest(40) is plan
+
+
 def test_a_plan_of_a_whole_model_is_found_by_the_ranks_that_share_the_experts() -> None:
     plan = small_plan(layer=LAYER, world_size=2, expert_parallel="tensor")
     inputs = replace(plan.inputs, world_size=8)

@@ -61,11 +61,14 @@ def test_verify_of_reused_memory_compares_its_degrees_and_what_keeping_everythin
     assert all(step["deviation"] <= found["tolerance"] for step in found["steps"])
 
 
+@pytest.mark.parametrize("in_shards", [False, True])
 def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, in_shards: bool
 ) -> None:
     path, db, output = tmp_path / "plan.json", str(tmp_path / "m.db"), tmp_path / "trace.json"
-    path.write_text(canonical_json(small_plan(layer=LAYER, expert_parallel="tensor")))
+    # Shards of 20 and 21 tokens.
+    plan = small_plan(layer=LAYER, tokens=41, expert_parallel="tensor", sequence_parallel=in_shards)
+    path.write_text(canonical_json(plan))
     common = ["--no-config", "--db", db]
     assert app.main([*common, "verify", str(path), "--nproc", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -76,9 +79,10 @@ def test_verify_and_trace_of_a_tensor_plan_run_its_layer(
     assert app.main([*common, "trace", str(path), "--nproc", "2", "--output", str(output)]) == 0
     events = json.loads(output.read_text())["traceEvents"]
     names = [event["name"] for event in events]
-    assert len(names) == 2 * (4 + 3)
+    assert len(names) == 2 * (4 + 3 + in_shards)
     assert names.count("forward sum 1") == 1
     assert names.count("backward experts 3") == 1
+    assert names.count("forward gather 1") == names.count("backward gather 1") == in_shards
 
 
 def test_verify_on_another_number_of_ranks_says_what_to_do(
