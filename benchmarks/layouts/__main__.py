@@ -1,4 +1,4 @@
-"""Measure all layouts of four models in a lab of two nodes: about 15 minutes, as root."""
+"""Measure all layouts of four models in a lab of two nodes: about 30 minutes, as root."""
 
 import argparse
 import sys
@@ -36,8 +36,8 @@ def main() -> None:
     """Measure, and write the table and the raw times."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=float, default=200.0, help="Mbit/s between the nodes")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--budget", default="120s", help="of each profile")
+    parser.add_argument("--rounds", type=int, default=5, help="steps of a job that are timed")
+    parser.add_argument("--budget", default="200s", help="of each profile")
     parser.add_argument("--case", type=int, help="only this one, counted from 0")
     parser.add_argument("--output", type=Path, default=RESULTS / "layouts.md")
     given = parser.parse_args()

@@ -1,14 +1,12 @@
-"""The program of one rank: time a training step of a model under every layout, in turns.
+"""The program of one rank: time a training step of a model under one layout.
 
-All layouts train from the same weights on the same sequences. Rank 0 prints one JSON line per
-layout; a step's time is the maximum over the ranks.
+All layouts train from the same weights on the same sequences. Rank 0 prints one JSON line; a
+step's time is the maximum over the ranks.
 """
 
 import argparse
 import dataclasses
 import json
-import math
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -18,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.layouts.balanced import Gates, balanced_gates
 from benchmarks.netlab.cell import Step
 from benchmarks.netlab.ranks import time_steps
-from moetune.domain.document import canonical_json, decode
+from moetune.domain.document import decode
 from moetune.domain.plan import Decision, Layout
 from moetune.domain.transformer import Transformer
 from moetune.runtime.expert_layer import ExpertLayer
@@ -30,7 +28,6 @@ from moetune.workflows.launch import leave
 
 _TIMEOUT = timedelta(minutes=2)
 _WARM_UP_ROUNDS = 2
-_SAME_LOSS = 1e-4
 _SEED = 1
 
 
@@ -53,7 +50,7 @@ class Work:
 
     transformer: Transformer
     num_sequences: int
-    variants: tuple[Variant, ...]
+    variant: Variant
 
 
 def main() -> None:
@@ -70,28 +67,20 @@ def main() -> None:
         generator=torch.Generator().manual_seed(_SEED),
     )
     gates = balanced_gates(work.transformer, text[:, :-1], seed=_SEED)
-    stages = [_stages(work, variant, gates) for variant in work.variants]
-    losses = [_loss(one, text) for one in stages]
+    stages = _stages(work, gates)
+    loss = _loss(stages, text)
+    step = {"step": _step(stages, text)}
+    time_steps(step, rounds=_WARM_UP_ROUNDS)
+    seconds = time_steps(step, rounds=given.rounds)["step"]
+    imbalance = _imbalance(stages, text)
     if dist.get_rank() == 0:
-        print(
-            f"losses before any step: {', '.join(f'{loss:.6f}' for loss in losses)}",
-            file=sys.stderr,
-        )
-    if not all(math.isclose(loss, losses[0], rel_tol=_SAME_LOSS) for loss in losses):
-        raise AssertionError(f"the layouts are not one model: losses {losses}")
-    steps = {str(number): _step(one, text) for number, one in enumerate(stages)}
-    time_steps(steps, rounds=_WARM_UP_ROUNDS)
-    seconds = time_steps(steps, rounds=given.rounds)
-    imbalance = [_imbalance(one, text) for one in stages]
-    if dist.get_rank() == 0:
-        for number, variant in enumerate(work.variants):
-            line = {"seconds": seconds[str(number)], "imbalance": imbalance[number]}
-            print(json.dumps({"variant": json.loads(canonical_json(variant)), **line}))
+        print(json.dumps({"loss": loss, "seconds": seconds, "imbalance": imbalance}))
     dist.destroy_process_group()
     leave(0)
 
 
-def _stages(work: Work, variant: Variant, gates: Gates) -> Stages:
+def _stages(work: Work, gates: Gates) -> Stages:
+    variant = work.variant
     ranks = join(variant.layout, timeout=_TIMEOUT)
     stages = staged_language_model(
         work.transformer,

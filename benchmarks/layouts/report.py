@@ -21,8 +21,9 @@ def report(results: Sequence[CaseResult]) -> str:
 _INTRODUCTION = (
     "Two nodes of two ranks each, unlimited inside a node, one link between the nodes; a node "
     "has one core, which its ranks share. `python -m benchmarks.layouts` profiles the lab for "
-    "each model, asks the solver for every layout, and measures a training step of them all in "
-    "random turns (medians). float32, gloo. Inside one case everything is from one run."
+    "each model, asks the solver for every layout, and trains a few steps under each, in jobs of "
+    "their own that come twice in random order (medians). float32, gloo. Inside one case "
+    "everything is from one run."
 )
 
 

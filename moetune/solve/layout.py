@@ -53,6 +53,7 @@ class Question:
         per_node: devices of a node.
         device_memory_bytes: the limit where the inputs set none.
         runs_ahead: whether the host starts operations while the device still computes others.
+        shares_core: whether a node's ranks compute on one core, by turns.
     """
 
     inputs: PlanInputs
@@ -65,6 +66,7 @@ class Question:
     device_memory_bytes: int
     provenance: Provenance
     runs_ahead: bool
+    shares_core: bool = False
     traits: Traits = OURS
 
     @property
@@ -134,6 +136,7 @@ def search_layouts(question: Question) -> tuple[Search, Found]:
             per_node=question.per_node,
             traits=question.traits,
             runs_ahead=question.runs_ahead,
+            shares_core=question.shares_core,
         ),
         batch=batch,
         pins=question.pins,

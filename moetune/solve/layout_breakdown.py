@@ -41,17 +41,18 @@ def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...
     """
     setting, times = candidate.setting, candidate.pipeline
     stage, count = stages[times.slowest], setting.num_micro_batches
+    busy = count * candidate.priced.seconds.stage(stage, recompute=setting.recompute)
+    share = times.busy_seconds / busy
     found: dict[PartName, tuple[float, float, float]] = {}
     for piece, number, runs_again in _pieces(candidate, stage):
         again = piece.forward.seconds if runs_again and setting.recompute else 0.0
         layer, forward, both = found.get(piece.name, (0.0, 0.0, 0.0))
         found[piece.name] = (
             max(layer, piece.forward.seconds),
-            forward + count * number * piece.forward.seconds,
-            both + count * number * (piece.seconds + again),
+            forward + share * count * number * piece.forward.seconds,
+            both + share * count * number * (piece.seconds + again),
         )
-    busy = sum(both for _, _, both in found.values())
-    idle = times.seconds - busy - times.send_seconds
+    idle = times.seconds - times.busy_seconds - times.send_seconds
     found["stage sends"] = (0.0, 0.0, times.send_seconds)
     found["bubble"] = (0.0, 0.0, max(0.0, idle))
     found["gradients"] = (0.0, 0.0, candidate.gradients.seconds)

@@ -4,6 +4,7 @@ Most layouts share most of their costs: a block depends on the micro-batch and i
 gradient on its size and its group, and neither on the rest of the layout.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
@@ -65,6 +66,7 @@ class Prices:
         per_node: int,
         traits: Traits,
         runs_ahead: bool = False,
+        shares_core: bool = False,
     ) -> None:
         self.model = model
         self.dtype = dtype
@@ -74,6 +76,7 @@ class Prices:
         self._bounds = bounds
         self._per_node = per_node
         self._runs_ahead = runs_ahead
+        self._shares_core = shares_core
         self._known: dict[tuple[object, ...], object] = {}
 
     @property
@@ -88,6 +91,13 @@ class Prices:
     def groups(self, layout: Layout) -> Groups:
         """Return the layout's groups on the machine's nodes."""
         return groups_of(layout, per_node=self._per_node)
+
+    def stages_per_core(self, layout: Layout) -> int:
+        """Return how many consecutive stages compute by turns."""
+        ranks = layout.dp * layout.tp
+        if not self._shares_core or self._per_node % ranks:
+            return 1
+        return math.gcd(self._per_node // ranks, layout.pp)
 
     def priced(self, *, layout: Layout, groups: Groups, sequences: int, one_chunk: bool) -> Priced:
         """Return the parts of a layout.

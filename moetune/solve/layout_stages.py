@@ -5,6 +5,7 @@ p stages, m micro-batches; w_i seconds of one micro-batch's forward and backward
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from moetune.domain.layout_check import stage_blocks
 from moetune.domain.transformer import Transformer
@@ -57,16 +58,22 @@ class PipelineTime:
 
     Args:
         slowest: index of the slowest stage.
+        busy_seconds: what its core computes.
         send_seconds: the sends that nothing hides.
     """
 
     seconds: float
     slowest: int
+    busy_seconds: float
     send_seconds: float
 
 
 def one_f_one_b(
-    *, stage_seconds: Sequence[float], hop_seconds: Sequence[float], num_micro_batches: int
+    *,
+    stage_seconds: Sequence[float],
+    hop_seconds: Sequence[float],
+    num_micro_batches: int,
+    stages_per_core: int = 1,
 ) -> PipelineTime:
     """Return the time of m micro-batches through the stages.
 
@@ -81,19 +88,30 @@ def one_f_one_b(
     bound, in the median of random cases 2.5 % above an event simulation, at most 24 %: a slow
     stage computes and sends during the first micro-batch's way, too.
 
+    Stages that compute on one core by turns, each measured while all do, are like one stage of
+    their mean time: while one waits, the others are faster, and what they send each other stays.
+
     Args:
         stage_seconds: w_i.
         hop_seconds: c_i, one fewer than stages.
+        stages_per_core: consecutive ones; divides their number.
     """
+    slowest = max(range(len(stage_seconds)), key=stage_seconds.__getitem__)
+    each = stages_per_core
+    stage_seconds = [
+        fmean(stage_seconds[first : first + each]) for first in range(0, len(stage_seconds), each)
+    ]
+    hop_seconds = hop_seconds[each - 1 :: each]
     hops = (0.0, *hop_seconds, 0.0)
     period = max(
         before + busy + after
         for before, busy, after in zip(hops, stage_seconds, hops[1:], strict=False)
     )
-    slowest = max(range(len(stage_seconds)), key=stage_seconds.__getitem__)
     rest, send_way = num_micro_batches - 1, 2 * sum(hop_seconds)
+    busiest = stage_seconds[slowest // each]
     return PipelineTime(
         seconds=rest * period + sum(stage_seconds) + send_way,
         slowest=slowest,
-        send_seconds=rest * (period - stage_seconds[slowest]) + send_way,
+        busy_seconds=num_micro_batches * busiest,
+        send_seconds=rest * (period - busiest) + send_way,
     )

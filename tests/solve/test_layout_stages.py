@@ -217,6 +217,28 @@ def test_two_equal_stages_meet_once_for_every_micro_batch(
     assert found.seconds - found.send_seconds == pytest.approx(free, rel=1e-9)
 
 
+@given(
+    st.lists(st.tuples(seconds, st.floats(0.0, 1.0)), min_size=4, max_size=4), st.integers(1, 16)
+)
+def test_stages_that_share_a_core_keep_it_busy_and_wait_less(
+    stages: list[tuple[float, float]], num_micro_batches: int
+) -> None:
+    each, hops = [one for one, _ in stages], [hop for _, hop in stages[1:]]
+    apart, shared, alone = (
+        one_f_one_b(
+            stage_seconds=each, hop_seconds=hops, num_micro_batches=num_micro_batches,
+            stages_per_core=per_core,
+        )
+        for per_core in (1, 2, 4)
+    )  # fmt: skip
+    cores = sum(each[:2]) / 2, sum(each[2:]) / 2
+    assert shared.seconds >= num_micro_batches * max(cores) + 2 * hops[1]
+    assert shared.seconds <= apart.seconds * (1 + 1e-9)
+    assert shared.busy_seconds == pytest.approx(num_micro_batches * cores[shared.slowest // 2])
+    assert alone.seconds == pytest.approx(num_micro_batches * sum(each) / 4)
+    assert alone.send_seconds == 0
+
+
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 5))
 def test_stages_hold_every_block_once_and_differ_by_one_at_most(
     num_layers: int, num_stages: int, moe_every: int
