@@ -90,6 +90,7 @@ def one_f_one_b(
 
     Stages that compute on one core by turns, each measured while all do, are like one stage of
     their mean time: while one waits, the others are faster, and what they send each other stays.
+    That is no longer than if each had a core to itself.
 
     Args:
         stage_seconds: w_i.
@@ -98,20 +99,21 @@ def one_f_one_b(
     """
     slowest = max(range(len(stage_seconds)), key=stage_seconds.__getitem__)
     each = stages_per_core
-    stage_seconds = [
+    core_seconds = [
         fmean(stage_seconds[first : first + each]) for first in range(0, len(stage_seconds), each)
     ]
-    hop_seconds = hop_seconds[each - 1 :: each]
-    hops = (0.0, *hop_seconds, 0.0)
-    period = max(
-        before + busy + after
-        for before, busy, after in zip(hops, stage_seconds, hops[1:], strict=False)
-    )
-    rest, send_way = num_micro_batches - 1, 2 * sum(hop_seconds)
-    busiest = stage_seconds[slowest // each]
+    core_hops = hop_seconds[each - 1 :: each]
+    period = min(_period(stage_seconds, hop_seconds), _period(core_seconds, core_hops))
+    rest, send_way = num_micro_batches - 1, 2 * sum(core_hops)
+    busiest = core_seconds[slowest // each]
     return PipelineTime(
-        seconds=rest * period + sum(stage_seconds) + send_way,
+        seconds=rest * period + sum(core_seconds) + send_way,
         slowest=slowest,
         busy_seconds=num_micro_batches * busiest,
         send_seconds=rest * (period - busiest) + send_way,
     )
+
+
+def _period(stage_seconds: Sequence[float], hop_seconds: Sequence[float]) -> float:
+    hops = (0.0, *hop_seconds, 0.0)
+    return max(map(sum, zip(hops, stage_seconds, hops[1:], strict=False)))
