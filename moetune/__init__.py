@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     )
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
+    from moetune.runtime.chunked.shard import shard
+    from moetune.runtime.chunked.state import full_state_dict, model_chunks
     from moetune.runtime.ddp import prepare_ddp
     from moetune.runtime.layer import MoELayer
     from moetune.runtime.planbook import PlanBook
@@ -43,8 +45,11 @@ __all__ = [
     "RankMismatchError",
     "SchemaMismatchError",
     "TensorExpertLayer",
+    "full_state_dict",
+    "model_chunks",
     "open_planbook",
     "prepare_ddp",
+    "shard",
 ]
 
 _HOMES = {
@@ -53,8 +58,11 @@ _HOMES = {
     "PlanBook": "moetune.runtime.planbook",
     "Profile": "moetune.domain.profile",
     "TensorExpertLayer": "moetune.runtime.tensor_layer",
+    "full_state_dict": "moetune.runtime.chunked.state",
+    "model_chunks": "moetune.runtime.chunked.state",
     "open_planbook": "moetune.workflows.planbook",
     "prepare_ddp": "moetune.runtime.ddp",
+    "shard": "moetune.runtime.chunked.shard",
 }
 _ERRORS = "moetune.domain.errors"
 
