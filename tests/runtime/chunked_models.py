@@ -1,9 +1,13 @@
 """Models with every habit that chunks must live with."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from moetune.runtime.expert_layer import ExpertLayer
 
 WIDTH, VOCABULARY = 8, 12
 
@@ -106,12 +110,28 @@ class Attentive(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.attention = nn.MultiheadAttention(WIDTH, 2, bias=False, batch_first=True)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         x = x + self.attention(x, x, x, need_weights=False)[0]
         for block in self.blocks:
             x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+class Sparse(Plain):
+    """Blocks around layers of experts; the balance loss goes into the output."""
+
+    def __init__(self, make_layer: Callable[[], ExpertLayer]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(make_layer() for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block, layer in zip(self.blocks[:2], self.layers, strict=True):
+            x = block(x)
+            x = x + layer(x) + 0.01 * layer.aux_loss
         logits: torch.Tensor = self.head(x)
         return logits

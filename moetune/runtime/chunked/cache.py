@@ -122,7 +122,7 @@ class Cache:
                 self._inside.pop(chunk.number, None)
 
     def _is_busy(self, chunk: StoredChunk) -> bool:
-        return chunk.holds > 0 or bool(chunk.arrived)
+        return chunk.holds > 0 or chunk.has_gradients
 
     def _give_back_values(self, chunk: StoredChunk, names: frozenset[str]) -> None:
         """Reduce what a chunk has of gradients, because values in their slots are needed again."""
@@ -135,7 +135,8 @@ class Cache:
         """Return the chunks that must be inside; the oldest gradients leave where too many."""
         for number in list(self._inside):
             chunk = self._chunks[number]
-            if len(busy) > self.places and chunk.arrived and not chunk.holds:
+            may_leave = chunk.has_gradients and not chunk.holds and number not in wanted
+            if len(busy) > self.places and may_leave:
                 self.reduce(chunk)
                 busy = busy - {number}
         if len(busy) > self.places:

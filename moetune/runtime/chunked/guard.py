@@ -38,7 +38,7 @@ class ChunkedParameter(nn.Parameter):
     """
 
     keeper: Keeper
-    chunk: int
+    chunk_number: int
     name_in_model: str
 
     @classmethod
@@ -63,7 +63,7 @@ def guard(parameter: nn.Parameter, name: str, chunk: int, keeper: Keeper) -> Non
     """Make a parameter ask `keeper` before it is read."""
     parameter.__class__ = ChunkedParameter
     assert isinstance(parameter, ChunkedParameter)  # noqa: S101 - for the reader and for mypy
-    parameter.keeper, parameter.chunk, parameter.name_in_model = keeper, chunk, name
+    parameter.keeper, parameter.chunk_number, parameter.name_in_model = keeper, chunk, name
 
 
 def _is_harmless(func: Callable[..., Any]) -> bool:

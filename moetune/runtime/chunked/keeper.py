@@ -76,11 +76,11 @@ class ChunkKeeper:
     ) -> Any:  # noqa: ANN401 - what the function returns
         """Run a function that reads parameters; it is a call of its own where no module's is."""
         held = self._running[-1].chunks if self._running else ()
-        foreign = [each for each in parameters if each.chunk not in held]
-        foreign = [each for each in foreign if not self.chunks[each.chunk].stays]
+        foreign = [each for each in parameters if each.chunk_number not in held]
+        foreign = [each for each in foreign if not self.chunks[each.chunk_number].stays]
         if not foreign or (_in_backward() and all(self._is_held(each) for each in foreign)):
             return function(*args, **kwargs)
-        numbers = tuple(dict.fromkeys(each.chunk for each in foreign))
+        numbers = tuple(dict.fromkeys(each.chunk_number for each in foreign))
         names = frozenset(each.name_in_model for each in foreign)
         trainable = frozenset(each.name_in_model for each in foreign if each.requires_grad)
         call = Call(foreign[0].name_in_model, numbers, names, trainable)
@@ -94,7 +94,7 @@ class ChunkKeeper:
         return result
 
     def _is_held(self, parameter: ChunkedParameter) -> bool:
-        chunk = self.chunks[parameter.chunk]
+        chunk = self.chunks[parameter.chunk_number]
         return chunk.holds > 0 and not chunk.has_lost(frozenset((parameter.name_in_model,)))
 
     def _linger(self, numbers: Iterable[int], names: frozenset[str]) -> None:
@@ -211,7 +211,7 @@ class ChunkKeeper:
             if is_missing and chunk.team.num_ranks > 1:
                 self._make_ready(chunk)
                 self.cache.reduce(chunk)
-            elif chunk.arrived and chunk.phase != "reducing":
+            elif chunk.has_gradients:
                 self.cache.reduce(chunk)
 
     def _abandon_backward(self) -> None:

@@ -95,6 +95,11 @@ class StoredChunk:
         """Whether this rank's shard is in host memory."""
         return self._placement.offload and not self.stays
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients in the buffer that have still to be reduced."""
+        return bool(self.arrived) and self.phase != "reducing"
+
     def has_lost(self, names: frozenset[str]) -> bool:
         """Whether values of these parameters are not in the buffer where gradients are."""
         if self.stays:

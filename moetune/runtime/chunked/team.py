@@ -8,6 +8,9 @@ import torch.distributed as dist
 from moetune.domain.errors import CollectiveError
 from moetune.runtime.links import collective_failed
 
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Its name since torch 2.13, and before."""
+
 
 class Team:
     """Ranks that share the states of some chunks; every rank makes the same calls in order.
@@ -29,9 +32,7 @@ class Team:
         """Begin to fill `whole` with the ranks' shards; the result waits for the end."""
         work = self._begin(
             "the gathering of a chunk",
-            lambda: dist.all_gather_into_tensor(
-                _raw(whole), _raw(shard), group=self._group, async_op=True
-            ),
+            lambda: _ALL_GATHER(_raw(whole), _raw(shard), group=self._group, async_op=True),
         )
         return self._waiting("the gathering of a chunk", work, shard)
 
