@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
     from moetune.runtime.chunked.shard import shard
-    from moetune.runtime.chunked.state import full_state_dict, model_chunks
+    from moetune.runtime.chunked.state import full_state_dict, load_full_state_dict, model_chunks
     from moetune.runtime.ddp import prepare_ddp
     from moetune.runtime.layer import MoELayer
     from moetune.runtime.planbook import PlanBook
@@ -46,6 +46,7 @@ __all__ = [
     "SchemaMismatchError",
     "TensorExpertLayer",
     "full_state_dict",
+    "load_full_state_dict",
     "model_chunks",
     "open_planbook",
     "prepare_ddp",
@@ -59,6 +60,7 @@ _HOMES = {
     "Profile": "moetune.domain.profile",
     "TensorExpertLayer": "moetune.runtime.tensor_layer",
     "full_state_dict": "moetune.runtime.chunked.state",
+    "load_full_state_dict": "moetune.runtime.chunked.state",
     "model_chunks": "moetune.runtime.chunked.state",
     "open_planbook": "moetune.workflows.planbook",
     "prepare_ddp": "moetune.runtime.ddp",

@@ -8,7 +8,13 @@ import moetune
 from moetune.runtime.links import LocalLink
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
-from tests.runtime.chunked_workers import Case, check_equals_plain, sharded, step_sharded
+from tests.runtime.chunked_workers import (
+    CHUNK_BYTES,
+    Case,
+    check_equals_plain,
+    sharded,
+    step_sharded,
+)
 
 
 def _two_ranks() -> None:
@@ -57,7 +63,7 @@ def _experts() -> None:
         Case(
             make=lambda: models.Sparse(lambda: _make_layer(None)),
             make_twin=lambda: models.Sparse(_make_local_layer),
-            places=2,
+            places=4,
             chunk_bytes=4096,
         ),
         "experts over all ranks",
@@ -88,9 +94,33 @@ def _modes() -> None:
     cached, model_bytes = _count(Case(make=models.Plain))
     assert cached == 2 * model_bytes
     small, model_bytes = _count(Case(make=models.Plain, places=2))
-    assert small == 2 * model_bytes + 2 * 3200 + 2 * 64 * 0
+    assert small == 2 * model_bytes + 2 * CHUNK_BYTES
 
 
 @pytest.mark.dist
 def test_modes_communicate_what_ddp_zero_2_and_zero_3_do() -> None:
     assert run_ranks(_modes, 2) == ["", ""]
+
+
+def _another_model() -> None:
+    torch.manual_seed(0)
+    model = models.Plain()
+    if dist.get_rank() == 1:
+        model.blocks[2].up = torch.nn.Linear(8, 17)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(moetune.RankMismatchError, match=r"rank 1: blocks\.2\.up\.weight: \(17, 8\)"):
+        moetune.shard(model, optimizer, chunk_bytes=CHUNK_BYTES)
+    model = models.Plain()
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(moetune.RankMismatchError, match=r"chunk_bytes=3201"):
+        moetune.shard(model, optimizer, chunk_bytes=CHUNK_BYTES + dist.get_rank())
+    others = model if dist.get_rank() else models.Plain()
+    optimizer = torch.optim.SGD(others.parameters())
+    error = moetune.RankMismatchError if dist.get_rank() else moetune.InputError
+    with pytest.raises(error, match="is not one of the model's"):
+        moetune.shard(model, optimizer, chunk_bytes=CHUNK_BYTES)
+
+
+@pytest.mark.dist
+def test_ranks_with_different_models_all_raise() -> None:
+    assert run_ranks(_another_model, 2) == ["", ""]

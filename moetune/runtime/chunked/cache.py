@@ -106,12 +106,13 @@ class Cache:
         while self._leaving:
             self._finish_leaving()
 
-    def evict_changed(self) -> None:
-        """Let go of all chunks whose values an optimizer changes."""
+    def evict(self, *, only_trainable: bool) -> None:
+        """Let go of chunks whose shards have new values."""
         self.settle()
-        for number in [n for n in self._inside if self._chunks[n].chunk.group.is_trainable]:
-            self._drop(number)
-            self._records[self._trains].note_leave(number)
+        for number in list(self._inside):
+            if self._chunks[number].chunk.group.is_trainable or not only_trainable:
+                self._drop(number)
+                self._records[self._trains].note_leave(number)
 
     def forget(self) -> None:
         """Clear up after a backward pass that did not end."""

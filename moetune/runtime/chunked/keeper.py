@@ -57,8 +57,12 @@ class ChunkKeeper:
 
     def end_step(self) -> None:
         """The optimizer has changed the values: what is cached is old, and a step ended."""
-        self.cache.evict_changed()
+        self.cache.evict(only_trainable=True)
         self._is_new_step = True
+
+    def renew(self) -> None:
+        """Let go of all values, frozen ones too."""
+        self.cache.evict(only_trainable=False)
 
     def settle(self) -> None:
         """Wait for all gradients under way."""

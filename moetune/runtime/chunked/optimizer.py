@@ -182,8 +182,7 @@ def _pieces(chunks: Iterable[StoredChunk]) -> Iterable[Piece]:
         if not chunk.chunk.group.is_trainable:
             continue
         for slot in chunk.chunk.slots:
-            low = max(slot.offset, chunk.low)
-            high = min(slot.offset + slot.num_elements, chunk.high)
+            low, high = chunk.part_of(slot)
             if low < high:
                 yield Piece(
                     name=slot.name,

@@ -1,5 +1,7 @@
 """What a sharded model holds, and its whole state in one place."""
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import nn
 
@@ -60,10 +62,23 @@ class ModelChunks:
         """Wait for everything under way."""
         self._keeper.settle()
 
+    def renew(self) -> None:
+        """Let go of cached values, because the shards have others."""
+        self._keeper.renew()
+
 
 def attach(model: nn.Module, chunks: ModelChunks) -> None:
     """Let `model_chunks` find the chunks of a model."""
     object.__setattr__(model, _ATTRIBUTE, chunks)
+    model.register_state_dict_pre_hook(_refuse)
+    model.register_load_state_dict_pre_hook(_refuse)
+
+
+def _refuse(module: nn.Module, *_: object) -> None:
+    raise InputError(
+        f"the parameters of this {type(module).__name__} are in shards",
+        "use moetune.full_state_dict and moetune.load_full_state_dict",
+    )
 
 
 def model_chunks(model: nn.Module) -> ModelChunks:
@@ -109,6 +124,54 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     return _named(model, values) if chunks.team.rank == 0 else {}
 
 
+@torch.no_grad()
+def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Load what `full_state_dict` returned; every rank gives the whole state.
+
+    The number of ranks, chunks and experts of a rank may be others than those that saved it.
+
+    Raises:
+        InputError: the model is not sharded, or the state lacks a name or has another shape.
+    """
+    chunks = model_chunks(model)
+    chunks.settle()
+    layers = expert_layers(model)
+    parameters = dict(model.named_parameters())
+    for stored in chunks.stored:
+        for slot in stored.chunk.slots:
+            value = _find(state, slot.name)
+            shape = parameters[slot.name].shape
+            if slot.name in layers:
+                link = layers[slot.name].link
+                value = value[link.rank * shape[0] : (link.rank + 1) * shape[0]]
+            if value.shape != shape:
+                raise InputError(
+                    f"{slot.name} has shape {tuple(value.shape)} in the state, not {tuple(shape)}"
+                )
+            low, high = stored.part_of(slot)
+            if low < high:
+                into = stored.master[low - stored.low : high - stored.low]
+                into.copy_(value.reshape(-1)[low - slot.offset : high - slot.offset])
+        stored.publish()
+    chunks.renew()
+    for name, buffer in _buffers(model):
+        buffer.copy_(_find(state, name))
+
+
+def _find(state: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in state:
+        raise InputError(f"the state has no {name}")
+    return state[name]
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a state has beside parameters."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - as state_dict
+                yield f"{prefix}.{name}".strip("."), buffer
+
+
 def _whole_master(stored: StoredChunk) -> torch.Tensor:
     """Return a chunk's master values on every rank's CPU."""
     master = stored.master.detach().cpu()
@@ -126,8 +189,5 @@ def _named(model: nn.Module, values: dict[str, torch.Tensor]) -> dict[str, torch
     state: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         state[name] = values[names[id(parameter)]]
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - as state_dict
-                state[f"{prefix}.{name}".strip(".")] = buffer.detach().cpu().clone()
+    state |= {name: buffer.detach().cpu().clone() for name, buffer in _buffers(model)}
     return state

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from moetune.domain.chunking import Chunk
+from moetune.domain.chunking import Chunk, Slot
 from moetune.runtime.chunked.team import Team
 from moetune.runtime.chunked.traffic import Ledger
 
@@ -105,6 +105,10 @@ class StoredChunk:
         if self.stays:
             return False
         return self.phase in {"gradients", "reducing"} or not self.arrived.isdisjoint(names)
+
+    def part_of(self, slot: Slot) -> tuple[int, int]:
+        """Return the elements of the chunk that are the slot's and on this rank."""
+        return max(slot.offset, self.low), min(slot.offset + slot.num_elements, self.high)
 
     # Values
 
