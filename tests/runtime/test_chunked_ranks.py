@@ -80,6 +80,7 @@ def _count(case: Case) -> tuple[int, int]:
     """Return the bytes that one rank communicates in a step, and the model's chunk bytes."""
     model, optimizer = sharded(case)
     chunks = moetune.model_chunks(model)
+    before = chunks.traffic
     for step in range(3):
         before = chunks.traffic
         step_sharded(case, step, model, optimizer)
@@ -108,7 +109,9 @@ def _another_model() -> None:
     if dist.get_rank() == 1:
         model.blocks[2].up = torch.nn.Linear(8, 17)
     optimizer = torch.optim.SGD(model.parameters())
-    with pytest.raises(moetune.RankMismatchError, match=r"rank 1: blocks\.2\.up\.weight: \(17, 8\)"):
+    with pytest.raises(
+        moetune.RankMismatchError, match=r"rank 1: blocks\.2\.up\.weight: \(17, 8\)"
+    ):
         moetune.shard(model, optimizer, chunk_bytes=CHUNK_BYTES)
     model = models.Plain()
     optimizer = torch.optim.SGD(model.parameters())

@@ -42,9 +42,7 @@ class _End(torch.autograd.Function):
         return None, *grads
 
 
-def with_end(
-    arguments: tuple[Any, Any], end: Callable[[], None]
-) -> tuple[tuple[Any, Any], bool]:
+def with_end(arguments: tuple[Any, Any], end: Callable[[], None]) -> tuple[tuple[Any, Any], bool]:
     """Return the arguments with an end behind their tensors, and whether there were any."""
     leaves, spec = pytree.tree_flatten(arguments)
     places = [

@@ -45,7 +45,7 @@ class ChunkedParameter(nn.Parameter):
     def __torch_function__(
         cls,
         func: Callable[..., Any],
-        types: Sequence[type],  # noqa: ARG003 - torch's signature
+        types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what the function returns

@@ -37,7 +37,7 @@ class ChunkKeeper:
         self._running: list[Call] = []
         self._open: list[Call] = []
         self._lingering: list[int] = []
-        self._pending: dict[int, dict[str, nn.Parameter]] = {}
+        self._pending: dict[int, dict[str, torch.Tensor]] = {}
         self._arrived: set[str] = set()
         self.got_gradient: set[str] = set()
         self._is_backward = False
@@ -200,7 +200,7 @@ class ChunkKeeper:
         if not self._is_backward:
             self._is_backward = True
             self._arrived.clear()
-            Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined] # noqa: SLF001 - as FSDP does
+            Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as FSDP does
 
     def _end_backward(self) -> None:
         """Let go of everything, and reduce what is not reduced, in the order of chunks."""
@@ -236,7 +236,7 @@ class ChunkKeeper:
             self._begin_backward()
             self._arrived.add(name)
             self.got_gradient.add(name)
-            self._pending.setdefault(chunk.number, {})[name] = parameter  # type: ignore[assignment] # it is one
+            self._pending.setdefault(chunk.number, {})[name] = parameter
             for call in tuple(self._open):
                 if not call.has_end and call.trainable and call.trainable <= self._arrived:
                     self._end_backward_of(call)

@@ -129,9 +129,7 @@ def num_places(chunks: Sequence[Chunk], options: Options) -> int:
     return options.cache_bytes // max(cached)
 
 
-def agree(
-    team: Team, model: nn.Module, options: Options, problem: MoetuneError | None
-) -> None:
+def agree(team: Team, model: nn.Module, options: Options, problem: MoetuneError | None) -> None:
     """Raise on every rank unless all want to shard the same model alike.
 
     Raises:

@@ -1,6 +1,6 @@
 """A torch optimizer over this rank's shards, one piece for every parameter."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class ChunkedOptimizer(Optimizer):
         self.pieces = pieces_of(keeper.chunks)
         by_name = {piece.name: piece for piece in self.pieces}
         names = {id(parameter): name for name, parameter in keeper.parameters.items()}
-        groups = [
+        groups: Any = [
             {
                 **_settings(group),
                 "params": [
@@ -61,12 +61,12 @@ class ChunkedOptimizer(Optimizer):
             }
             for group in optimizer.param_groups
         ]
-        self._inner = type(optimizer)(groups)
+        self._inner: Optimizer = _KINDS[_KINDS.index(type(optimizer))](groups)
         super().__init__(self._inner.param_groups, self._inner.defaults)
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override] # noqa: ANN401 - as torch
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - as torch
         """Step every shard and publish the values for the next gathers.
 
         Raises:
@@ -120,7 +120,9 @@ class ChunkedOptimizer(Optimizer):
         for piece in self.pieces:
             gradient = piece.chunk.gradient
             has = piece.name in got and piece.chunk.has_gradient and gradient is not None
-            piece.values.grad = gradient[piece.low : piece.high] if has and gradient is not None else None
+            piece.values.grad = (
+                gradient[piece.low : piece.high] if has and gradient is not None else None
+            )
 
     def _agree(self) -> set[str]:
         """Return the parameters that got a gradient on some rank, once the orders are equal."""
@@ -196,9 +198,7 @@ def _pieces(chunks: Iterable[StoredChunk]) -> Iterable[Piece]:
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group's settings: fused where the caller leaves the choice."""
-    settings = {
-        key: value for key, value in group.items() if key not in {"params", "param_names"}
-    }
+    settings = {key: value for key, value in group.items() if key not in {"params", "param_names"}}
     if settings.get("fused") is None and not settings.get("foreach"):
         settings["fused"] = not (settings.get("capturable") or settings.get("differentiable"))
     return settings

@@ -38,9 +38,7 @@ class Record:
     def note(self, chunks: tuple[int, ...]) -> None:
         """Write down a use."""
         position = len(self._now)
-        if self.follows and (
-            position >= len(self.known) or self.known[position].chunks != chunks
-        ):
+        if self.follows and (position >= len(self.known) or self.known[position].chunks != chunks):
             self.follows = False
         self._now.append(Use(chunks=chunks))
 

@@ -79,7 +79,12 @@ def shard(
     teams, labels = teams_of(model, team)
     packed = pack_model(model, teams, labels, options)
     if options.offload:
-        agree(team, model, options, check_host_memory(packed, team, copies=2 + state_copies(optimizer)))
+        agree(
+            team,
+            model,
+            options,
+            check_host_memory(packed, team, copies=2 + state_copies(optimizer)),
+        )
     target = next(iter(parameters.values())).device if device is None else torch.device(device)
     placement = Placement(
         device=target,
@@ -90,9 +95,7 @@ def shard(
     )
     ledger = Ledger()
     chunks = tuple(
-        StoredChunk(
-            number, chunk, parameters, teams[chunk.slots[0].name], placement, ledger
-        )
+        StoredChunk(number, chunk, parameters, teams[chunk.slots[0].name], placement, ledger)
         for number, chunk in enumerate(packed)
     )
     _move_buffers(model, target)
@@ -126,7 +129,7 @@ def _options(
 def _planned(plan: Plan, pin: bool) -> Options:
     chosen = plan.chunks
     if chosen is None:
-        raise InputError(f"plan {plan.plan_id} has no chunks", "give chunk_bytes instead")
+        raise InputError(f"plan {plan.id} has no chunks", "give chunk_bytes instead")
     return Options(
         chunk_bytes=chosen.chunk_bytes,
         cache_bytes=chosen.cache_bytes,

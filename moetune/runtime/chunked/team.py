@@ -27,6 +27,9 @@ class Team:
         if self.num_ranks > 1:
             # A communicator of its own: the model's exchanges cannot come between.
             self._group = dist.new_group(list(members), use_local_synchronization=True)
+        self._device = torch.device("cpu")
+        if self._group is not None and dist.get_backend(self._group) == "nccl":
+            self._device = torch.device("cuda", torch.cuda.current_device())
 
     def gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Callable[[], None]:
         """Begin to fill `whole` with the ranks' shards; the result waits for the end."""
@@ -72,6 +75,7 @@ class Team:
     def largest(self, values: torch.Tensor) -> torch.Tensor:
         """Return the largest of every value over the ranks."""
         if self.num_ranks > 1:
+            values = values.to(self._device)
             work = self._begin(
                 "the agreement on a step",
                 lambda: dist.all_reduce(values, dist.ReduceOp.MAX, self._group, async_op=True),
@@ -82,8 +86,9 @@ class Team:
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor on the CPU over the ranks."""
         if self.num_ranks > 1:
+            value = value.to(self._device)
             self.add_up(value)()
-        return value
+        return value.cpu()
 
     def texts(self, text: str) -> list[str]:
         """Return every rank's text."""
@@ -99,12 +104,13 @@ class Team:
         """Return every rank's tensor on the first rank, in order, and nothing elsewhere."""
         if self.num_ranks == 1:
             return [value]
+        value = value.to(self._device).contiguous()
         into = [torch.empty_like(value) for _ in self.members] if self.rank == 0 else None
         try:
-            dist.gather(value.contiguous(), into, group=self._group, group_dst=0)
+            dist.gather(value, into, group=self._group, group_dst=0)
         except RuntimeError as error:
             raise self._failed("the collection of states", error) from error
-        return into or []
+        return [each.cpu() for each in into or []]
 
     def _begin(self, what: str, issue: Callable[[], dist.Work | None]) -> dist.Work:
         try:

@@ -48,9 +48,7 @@ def expert_layers(model: nn.Module) -> dict[str, MoELayer]:
     }
 
 
-def _units(
-    module: nn.Module, name: str, names: dict[int, str], seen: set[int]
-) -> Iterator[Unit]:
+def _units(module: nn.Module, name: str, names: dict[int, str], seen: set[int]) -> Iterator[Unit]:
     if id(module) in seen:
         return
     seen.add(id(module))
