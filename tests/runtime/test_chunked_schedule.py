@@ -66,6 +66,6 @@ def test_no_choice_of_evictions_needs_fewer_fetches() -> None:
 
 
 def test_a_chunk_comes_as_soon_as_its_victim_was_used_last() -> None:
-    order = tuple(Use(chunks=(chunk,)) for chunk in (0, 1, 1, 2))
+    order = tuple(Use(chunks=(chunk,)) for chunk in (0, 1, 1, 2, 1))
     last = plan_fetches(order, 2, ())[-1]
     assert (last.chunk, last.victim, last.ready, last.position) == (2, 0, 1, 3)
