@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
+    from moetune.runtime.chunked.checkpoint import ShardedStates
     from moetune.runtime.chunked.shard import shard
     from moetune.runtime.chunked.state import full_state_dict, load_full_state_dict, model_chunks
     from moetune.runtime.ddp import prepare_ddp
@@ -44,6 +45,7 @@ __all__ = [
     "QualityError",
     "RankMismatchError",
     "SchemaMismatchError",
+    "ShardedStates",
     "TensorExpertLayer",
     "full_state_dict",
     "load_full_state_dict",
@@ -58,6 +60,7 @@ _HOMES = {
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.planbook",
     "Profile": "moetune.domain.profile",
+    "ShardedStates": "moetune.runtime.chunked.checkpoint",
     "TensorExpertLayer": "moetune.runtime.tensor_layer",
     "full_state_dict": "moetune.runtime.chunked.state",
     "load_full_state_dict": "moetune.runtime.chunked.state",

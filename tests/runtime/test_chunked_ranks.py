@@ -1,8 +1,12 @@
 """Sharded training on several ranks ends where plain training on all batches ends."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import moetune
 from moetune.runtime.links import LocalLink
@@ -10,18 +14,22 @@ from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
     CHUNK_BYTES,
+    EXACT,
     Case,
     check_equals_plain,
+    exact_loss_of,
     sharded,
     step_sharded,
 )
 
+TOKENS = torch.arange(10).view(2, 5)
+
 
 def _two_ranks() -> None:
-    everything = check_equals_plain(Case(make=models.Plain, steps=50), "all cached")
+    everything = check_equals_plain(Case(make=models.Plain, steps=25), "all cached")
     assert everything.num_places > 3
     check_equals_plain(Case(make=models.Plain, places=2, steps=50), "two places")
-    check_equals_plain(Case(make=models.Plain, steps=50, options={"scatter": False}), "whole")
+    check_equals_plain(Case(make=models.Plain, steps=25, options={"scatter": False}), "whole")
     check_equals_plain(Case(make=models.Plain, places=3, options={"offload": True}), "offloaded")
     check_equals_plain(Case(make=models.Tied, places=2, micro_batches=2, max_norm=0.1), "tied")
     check_equals_plain(Case(make=models.Twice, places=3, evaluates=True), "twice")
@@ -76,6 +84,49 @@ def test_data_and_expert_parallel_together() -> None:
     assert run_ranks(_experts, 4) == [""] * 4
 
 
+def _save(folder: str) -> None:
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = pairs[dist.get_rank() // 2]
+    case = Case(make=lambda: models.Sparse(lambda: _make_layer(mine)), chunk_bytes=4096)
+    model, optimizer = sharded(case)
+    for step in range(3):
+        step_sharded(case, step, model, optimizer)
+    states = {"app": moetune.ShardedStates(model, optimizer)}
+    save(states, checkpoint_id=f"{folder}/parts")
+    whole = moetune.full_state_dict(model)
+    if whole:
+        torch.save(whole, f"{folder}/whole.pt")
+    # One more step on equal batches of all ranks, for those that go on elsewhere.
+    loss = exact_loss_of(model, TOKENS)
+    loss.backward()
+    optimizer.step()
+    whole = moetune.full_state_dict(model)
+    if whole:
+        torch.save(whole, f"{folder}/next.pt")
+
+
+def _load(folder: str) -> None:
+    case = Case(make=lambda: models.Sparse(lambda: _make_layer(None)), chunk_bytes=6400)
+    model, optimizer = sharded(case)
+    states = {"app": moetune.ShardedStates(model, optimizer)}
+    load(states, checkpoint_id=f"{folder}/parts")
+    found = moetune.full_state_dict(model)
+    for name, value in found.items():
+        assert torch.equal(value, torch.load(f"{folder}/whole.pt")[name]), name
+    exact_loss_of(model, TOKENS).backward()
+    optimizer.step()
+    for name, value in moetune.full_state_dict(model).items():
+        torch.testing.assert_close(
+            value, torch.load(f"{folder}/next.pt")[name], rtol=0, atol=EXACT, msg=name
+        )
+
+
+@pytest.mark.dist
+def test_a_checkpoint_in_shards_loads_at_another_number_of_ranks(tmp_path: Path) -> None:
+    assert run_ranks(_save, 4, str(tmp_path)) == [""] * 4
+    assert run_ranks(_load, 2, str(tmp_path)) == [""] * 2
+
+
 def _count(case: Case) -> tuple[int, int]:
     """Return the bytes that one rank communicates in a step, and the model's chunk bytes."""
     model, optimizer = sharded(case)
@@ -96,11 +147,6 @@ def _modes() -> None:
     assert cached == 2 * model_bytes
     small, model_bytes = _count(Case(make=models.Plain, places=2))
     assert small == 2 * model_bytes + 2 * CHUNK_BYTES
-
-
-@pytest.mark.dist
-def test_modes_communicate_what_ddp_zero_2_and_zero_3_do() -> None:
-    assert run_ranks(_modes, 2) == ["", ""]
 
 
 def _another_model() -> None:
@@ -124,6 +170,11 @@ def _another_model() -> None:
         moetune.shard(model, optimizer, chunk_bytes=CHUNK_BYTES)
 
 
+def _modes_and_mismatches() -> None:
+    _modes()
+    _another_model()
+
+
 @pytest.mark.dist
-def test_ranks_with_different_models_all_raise() -> None:
-    assert run_ranks(_another_model, 2) == ["", ""]
+def test_modes_communicate_as_ddp_and_zero_do_and_different_models_raise_on_all_ranks() -> None:
+    assert run_ranks(_modes_and_mismatches, 2) == ["", ""]

@@ -114,6 +114,19 @@ class ChunkedOptimizer(Optimizer):
                     chunk.gradient.mul_(scale)
         return norm
 
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The groups' settings, such as the learning rate."""
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.param_groups
+        ]
+
+    @settings.setter
+    def settings(self, settings: list[dict[str, Any]]) -> None:
+        for group, new in zip(self.param_groups, settings, strict=True):
+            group.update(new)
+
     def _hand_out_gradients(self) -> None:
         self._keeper.settle()
         got = self._agree()
@@ -165,6 +178,29 @@ def check_optimizer(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -
                     f"{tuple(parameter.shape)}, is not one of the model's {len(known_ids)}",
                     "build the optimizer on model.parameters()",
                 )
+
+
+def first_states(optimizer: ChunkedOptimizer, piece: Piece) -> dict[str, torch.Tensor]:
+    """Return a piece's states; those before the first step, made now, where it made none."""
+    state: dict[str, Any] = optimizer.state[piece.values]
+    group = next(
+        (
+            group
+            for group in optimizer.param_groups
+            if any(each is piece.values for each in group["params"])
+        ),
+        None,
+    )
+    if not state and group is not None:
+        keys = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"]
+        if "betas" in group:
+            state["step"] = torch.zeros((), device=piece.values.device)
+        elif not group["momentum"]:
+            keys = []
+        if group.get("amsgrad"):
+            keys.append("max_exp_avg_sq")
+        state.update({key: torch.zeros_like(piece.values.detach()) for key in keys})
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def state_copies(optimizer: Optimizer) -> int:

@@ -154,7 +154,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) ->
                 into.copy_(value.reshape(-1)[low - slot.offset : high - slot.offset])
         stored.publish()
     chunks.renew()
-    for name, buffer in _buffers(model):
+    for name, buffer in buffers_of(model):
         buffer.copy_(_find(state, name))
 
 
@@ -164,7 +164,7 @@ def _find(state: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     return state[name]
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def buffers_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what a state has beside parameters."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
@@ -189,5 +189,5 @@ def _named(model: nn.Module, values: dict[str, torch.Tensor]) -> dict[str, torch
     state: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         state[name] = values[names[id(parameter)]]
-    state |= {name: buffer.detach().cpu().clone() for name, buffer in _buffers(model)}
+    state |= {name: buffer.detach().cpu().clone() for name, buffer in buffers_of(model)}
     return state
