@@ -134,6 +134,8 @@ class Cache:
 
     def _within_places(self, busy: set[int], wanted: set[int], who: str) -> set[int]:
         """Return the chunks that must be inside; the oldest gradients leave where too many."""
+        if len(busy) <= self.places:
+            return busy
         for number in list(self._inside):
             chunk = self._chunks[number]
             may_leave = chunk.has_gradients and not chunk.holds and number not in wanted

@@ -44,6 +44,12 @@ class _End(torch.autograd.Function):
 
 def with_end(arguments: tuple[Any, Any], end: Callable[[], None]) -> tuple[tuple[Any, Any], bool]:
     """Return the arguments with an end behind their tensors, and whether there were any."""
+    args, kwargs = arguments
+    is_plain = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
+    if is_plain and not isinstance(args[0], torch.nn.Parameter):
+        if not args[0].requires_grad:
+            return arguments, False
+        return ((_End.apply(end, args[0]),), kwargs), True  # type: ignore[no-untyped-call]
     leaves, spec = pytree.tree_flatten(arguments)
     places = [
         place
@@ -62,7 +68,7 @@ def with_end(arguments: tuple[Any, Any], end: Callable[[], None]) -> tuple[tuple
 
 def outputs_of(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors with a gradient in what a module returned."""
-    for leaf in pytree.tree_leaves(value):
+    for leaf in (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             if leaf.requires_grad and leaf.grad_fn is not None:
                 yield leaf
