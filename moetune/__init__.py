@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     )
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
+    from moetune.runtime.chunked.checkpoint import ShardedStates
+    from moetune.runtime.chunked.shard import shard
+    from moetune.runtime.chunked.state import full_state_dict, load_full_state_dict, model_chunks
     from moetune.runtime.ddp import prepare_ddp
     from moetune.runtime.layer import MoELayer
     from moetune.runtime.planbook import PlanBook
@@ -42,9 +45,14 @@ __all__ = [
     "QualityError",
     "RankMismatchError",
     "SchemaMismatchError",
+    "ShardedStates",
     "TensorExpertLayer",
+    "full_state_dict",
+    "load_full_state_dict",
+    "model_chunks",
     "open_planbook",
     "prepare_ddp",
+    "shard",
 ]
 
 _HOMES = {
@@ -52,9 +60,14 @@ _HOMES = {
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.planbook",
     "Profile": "moetune.domain.profile",
+    "ShardedStates": "moetune.runtime.chunked.checkpoint",
     "TensorExpertLayer": "moetune.runtime.tensor_layer",
+    "full_state_dict": "moetune.runtime.chunked.state",
+    "load_full_state_dict": "moetune.runtime.chunked.state",
+    "model_chunks": "moetune.runtime.chunked.state",
     "open_planbook": "moetune.workflows.planbook",
     "prepare_ddp": "moetune.runtime.ddp",
+    "shard": "moetune.runtime.chunked.shard",
 }
 _ERRORS = "moetune.domain.errors"
 

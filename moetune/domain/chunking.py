@@ -1,0 +1,152 @@
+"""Parameters packed into chunks of one size (Elixir, "Initialization Algorithm")."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from moetune.domain.errors import InputError
+from moetune.domain.units import dtype_bytes, format_bytes
+
+ALIGNMENT_BYTES = 64
+"""Every parameter begins at a multiple of it: vector loads and grouped GEMMs ask for 16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkGroup:
+    """What parameters of one chunk have in common.
+
+    Args:
+        ranks: the ranks that have replicas of them, which share the chunk's states.
+        label: tells groups of as many ranks apart.
+        is_trainable: whether they get gradients.
+    """
+
+    dtype: str
+    ranks: int
+    label: str = ""
+    is_trainable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedParameter:
+    """A parameter as chunks see it."""
+
+    name: str
+    num_elements: int
+    group: ChunkGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A parameter's place in its chunk, in elements."""
+
+    name: str
+    offset: int
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Parameters that travel together.
+
+    Args:
+        num_elements: room in it; divides by the group's ranks.
+        is_fused: it holds a whole group that is too small for chunks, and stays where it is.
+    """
+
+    group: ChunkGroup
+    num_elements: int
+    slots: tuple[Slot, ...]
+    is_fused: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole chunk in its parameters' dtype."""
+        return self.num_elements * dtype_bytes(self.group.dtype)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of its parameters."""
+        return sum(slot.num_elements for slot in self.slots) * dtype_bytes(self.group.dtype)
+
+
+def pack(parameters: Iterable[PackedParameter], *, chunk_bytes: int) -> tuple[Chunk, ...]:
+    """Pack every group's parameters, in their order, into chunks of `chunk_bytes`.
+
+    No parameter straddles two chunks. A group of less than a chunk becomes one fused chunk,
+    just as large as it needs to be. Chunks come in the order of their first parameters.
+
+    Args:
+        parameters: in the order of their first use.
+        chunk_bytes: of every chunk; rounded up so that a group's ranks share it evenly.
+
+    Raises:
+        InputError: a parameter of a group that is larger than a chunk does not fit into one.
+    """
+    order = list(parameters)
+    place = {parameter.name: number for number, parameter in enumerate(order)}
+    groups: dict[ChunkGroup, list[PackedParameter]] = {}
+    for parameter in order:
+        groups.setdefault(parameter.group, []).append(parameter)
+    chunks = [
+        chunk
+        for group, members in groups.items()
+        for chunk in _pack_group(group, members, chunk_bytes)
+    ]
+    return tuple(sorted(chunks, key=lambda chunk: place[chunk.slots[0].name]))
+
+
+def rounded_elements(group: ChunkGroup, num_bytes: int) -> int:
+    """Return how many elements a chunk of at least so many bytes has: shares stay aligned."""
+    grain = ALIGNMENT_BYTES // dtype_bytes(group.dtype) * group.ranks
+    elements = -(-num_bytes // dtype_bytes(group.dtype))
+    return -(-elements // grain) * grain
+
+
+def _pack_group(
+    group: ChunkGroup, members: Sequence[PackedParameter], chunk_bytes: int
+) -> list[Chunk]:
+    room = rounded_elements(group, chunk_bytes)
+    places = _places(group, members, room)
+    chunks = [
+        Chunk(
+            group=group,
+            num_elements=room,
+            slots=tuple(slot for _, slot in slots),
+        )
+        for _, slots in groupby(places, key=lambda place: place[0])
+    ]
+    if len(chunks) > 1 or chunks[0].used_bytes >= chunk_bytes:
+        return chunks
+    last = chunks[0].slots[-1]
+    needed = (last.offset + last.num_elements) * dtype_bytes(group.dtype)
+    return [
+        Chunk(
+            group=group,
+            num_elements=rounded_elements(group, needed),
+            slots=chunks[0].slots,
+            is_fused=True,
+        )
+    ]
+
+
+def _places(
+    group: ChunkGroup, members: Sequence[PackedParameter], room: int
+) -> list[tuple[int, Slot]]:
+    """Return (number of the chunk, slot) of every parameter."""
+    grain = ALIGNMENT_BYTES // dtype_bytes(group.dtype)
+    places: list[tuple[int, Slot]] = []
+    number = offset = 0
+    for each in members:
+        if each.num_elements > room:
+            num_bytes = each.num_elements * dtype_bytes(group.dtype)
+            raise InputError(
+                f"{each.name} needs {format_bytes(num_bytes)}, but a chunk has "
+                f"{format_bytes(room * dtype_bytes(group.dtype))}",
+                f"use chunks of at least {num_bytes} bytes",
+            )
+        if offset + each.num_elements > room:
+            number, offset = number + 1, 0
+        places.append((number, Slot(name=each.name, offset=offset, num_elements=each.num_elements)))
+        offset += -(-each.num_elements // grain) * grain
+    return places

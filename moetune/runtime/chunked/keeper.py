@@ -1,0 +1,321 @@
+"""Watches a model's calls and gradients, and keeps its chunks where they are needed."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from moetune.domain.errors import InputError
+from moetune.runtime.chunked.cache import Cache
+from moetune.runtime.chunked.calls import Call, outputs_of, with_end
+from moetune.runtime.chunked.guard import ChunkedParameter, guard
+from moetune.runtime.chunked.stored import StoredChunk
+from moetune.runtime.chunked.units import Unit
+
+
+class ChunkKeeper:
+    """Brings chunks in for calls and lets them go, forward and backward.
+
+    Args:
+        chunks: of the model.
+        parameters: the model's, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[Unit],
+        chunks: Sequence[StoredChunk],
+        parameters: dict[str, nn.Parameter],
+        cache: Cache,
+    ) -> None:
+        self.chunks, self.cache = chunks, cache
+        self.parameters = parameters
+        self._home = {name: chunk for chunk in chunks for name in chunk.names}
+        self._running: list[Call] = []
+        self._open: list[Call] = []
+        self._lingering: list[int] = []
+        self._pending: dict[int, dict[str, torch.Tensor]] = {}
+        self._arrived: set[str] = set()
+        self.got_gradient: set[str] = set()
+        self._is_backward = False
+        self._is_new_step = True
+        self._owners = [
+            (module, tuple(module._parameters.items()), len(module._modules))  # noqa: SLF001
+            for module in model.modules()
+        ]
+        self._prefix = {id(module): name for name, module in model.named_modules()}
+        for name, parameter in parameters.items():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._arrival(name))
+            guard(parameter, name, self._home[name].number, self)
+        self._hook_root(model)
+        for unit in units:
+            self._hook(unit)
+
+    def end_step(self) -> None:
+        """The optimizer has changed the values: what is cached is old, and a step ended."""
+        self.cache.evict(only_trainable=True)
+        self._is_new_step = True
+
+    def renew(self) -> None:
+        """Let go of all values, frozen ones too."""
+        self.cache.evict(only_trainable=False)
+
+    def settle(self) -> None:
+        """Wait for all gradients under way."""
+        self._abandon_backward()
+        self.cache.settle()
+
+    # Functions that read parameters
+
+    def run(
+        self,
+        parameters: Sequence[ChunkedParameter],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401 - what the function returns
+        """Run a function that reads parameters; it is a call of its own where no module's is."""
+        held = self._running[-1].chunks if self._running else ()
+        foreign = [each for each in parameters if each.chunk_number not in held]
+        foreign = [each for each in foreign if not self.chunks[each.chunk_number].stays]
+        if not foreign or (_in_backward() and all(self._is_held(each) for each in foreign)):
+            return function(*args, **kwargs)
+        numbers = tuple(dict.fromkeys(each.chunk_number for each in foreign))
+        names = frozenset(each.name_in_model for each in foreign)
+        trainable = frozenset(each.name_in_model for each in foreign if each.requires_grad)
+        call = Call(foreign[0].name_in_model, numbers, names, trainable)
+        (args, kwargs), result = self._forward(call, (args, kwargs)), None
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._end_forward(call, result)
+        if _is_view(result, foreign):
+            self._linger(numbers, names)
+        return result
+
+    def _is_held(self, parameter: ChunkedParameter) -> bool:
+        chunk = self.chunks[parameter.chunk_number]
+        return chunk.holds > 0 and not chunk.has_lost(frozenset((parameter.name_in_model,)))
+
+    def _linger(self, numbers: Iterable[int], names: frozenset[str]) -> None:
+        """Hold chunks of which somebody has a view, until this pass ends."""
+        for number in numbers:
+            if number not in self._lingering:
+                self.cache.use((number,), names, self.chunks[number].names[0])
+                self.chunks[number].holds += 1
+                self._lingering.append(number)
+
+    # Calls
+
+    def _hook_root(self, model: nn.Module) -> None:
+        def before(_: nn.Module, __: object) -> None:
+            if not _in_backward():
+                self._begin_pass()
+
+        def after(_: nn.Module, __: object, result: object) -> None:
+            if not _in_backward() and not torch.is_grad_enabled():
+                self._stop_lingering()
+            for tensor in outputs_of(result):
+                tensor.register_hook(lambda _: self._begin_backward())
+
+        model.register_forward_pre_hook(before, prepend=True)
+        model.register_forward_hook(after)
+
+    def _hook(self, unit: Unit) -> None:
+        chunks = tuple(dict.fromkeys(self._home[name].number for name in unit.parameters))
+        trainable = frozenset(n for n in unit.parameters if self.parameters[n].requires_grad)
+        names = frozenset(unit.parameters)
+        who = f"{unit.name} ({unit.parameters[0]})"
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+            return self._forward(Call(who, chunks, names, trainable), (args, kwargs))
+
+        def after(_: nn.Module, __: object, result: object) -> None:
+            if self._running and self._running[-1].who == who:
+                self._end_forward(self._running[-1], result)
+
+        unit.module.register_forward_pre_hook(before, with_kwargs=True)
+        unit.module.register_forward_hook(after, always_call=True)
+
+    def _forward(self, call: Call, arguments: tuple[Any, Any]) -> tuple[Any, Any]:
+        self._hold(call)
+        self._running.append(call)
+        if torch.is_grad_enabled():
+            arguments, call.has_end = with_end(arguments, lambda: self._end_backward_of(call))
+        return arguments
+
+    def _end_forward(self, call: Call, result: object) -> None:
+        self._running.remove(call)
+        self._release(call.chunks)
+        if torch.is_grad_enabled():
+            for tensor in outputs_of(result):
+                tensor.register_hook(lambda _: self._begin_backward_of(call))
+
+    def _begin_backward_of(self, call: Call) -> None:
+        self._begin_backward()
+        if not call.is_open:
+            call.is_open = True
+            self._hold(call)
+            self._open.append(call)
+
+    def _end_backward_of(self, call: Call) -> None:
+        if call.is_open:
+            call.is_open = False
+            self._open.remove(call)
+            self._release(call.chunks)
+
+    def _hold(self, call: Call) -> None:
+        self.cache.use(call.chunks, call.names, call.who)
+        for number in call.chunks:
+            self.chunks[number].holds += 1
+
+    def _stop_lingering(self) -> None:
+        numbers, self._lingering = self._lingering, []
+        self._release(numbers)
+
+    def _release(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            chunk = self.chunks[number]
+            chunk.holds -= 1
+            if not chunk.holds:
+                self._place(chunk)
+
+    # Passes
+
+    def _begin_pass(self) -> None:
+        self._check_modules()
+        self._abandon_backward()
+        self._running.clear()
+        self._stop_lingering()
+        trains = torch.is_grad_enabled()
+        if not trains or self._is_new_step:
+            self.cache.begin_step(trains=trains)
+            self._is_new_step = not trains
+
+    def _begin_backward(self) -> None:
+        if not self._is_backward:
+            self._is_backward = True
+            self._arrived.clear()
+            Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as FSDP does
+
+    def _end_backward(self) -> None:
+        """Let go of everything, and reduce what is not reduced, in the order of chunks."""
+        self._is_backward = False
+        for call in tuple(self._open):
+            self._end_backward_of(call)
+        self._stop_lingering()
+        for chunk in self.chunks:
+            is_missing = chunk.chunk.group.is_trainable and not self._arrived.intersection(
+                chunk.names
+            )
+            if is_missing and chunk.team.num_ranks > 1:
+                self._make_ready(chunk)
+                self.cache.reduce(chunk)
+            elif chunk.has_gradients:
+                self.cache.reduce(chunk)
+
+    def _abandon_backward(self) -> None:
+        """Clear up after a backward pass that raised."""
+        if self._is_backward and not _in_backward():
+            self._is_backward = False
+            self._open.clear()
+            self._pending.clear()
+            self._lingering.clear()
+            self.cache.forget()
+
+    # Gradients
+
+    def _arrival(self, name: str) -> Callable[[torch.Tensor], None]:
+        chunk = self._home[name]
+
+        def hook(parameter: torch.Tensor) -> None:
+            self._begin_backward()
+            self._arrived.add(name)
+            self.got_gradient.add(name)
+            self._pending.setdefault(chunk.number, {})[name] = parameter
+            for call in tuple(self._open):
+                if not call.has_end and call.trainable and call.trainable <= self._arrived:
+                    self._end_backward_of(call)
+            if not chunk.holds:
+                self._place(chunk)
+
+        return hook
+
+    def _place(self, chunk: StoredChunk) -> None:
+        """Put gradients into their chunk, which nobody reads any more; reduce it when full."""
+        pending = self._pending.pop(chunk.number, None)
+        if not pending:
+            return
+        self._make_ready(chunk)
+        with torch.no_grad():
+            for name, parameter in pending.items():
+                assert parameter.grad is not None  # noqa: S101 - its hook ran
+                chunk.receive(name, parameter.grad)
+                parameter.grad = None
+        if len(chunk.arrived) == len(chunk.names):
+            self.cache.reduce(chunk)
+
+    def _make_ready(self, chunk: StoredChunk) -> None:
+        """Give a chunk a buffer for its gradients."""
+        if chunk.phase == "reducing":
+            self.cache.settle()
+        chunk.finish_gather()
+        if chunk.phase == "away":
+            self.cache.make_blank(chunk)
+
+    def _check_modules(self) -> None:
+        """Notice parameters that were added or replaced since the model was sharded.
+
+        Raises:
+            InputError: there is one.
+        """
+        for module, known, num_children in self._owners:
+            now = module._parameters  # noqa: SLF001
+            if len(now) != len(known) or any(now.get(name) is not old for name, old in known):
+                self._complain(module, dict(known))
+            if len(module._modules) != num_children:  # noqa: SLF001
+                self._complain_of_children(module)
+
+    def _complain(self, module: nn.Module, known: dict[str, nn.Parameter | None]) -> None:
+        now = module._parameters  # noqa: SLF001
+        for name, parameter in now.items():
+            if parameter is not known.get(name):
+                where = f"{self._prefix[id(module)]}.{name}".strip(".")
+                size = 0 if parameter is None else parameter.numel()
+                raise InputError(
+                    f"{where} ({size} elements) was added after the model was sharded",
+                    "add it before moetune.shard",
+                )
+        gone = next(name for name in known if name not in now)
+        raise InputError(
+            f"{gone} of {self._prefix[id(module)] or 'the model'} was removed after the model "
+            "was sharded"
+        )
+
+    def _complain_of_children(self, module: nn.Module) -> None:
+        for path, child in module.named_modules(prefix=self._prefix[id(module)]):
+            for name, parameter in child.named_parameters(recurse=False):
+                if not isinstance(parameter, ChunkedParameter):
+                    raise InputError(
+                        f"{path}.{name} ({parameter.numel()} elements) was added after the "
+                        "model was sharded",
+                        "add it before moetune.shard",
+                    )
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - torch has no public name
+
+
+def _is_view(result: object, parameters: Sequence[ChunkedParameter]) -> bool:
+    """Whether a result has a parameter's memory, and will be read without asking."""
+    storages = {each.untyped_storage()._cdata for each in parameters}  # noqa: SLF001 - its identity
+    found = result if isinstance(result, list | tuple) else (result,)
+    return any(
+        isinstance(each, torch.Tensor) and each.untyped_storage()._cdata in storages  # noqa: SLF001
+        for each in found
+    )

@@ -1,0 +1,49 @@
+"""The recorded order of a step's uses: kept while steps repeat it, recorded anew where not."""
+
+from dataclasses import replace
+
+from moetune.domain.chunk_order import Use
+
+
+class Record:
+    """What one kind of step uses, one after another.
+
+    Attributes:
+        known: the last whole step, empty before there is one.
+        position: of the use at hand, in the step at hand.
+        follows: whether all uses of this step were those of the known one.
+    """
+
+    def __init__(self) -> None:
+        self.known: tuple[Use, ...] = ()
+        self._now: list[Use] = []
+        self.follows = False
+
+    @property
+    def position(self) -> int:
+        """Return the place of the use at hand."""
+        return len(self._now) - 1
+
+    def begin(self) -> bool:
+        """End the step at hand, begin one, and return whether the known order changed."""
+        changed = False
+        if self._now:
+            found = tuple(self._now)
+            changed = found != self.known
+            self.known = found
+        self._now = []
+        self.follows = bool(self.known)
+        return changed
+
+    def note(self, chunks: tuple[int, ...]) -> None:
+        """Write down a use."""
+        position = len(self._now)
+        if self.follows and (position >= len(self.known) or self.known[position].chunks != chunks):
+            self.follows = False
+        self._now.append(Use(chunks=chunks))
+
+    def note_leave(self, chunk: int) -> None:
+        """Write down that a chunk left after the use at hand."""
+        if self._now:
+            last = self._now[-1]
+            self._now[-1] = replace(last, leaves=(*last.leaves, chunk))

@@ -1,0 +1,237 @@
+"""Chunks on one rank: models of every habit, errors, memory and the order of uses."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import moetune
+from moetune.runtime.chunked import layout
+from tests.runtime import chunked_models as models
+from tests.runtime.chunked_workers import (
+    CHUNK_BYTES,
+    Case,
+    check_equals_plain,
+    exact_loss_of,
+    sharded,
+    step_sharded,
+)
+
+ZOO = {
+    "plain": models.Plain,
+    "tied": models.Tied,
+    "borrowing": models.Borrowing,
+    "borrowing a view": lambda: models.Borrowing(through_view=True),
+    "called twice": models.Twice,
+    "frozen": models.Frozen,
+    "checkpointed": lambda: models.Checkpointed(use_reentrant=False),
+    "checkpointed, reentrant": lambda: models.Checkpointed(use_reentrant=True),
+    "attention": models.Attentive,
+}
+TOKENS = torch.arange(10).view(2, 5)
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(("places", "offload"), [(2, False), (3, True)])
+def test_every_model_ends_where_plain_training_ends(
+    name: str,
+    places: int,
+    offload: bool,  # noqa: FBT001 - from the table above
+) -> None:
+    check_equals_plain(Case(make=ZOO[name], places=places, options={"offload": offload}), name)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [
+        (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": True}),
+        (torch.optim.SGD, {"lr": 1e-1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
+        (torch.optim.SGD, {"lr": 1e-4, "maximize": True}),
+    ],
+)
+def test_every_optimizer_steps_as_on_the_whole_model(
+    optimizer: type[torch.optim.Optimizer], settings: dict[str, object]
+) -> None:
+    check_equals_plain(
+        Case(make=models.Twice, places=2, optimizer=optimizer, settings=settings, steps=20)
+    )
+
+
+def test_gradients_of_micro_batches_add_up_and_are_clipped() -> None:
+    check_equals_plain(
+        Case(make=models.Plain, places=2, micro_batches=3, max_norm=0.1, evaluates=True)
+    )
+
+
+def test_bfloat16_keeps_float32_masters() -> None:
+    case = Case(make=models.Plain, places=2, steps=10, dtype=torch.bfloat16, chunk_bytes=1024)
+    model, optimizer = sharded(case)
+    start = moetune.full_state_dict(model)
+    for step in range(case.steps):
+        step_sharded(case, step, model, optimizer)
+    end = moetune.full_state_dict(model)
+    assert all(value.dtype == torch.float32 for value in end.values())
+    # The same mixed precision by hand: gradients of a bfloat16 copy step float32 masters.
+    masters = models.Plain()
+    masters.load_state_dict(start)
+    plain = torch.optim.AdamW(masters.parameters(), **case.settings)
+    for step in range(case.steps):
+        copied = copy.deepcopy(masters).bfloat16()
+        generator = torch.Generator().manual_seed(1000 * step)
+        tokens = torch.randint(models.VOCABULARY, (2, 6), generator=generator)
+        exact_loss_of(copied, tokens).backward()
+        for master, low in zip(masters.parameters(), copied.parameters(), strict=True):
+            assert low.grad is not None
+            master.grad = low.grad.float()
+        plain.step()
+    for name, value in masters.state_dict().items():
+        torch.testing.assert_close(end[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_an_error_in_the_forward_pass_leaves_the_model_usable() -> None:
+    case = Case(make=models.Plain, places=2)
+    model, optimizer = sharded(case)
+    for step in range(2):
+        with pytest.raises(IndexError):
+            model(torch.tensor([[99]]))
+        step_sharded(case, step, model, optimizer)
+    twin, steady = sharded(case)
+    for step in range(2):
+        step_sharded(case, step, twin, steady)
+    found, wanted = moetune.full_state_dict(model), moetune.full_state_dict(twin)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+
+
+def test_an_error_in_the_backward_pass_leaves_the_model_usable() -> None:
+    case = Case(make=models.Plain, places=2)
+    model, optimizer = sharded(case)
+
+    def fail(_: torch.Tensor) -> None:
+        raise ZeroDivisionError
+
+    handle = model.blocks[1].register_forward_hook(
+        lambda _, __, output: output.register_hook(fail) and None
+    )
+    with pytest.raises(ZeroDivisionError):
+        model(TOKENS).sum().backward()
+    handle.remove()
+    optimizer.zero_grad()
+    step_sharded(case, 0, model, optimizer)
+    twin, steady = sharded(case)
+    step_sharded(case, 0, twin, steady)
+    found, wanted = moetune.full_state_dict(model), moetune.full_state_dict(twin)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+
+
+def test_states_of_four_times_the_device_budget_train() -> None:
+    model, optimizer = sharded(case := Case(make=models.Plain, places=2, options={"offload": True}))
+    for step in range(3):
+        step_sharded(case, step, model, optimizer)
+    chunks = moetune.model_chunks(model)
+    # Parameter, gradient and two moments of every element, in float64.
+    states = 4 * sum(parameter.numel() * 8 for parameter in model.parameters())
+    assert chunks.peak_device_bytes == 2 * CHUNK_BYTES
+    assert states >= 4 * chunks.peak_device_bytes
+
+
+def test_a_step_moves_what_belady_would() -> None:
+    model, optimizer = sharded(case := Case(make=models.Plain, places=2))
+    chunks = moetune.model_chunks(model)
+    before = chunks.traffic
+    for step in range(3):
+        before = chunks.traffic
+        step_sharded(case, step, model, optimizer)
+    moved = chunks.traffic - before
+    # Four chunks, two places: 0 1 2 3 forward, then 3 2 from the cache, and 1 0 again.
+    assert (moved.gathers, moved.reduces) == (6, 4)
+
+
+def test_a_changed_order_is_recorded_anew() -> None:
+    model, optimizer = sharded(case := Case(make=models.Plain, places=2))
+    for step in range(3):
+        step_sharded(case, step, model, optimizer)
+    blocks = list(model.blocks)
+    model.blocks._modules["0"], model.blocks._modules["3"] = blocks[3], blocks[0]
+    old = moetune.model_chunks(model).order
+    for step in range(3):
+        step_sharded(case, step, model, optimizer)
+    assert moetune.model_chunks(model).order != old
+    wanted = copy.deepcopy(moetune.full_state_dict(model))
+    assert all(value.isfinite().all() for value in wanted.values())
+
+
+def test_a_scheduler_sets_the_rate_of_the_shards() -> None:
+    _, optimizer = sharded(Case(make=models.Plain))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(5e-3)
+
+
+def test_a_whole_state_loads_into_other_chunks() -> None:
+    model, optimizer = sharded(case := Case(make=models.Tied, places=2))
+    step_sharded(case, 0, model, optimizer)
+    saved = moetune.full_state_dict(model)
+    other, _ = sharded(Case(make=models.Tied, chunk_bytes=2 * CHUNK_BYTES))
+    moetune.load_full_state_dict(other, saved)
+    plain = models.Tied().double()
+    plain.load_state_dict(saved)
+    with torch.no_grad():
+        torch.testing.assert_close(other(TOKENS), plain(TOKENS), rtol=0, atol=1e-12)
+    with pytest.raises(moetune.InputError, match=r"moetune\.full_state_dict"):
+        model.state_dict()
+
+
+def _shard(model: nn.Module, **options: Any) -> None:
+    moetune.shard(model, torch.optim.SGD(model.parameters()), **options)
+
+
+def test_bad_input_names_the_parameter_and_the_number() -> None:
+    with pytest.raises(moetune.InputError, match=r"blocks\.0\.up\.weight needs 512 B"):
+        _shard(models.Plain(), chunk_bytes=448)
+    with pytest.raises(moetune.InputError, match="6399 is less than two chunks of 3200"):
+        _shard(models.Plain(), chunk_bytes=3200, cache_bytes=6399)
+    with pytest.raises(moetune.InputError, match="scatter=False"):
+        _shard(models.Plain(), chunk_bytes=3200, scatter=False, offload=True)
+    model = models.Plain()
+    with pytest.raises(moetune.InputError, match=r"parameter 0 .* shape \(12, 8\)"):
+        moetune.shard(model, torch.optim.SGD(models.Plain().parameters()))
+    with pytest.raises(moetune.InputError, match="LBFGS cannot step shards"):
+        moetune.shard(model, torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(moetune.InputError, match="is not sharded"):
+        moetune.full_state_dict(model)
+
+
+def test_a_parameter_added_after_sharding_is_named() -> None:
+    model, _ = sharded(Case(make=models.Plain))
+    model.blocks[1].up.extra = nn.Parameter(torch.ones(5))
+    with pytest.raises(moetune.InputError, match=r"blocks\.1\.up\.extra \(5 elements\)"):
+        model(TOKENS)
+    model, _ = sharded(Case(make=models.Plain))
+    model.late = nn.Linear(3, 4)
+    with pytest.raises(moetune.InputError, match=r"late\.weight \(12 elements\)"):
+        model(TOKENS)
+
+
+def test_a_module_that_needs_more_chunks_than_places_is_named() -> None:
+    x = torch.ones(2, 3, 16, dtype=torch.float64)
+    wide = nn.ModuleDict({"a": nn.MultiheadAttention(16, 2, kdim=8, vdim=8)}).double()
+    _shard(wide, chunk_bytes=2048, cache_bytes=2 * 2048)
+    y = torch.ones(2, 3, 8, dtype=torch.float64)
+    with pytest.raises(moetune.InputError, match=r"a \(a\..*\) needs 5 chunks.*2 places"):
+        wide["a"](x, y, y)
+
+
+def test_host_memory_that_is_too_small_is_an_error_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layout, "available_bytes", lambda: 1000)
+    model = models.Plain()
+    before = [parameter.data_ptr() for parameter in model.parameters()]
+    with pytest.raises(moetune.AllocationError, match=r"need [0-9]+ bytes of host memory"):
+        _shard(model, chunk_bytes=3200, offload=True)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == before

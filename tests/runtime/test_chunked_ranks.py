@@ -1,0 +1,180 @@
+"""Sharded training on several ranks ends where plain training on all batches ends."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import moetune
+from moetune.runtime.links import LocalLink
+from tests.ranks import run_ranks
+from tests.runtime import chunked_models as models
+from tests.runtime.chunked_workers import (
+    CHUNK_BYTES,
+    EXACT,
+    Case,
+    check_equals_plain,
+    exact_loss_of,
+    sharded,
+    step_sharded,
+)
+
+TOKENS = torch.arange(10).view(2, 5)
+
+
+def _two_ranks() -> None:
+    everything = check_equals_plain(Case(make=models.Plain, steps=25), "all cached")
+    assert everything.num_places > 3
+    check_equals_plain(Case(make=models.Plain, places=2, steps=50), "two places")
+    check_equals_plain(Case(make=models.Plain, steps=25, options={"scatter": False}), "whole")
+    check_equals_plain(Case(make=models.Plain, places=3, options={"offload": True}), "offloaded")
+    check_equals_plain(Case(make=models.Tied, places=2, micro_batches=2, max_norm=0.1), "tied")
+    check_equals_plain(Case(make=models.Twice, places=3, evaluates=True), "twice")
+    check_equals_plain(Case(make=models.Frozen, places=2), "frozen")
+    check_equals_plain(Case(make=models.Borrowing, places=2), "borrowing")
+    check_equals_plain(Case(make=models.Attentive, places=2, chunk_bytes=10**6), "fused")
+
+
+@pytest.mark.dist
+def test_two_ranks_end_where_plain_training_ends() -> None:
+    assert run_ranks(_two_ranks, 2) == ["", ""]
+
+
+def _make_layer(group: dist.ProcessGroup | None) -> moetune.MoELayer:
+    return moetune.MoELayer(8, 16, 4, 2, group=group, pipeline=2, dtype=torch.float64)
+
+
+def _make_local_layer() -> moetune.MoELayer:
+    return moetune.MoELayer(8, 16, 4, 2, link=LocalLink(), pipeline=2, dtype=torch.float64)
+
+
+def _experts() -> None:
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = pairs[dist.get_rank() // 2]
+    for places, offload in ((None, False), (4, False), (5, True)):
+        chunks = check_equals_plain(
+            Case(
+                make=lambda: models.Sparse(lambda: _make_layer(mine)),
+                make_twin=lambda: models.Sparse(_make_local_layer),
+                places=places,
+                chunk_bytes=4096,
+                max_norm=0.5,
+                options={"offload": offload},
+            ),
+            f"experts over two of four ranks, {places} places",
+        )
+        assert {stored.team.num_ranks for stored in chunks.stored} == {2, 4}
+    chunks = check_equals_plain(
+        Case(
+            make=lambda: models.Sparse(lambda: _make_layer(None)),
+            make_twin=lambda: models.Sparse(_make_local_layer),
+            places=4,
+            chunk_bytes=4096,
+        ),
+        "experts over all ranks",
+    )
+    assert {stored.team.num_ranks for stored in chunks.stored} == {1, 4}
+
+
+@pytest.mark.dist
+def test_data_and_expert_parallel_together() -> None:
+    assert run_ranks(_experts, 4) == [""] * 4
+
+
+def _save(folder: str) -> None:
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = pairs[dist.get_rank() // 2]
+    case = Case(make=lambda: models.Sparse(lambda: _make_layer(mine)), chunk_bytes=4096)
+    model, optimizer = sharded(case)
+    for step in range(3):
+        step_sharded(case, step, model, optimizer)
+    states = {"app": moetune.ShardedStates(model, optimizer)}
+    save(states, checkpoint_id=f"{folder}/parts")
+    whole = moetune.full_state_dict(model)
+    if whole:
+        torch.save(whole, f"{folder}/whole.pt")
+    # One more step on equal batches of all ranks, for those that go on elsewhere.
+    loss = exact_loss_of(model, TOKENS)
+    loss.backward()
+    optimizer.step()
+    whole = moetune.full_state_dict(model)
+    if whole:
+        torch.save(whole, f"{folder}/next.pt")
+
+
+def _load(folder: str) -> None:
+    case = Case(make=lambda: models.Sparse(lambda: _make_layer(None)), chunk_bytes=6400)
+    model, optimizer = sharded(case)
+    states = {"app": moetune.ShardedStates(model, optimizer)}
+    load(states, checkpoint_id=f"{folder}/parts")
+    found = moetune.full_state_dict(model)
+    for name, value in found.items():
+        assert torch.equal(value, torch.load(f"{folder}/whole.pt")[name]), name
+    exact_loss_of(model, TOKENS).backward()
+    optimizer.step()
+    for name, value in moetune.full_state_dict(model).items():
+        torch.testing.assert_close(
+            value, torch.load(f"{folder}/next.pt")[name], rtol=0, atol=EXACT, msg=name
+        )
+
+
+@pytest.mark.dist
+def test_a_checkpoint_in_shards_loads_at_another_number_of_ranks(tmp_path: Path) -> None:
+    assert run_ranks(_save, 4, str(tmp_path)) == [""] * 4
+    assert run_ranks(_load, 2, str(tmp_path)) == [""] * 2
+
+
+def _count(case: Case) -> tuple[int, int]:
+    """Return the bytes that one rank communicates in a step, and the model's chunk bytes."""
+    model, optimizer = sharded(case)
+    chunks = moetune.model_chunks(model)
+    before = chunks.traffic
+    for step in range(3):
+        before = chunks.traffic
+        step_sharded(case, step, model, optimizer)
+    chunks.settle()
+    moved = chunks.traffic - before
+    return moved.communicated_bytes, sum(chunk.num_bytes for chunk in chunks.chunks)
+
+
+def _modes() -> None:
+    whole, model_bytes = _count(Case(make=models.Plain, options={"scatter": False}))
+    assert whole == 2 * model_bytes
+    cached, model_bytes = _count(Case(make=models.Plain))
+    assert cached == 2 * model_bytes
+    small, model_bytes = _count(Case(make=models.Plain, places=2))
+    assert small == 2 * model_bytes + 2 * CHUNK_BYTES
+
+
+def _another_model() -> None:
+    torch.manual_seed(0)
+    model = models.Plain()
+    if dist.get_rank() == 1:
+        model.blocks[2].up = torch.nn.Linear(8, 17)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(
+        moetune.RankMismatchError, match=r"rank 1: blocks\.2\.up\.weight: \(17, 8\)"
+    ):
+        moetune.shard(model, optimizer, chunk_bytes=CHUNK_BYTES)
+    model = models.Plain()
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(moetune.RankMismatchError, match=r"chunk_bytes=3201"):
+        moetune.shard(model, optimizer, chunk_bytes=CHUNK_BYTES + dist.get_rank())
+    others = model if dist.get_rank() else models.Plain()
+    optimizer = torch.optim.SGD(others.parameters())
+    error = moetune.RankMismatchError if dist.get_rank() else moetune.InputError
+    with pytest.raises(error, match="is not one of the model's"):
+        moetune.shard(model, optimizer, chunk_bytes=CHUNK_BYTES)
+
+
+def _modes_and_mismatches() -> None:
+    _modes()
+    _another_model()
+
+
+@pytest.mark.dist
+def test_modes_communicate_as_ddp_and_zero_do_and_different_models_raise_on_all_ranks() -> None:
+    assert run_ranks(_modes_and_mismatches, 2) == ["", ""]
