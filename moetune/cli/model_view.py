@@ -165,6 +165,8 @@ def _device(explanation: Explanation) -> str:
 
 
 def _every(number: int) -> str:
+    if number == 0:
+        return "none"
     if number == 1:
         return "all"
     ending = {2: "nd", 3: "rd"}.get(number, "th")

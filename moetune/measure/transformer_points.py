@@ -45,7 +45,7 @@ def transformer_points(
             yield RowsPoint(op=op, dtype=dtype, rows=rows, width=model.moe.d_model)
         for op in ("cross_entropy", "cross_entropy_backward"):
             yield RowsPoint(op=op, dtype=dtype, rows=rows, width=model.vocab_size)
-    for op in ("dense_block", "moe_block"):
+    for op in ("dense_block",) if model.is_dense else ("dense_block", "moe_block"):
         for name in (op, f"{op}_step"):
             yield RowsPoint(op=name, dtype=dtype, rows=HOST_ROWS, width=HOST_WIDTH)
     yield from _optimiser(model, dtype, groups, kind, grid)
