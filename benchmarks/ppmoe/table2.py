@@ -31,7 +31,7 @@ from moetune.workflows.plan import PlanRequest, plan_inputs
 
 PAPERS = Traits(
     splits_vocabulary=True, splits_sends=True, shards_gradients=True, exchanges_under_tensor=True,
-    is_unfused=True,
+    is_unfused=True, shards_in_chunks=False,
 )  # fmt: skip
 RESULT = Path("docs/results/ppmoe-table2.md")
 _PROFILE = Path("profiles/v100-x256.toml")

@@ -68,8 +68,13 @@ def plan(
     ] = None,
     zero: Annotated[
         bool | None,
-        typer.Option("--zero/--no-zero", help="Pin whether optimizer states are sharded."),
+        typer.Option(
+            "--zero/--no-zero", help="Pin whether model states are sharded over replicas."
+        ),
     ] = None,
+    no_offload: Annotated[
+        bool, typer.Option("--no-offload", help="Keep all model states on the device.")
+    ] = False,
     dtype: Annotated[
         str | None,
         typer.Option(help="Element type. Default: bfloat16 on CUDA where measured, else float32."),
@@ -138,7 +143,7 @@ def plan(
         transformer=transformer,
         pins=LayoutPins(
             dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
-            micro_batch=micro_batch, zero=zero,
+            micro_batch=micro_batch, zero=zero, offload=False if no_offload else None,
         ),
         world_size=world_size,
         tokens_per_rank=tokens_of(tokens, batch, length, is_whole=transformer is not None),

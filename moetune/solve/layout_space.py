@@ -25,6 +25,7 @@ class LayoutPins:
 
     Args:
         micro_batch: sequences of one.
+        offload: whether model states may live on the host (False), or have to (True).
 
     Raises:
         InputError: a number below 1.
@@ -37,6 +38,7 @@ class LayoutPins:
     expert_parallel: ExpertParallel | None = None
     micro_batch: int | None = None
     zero: bool | None = None
+    offload: bool | None = None
 
     def __post_init__(self) -> None:
         for name in (*AXES, "micro_batch"):
