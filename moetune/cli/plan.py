@@ -50,7 +50,8 @@ def plan(
     num_heads: Annotated[int | None, _size("--num-heads", "Heads of its attention.")] = None,
     vocab: Annotated[str | None, typer.Option(help="Its vocabulary, such as 50k.")] = None,
     moe_every: Annotated[
-        int | None, _size("--moe-every", "Experts in every so many-th block. Default: 2.")
+        int | None,
+        typer.Option(min=0, help="Experts in every so many-th block, 0 in none. Default: 2."),
     ] = None,
     dp: Annotated[int | None, _size("--dp", "Pin the replicas of a whole model.")] = None,
     ep: Annotated[int | None, _size("--ep", "Pin the replicas that share experts.")] = None,

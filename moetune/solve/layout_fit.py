@@ -20,7 +20,7 @@ def what_would_fit(search: Search, *, inputs: PlanInputs) -> str:
     ):
         return "let model states live on the host: leave --no-offload away"
     if pins.zero is False and _smallest(replace(search, pins=replace(pins, zero=None)), inputs):
-        return "shard the model states: leave --no-zero away"
+        return "shard the model states: --zero"
     found = _smallest(replace(search, pins=LayoutPins()), inputs)
     if pins != LayoutPins() and found is not None:
         axes = " ".join(f"--{axis} {getattr(found, axis)}" for axis in ("dp", "ep", "tp", "pp"))
