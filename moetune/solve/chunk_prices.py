@@ -26,12 +26,14 @@ class ChunkPrices:
     Args:
         groups: of the layout; its `data` hold the dense parameters, its `replicas` the experts.
         offload: shards live on the host, and so do their optimizer states.
+        scatter: states are sharded; else whole on every rank, and gradients all-reduced.
     """
 
     costs: Costs
     groups: Groups
     dtype: str
-    offload: bool
+    offload: bool = False
+    scatter: bool = True
 
     def cost(self, chunk: Chunk) -> tuple[ChunkCost, tuple[Estimate, ...]]:
         """Return what the chunk costs, and the estimates behind it.
@@ -85,6 +87,8 @@ class ChunkPrices:
 
     def _transfers(self, group: ChunkGroup) -> list[Callable[[int], float]]:
         ranks = group.ranks
+        if not self.scatter:
+            return [lambda size: self._collective("all_reduce", group, size).seconds]
         return [
             lambda size: self._copy("h2d", size / ranks).seconds,
             lambda size: self._copy("d2h", size / ranks).seconds,

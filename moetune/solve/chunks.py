@@ -115,17 +115,26 @@ class Packed:
         return self.chunk_bytes if self.moving else 0
 
     @property
+    def largest_bytes(self) -> int:
+        """Of the largest parameter."""
+        slots = (slot for chunk in self.chunks for slot in chunk.slots)
+        return max(slot.num_elements for slot in slots) * self.each.parameter
+
+    @property
     def host_bytes(self) -> int:
         """What this rank has on its host: shards, their gradients and optimizer states."""
         return self.shard_elements * self.each.total if self.offload else 0
 
     def memory(self, num_places: int, room: ChunkRoom) -> ModelMemory:
-        """Return the bytes on the device with a cache of so many places."""
+        """Return the bytes on the device with a cache of so many places.
+
+        The largest gradient is there besides, until it is moved to its chunk's place.
+        """
         on_device = sum(one.num_elements for one in self.staying)
         on_device += 0 if self.offload else self.shard_elements
         sizes = {
             "parameter_bytes": num_places * self.place_bytes + on_device * self.each.parameter,
-            "gradient_bytes": on_device * self.each.gradient,
+            "gradient_bytes": on_device * self.each.gradient + self.largest_bytes,
             "optimizer_bytes": on_device * self.each.optimizer,
             "activation_bytes": room.activation_bytes,
             "buffer_bytes": room.buffer_bytes,

@@ -176,7 +176,8 @@ def _layer(question: Question, search: Search, best: Candidate) -> Plan:
     trial, inputs = search.trial(best.layout), question.inputs
     workload = trial.workload(best.setting)
     kind = workload.expert_parallel
-    bounds = one_chunk_of(question.bounds) if best.setting.one_chunk else question.bounds
+    in_one = best.setting.one_chunk or question.model.is_dense
+    bounds = one_chunk_of(question.bounds) if in_one else question.bounds
     return solve_plan(
         inputs=replace(
             inputs,

@@ -32,6 +32,8 @@ KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(
     }
 )
 
+_ROUNDING = 1e-12
+
 
 def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...]:
     """Return the parts of the step on the slowest stage; they add up to it.
@@ -53,7 +55,7 @@ def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...
     busy = sum(both for _, _, both in found.values())
     idle = times.seconds - busy - times.send_seconds
     found["stage sends"] = (0.0, 0.0, times.send_seconds)
-    found["bubble"] = (0.0, 0.0, max(0.0, idle))
+    found["bubble"] = (0.0, 0.0, idle if idle > _ROUNDING * times.seconds else 0.0)
     found["gradients"] = (0.0, 0.0, candidate.gradients.seconds)
     found["chunk transfers"] = (0.0, 0.0, candidate.transfers.seconds)
     found["optimizer"] = (0.0, 0.0, candidate.optimizer.seconds)

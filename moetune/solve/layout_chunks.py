@@ -4,7 +4,7 @@ Chunks are for whole models on every rank of a replica's own: tp and pp are 1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.chunking import pack
 from moetune.domain.costs import Costs
@@ -81,7 +81,7 @@ class Chunker:
 
     def replicated(self) -> Chunks:
         """Return the chunks of states that stay whole on every rank: gradients travel in them."""
-        prices = self._prices(offload=False)
+        prices = replace(self._prices(offload=False), scatter=False)
         packed = pack_modules(
             self._modules(), prices=prices, each=self.prices.state_bytes, room=None
         )

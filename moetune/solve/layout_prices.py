@@ -205,7 +205,7 @@ class Prices:
         return Priced(backbone=backbone, moe=moe, seconds=_seconds(backbone, moe))
 
     def _bounds_of(self, *, one_chunk: bool) -> Bounds:
-        return one_chunk_of(self._bounds) if one_chunk else self._bounds
+        return one_chunk_of(self._bounds) if one_chunk or self.model.is_dense else self._bounds
 
     def _reduce(self, count: int, group: Group, *, zero: bool, times: int) -> Estimate:
         if group.size == 1 or not count:

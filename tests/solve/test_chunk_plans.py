@@ -96,7 +96,8 @@ def test_a_model_larger_than_its_device_is_offloaded(offloaded: Plan) -> None:
     assert chunks.cache_bytes // chunks.chunk_bytes >= 2
     assert whole.memory.total_bytes <= 40 * GIB < STATE_BYTES * model.num_parameters
     assert whole.memory.parameter_bytes == chunks.cache_bytes
-    assert whole.memory.optimizer_bytes == whole.memory.gradient_bytes == 0
+    assert whole.memory.optimizer_bytes == 0
+    assert whole.memory.gradient_bytes == 2 * model.token_parameters
     assert whole.binding == "memory"
 
 
@@ -133,6 +134,14 @@ def test_replicas_without_room_for_all_shard_and_stay_on_the_device() -> None:
     assert whole.chunks is not None
     assert not whole.chunks.scatter
     assert whole.chunks.cache_bytes >= 2 * whole_of("gpt-2.7b").num_parameters
+
+
+def test_replicas_that_keep_all_need_no_price_for_shards() -> None:
+    asked = question(world_size=8, gib=80, pins=LayoutPins(dp=8, zero=False))
+    profile = cluster_profile(num_devices=8, without=("all_gather", "reduce_scatter"))
+    chunks = solve_layout(replace(asked, costs=costs_of(profile))).chunks
+    assert chunks is not None
+    assert not chunks.scatter
 
 
 def test_no_offload_is_kept_or_refused_with_the_way_out() -> None:
@@ -187,7 +196,8 @@ def test_the_cache_is_the_smallest_whose_transfers_are_hidden_as_well(gib: int) 
     found = choose_chunks(modules, packed, prices=costs, room=room, recompute=False)
     assert found is not None
     order = uses_of(modules, packed.moving, recompute=False)
-    most = min(gib * GIB // packed.chunk_bytes, len(packed.chunks))
+    left = gib * GIB - 2 * model.token_parameters
+    most = min(left // packed.chunk_bytes, len(packed.chunks))
     times = {
         places: simulate(
             order,
