@@ -212,7 +212,12 @@ def choose_chunks(
     if most < fewest:
         return None
     trial = _Trial(order, packed, prices)
-    num_places = _smallest_as_fast(trial, fewest, most)
+    return _choice(trial, _smallest_as_fast(trial, fewest, most), order, packed, room)
+
+
+def _choice(
+    trial: "_Trial", num_places: int, order: Sequence[Use], packed: Packed, room: ChunkRoom
+) -> ChunkChoice:
     found = replay(order, num_places=num_places)
     gathered = [gather.chunk for step in found.steps for gather in step]
     moving = packed.moving

@@ -19,10 +19,11 @@ from moetune.domain.profile import Provenance
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
 from moetune.solve.layout_breakdown import binding_of, parts_of, trust_of
+from moetune.solve.layout_candidates import Candidate, Found, Unfit
 from moetune.solve.layout_chunks import can_chunk
 from moetune.solve.layout_fit import what_would_fit
 from moetune.solve.layout_prices import Prices, one_chunk_of
-from moetune.solve.layout_search import Candidate, Found, Search, Unfit
+from moetune.solve.layout_search import Search
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
 from moetune.solve.layout_traits import OURS, Traits
 from moetune.solve.layout_words import (

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from moetune.domain.costs import Trust, least_trust
 from moetune.domain.plan import ModelBinding, Part, PartName
+from moetune.solve.layout_candidates import Candidate
 from moetune.solve.layout_parts import Piece
-from moetune.solve.layout_search import Candidate
 from moetune.solve.layout_stages import Stage
 
 KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(

@@ -10,7 +10,7 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.chunks import ChunkChoice
 from moetune.solve.degree import TIE
 from moetune.solve.layout_breakdown import kinds_of
-from moetune.solve.layout_search import Candidate, Setting, Unfit
+from moetune.solve.layout_candidates import Candidate, Setting, Unfit
 
 WORDS: dict[ModelBinding, str] = {
     "computation": "computation",

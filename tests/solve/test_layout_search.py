@@ -12,8 +12,9 @@ from moetune.domain.plan import Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
+from moetune.solve.layout_candidates import Found
 from moetune.solve.layout_prices import Prices
-from moetune.solve.layout_search import Found, Search
+from moetune.solve.layout_search import Search
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
 from moetune.solve.layout_traits import Traits
 from tests.solve.costs_by_hand import GEMM, LinearCosts
