@@ -62,7 +62,7 @@ class ChunkPrices:
         """Return the optimizer's step on so many parameters; None where it was not measured."""
         if not num_elements:
             return NOTHING
-        ops = ("host_adam", "adam") if self.copies_inline else ("host_adam",)
+        ops = ("host_adam",) if self.has_host else ("host_adam", "adam")
         for op in ops if on_host else ("adam",):
             found = self.costs.rows_op(op=op, dtype=self.dtype, rows=num_elements, width=1)
             if found is not None:
@@ -73,6 +73,11 @@ class ChunkPrices:
     def copies_inline(self) -> bool:
         """Whether copies take the device's time: pageable memory, and a CPU's own."""
         return self.costs.copy_mode != "pinned"
+
+    @property
+    def has_host(self) -> bool:
+        """Whether the host works beside the device, which a CPU is itself."""
+        return self.costs.copy_mode != "inline"
 
     def worthwhile_bytes(self, ranks: int) -> int:
         """Return the chunk from which on every transfer has a good share of its best rate.

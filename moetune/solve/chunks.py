@@ -51,11 +51,6 @@ class ChunkChoice:
     host_bytes: int
     trust: Estimate
 
-    @property
-    def keeps_all(self) -> bool:
-        """Whether the cache holds every chunk."""
-        return self.num_places >= self.num_chunks
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRoom:
@@ -245,7 +240,9 @@ class _Trial:
 
     def __init__(self, order: Sequence[Use], packed: Packed, prices: ChunkPrices) -> None:
         self._order = order
-        self._machine = Machine(copies_inline=prices.copies_inline, updates_on_host=prices.offload)
+        self._machine = Machine(
+            copies_inline=prices.copies_inline, updates_on_host=prices.offload and prices.has_host
+        )
         kinds: dict[tuple[object, int], tuple[ChunkCost, tuple[Estimate, ...]]] = {}
         for chunk in packed.moving.values():
             key = (chunk.group, chunk.num_elements)

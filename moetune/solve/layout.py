@@ -121,7 +121,7 @@ def solve_layout(question: Question) -> Plan:
             *_losers(search, found, parts),
             *_too_large(search, found),
         ),
-        warnings=(*layer.warnings, *_doubts(question, found, best)),
+        warnings=tuple(dict.fromkeys((*layer.warnings, *_doubts(question, found, best)))),
         transformer=_transformer(question, best, parts, binding),
     )
 

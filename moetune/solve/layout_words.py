@@ -165,7 +165,7 @@ def not_measured(
              model.moe.activation: "activations"}  # fmt: skip
     if offload:
         update = names.pop("adam")
-        if costs.copy_mode == "pinned" or not _has(costs, "adam", dtype):
+        if costs.copy_mode != "inline" or not _has(costs, "adam", dtype):
             names["host_adam"] = f"{update} on the host"
     absent = [
         words
