@@ -70,18 +70,25 @@ def uses_of(
 ) -> tuple[Use, ...]:
     """Return the order of one micro-batch: forward, then backward, where chunks leave.
 
+    A chunk that has gradients is needed by every use until it leaves: its place holds them.
+
     Args:
         moving: the chunks that come and go, by their index.
         recompute: each block runs forward again before its backward pass.
     """
     chunk_of = {slot.name: index for index, chunk in moving.items() for slot in chunk.slots}
     order = [_use(one, chunk_of, one.forward_seconds) for one in modules]
+    has_gradients: dict[int, int] = {}
     for block, members in groupby(reversed(modules), key=lambda module: module.block):
         names = tuple(members)
         if recompute and block is not None:
             order += [_use(one, chunk_of, one.forward_seconds) for one in reversed(names)]
-        order += [_use(one, chunk_of, one.backward_seconds) for one in names]
-    return _with_leaves(order)
+        for one in names:
+            use = _use(one, chunk_of, one.backward_seconds)
+            for chunk in use.chunks:
+                has_gradients.setdefault(chunk, len(order))
+            order.append(use)
+    return _with_leaves(order, has_gradients)
 
 
 def _use(module: Module, chunk_of: Mapping[str, int], seconds: float) -> Use:
@@ -90,13 +97,22 @@ def _use(module: Module, chunk_of: Mapping[str, int], seconds: float) -> Use:
     return Use(chunks=found, seconds=seconds)
 
 
-def _with_leaves(order: Sequence[Use]) -> tuple[Use, ...]:
-    """Every chunk leaves after its last use."""
+def _with_leaves(order: Sequence[Use], has_gradients: Mapping[int, int]) -> tuple[Use, ...]:
+    """Let every chunk leave after its last use; from its first gradients on it has to stay.
+
+    Args:
+        has_gradients: by chunk, the use that makes the first of them.
+    """
     last = {chunk: index for index, use in enumerate(order) for chunk in use.chunks}
-    return tuple(
-        replace(use, leaves=tuple(chunk for chunk in use.chunks if last[chunk] == index))
-        for index, use in enumerate(order)
-    )
+    busy: dict[int, None] = {}
+    found = []
+    for index, use in enumerate(order):
+        chunks = tuple(dict.fromkeys((*use.chunks, *busy)))
+        leaves = tuple(chunk for chunk in use.chunks if last[chunk] == index)
+        found.append(replace(use, chunks=chunks, leaves=leaves))
+        busy |= {one: None for one in use.chunks if has_gradients.get(one, index + 1) <= index}
+        busy = {one: None for one in busy if one not in leaves}
+    return tuple(found)
 
 
 def _modules(
