@@ -21,7 +21,7 @@ from moetune.fit.costs import costs_of
 from moetune.solve.choice import Bounds
 from moetune.solve.layout import Question, search_layouts
 from moetune.solve.layout_breakdown import parts_of
-from moetune.solve.layout_search import Candidate
+from moetune.solve.layout_candidates import Candidate
 from moetune.solve.layout_space import LayoutPins
 from moetune.workflows.plan import PlanRequest, plan_inputs
 from moetune.workflows.wiring import configure, open_store

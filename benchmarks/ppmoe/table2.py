@@ -24,14 +24,16 @@ from moetune.fit.costs import costs_of
 from moetune.solve.choice import Bounds
 from moetune.solve.layout import Question, search_layouts
 from moetune.solve.layout_breakdown import parts_of
-from moetune.solve.layout_search import Candidate, Search
+from moetune.solve.layout_candidates import Candidate
+from moetune.solve.layout_search import Search
 from moetune.solve.layout_space import LayoutPins
 from moetune.solve.layout_traits import Traits
 from moetune.workflows.plan import PlanRequest, plan_inputs
 
 PAPERS = Traits(
-    splits_sends=True, shards_gradients=True, exchanges_under_tensor=True, is_unfused=True
-)
+    splits_sends=True, shards_gradients=True, exchanges_under_tensor=True, is_unfused=True,
+    shards_in_chunks=False,
+)  # fmt: skip
 RESULT = Path("docs/results/ppmoe-table2.md")
 _PROFILE = Path("profiles/v100-x256.toml")
 _MICRO_BATCHES_PER_STAGE = 2

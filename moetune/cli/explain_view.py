@@ -20,11 +20,24 @@ def show_explanation(screen: Screen, explanation: Explanation) -> None:
     _paragraph(screen, "Why", plan.decision.why)
     if whole is not None:
         _show_model(screen, plan, whole)
+    if whole is None or whole.moe_every:
+        _show_layer(screen, explanation)
+        _show_trust(screen, plan)
+    else:
+        _show_warnings(screen, plan)
+
+
+def _show_layer(screen: Screen, explanation: Explanation) -> None:
+    plan = explanation.plan
+    if plan.transformer is not None:
+        ranks = plural(plan.workload.world_size, "rank")
+        tokens = plural(plan.workload.tokens_per_rank, "token")
+        screen.say(f"One MoE layer, {ranks}, {tokens} of a micro-batch:", style="bold")
+        screen.say()
     _show_terms(screen, explanation)
     _show_strategies(screen, explanation)
     _show_alternatives(screen, explanation)
     _show_ranges(screen, plan)
-    _show_trust(screen, plan)
 
 
 def _show_model(screen: Screen, plan: Plan, whole: TransformerPlan) -> None:
@@ -32,11 +45,6 @@ def _show_model(screen: Screen, plan: Plan, whole: TransformerPlan) -> None:
     show_parts(screen, whole)
     screen.say("Layouts", style="bold")
     show_layouts(screen, plan, whole)
-    screen.say()
-    workload = plan.workload
-    ranks = plural(workload.world_size, "rank")
-    tokens = plural(workload.tokens_per_rank, "token")
-    screen.say(f"One MoE layer, {ranks}, {tokens} of a micro-batch:", style="bold")
     screen.say()
 
 
@@ -178,6 +186,15 @@ def _show_trust(screen: Screen, plan: Plan) -> None:
     screen.say(f"One step: {span}, 90 % of the fits that the noise allows. ", indent=2)
     screen.say(f"The least trusted number behind it is {times.trust}.", indent=2)
     screen.say(how_sure(plan), indent=2)
+    _say_warnings(screen, plan)
+
+
+def _show_warnings(screen: Screen, plan: Plan) -> None:
+    screen.say("How far to trust it", style="bold")
+    _say_warnings(screen, plan)
+
+
+def _say_warnings(screen: Screen, plan: Plan) -> None:
     for warning in plan.warnings:
         screen.say(sentence(warning), indent=2)
 

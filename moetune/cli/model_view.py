@@ -3,7 +3,7 @@
 from moetune.cli.plan_view import device_word, is_one_chunk, memory_line, sentence
 from moetune.cli.render import Screen, percent, plural
 from moetune.domain.models import MODELS
-from moetune.domain.plan import Alternative, Layout, Part, Plan, TransformerPlan
+from moetune.domain.plan import Alternative, Chunks, Layout, Part, Plan, TransformerPlan
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layout_breakdown import kinds_of
 from moetune.solve.layout_words import WORDS, name_memory
@@ -21,7 +21,10 @@ def show_model_plan(screen: Screen, explanation: Explanation) -> None:
     screen.say()
     screen.say(_decision(plan, whole), indent=2)
     screen.say(_step(explanation, whole), indent=2)
-    screen.say(_layer(plan), indent=2)
+    if plan.chunks is not None:
+        screen.say(_chunks(plan.chunks), indent=2)
+    if whole.moe_every:
+        screen.say(_layer(plan), indent=2)
     screen.say()
     show_layouts(screen, plan, whole)
     screen.say()
@@ -42,10 +45,13 @@ def model_title(explanation: Explanation) -> str:
     name = model.title if model else f"Transformer {inputs.layer.d_model} wide"
     layers = ""
     if whole is not None:
-        layers = f" · {plural(whole.num_layers, 'layer')}, {_every(whole.moe_every)} with experts"
+        layers = f" · {plural(whole.num_layers, 'layer')}"
+        if whole.moe_every:
+            layers += f", {_every(whole.moe_every)} with experts"
+            layers += f" · {plural(inputs.layer.num_experts, 'expert')}"
     device = device_word(explanation)
     return (
-        f"{name}{layers} · {plural(inputs.layer.num_experts, 'expert')} · "
+        f"{name}{layers} · "
         f"{plural(inputs.world_size, device)} · {plural(inputs.tokens_per_rank, 'token')} per "
         f"{device} · {inputs.dtype}"
     )
@@ -113,7 +119,10 @@ def _decision(plan: Plan, whole: TransformerPlan) -> str:
     replicas = f"{plural(layout.dp, 'replica')} (dp)"
     stages = "no stages" if layout.pp == 1 else f"{plural(layout.pp, 'stage')} (pp)"
     tensor = "whole layers" if layout.tp == 1 else f"layers cut over {layout.tp} ranks (tp)"
-    if layout.expert_parallel == "tensor":
+    experts = ""
+    if not whole.moe_every:
+        tensor = f"and {tensor}"
+    elif layout.expert_parallel == "tensor":
         experts = "the experts shared by the same ranks, whose outputs are added"
     elif layout.ep == 1:
         experts = "all experts on every rank"
@@ -123,11 +132,24 @@ def _decision(plan: Plan, whole: TransformerPlan) -> str:
     ways = [
         f"{plural(whole.num_micro_batches, 'micro-batch').replace('batchs', 'batches')} of {size}"
     ]
-    if whole.zero:
+    if whole.zero and plan.chunks is None:
         ways.append("optimizer states sharded (ZeRO)")
     if whole.recompute:
         ways.append("blocks run forward again before their backward pass")
-    return f"Take {replicas}, {stages}, {tensor}, and {experts}. Run {', '.join(ways)}."
+    shared = f", and {experts}" if experts else ""
+    return f"Take {replicas}, {stages}, {tensor}{shared}. Run {', '.join(ways)}."
+
+
+def _chunks(chunks: Chunks) -> str:
+    size = format_bytes(chunks.chunk_bytes)
+    if not chunks.scatter:
+        return f"Keep model states whole on every rank, and reduce gradients in chunks of {size}."
+    where = "on the host (offload)" if chunks.offload else "in shards, one on each replica"
+    places = chunks.cache_bytes // chunks.chunk_bytes
+    return (
+        f"Keep model states in chunks of {size} {where}, {plural(places, 'chunk')} "
+        f"({format_bytes(chunks.cache_bytes)}) at a time in the cache."
+    )
 
 
 def _step(explanation: Explanation, whole: TransformerPlan) -> str:

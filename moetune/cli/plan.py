@@ -50,7 +50,8 @@ def plan(
     num_heads: Annotated[int | None, _size("--num-heads", "Heads of its attention.")] = None,
     vocab: Annotated[str | None, typer.Option(help="Its vocabulary, such as 50k.")] = None,
     moe_every: Annotated[
-        int | None, _size("--moe-every", "Experts in every so many-th block. Default: 2.")
+        int | None,
+        typer.Option(min=0, help="Experts in every so many-th block, 0 in none. Default: 2."),
     ] = None,
     dp: Annotated[int | None, _size("--dp", "Pin the replicas of a whole model.")] = None,
     ep: Annotated[int | None, _size("--ep", "Pin the replicas that share experts.")] = None,
@@ -76,8 +77,13 @@ def plan(
     ] = None,
     zero: Annotated[
         bool | None,
-        typer.Option("--zero/--no-zero", help="Pin whether optimizer states are sharded."),
+        typer.Option(
+            "--zero/--no-zero", help="Pin whether model states are sharded over replicas."
+        ),
     ] = None,
+    no_offload: Annotated[
+        bool, typer.Option("--no-offload", help="Keep all model states on the device.")
+    ] = False,
     dtype: Annotated[
         str | None,
         typer.Option(help="Element type. Default: bfloat16 on CUDA where measured, else float32."),
@@ -144,7 +150,7 @@ def plan(
         model=model, layer=layer, transformer=transformer,
         pins=LayoutPins(
             dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
-            micro_batch=micro_batch, zero=zero,
+            micro_batch=micro_batch, zero=zero, offload=False if no_offload else None,
         ),
         sequence_parallel=sequence_parallel,
         world_size=world_size,

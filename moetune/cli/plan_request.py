@@ -97,7 +97,7 @@ class ModelFlags:
             num_heads=self.num_heads or 0,
             length=self.length or 0,
             vocab_size=self.vocab or 0,
-            moe_every=self.moe_every or 2,
+            moe_every=2 if self.moe_every is None else self.moe_every,
         )
 
     def _changed(self, model: str) -> Transformer | None:
@@ -115,7 +115,7 @@ class ModelFlags:
         return replace(
             found,
             length=self.length or found.length,
-            moe_every=self.moe_every or found.moe_every,
+            moe_every=found.moe_every if self.moe_every is None else self.moe_every,
         )
 
     def _own(self) -> dict[str, int]:

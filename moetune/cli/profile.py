@@ -68,7 +68,8 @@ def profile(
     seq: Annotated[str | None, typer.Option(help="Tokens of its sequences, such as 2k.")] = None,
     vocab: Annotated[str | None, typer.Option(help="Its different tokens, such as 50k.")] = None,
     moe_every: Annotated[
-        int | None, typer.Option(min=1, help="Experts in every so many-th block. Default: 2.")
+        int | None,
+        typer.Option(min=0, help="Experts in every so many-th block, 0 in none. Default: 2."),
     ] = None,
     *,
     plan_only: Annotated[

@@ -1,4 +1,4 @@
-"""The order in which a training step uses its chunks."""
+"""What a training step needs of the chunks, and when: the recorded order that plans them."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
     """One module's need for chunks, at its forward or its backward.
+
+    An order is the uses of one training step, forward then backward.
 
     Args:
         chunks: indices into the packed chunks; fused ones never appear.

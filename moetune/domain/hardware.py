@@ -8,6 +8,8 @@ from moetune.domain.document import digest
 from moetune.domain.errors import InputError
 
 DeviceKind = Literal["cpu", "cuda"]
+HOST_MEMORY = "host_memory_bytes"
+"""Among the hardware facts of a CUDA machine; a CPU's own memory is its host's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ PPMoE names no vocabulary; it builds on Megatron-LM and GPT-3, whose tokens are 
 class Model:
     """A named MoE layer, or a whole model; its experts are counted whole or per rank.
 
+    A dense model's layer is its feed-forward network, with a single expert.
+
     Args:
         num_experts: experts of the layer, or None where they grow with the ranks.
         experts_per_rank: experts on each rank, where `num_experts` is None.
@@ -84,6 +86,24 @@ def _ppmoe(name: str, title: str, num_layers: int, d_model: int, num_heads: int)
     )  # fmt: skip
 
 
+def _dense(
+    name: str, title: str, source: str, num_layers: int, d_model: int, num_heads: int,
+    vocab_size: int, activation: Activation = "gelu",
+) -> Model:  # fmt: skip
+    """Return a dense model; its batch is eight sequences a rank, which fill a device."""
+    network = LayerShape(
+        d_model=d_model, d_hidden=4 * d_model, num_experts=1, activation=activation
+    )
+    return Model(
+        name=name, title=title, source=source, d_model=d_model, d_hidden=network.d_hidden,
+        num_experts=1, top_k=1, activation=activation, tokens_per_rank=8 * 2048,
+        transformer=Transformer(
+            moe=network, num_layers=num_layers, num_heads=num_heads, length=2048,
+            vocab_size=vocab_size, moe_every=0,
+        ),
+    )  # fmt: skip
+
+
 MODELS = MappingProxyType(
     {
         model.name: model
@@ -97,6 +117,11 @@ MODELS = MappingProxyType(
             _pipemoe("rm-2", "RoBERTa MoE, 2 experts a rank", 768, 3072, 2, 2 * 64, "gelu"),
             _ppmoe("ppmoe-6.7b", "GPT-3 Medium with experts", 24, 1024, 16),
             _ppmoe("ppmoe-143b", "GPT-3 6.7B with experts", 32, 4096, 32),
+            _dense(
+                "gpt-2.7b", "GPT-3 2.7B", "GPT-3, Table 2.1", 32, 2560, 32, PADDED_GPT_VOCABULARY
+            ),
+            _dense("gpt-20b", "GPT-NeoX-20B", "GPT-NeoX-20B, Table 1", 44, 6144, 64, 50_432),
+            _dense("opt-30b", "OPT-30B", "OPT, Table 1", 48, 7168, 56, 50_272, "relu"),
         )
     }
 )

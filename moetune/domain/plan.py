@@ -20,11 +20,14 @@ OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
 OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
 """Pre-activations go to host memory; S3 and S4 compute them again."""
 Binding = Literal["communication", "computation", "copies", "memory"]
-ModelBinding = Literal["computation", "all_to_all", "all_reduce", "bubble", "gradients", "memory"]
+ModelBinding = Literal[
+    "computation", "all_to_all", "all_reduce", "bubble", "gradients", "chunks", "memory",
+]  # fmt: skip
 PartName = Literal[
     "gate", "first all_to_all", "second all_to_all", "MoE all_reduce", "experts", "attention",
     "attention all_reduce", "dense FFN", "FFN all_reduce", "norms", "launches", "embedding",
-    "head and loss", "vocabulary all_reduce", "stage sends", "gradients", "optimizer", "bubble",
+    "head and loss", "vocabulary all_reduce", "stage sends", "gradients", "chunk transfers",
+    "optimizer", "bubble",
 ]  # fmt: skip
 Range = tuple[int, int, int, int]
 EXPERT_PARALLEL = "expert-parallel"

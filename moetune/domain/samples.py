@@ -50,8 +50,10 @@ class RowsPoint:
     op: an activation with its bias ("gelu", and "gelu_backward"), "gather", "scatter_add",
     "gate" (softmax and top-k over `width` experts), "norm" (layer norm and the residual's sum),
     "cross_entropy" (of `width` logits), each with its "_backward", or "adam" (a step of AdamW on
-    rows · width parameters). "dense_block" and "moe_block", forward or a whole "_step", are so
-    small (`HOST_ROWS`, `HOST_WIDTH`) that the host's work to start them is all they take.
+    rows · width parameters; "host_adam": on the host's float32 copy of them, which then gives
+    them their new values; on a CPU "adam" stands for both). "dense_block" and "moe_block",
+    forward or a whole "_step", are so small (`HOST_ROWS`, `HOST_WIDTH`) that the host's work to
+    start them is all they take.
     """
 
     kind: Literal["rows"] = "rows"

@@ -12,13 +12,14 @@ class Transformer:
     """A decoder whose every `moe_every`-th block has experts instead of a dense network.
 
     Args:
-        moe: the experts' layer; the dense networks have one expert's width and activation.
+        moe: the experts' layer; the dense networks have one expert's width and activation. A
+            dense model's has a single expert: its network.
         num_layers: blocks.
         length: tokens of a sequence.
-        moe_every: 1 for experts in every block, 2 for the 2nd, 4th and so on.
+        moe_every: 1 for experts in every block, 2 for the 2nd, 4th and so on; 0 for a dense model.
 
     Raises:
-        InputError: a size below 1, heads that do not divide the width, or no block with experts.
+        InputError: a size below 1, heads that do not divide the width, or experts in no block.
     """
 
     moe: LayerShape
@@ -29,9 +30,11 @@ class Transformer:
     moe_every: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_heads", "length", "vocab_size", "moe_every"):
+        for name in ("num_layers", "num_heads", "length", "vocab_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.moe_every < 0:
+            raise InputError(f"moe_every must be at least 0, got {self.moe_every}")
         if self.moe.d_model % self.num_heads:
             near = nearest_divisors(self.moe.d_model, self.num_heads)
             raise InputError(
@@ -43,20 +46,30 @@ class Transformer:
                 f"moe_every ({self.moe_every}) is larger than num_layers ({self.num_layers}): "
                 "no block has experts"
             )
+        if self.is_dense and self.moe.num_experts > 1:
+            raise InputError(
+                f"moe_every is 0, but there are {self.moe.num_experts} experts",
+                "use 1 expert for a dense model, or moe_every of at least 1",
+            )
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
         return self.moe.d_model // self.num_heads
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether no block has experts."""
+        return self.moe_every == 0
+
     def has_experts(self, block: int) -> bool:
         """Return whether the block, counted from 0, has experts."""
-        return (block + 1) % self.moe_every == 0
+        return not self.is_dense and (block + 1) % self.moe_every == 0
 
     @property
     def num_moe_layers(self) -> int:
         """Blocks with experts."""
-        return self.num_layers // self.moe_every
+        return 0 if self.is_dense else self.num_layers // self.moe_every
 
     @property
     def attention_parameters(self) -> int:

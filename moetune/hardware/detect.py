@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import Cluster, DeviceKind, Fingerprint, Machine
+from moetune.domain.hardware import HOST_MEMORY, Cluster, DeviceKind, Fingerprint, Machine
 from moetune.hardware import cuda, host
 from moetune.hardware.facts import UNKNOWN, Facts
 
@@ -82,6 +82,7 @@ def _hardware(kind: DeviceKind, num_ranks: int, per_node: int, root: Path) -> Fa
     facts.read("numa_nodes", lambda: host.num_numa_nodes(root))
     if kind == "cuda":
         cuda.read_device(facts)
+        facts.read(HOST_MEMORY, lambda: host.memory_bytes(root))
     else:
         facts.read("device", lambda: host.cpu_model(root) or platform.machine() or None)
         facts.read("memory_bytes", lambda: max(host.memory_bytes(root) // per_node, 1))

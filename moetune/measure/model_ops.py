@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from moetune.domain.samples import AttentionPoint, RowsPoint
-from moetune.measure.device import Device, drop, tensor_maker
+from moetune.measure.device import Device, drop, tensor_maker, torch_dtype
 
 
 def attention(point: AttentionPoint, device: Device) -> Callable[[], None]:
@@ -93,6 +93,27 @@ def adam(point: RowsPoint, device: Device) -> Callable[[], None]:
     parameter.grad = make(point.rows, point.width)
     optimiser = torch.optim.AdamW([parameter], fused=True)
     return lambda: drop(optimiser.step())
+
+
+def host_adam(point: RowsPoint, device: Device) -> Callable[[], None]:  # noqa: ARG001
+    """A step of AdamW on the host's own copy of a tensor, and the tensor's new values.
+
+    Optimizer states of 2-byte parameters are in float32, and so is what is updated.
+    """
+    dtype = torch_dtype(point.dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    shape = point.rows, point.width
+    master = torch.rand(shape, dtype=wide).sub_(0.5).requires_grad_()
+    master.grad = torch.rand(shape, dtype=wide).sub_(0.5)
+    values = torch.zeros(shape, dtype=dtype)
+    optimiser = torch.optim.AdamW([master], fused=True)
+
+    def run() -> None:
+        optimiser.step()
+        if wide != dtype:
+            values.copy_(master.detach())
+
+    return run
 
 
 def _gradients(result: torch.Tensor, inputs: list[torch.Tensor], grad: torch.Tensor) -> None:

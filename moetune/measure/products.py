@@ -75,6 +75,7 @@ def rows_op(point: RowsPoint, device: Device) -> Callable[[], None]:
         "cross_entropy": model_ops.cross_entropy,
         "cross_entropy_backward": model_ops.cross_entropy_backward,
         "adam": model_ops.adam,
+        "host_adam": model_ops.host_adam,
     }
     if point.op not in known:
         raise InputError(f"row operation {point.op!r} is unknown", f"known: {', '.join(known)}")

@@ -11,6 +11,7 @@ from moetune.measure.grid import Grid, collective, products
 
 # A step of Adam over more elements takes as much longer as there are more.
 _MAX_ADAM_ELEMENTS: dict[DeviceKind, int] = {"cpu": 2**24, "cuda": 2**28}
+_MAX_HOST_ADAM_ELEMENTS = 2**26
 _MAX_GRADIENT_LADDERS = 8
 
 
@@ -47,7 +48,7 @@ def transformer_points(
     for rows in (count * model.length for count in sequences):
         for op in ("norm", "norm_backward"):
             yield RowsPoint(op=op, dtype=dtype, rows=rows, width=model.moe.d_model)
-    for op in ("dense_block", "moe_block"):
+    for op in ("dense_block",) if model.is_dense else ("dense_block", "moe_block"):
         for name in (op, f"{op}_step"):
             yield RowsPoint(op=name, dtype=dtype, rows=HOST_ROWS, width=HOST_WIDTH)
     yield from _optimiser(model, dtype, groups, kind, grid)
@@ -102,6 +103,10 @@ def _optimiser(
     most = min(parameters, _MAX_ADAM_ELEMENTS[kind])
     for fraction in grid.fractions:
         yield RowsPoint(op="adam", dtype=dtype, rows=max(most // fraction, 1), width=1)
+    if kind == "cuda":
+        most = min(parameters, _MAX_HOST_ADAM_ELEMENTS)
+        for fraction in grid.fractions:
+            yield RowsPoint(op="host_adam", dtype=dtype, rows=max(most // fraction, 1), width=1)
     gradient_bytes = min(parameters * dtype_bytes(dtype), _MAX_GRADIENT_LADDERS * grid.max_bytes)
     for group in groups:
         if gradient_bytes > grid.max_bytes and group[0] > 1:

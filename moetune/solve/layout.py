@@ -8,6 +8,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.plan import (
     EXPERT_PARALLEL,
     Alternative,
+    Chunks,
     ModelBinding,
     Part,
     Plan,
@@ -18,12 +19,15 @@ from moetune.domain.profile import Provenance
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
 from moetune.solve.layout_breakdown import binding_of, parts_of, trust_of
+from moetune.solve.layout_candidates import Candidate, Found, Unfit
+from moetune.solve.layout_chunks import can_chunk
 from moetune.solve.layout_fit import what_would_fit
 from moetune.solve.layout_prices import Prices, one_chunk_of
-from moetune.solve.layout_search import Candidate, Found, Search, Unfit
+from moetune.solve.layout_search import Search
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
 from moetune.solve.layout_traits import OURS, Traits
 from moetune.solve.layout_words import (
+    explain_chunks,
     explain_layout,
     explain_layout_loss,
     explain_unfit,
@@ -52,6 +56,7 @@ class Question:
         bounds: of the MoE layer's chunks.
         per_node: devices of a node.
         device_memory_bytes: the limit where the inputs set none.
+        host_memory_bytes: of one node; None where unknown.
         runs_ahead: whether the host starts operations while the device still computes others.
         shares_core: whether a node's ranks compute on one core, by turns.
     """
@@ -68,6 +73,14 @@ class Question:
     runs_ahead: bool
     shares_core: bool = False
     traits: Traits = OURS
+    host_memory_bytes: int | None = None
+
+    @property
+    def host_bytes(self) -> int | None:
+        """What one rank may take of its host."""
+        if self.host_memory_bytes is None:
+            return None
+        return self.host_memory_bytes // min(self.per_node, self.inputs.world_size)
 
     @property
     def limit_bytes(self) -> int:
@@ -94,18 +107,23 @@ def solve_layout(question: Question) -> Plan:
         binding=binding,
         runner_up=found.best[1] if len(found.best) > 1 else None,
     )
+    if best.chunks is not None:
+        words += f" {explain_chunks(best.chunks)}"
+    if not question.model.is_dense:
+        words += f" In the MoE layer: {layer.decision.why}"
     return replace(
         layer,
         id=question.inputs.plan_id,
         inputs=question.inputs,
         layout=best.layout,
-        decision=replace(layer.decision, why=f"{words} In the MoE layer: {layer.decision.why}"),
+        chunks=_chunks(search, best),
+        decision=replace(layer.decision, why=words),
         alternatives=(
             *layer.alternatives,
             *_losers(search, found, parts),
             *_too_large(search, found),
         ),
-        warnings=(*layer.warnings, *_doubts(question, found, best)),
+        warnings=tuple(dict.fromkeys((*layer.warnings, *_doubts(question, found, best)))),
         transformer=_transformer(question, best, parts, binding),
     )
 
@@ -141,13 +159,16 @@ def search_layouts(question: Question) -> tuple[Search, Found]:
         batch=batch,
         pins=question.pins,
         limit_bytes=question.limit_bytes,
+        host_bytes=question.host_bytes,
     )
     found = search.all(layouts)
     if not found.best and found.unpriced:
         raise found.unpriced[0][1]
     if not found.best:
         hint = what_would_fit(search, inputs=inputs)
-        raise nothing_fits(found.unfit[0], limit_bytes=search.limit_bytes, hint=hint)
+        raise nothing_fits(
+            found.unfit[0], limit_bytes=search.limit_bytes, host_bytes=search.host_bytes, hint=hint
+        )
     return search, found
 
 
@@ -159,7 +180,8 @@ def _layer(question: Question, search: Search, best: Candidate) -> Plan:
     trial, inputs = search.trial(best.layout), question.inputs
     workload = trial.workload(best.setting)
     kind = workload.expert_parallel
-    bounds = one_chunk_of(question.bounds) if best.setting.one_chunk else question.bounds
+    in_one = best.setting.one_chunk or question.model.is_dense
+    bounds = one_chunk_of(question.bounds) if in_one else question.bounds
     return solve_plan(
         inputs=replace(
             inputs,
@@ -175,6 +197,15 @@ def _layer(question: Question, search: Search, best: Candidate) -> Plan:
         provenance=question.provenance,
         num_nodes=trial.groups.experts.num_nodes,
     )
+
+
+def _chunks(search: Search, best: Candidate) -> Chunks | None:
+    """Return how states are kept in chunks; None on one rank that has room for all of them."""
+    if best.chunks is not None:
+        return best.chunks.chunks
+    if best.layout.dp == 1 or not can_chunk(best.layout, search.prices):
+        return None
+    return search.trial(best.layout).chunker.replicated()
 
 
 def _transformer(
@@ -219,6 +250,8 @@ def _too_large(search: Search, found: Found) -> Iterator[Alternative]:
 
 
 def _timed(search: Search, unfit: Unfit) -> Candidate | None:
+    if unfit.setting.chunked:
+        return None
     try:
         return search.trial(unfit.layout).timed(unfit.setting)
     except ProfileError:
@@ -243,8 +276,12 @@ def _doubts(question: Question, found: Found, best: Candidate) -> Iterator[str]:
     inputs = question.inputs
     num_layouts = len(found.best) + len(found.unfit) + len(found.unpriced)
     yield from left_out(found.unpriced, num_layouts)
-    yield from not_ours(zero=best.setting.zero, recompute=best.setting.recompute)
-    yield from not_measured(model=question.model, dtype=inputs.dtype, costs=question.costs)
+    yield from not_ours(
+        zero=best.setting.zero and not best.setting.chunked, recompute=best.setting.recompute
+    )
+    yield from not_measured(
+        model=question.model, dtype=inputs.dtype, costs=question.costs, offload=best.setting.offload
+    )
     if best.layout.expert_parallel == "tensor" or question.provenance == "measured":
         yield from beware(
             trust=trust_of(best),

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from moetune.domain.costs import Trust, least_trust
 from moetune.domain.plan import ModelBinding, Part, PartName
+from moetune.solve.layout_candidates import Candidate
 from moetune.solve.layout_parts import Piece
-from moetune.solve.layout_search import Candidate
 from moetune.solve.layout_stages import Stage
 
 KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(
@@ -27,10 +27,13 @@ KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(
         "vocabulary all_reduce": "all_reduce",
         "stage sends": "bubble",
         "gradients": "gradients",
+        "chunk transfers": "chunks",
         "optimizer": "computation",
         "bubble": "bubble",
     }
 )
+
+_ROUNDING = 1e-12
 
 
 def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...]:
@@ -54,8 +57,9 @@ def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...
         )
     idle = times.seconds - times.busy_seconds - times.send_seconds
     found["stage sends"] = (0.0, 0.0, times.send_seconds)
-    found["bubble"] = (0.0, 0.0, max(0.0, idle))
+    found["bubble"] = (0.0, 0.0, idle if idle > _ROUNDING * times.seconds else 0.0)
     found["gradients"] = (0.0, 0.0, candidate.gradients.seconds)
+    found["chunk transfers"] = (0.0, 0.0, candidate.transfers.seconds)
     found["optimizer"] = (0.0, 0.0, candidate.optimizer.seconds)
     return tuple(
         Part(
@@ -79,8 +83,9 @@ def kinds_of(parts: Iterable[Part]) -> Mapping[ModelBinding, float]:
 
 
 def binding_of(candidate: Candidate, parts: Iterable[Part]) -> ModelBinding:
-    """Return what most of the step is; memory where it makes blocks run forward again."""
-    if candidate.setting.recompute or candidate.setting.one_chunk:
+    """Return what most of the step is; memory where blocks run again or states are offloaded."""
+    setting = candidate.setting
+    if setting.recompute or setting.one_chunk or setting.offload:
         return "memory"
     kinds = kinds_of(parts)
     return max(kinds, key=kinds.__getitem__)
@@ -91,7 +96,7 @@ def trust_of(candidate: Candidate) -> Trust:
     backbone, moe = candidate.priced.backbone, candidate.priced.moe
     pieces = (*backbone.attention, *backbone.ffn, *backbone.first, *backbone.last, *moe.pieces)
     estimates = [one for piece in pieces for one in (piece.forward, piece.backward)]
-    estimates += [*candidate.hops, candidate.gradients, candidate.optimizer]
+    estimates += [*candidate.hops, candidate.gradients, candidate.optimizer, candidate.transfers]
     return least_trust(one.trust for one in estimates if one.seconds)
 
 

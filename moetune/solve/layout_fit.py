@@ -4,17 +4,23 @@ from dataclasses import replace
 
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Layout, PlanInputs
+from moetune.solve.layout_chunks import can_offload
 from moetune.solve.layout_search import Search
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
 
 MOST_DOUBLINGS = 8
+COPIES = "states on the host have no price, the profile has no copies: run `moetune profile`"
 
 
 def what_would_fit(search: Search, *, inputs: PlanInputs) -> str:
     """Return the change that leaves the most as it is: a pin, then the number of ranks."""
-    pins = search.pins
+    pins, costs = search.pins, search.prices.costs
+    if pins.offload is False and _smallest(
+        replace(search, pins=replace(pins, offload=None)), inputs
+    ):
+        return "let model states live on the host: leave --no-offload away"
     if pins.zero is False and _smallest(replace(search, pins=replace(pins, zero=None)), inputs):
-        return "shard the optimizer states: --zero"
+        return "shard the model states: --zero"
     found = _smallest(replace(search, pins=LayoutPins()), inputs)
     if pins != LayoutPins() and found is not None:
         axes = " ".join(f"--{axis} {getattr(found, axis)}" for axis in ("dp", "ep", "tp", "pp"))
@@ -22,7 +28,8 @@ def what_would_fit(search: Search, *, inputs: PlanInputs) -> str:
     for doubling in range(1, MOST_DOUBLINGS + 1):
         ranks = inputs.world_size * 2**doubling
         if _smallest(search, replace(inputs, world_size=ranks)) is not None:
-            return f"nearest: {ranks} ranks instead of {inputs.world_size}, or more memory"
+            copies = "" if can_offload(costs) else f"; {COPIES}"
+            return f"nearest: {ranks} ranks instead of {inputs.world_size}, or more memory{copies}"
     return "no number of ranks fits: allow more memory, or take a shorter --seq"
 
 

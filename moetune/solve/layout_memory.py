@@ -25,6 +25,11 @@ class StateBytes:
     gradient: int
     optimizer: int
 
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameter + self.gradient + self.optimizer
+
 
 def state_bytes(dtype: str) -> StateBytes:
     """Return the bytes of one parameter, its gradient and Adam's states for it.

@@ -72,7 +72,7 @@ class Prices:
         self.dtype = dtype
         self.traits = traits
         self.state_bytes = state_bytes(dtype)
-        self._costs = costs
+        self.costs = costs
         self._bounds = bounds
         self._per_node = per_node
         self._runs_ahead = runs_ahead
@@ -86,7 +86,7 @@ class Prices:
 
     def stages(self, num_stages: int) -> tuple[Stage, ...]:
         """Return the model cut into stages."""
-        return self._once(("stages", num_stages), lambda: cut_into_stages(self.model, num_stages))
+        return self.once(("stages", num_stages), lambda: cut_into_stages(self.model, num_stages))
 
     def groups(self, layout: Layout) -> Groups:
         """Return the layout's groups on the machine's nodes."""
@@ -111,7 +111,7 @@ class Prices:
         """
         kind = layout.expert_parallel
         key = (groups.tensor, groups.experts, kind, sequences, one_chunk)
-        return self._once(
+        return self.once(
             ("priced", *key),
             lambda: self._price(
                 groups.tensor, groups.experts, kind, sequences, one_chunk=one_chunk
@@ -124,7 +124,7 @@ class Prices:
         Raises:
             ProfileError: no such send was measured.
         """
-        return self._once(
+        return self.once(
             ("send", hop, tensor, tokens),
             lambda: send_time(
                 hop=hop,
@@ -132,7 +132,7 @@ class Prices:
                 tokens=tokens,
                 model=self.model,
                 dtype=self.dtype,
-                costs=self._costs,
+                costs=self.costs,
                 traits=self.traits,
             ),
         )
@@ -163,7 +163,7 @@ class Prices:
             slowest = max(stages, key=lambda one: one.seconds)
             return replace(slowest, seconds=slowest.seconds * (1 - self.traits.hidden_gradients))
 
-        return self._once(("gradients", *key, groups.data, groups.replicas, zero, times), find)
+        return self.once(("gradients", *key, groups.data, groups.replicas, zero, times), find)
 
     def optimizer(self, *, layout: Layout, zero: bool) -> Estimate:
         """Return the slowest stage's optimizer step; 0 where it was not measured."""
@@ -171,12 +171,12 @@ class Prices:
         counts = (
             share.dense / data + share.experts / replicas for _, _, share in self.shares(layout)
         )
-        found = self._costs.rows_op(op="adam", dtype=self.dtype, rows=max(counts), width=1)
+        found = self.costs.rows_op(op="adam", dtype=self.dtype, rows=max(counts), width=1)
         return found or NOTHING
 
     def shares(self, layout: Layout) -> Sequence[tuple[int, Stage, Share]]:
         """Return the first stage of each kind, its index, and the parameters on its ranks."""
-        return self._once(
+        return self.once(
             ("shares", layout.pp, layout.tp, layout.ep, layout.expert_parallel),
             lambda: list(self._shares(layout)),
         )
@@ -200,10 +200,10 @@ class Prices:
     ) -> Priced:
         parts = Parts(
             model=self.model, dtype=self.dtype, num_sequences=sequences, tensor=tensor,
-            costs=self._costs, traits=self.traits, runs_ahead=self._runs_ahead,
+            costs=self.costs, traits=self.traits, runs_ahead=self._runs_ahead,
         )  # fmt: skip
-        backbone = self._once(("backbone", tensor, sequences), parts.backbone)
-        moe = self._once(
+        backbone = self.once(("backbone", tensor, sequences), parts.backbone)
+        moe = self.once(
             ("moe", kind, tensor, experts, sequences, one_chunk),
             lambda: parts.moe(
                 expert_parallel=kind,
@@ -215,7 +215,7 @@ class Prices:
         return Priced(backbone=backbone, moe=moe, seconds=_seconds(backbone, moe))
 
     def _bounds_of(self, *, one_chunk: bool) -> Bounds:
-        return one_chunk_of(self._bounds) if one_chunk else self._bounds
+        return one_chunk_of(self._bounds) if one_chunk or self.model.is_dense else self._bounds
 
     def _reduce(self, count: int, group: Group, *, zero: bool, times: int) -> Estimate:
         if group.size == 1 or not count:
@@ -223,7 +223,7 @@ class Prices:
         each = self.state_bytes
 
         def collective(op: CollectiveOp, num_bytes: float) -> Estimate:
-            return self._costs.collective(
+            return self.costs.collective(
                 op=op, group_size=group.size, num_bytes=num_bytes, num_nodes=group.num_nodes
             )
 
@@ -233,7 +233,8 @@ class Prices:
         gathered = collective("all_gather", count * each.parameter / group.size)
         return total(*(scattered,) * times, gathered)
 
-    def _once(self, key: tuple[object, ...], find: Callable[[], T]) -> T:
+    def once(self, key: tuple[object, ...], find: Callable[[], T]) -> T:
+        """Return what was found for the key, or find it now."""
         if key not in self._known:
             self._known[key] = find()
         return cast("T", self._known[key])

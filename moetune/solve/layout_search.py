@@ -3,99 +3,34 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Layout, ModelMemory
+from moetune.solve.layout_candidates import Candidate, Found, Setting, Unfit
+from moetune.solve.layout_chunks import Chunker, can_chunk, can_offload
 from moetune.solve.layout_memory import footprint_of, stage_memory
 from moetune.solve.layout_parts import layer_of
 from moetune.solve.layout_prices import Priced, Prices
 from moetune.solve.layout_ranks import Groups
 from moetune.solve.layout_space import Batch, LayoutPins
-from moetune.solve.layout_stages import PipelineTime, in_flight, one_f_one_b
+from moetune.solve.layout_stages import in_flight, one_f_one_b
 from moetune.solve.memory import layer_memory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What is decided besides the layout.
-
-    Args:
-        sequences: of a micro-batch.
-        zero: optimizer states are sharded.
-        recompute: blocks keep their input only.
-        one_chunk: the MoE layer's buffers leave no room for more.
-    """
-
-    sequences: int
-    num_micro_batches: int
-    zero: bool
-    recompute: bool
-    one_chunk: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A layout that fits, with its time.
-
-    Args:
-        hops: one micro-batch's way from each stage to the next.
-        gradients: their reduction, as far as nothing hides it.
-    """
-
-    layout: Layout
-    setting: Setting
-    priced: Priced
-    pipeline: PipelineTime
-    hops: tuple[Estimate, ...]
-    gradients: Estimate
-    optimizer: Estimate
-    memory: ModelMemory
-
-    @property
-    def seconds(self) -> float:
-        """The whole step."""
-        return self.pipeline.seconds + self.gradients.seconds + self.optimizer.seconds
-
-    @property
-    def order(self) -> tuple[float, int, bool, bool]:
-        """What candidates are sorted by: time, then the simpler one."""
-        setting = self.setting
-        return self.seconds, setting.sequences, setting.recompute, setting.zero
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfit:
-    """A layout that does not fit, at its smallest."""
-
-    layout: Layout
-    setting: Setting
-    memory: ModelMemory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """All layouts.
-
-    Args:
-        best: of each layout that fits, the fastest candidate; by time.
-        unfit: each layout that does not fit; by memory.
-        unpriced: each layout with an operation that was not measured, and what it lacks.
-    """
-
-    best: tuple[Candidate, ...]
-    unfit: tuple[Unfit, ...]
-    unpriced: tuple[tuple[Layout, ProfileError], ...]
+from moetune.solve.phases import NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """A model, its batch and what it may take of a device."""
+    """A model, its batch and what it may take of a device.
+
+    Args:
+        host_bytes: of the host, for one rank; None where unknown.
+    """
 
     prices: Prices
     batch: Batch
     pins: LayoutPins
     limit_bytes: int
+    host_bytes: int | None = None
 
     def trial(self, layout: Layout) -> "Trial":
         """Return the layout, ready to be tried."""
@@ -140,21 +75,104 @@ class Trial:
         """
         for sequences in self._sizes():
             fits = False
-            for zero in self._zeros():
-                setting = self._first_that_fits(sequences, zero=zero)
-                if setting is not None:
-                    fits = True
-                    yield self.timed(setting)
+            for candidate in self._ways(sequences):
+                fits = True
+                yield candidate
             if not fits:
                 return  # more sequences take more memory
 
+    def _ways(self, sequences: int) -> Iterator[Candidate]:
+        """Yield what fits with so many sequences; states leave the device only where they must."""
+        fits_whole = False
+        for zero in self._zeros():
+            setting = self._first_that_fits(sequences, zero=zero)
+            if setting is not None:
+                fits_whole = fits_whole or not setting.recompute
+                yield self.timed(setting)
+        for offload in self._chunk_ways():
+            if offload and fits_whole:
+                return
+            for recompute in (False, True):
+                found = self._chunked(sequences, offload=offload, recompute=recompute)
+                if found is not None:
+                    fits_whole = fits_whole or not (offload or recompute)
+                    yield found
+                    if not offload:
+                        break
+
     def smallest(self) -> Unfit:
         """Return what takes the least memory."""
-        setting = self._setting(min(self._sizes()), zero=self._zeros()[-1], recompute=True)
-        return Unfit(
+        setting = self._setting(
+            min(self._sizes()), zero=self._zeros()[-1:] == (True,), recompute=True
+        )
+        memory = self.memory(setting, degrees=self.search.prices.fewest_chunks)
+        found = [Unfit(layout=self.layout, setting=setting, memory=memory)]
+        host_bytes = 0
+        for offload in self._chunk_ways():
+            least, taken = self.chunker.least(beside=memory, offload=offload)
+            if taken > (taken if self.search.host_bytes is None else self.search.host_bytes):
+                host_bytes = taken
+                continue
+            setting = replace(setting, chunked=True, zero=self.layout.dp > 1, offload=offload)
+            found.append(Unfit(layout=self.layout, setting=setting, memory=least))
+        best = min(found, key=lambda one: one.memory.total_bytes)
+        return replace(best, host_bytes=host_bytes)
+
+    @property
+    def chunker(self) -> Chunker:
+        """What keeps this layout's states in chunks."""
+        search = self.search
+        return Chunker(
+            prices=search.prices,
+            layout=self.layout,
+            groups=self.groups,
+            limit_bytes=search.limit_bytes,
+            host_bytes=search.host_bytes,
+        )
+
+    def _chunk_ways(self) -> tuple[bool, ...]:
+        """Return whether to offload, for each way to keep states in chunks that there is."""
+        prices, pins, dp = self.search.prices, self.search.pins, self.layout.dp
+        if not can_chunk(self.layout, prices) or (dp > 1 and pins.zero is False):
+            return ()
+        ways = (False,) if dp > 1 and not pins.offload else ()
+        offloads = pins.offload is not False and can_offload(prices.costs)
+        return (*ways, True) if offloads else ways
+
+    def _chunked(self, sequences: int, *, offload: bool, recompute: bool) -> Candidate | None:
+        setting = self._setting(sequences, zero=self.layout.dp > 1, recompute=recompute)
+        return self._in_chunks(replace(setting, chunked=True, offload=offload))
+
+    def _in_chunks(self, setting: Setting) -> Candidate | None:
+        """Return the candidate with its states in chunks; None where they do not fit."""
+        priced = self._priced(setting)
+        choice = self.chunker.choose(
+            priced=priced,
+            beside=self.memory(setting, degrees=priced.moe.step.degrees),
+            offload=setting.offload,
+            recompute=setting.recompute,
+        )
+        if choice is None and not setting.one_chunk and max(priced.moe.step.degrees) > 1:
+            return self._in_chunks(replace(setting, one_chunk=True))
+        if choice is None:
+            return None
+        (stage,) = self.search.prices.stages(1)
+        busy, count = (
+            priced.seconds.stage(stage, recompute=setting.recompute),
+            setting.num_micro_batches,
+        )
+        exposed = max(0.0, choice.time.seconds - busy)
+        return Candidate(
             layout=self.layout,
             setting=setting,
-            memory=self.memory(setting, degrees=self.search.prices.fewest_chunks),
+            priced=priced,
+            pipeline=one_f_one_b(stage_seconds=[busy], hop_seconds=[], num_micro_batches=count),
+            hops=(),
+            gradients=NOTHING,
+            optimizer=replace(NOTHING, seconds=choice.time.optimizer_seconds),
+            memory=choice.memory,
+            transfers=replace(choice.trust, seconds=count * exposed),
+            chunks=choice,
         )
 
     def timed(self, setting: Setting) -> Candidate:
@@ -274,6 +292,10 @@ class Trial:
     def _zeros(self) -> Sequence[bool]:
         """Return whether to shard: only where several ranks hold the same."""
         pinned = self.search.pins.zero
+        if self.search.pins.offload:
+            return ()
         if self.layout.dp == 1:
             return (False,)
+        if can_chunk(self.layout, self.search.prices):
+            return () if pinned else (False,)  # sharded states are chunks there
         return (False, True) if pinned is None else (pinned,)

@@ -1,7 +1,8 @@
 """Which layouts there are for a model on so many ranks, and what is wrong with those there are not.
 
 W ranks = dp·tp·pp. Experts are exchanged among ep of the dp replicas ("all_to_all"), or
-lie whole on the tp ranks of a tensor-parallel group ("tensor", PPMoE §3.3).
+lie whole on the tp ranks of a tensor-parallel group ("tensor", PPMoE §3.3). A dense model has
+nothing to exchange: its layouts are of the first kind with ep 1.
 """
 
 import math
@@ -24,6 +25,7 @@ class LayoutPins:
 
     Args:
         micro_batch: sequences of one.
+        offload: whether model states may live on the host (False), or have to (True).
 
     Raises:
         InputError: a number below 1.
@@ -36,6 +38,7 @@ class LayoutPins:
     expert_parallel: ExpertParallel | None = None
     micro_batch: int | None = None
     zero: bool | None = None
+    offload: bool | None = None
 
     def __post_init__(self) -> None:
         for name in (*AXES, "micro_batch"):
@@ -102,7 +105,10 @@ def find_layouts(
     possible = tuple(
         one
         for one in _possible(model, world_size, batch)
-        if one.expert_parallel == "tensor" or one.tp == 1 or traits.exchanges_under_tensor
+        if one.expert_parallel == "tensor"
+        or one.tp == 1
+        or model.is_dense
+        or traits.exchanges_under_tensor
     )
     found = tuple(one for one in possible if pins.allow(one) and _is_wanted(one, pins))
     if pins.micro_batch is not None:
@@ -122,6 +128,9 @@ def _possible(model: Transformer, world_size: int, batch: Batch) -> Iterator[Lay
         for pp in divisors(world_size // tp):
             dp = world_size // tp // pp
             if pp > model.num_layers or batch.num_sequences % dp or batch.num_sequences < dp * pp:
+                continue
+            if model.is_dense:
+                yield Layout(expert_parallel="all_to_all", dp=dp, ep=1, tp=tp, pp=pp)
                 continue
             for ep in divisors(math.gcd(dp, experts)):
                 yield Layout(expert_parallel="all_to_all", dp=dp, ep=ep, tp=tp, pp=pp)
@@ -176,11 +185,13 @@ def _rank_rules(world_size: int, pins: LayoutPins) -> Iterator[str]:
 
 def _expert_rules(model: Transformer, pins: LayoutPins) -> Iterator[str]:
     experts, ep = model.moe.num_experts, pins.ep or 1
+    if model.is_dense and pins.expert_parallel == "tensor":
+        yield "expert_parallel tensor is for experts, and the model is dense"
     if experts % ep:
         yield f"num_experts ({experts}) does not divide by ep ({ep})"
     if pins.dp and pins.dp % ep:
         yield f"ep ({ep}) does not divide dp ({pins.dp})"
-    if pins.expert_parallel == "all_to_all" and (pins.tp or 1) > 1:
+    if pins.expert_parallel == "all_to_all" and (pins.tp or 1) > 1 and not model.is_dense:
         yield f"all_to_all is not available with tp ({pins.tp}): its ranks see the same tokens"
     if pins.expert_parallel != "tensor":
         return

@@ -19,6 +19,8 @@ class Traits:
             width, as PPMoE's DPMoE does; ours refuses to.
         is_unfused: whether attention keeps its scores, and the loss its logits in float32, too,
             as Megatron-LM did before attention was one kernel (Korthikanti et al. 2022, Eq. 1).
+        shards_in_chunks: whether replicas of whole models shard all states in chunks, as ours
+            does; else ZeRO shards optimizer states alone.
     """
 
     hidden_gradients: float = 0.0
@@ -26,6 +28,7 @@ class Traits:
     shards_gradients: bool = False
     exchanges_under_tensor: bool = False
     is_unfused: bool = False
+    shards_in_chunks: bool = True
 
 
 OURS = Traits()

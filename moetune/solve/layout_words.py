@@ -7,9 +7,10 @@ from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.plan import Layout, ModelBinding, ModelMemory, Part
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.chunks import ChunkChoice
 from moetune.solve.degree import TIE
 from moetune.solve.layout_breakdown import kinds_of
-from moetune.solve.layout_search import Candidate, Setting, Unfit
+from moetune.solve.layout_candidates import Candidate, Setting, Unfit
 
 WORDS: dict[ModelBinding, str] = {
     "computation": "computation",
@@ -17,6 +18,7 @@ WORDS: dict[ModelBinding, str] = {
     "all_reduce": "tensor-parallel all-reduces",
     "bubble": "filling and draining the stages",
     "gradients": "gradients' exchange",
+    "chunks": "chunks' transfers",
     "memory": "memory",
 }
 
@@ -30,6 +32,7 @@ def name_layout(layout: Layout) -> str:
 def name_setting(setting: Setting) -> str:
     """Return "2 sequences in 8 micro-batches, ZeRO"."""
     ways = ["ZeRO"] if setting.zero else []
+    ways += ["states on the host"] if setting.offload else []
     ways += ["blocks run forward again"] if setting.recompute else []
     ways += ["one chunk"] if setting.one_chunk else []
     size, count = setting.sequences, setting.num_micro_batches
@@ -55,6 +58,29 @@ def explain_layout(
     return f"{text} The next best, {name_layout(runner_up.layout)}, is {slower:.1%} slower."
 
 
+def explain_chunks(choice: ChunkChoice) -> str:
+    """Return what is cached, what moves in a micro-batch, and what of that nothing hides."""
+    chunks, time = choice.chunks, choice.time
+    where = "in shards, one on each replica"
+    if chunks.offload:
+        where = f"on the host ({format_bytes(choice.host_bytes)} a rank)"
+    text = (
+        f"Model states live {where}, parameters in {choice.num_chunks} chunks of "
+        f"{format_bytes(chunks.chunk_bytes)}; the cache has {choice.num_places} places "
+        f"({format_bytes(chunks.cache_bytes)}). "
+    )
+    text += (
+        f"A micro-batch gathers {choice.num_gathers:g} chunks "
+        f"({format_bytes(choice.gathered_bytes)}) and reduces "
+        f"{format_bytes(choice.reduced_bytes)} of gradients: of "
+        f"{format_seconds(time.transfer_seconds)} of transfers "
+        f"{format_seconds(time.exposed_seconds)} are not hidden"
+    )
+    if time.optimizer_seconds:
+        text += f", and {format_seconds(time.optimizer_seconds)} of the optimizer's step"
+    return f"{text}."
+
+
 def explain_layout_loss(
     *, other: Candidate, parts: Sequence[Part], best: Candidate, best_parts: Sequence[Part]
 ) -> str:
@@ -74,14 +100,26 @@ def explain_unfit(memory: ModelMemory, *, limit_bytes: int) -> str:
     return f"does not fit: {format_bytes(memory.total_bytes - limit_bytes)} over the limit"
 
 
-def nothing_fits(smallest: Unfit, *, limit_bytes: int, hint: str) -> InfeasiblePlanError:
-    """Return the error that names the layout with the least memory, and what takes it."""
+def nothing_fits(
+    smallest: Unfit, *, limit_bytes: int, host_bytes: int | None, hint: str
+) -> InfeasiblePlanError:
+    """Return the error that names the layout with the least memory, and what takes it.
+
+    Args:
+        host_bytes: what one rank may take of its host.
+    """
     memory = smallest.memory
+    host = ""
+    if smallest.host_bytes and host_bytes is not None:
+        host = (
+            f"; on the host its states would need {format_bytes(smallest.host_bytes)} a rank, "
+            f"and {format_bytes(host_bytes)} are there"
+        )
     return InfeasiblePlanError(
         f"memory binds: the smallest layout ({name_layout(smallest.layout)}, "
         f"{name_setting(smallest.setting)}) needs {format_bytes(memory.total_bytes)} per device "
         f"({name_memory(memory)}), {format_bytes(memory.total_bytes - limit_bytes)} more than the "
-        f"limit of {format_bytes(limit_bytes)}",
+        f"limit of {format_bytes(limit_bytes)}{host}",
         hint,
     )
 
@@ -114,11 +152,21 @@ def not_ours(*, zero: bool, recompute: bool) -> Iterator[str]:
         yield f"moetune's stages do not {missing} themselves: the plan is for a runtime that does"
 
 
-def not_measured(*, model: Transformer, dtype: str, costs: Costs) -> Iterator[str]:
-    """Yield a warning that names the operations without a price."""
+def not_measured(
+    *, model: Transformer, dtype: str, costs: Costs, offload: bool = False
+) -> Iterator[str]:
+    """Yield a warning that names the operations without a price.
+
+    Args:
+        offload: the optimizer runs on the host.
+    """
     width = model.moe.d_model
     names = {"norm": "norms", "cross_entropy": "the loss", "adam": "the optimizer",
              model.moe.activation: "activations"}  # fmt: skip
+    if offload:
+        update = names.pop("adam")
+        if costs.copy_mode != "inline" or not _has(costs, "adam", dtype):
+            names["host_adam"] = f"{update} on the host"
     absent = [
         words
         for op, words in names.items()
@@ -131,3 +179,7 @@ def not_measured(*, model: Transformer, dtype: str, costs: Costs) -> Iterator[st
         head_dim=model.head_dim, backward=False,
     ) is None:  # fmt: skip
         yield "attention was not measured: two matrix products of its size stand in for it"
+
+
+def _has(costs: Costs, op: str, dtype: str) -> bool:
+    return costs.rows_op(op=op, dtype=dtype, rows=1, width=1) is not None

@@ -18,6 +18,7 @@ SIZES = MappingProxyType(
 )
 """Flags of a whole model's sizes, and the fields they set."""
 MOE_EVERY = 2
+NO_OFFLOAD = "no-offload"
 
 
 def layout_constraints(
@@ -37,6 +38,9 @@ def layout_constraints(
         value = getattr(pins, item.name)
         if value is not None:
             found[item.name.replace("_", "-")] = str(value).lower()
+    if pins.offload is False:
+        del found["offload"]
+        found[NO_OFFLOAD] = "true"
     return found
 
 
@@ -44,8 +48,9 @@ def reject_pins(pins: LayoutPins) -> None:
     """Raise InputError where one layer gets a layout; how it shares experts may be pinned."""
     for item in fields(pins):
         if item.name != "expert_parallel" and getattr(pins, item.name) is not None:
+            flag = NO_OFFLOAD if item.name == "offload" else item.name.replace("_", "-")
             raise InputError(
-                f"--{item.name.replace('_', '-')} is for a whole model, and this is one layer",
+                f"--{flag} is for a whole model, and this is one layer",
                 "name a whole model (ppmoe-6.7b), or give --num-layers, --num-heads, --seq and "
                 "--vocab",
             )

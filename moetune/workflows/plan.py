@@ -8,6 +8,7 @@ from pathlib import Path
 
 from moetune.config import Settings
 from moetune.domain.errors import InputError
+from moetune.domain.hardware import HOST_MEMORY
 from moetune.domain.layer import LayerShape
 from moetune.domain.models import find_model
 from moetune.domain.plan import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Plan, PlanInputs
@@ -171,6 +172,7 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
                 runs_ahead=profile.machine.kind == "cuda",
                 shares_core=profile.shares_core,
                 device_memory_bytes=profile.machine.memory_bytes,
+                host_memory_bytes=host_memory_bytes(profile),
                 provenance=profile.provenance,
             )
         )
@@ -200,6 +202,15 @@ def plan_inputs(request: PlanRequest, *, profile: Profile) -> PlanInputs:
         profile_fingerprint=profile.digest,
         constraints=_constraints(request),
     )
+
+
+def host_memory_bytes(profile: Profile) -> int | None:
+    """Return the memory of one node's host; None where the profile does not know it."""
+    machine = profile.machine
+    if machine.kind == "cpu":
+        return machine.memory_bytes * machine.devices_per_node
+    known = profile.fingerprint.hardware.get(HOST_MEMORY, "")
+    return int(known) if known.isdigit() else None
 
 
 def default_dtype(profile: Profile) -> str:

@@ -1,15 +1,20 @@
 """Whole models through the command line: plan, explain, models, and what is wrong."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from moetune.domain.plan import plan_from_json
+from moetune.domain.profile import CopyLine
+from moetune.domain.samples import Direction
 from moetune.runtime.planbook import PlanBook
 from moetune.workflows.files import profile_to_toml
 from tests.cli.running import Cli
 from tests.solve.clusters import cluster_profile
 
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 PLAN = (
     "plan", "--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "./cluster.toml",
     "--dtype", "float16",
@@ -122,6 +127,65 @@ def test_the_plan_book_finds_the_layer_by_the_ranks_that_share_its_experts(cli: 
     )
 
 
+OFFLOADED = (
+    "plan", "--model", "gpt-2.7b", "--memory-limit", "40GiB", "--world-size", "1", "--profile",
+    "./copies.toml",
+)  # fmt: skip
+
+
+@pytest.fixture
+def copies(home: Path) -> Path:
+    """Return a profile of one device whose host can be copied to and from."""
+    path = home / "work" / "copies.toml"
+    lines = tuple(
+        CopyLine(direction=way, pinned=True, alpha_seconds=1e-5, beta_seconds_per_byte=4e-11)
+        for way in DIRECTIONS
+    )
+    path.write_text(profile_to_toml(replace(cluster_profile(), copy=lines)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.usefixtures("copies")
+def test_a_dense_model_over_the_limit_fills_chunks(cli: Cli) -> None:
+    plan = cli(*OFFLOADED, "--json").document
+    chunks = plan["chunks"]
+    assert set(chunks) == {"chunk_bytes", "cache_bytes", "scatter", "offload"}
+    assert chunks["scatter"]
+    assert chunks["offload"]
+    assert plan["transformer"]["moe_every"] == 0
+    assert plan["pipeline"]["forward_degree"] == plan["pipeline"]["backward_degree"] == 1
+    assert plan["transformer"]["memory"]["total_bytes"] <= 40 * 2**30
+
+
+@pytest.mark.usefixtures("copies")
+def test_plan_and_explain_say_what_is_cached_what_moves_and_what_shows(cli: Cli) -> None:
+    result = cli(*OFFLOADED)
+    assert result.code == 0
+    assert all(len(line) <= 80 for line in result.out.splitlines())
+    words = " ".join(result.out.split())
+    assert "on the host (offload)" in words
+    assert "at a time in the cache" in words
+    assert "chunk transfers" in words
+    assert "expert" not in words.split("dp ep tp pp")[0]
+    plan = cli(*OFFLOADED, "--json").document
+    explained = cli("explain", plan["id"][:8], "--profile", "./copies.toml")
+    assert explained.code == 0
+    told = " ".join(explained.out.split())
+    for text in ("the cache has", "A micro-batch gathers", "are not hidden", "chunk transfers"):
+        assert text in told
+    assert "MoE layer" not in told
+
+
+@pytest.mark.usefixtures("copies")
+def test_no_offload_is_infeasible_where_nothing_else_fits(cli: Cli) -> None:
+    result = cli(*OFFLOADED, "--no-offload")
+    assert result.code == 3
+    assert "leave --no-offload away" in result.err
+    plan = cli(*OFFLOADED, "--no-offload", "--memory-limit", "80GiB", "--json").document
+    assert plan["chunks"] is None
+    assert plan["inputs"]["constraints"] == {"no-offload": "true"}
+
+
 def test_a_vocabulary_may_be_given_in_thousands(cli: Cli) -> None:
     assert SMALL[SMALL.index("--vocab") + 1] == "1000"
     thousands = ["1k" if word == "1000" else word for word in SMALL]
@@ -154,6 +218,11 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
             ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dp", "2"),
             2,
             ("--dp is for a whole model", "--num-layers"),
+        ),
+        (
+            ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--no-offload"),
+            2,
+            ("--no-offload is for a whole model",),
         ),
         (
             ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--pp", "2"),

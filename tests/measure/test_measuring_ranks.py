@@ -42,6 +42,7 @@ POINTS: tuple[Point, ...] = (
     RowsPoint(op="cross_entropy", dtype="float32", rows=16, width=20),
     RowsPoint(op="cross_entropy_backward", dtype="bfloat16", rows=16, width=20),
     RowsPoint(op="adam", dtype="bfloat16", rows=1000, width=1),
+    RowsPoint(op="host_adam", dtype="bfloat16", rows=1000, width=1),
     AttentionPoint(dtype="float32", num_sequences=2, length=16, num_heads=2, head_dim=8),
     AttentionPoint(
         dtype="bfloat16", num_sequences=2, length=16, num_heads=2, head_dim=8, backward=True

@@ -1,6 +1,7 @@
 """A model's points are what a layout of it asks for: nothing missing, nothing extrapolated."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -110,6 +111,25 @@ def test_a_step_of_the_optimiser_is_measured_on_all_parameters_and_on_shards() -
     )
     assert sizes[-1] > (2 + 2 * 4) * 2 * 256 * 1024
     assert sizes[0] <= sizes[-1] // 16
+
+
+def test_a_gpu_measures_the_hosts_optimizer_step_too() -> None:
+    def ops(machine: Machine) -> set[str]:
+        chosen = choose_points(
+            cluster=Cluster(machine=machine, fingerprint=Fingerprint()),
+            dtypes=(DTYPE,), group_sizes=(2,), transformers=(MODEL,),
+        )  # fmt: skip
+        return {point.op for point in chosen if isinstance(point, RowsPoint)}
+
+    assert "host_adam" not in ops(MACHINE)
+    assert {"adam", "host_adam"} <= ops(replace(MACHINE, kind="cuda"))
+
+
+def test_a_dense_model_measures_no_block_with_experts() -> None:
+    dense = replace(MODEL, moe=replace(MODEL.moe, num_experts=1), moe_every=0)
+    ops = {point.op for point in points_of(dense) if isinstance(point, RowsPoint)}
+    assert "dense_block" in ops
+    assert "moe_block" not in ops
 
 
 def test_widths_that_do_not_divide_the_heads_are_left_out() -> None:

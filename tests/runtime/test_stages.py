@@ -124,5 +124,5 @@ def test_a_model_whose_sizes_cannot_be_is_refused() -> None:
     layer = LayerShape(d_model=6, d_hidden=8, num_experts=2)
     with pytest.raises(InputError, match="use 3 or 6 heads"):
         Transformer(moe=layer, num_layers=1, num_heads=4, length=4, vocab_size=8, moe_every=1)
-    with pytest.raises(InputError, match="moe_every must be at least 1"):
-        Transformer(moe=layer, num_layers=1, num_heads=2, length=4, vocab_size=8, moe_every=0)
+    with pytest.raises(InputError, match="moe_every must be at least 0"):
+        Transformer(moe=layer, num_layers=1, num_heads=2, length=4, vocab_size=8, moe_every=-1)

@@ -12,10 +12,11 @@ from moetune.domain.plan import Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
+from moetune.solve.layout_candidates import Found
 from moetune.solve.layout_prices import Prices
-from moetune.solve.layout_search import Found, Search
+from moetune.solve.layout_search import Search
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
-from moetune.solve.layout_traits import OURS
+from moetune.solve.layout_traits import Traits
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 
 WORLD, PER_NODE, TOKENS = 16, 4, 256
@@ -258,7 +259,7 @@ def search(limit_bytes: int, pins: LayoutPins | None = None) -> Found:
     batch = whole_batch(model=MODEL, tokens_per_rank=TOKENS, world_size=WORLD)
     prices = Prices(
         model=MODEL, dtype="float32", costs=PlacedCosts(rows_seconds=ROWS, is_measured=True),
-        bounds=Bounds(max_degree=1), per_node=PER_NODE, traits=OURS,
+        bounds=Bounds(max_degree=1), per_node=PER_NODE, traits=Traits(shards_in_chunks=False),
     )  # fmt: skip
     layouts = find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)
     return Search(prices=prices, batch=batch, pins=pins, limit_bytes=limit_bytes).all(layouts)

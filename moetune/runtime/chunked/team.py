@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import CollectiveError
-from moetune.runtime.links import collective_failed
+from moetune.runtime.group_transfer import collective_failed
 
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Its name since torch 2.13, and before."""

@@ -1,0 +1,97 @@
+"""What a search over layouts tries, and what comes of it."""
+
+from dataclasses import dataclass
+
+from moetune.domain.costs import Estimate
+from moetune.domain.errors import ProfileError
+from moetune.domain.plan import Layout, ModelMemory
+from moetune.solve.chunks import ChunkChoice
+from moetune.solve.layout_prices import Priced
+from moetune.solve.layout_stages import PipelineTime
+from moetune.solve.phases import NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is decided besides the layout.
+
+    Args:
+        sequences: of a micro-batch.
+        zero: optimizer states are sharded.
+        recompute: blocks keep their input only.
+        one_chunk: the MoE layer's buffers leave no room for more.
+        chunked: model states are sharded in chunks that are gathered for their use.
+        offload: the shards live on the host.
+    """
+
+    sequences: int
+    num_micro_batches: int
+    zero: bool
+    recompute: bool
+    one_chunk: bool = False
+    chunked: bool = False
+    offload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout that fits, with its time.
+
+    Args:
+        hops: one micro-batch's way from each stage to the next.
+        gradients: their reduction, as far as nothing hides it.
+        transfers: of chunks, as far as nothing hides them.
+        chunks: how the states are kept in chunks; None where each rank keeps its own.
+    """
+
+    layout: Layout
+    setting: Setting
+    priced: Priced
+    pipeline: PipelineTime
+    hops: tuple[Estimate, ...]
+    gradients: Estimate
+    optimizer: Estimate
+    memory: ModelMemory
+    transfers: Estimate = NOTHING
+    chunks: ChunkChoice | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        after = self.gradients.seconds + self.optimizer.seconds
+        return self.pipeline.seconds + self.transfers.seconds + after
+
+    @property
+    def order(self) -> tuple[float, int, bool, bool]:
+        """What candidates are sorted by: time, then the simpler one."""
+        setting = self.setting
+        return self.seconds, setting.sequences, setting.recompute, setting.zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """A layout that does not fit, at its smallest.
+
+    Args:
+        host_bytes: what offloaded states would take of the host, where that is too much.
+    """
+
+    layout: Layout
+    setting: Setting
+    memory: ModelMemory
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All layouts.
+
+    Args:
+        best: of each layout that fits, the fastest candidate; by time.
+        unfit: each layout that does not fit; by memory.
+        unpriced: each layout with an operation that was not measured, and what it lacks.
+    """
+
+    best: tuple[Candidate, ...]
+    unfit: tuple[Unfit, ...]
+    unpriced: tuple[tuple[Layout, ProfileError], ...]

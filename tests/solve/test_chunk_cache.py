@@ -1,0 +1,139 @@
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.chunk_order import Use
+from moetune.domain.errors import InputError
+from moetune.solve.chunk_cache import AT_START, fewest_places, replay
+
+Cache = frozenset[int]
+
+
+def fewest_gathers(order: list[Use], num_places: int) -> float:
+    """Return the fewest gathers a step of an endless run: the cheapest cycle of caches.
+
+    Every choice is tried: which of the chunks stay that are no longer needed.
+    """
+    chunks = sorted({chunk for use in order for chunk in use.chunks})
+    caches = [
+        frozenset(some)
+        for size in range(min(num_places, len(chunks)) + 1)
+        for some in itertools.combinations(chunks, size)
+    ]
+    once = {start: one_step(order, start, num_places) for start in caches}
+    best = float("inf")
+    for start in caches:
+        costs: dict[Cache, int] = {start: 0}
+        for steps in range(1, len(caches) + 1):
+            reached: dict[Cache, int] = {}
+            for cache, cost in costs.items():
+                for end, more in once[cache].items():
+                    reached[end] = min(reached.get(end, cost + more), cost + more)
+            costs = reached
+            if start in costs:
+                best = min(best, costs[start] / steps)
+            if steps >= 4:
+                break
+    return best
+
+
+def one_step(order: list[Use], start: Cache, num_places: int) -> dict[Cache, int]:
+    """Return the fewest gathers to every cache that a step can end with."""
+    costs = {start: 0}
+    for use in order:
+        reached: dict[Cache, int] = {}
+        for cache, cost in costs.items():
+            missing = set(use.chunks) - cache
+            for kept in subsets(cache - set(use.chunks)):
+                after = frozenset(kept) | set(use.chunks)
+                if len(after) > num_places:
+                    continue
+                left = frozenset(after - set(use.leaves))
+                reached[left] = min(reached.get(left, 99), cost + len(missing))
+        costs = reached
+    return costs
+
+
+def subsets(some: Cache) -> Iterator[tuple[int, ...]]:
+    for size in range(len(some) + 1):
+        yield from itertools.combinations(sorted(some), size)
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> list[Use]:
+    uses = draw(
+        st.lists(st.sets(st.integers(0, 3), min_size=1, max_size=2), min_size=1, max_size=7)
+    )
+    leaving = draw(st.sets(st.integers(0, 3)))
+    order = []
+    for index, chunks in enumerate(uses):
+        later = set().union(*uses[index + 1 :])
+        leaves = tuple(sorted((chunks & leaving) - later))
+        order.append(Use(chunks=tuple(sorted(chunks)), leaves=leaves))
+    return order
+
+
+@settings(max_examples=150, deadline=None)
+@given(order=orders(), num_places=st.integers(2, 4))
+def test_no_other_way_to_evict_gathers_less(order: list[Use], num_places: int) -> None:
+    assume(fewest_places(order) <= num_places)
+    assert replay(order, num_places=num_places).num_gathers == fewest_gathers(order, num_places)
+
+
+@settings(max_examples=100, deadline=None)
+@given(order=orders(), num_places=st.integers(2, 4))
+def test_gathers_never_overfill_the_cache_and_serve_every_use(
+    order: list[Use], num_places: int
+) -> None:
+    assume(fewest_places(order) <= num_places)
+    found = replay(order, num_places=num_places)
+    used = {chunk for use in order for chunk in use.chunks}
+    fresh = {one.chunk for one in found.steps[0] if not _is_again(one.chunk, one.use, order)}
+    cache = used - fresh - {chunk for use in order for chunk in use.leaves}
+    for gathers in found.steps * 2:
+        for index, use in enumerate(order):
+            for one in (one for one in gathers if one.use == index):
+                assert AT_START <= one.free_after < index
+                assert one.chunk not in cache
+                cache -= {one.evicted} - set(use.chunks)
+                cache.add(one.chunk)
+            assert set(use.chunks) <= cache
+            assert len(cache) <= num_places
+            cache -= set(use.leaves)
+
+
+def _is_again(chunk: int, index: int, order: list[Use]) -> bool:
+    return any(chunk in use.chunks for use in order[:index])
+
+
+def test_a_chunk_that_leaves_is_gathered_again_in_the_next_step() -> None:
+    order = [Use(chunks=(0,)), Use(chunks=(1,)), Use(chunks=(1,), leaves=(1,)), Use(chunks=(0,))]
+    found = replay(order, num_places=2)
+    assert [[one.chunk for one in step] for step in found.steps] == [[1]]
+
+
+def test_a_step_that_begins_empty_gathers_every_chunk_once_where_all_fit() -> None:
+    forward = [Use(chunks=(chunk,)) for chunk in range(5)]
+    backward = [Use(chunks=(chunk,), leaves=(chunk,)) for chunk in reversed(range(5))]
+    assert replay([*forward, *backward], num_places=5).num_gathers == 5
+    # With two places the last two are still there at the turn: 5 forward, and 3 again.
+    assert replay([*forward, *backward], num_places=2).num_gathers == 8
+
+
+def test_a_place_can_be_filled_as_soon_as_its_chunk_is_reduced() -> None:
+    order = [
+        Use(chunks=(0,)), Use(chunks=(1,)), Use(chunks=(1,), leaves=(1,)),
+        Use(chunks=(0,), leaves=(0,)), Use(chunks=(2,), leaves=(2,)),
+    ]  # fmt: skip
+    last = replay(order, num_places=2).steps[0][-1]
+    assert (last.chunk, last.use, last.free_after, last.was_reduced) == (2, 4, 2, True)
+
+
+def test_a_use_of_more_chunks_than_places_is_refused() -> None:
+    with pytest.raises(InputError, match="a cache of 2 chunks is too small: the order needs 3"):
+        replay([Use(chunks=(0, 1, 2))], num_places=2)
+    with pytest.raises(InputError, match="a cache of 1 chunks is too small: the order needs 2"):
+        replay([Use(chunks=(0,))], num_places=1)
