@@ -38,6 +38,9 @@ from moetune.domain.errors import InputError, MoetuneError
 _MAX_RANKS = 250
 _PORTS = range(20000, 32000)
 _BURST = "256kb"
+# Between nodes, where stages send once in a while: 256 kB after each pause would travel for free,
+# most of what they send. A packet that the kernel puts together has 64 kB.
+_NODE_BURST = "64kb"
 _LATENCY = "50ms"
 # For every variant alike: a process that hands large blocks back pays for new pages each time.
 _ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
@@ -279,7 +282,7 @@ def _add_node(switch: int, node: int, rate: str) -> None:
     _inside(switch, f"ip link add {up} type veth peer name {down}")
     for end, where in ((up, bridge), (down, "br0")):
         _inside(switch, f"ip link set {end} master {where} up")
-        _shape(switch, end, rate)
+        _shape(switch, end, rate, burst=_NODE_BURST)
 
 
 def _plug(*, rank: int, number: int, switch: int, bridge: str) -> None:
@@ -291,6 +294,6 @@ def _plug(*, rank: int, number: int, switch: int, bridge: str) -> None:
     _inside(rank, "ip link set eth0 up")
 
 
-def _shape(namespace: int, device: str, rate: str) -> None:
-    bucket = f"tbf rate {rate} burst {_BURST} latency {_LATENCY}"
+def _shape(namespace: int, device: str, rate: str, *, burst: str = _BURST) -> None:
+    bucket = f"tbf rate {rate} burst {burst} latency {_LATENCY}"
     _inside(namespace, f"tc qdisc add dev {device} root {bucket}")
