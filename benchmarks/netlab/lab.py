@@ -158,6 +158,7 @@ class Lab:
         return {
             **os.environ,
             **local,
+            **_ALLOCATOR,
             "RANK": str(rank),
             "WORLD_SIZE": str(self.num_ranks),
             "MASTER_ADDR": _address(0) if self._namespaces else "127.0.0.1",

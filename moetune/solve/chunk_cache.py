@@ -9,7 +9,7 @@ place is free, which is how far ahead it can be fetched at no cost in transfers.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.chunk_order import Use
@@ -72,65 +72,71 @@ def replay(order: Sequence[Use], *, num_places: int) -> Replay:
             f"a cache of {num_places} chunks is too small: the order needs {needed}",
             f"use a cache of at least {needed} chunks",
         )
-    cache = _Cache(order, num_places)
+    uses = NextUses(order)
+    resident: frozenset[int] = frozenset()
     seen: dict[frozenset[int], int] = {}
     steps: list[tuple[Gather, ...]] = []
-    while cache.resident not in seen and len(steps) < _MOST_STEPS:
-        seen[cache.resident] = len(steps)
-        steps.append(cache.step())
-    return Replay(steps=tuple(steps[seen.get(cache.resident, -1) :]))
+    while resident not in seen and len(steps) < _MOST_STEPS:
+        seen[resident] = len(steps)
+        gathers, resident = gathers_of_step(order, uses, num_places, resident)
+        steps.append(gathers)
+    return Replay(steps=tuple(steps[seen.get(resident, -1) :]))
 
 
-class _Cache:
-    """The places while one step after the other goes by."""
+class NextUses:
+    """When every chunk of a repeated order is used next."""
 
-    def __init__(self, order: Sequence[Use], num_places: int) -> None:
-        self._order = order
-        self._uses = _uses_of(order)
-        self._num_places = num_places
-        self._last_use: dict[int, int] = {}
-        self._free: list[tuple[int, bool]] = []
-
-    @property
-    def resident(self) -> frozenset[int]:
-        """Chunks in the cache."""
-        return frozenset(self._last_use)
-
-    def step(self) -> tuple[Gather, ...]:
-        """Run one step and return its gathers."""
-        self._last_use = dict.fromkeys(self._last_use, AT_START)
-        self._free = [(AT_START, False)] * (self._num_places - len(self._last_use))
-        gathers = []
-        for index, use in enumerate(self._order):
+    def __init__(self, order: Sequence[Use]) -> None:
+        self._length = len(order)
+        self._positions: dict[int, list[int]] = {}
+        for position, use in enumerate(order):
             for chunk in dict.fromkeys(use.chunks):
-                if chunk not in self._last_use:
-                    gathers.append(self._gather(chunk, index, use))
-                self._last_use[chunk] = index
-            for chunk in use.leaves:
-                if self._last_use.pop(chunk, None) is not None:
-                    self._free.append((index, True))
-        return tuple(gathers)
+                self._positions.setdefault(chunk, []).append(position)
 
-    def _gather(self, chunk: int, index: int, use: Use) -> Gather:
-        if self._free:
-            free_after, was_reduced = self._free.pop(0)
-            return Gather(
-                chunk=chunk, use=index, evicted=None, free_after=free_after, was_reduced=was_reduced
-            )
-        others = [one for one in self._last_use if one not in use.chunks]
-        victim = max(others, key=lambda one: (self._next_use(one, index), one))
-        free_after = self._last_use.pop(victim)
-        return Gather(chunk=chunk, use=index, evicted=victim, free_after=free_after)
+    def after(self, chunk: int, position: int) -> int:
+        """Return the next use after `position`, in the next step where this one has none."""
+        positions = self._positions.get(chunk)
+        if not positions:
+            return 2 * self._length
+        index = bisect_right(positions, position)
+        return positions[index] if index < len(positions) else positions[0] + self._length
 
-    def _next_use(self, chunk: int, index: int) -> int:
-        uses = self._uses[chunk]
-        place = bisect_right(uses, index)
-        return uses[place] if place < len(uses) else uses[0] + len(self._order)
+    def farthest(self, chunks: Iterable[int], position: int) -> int:
+        """Return the chunk to evict (Belady): used last; of equals the one that packs first."""
+        return max(chunks, key=lambda chunk: (self.after(chunk, position), -chunk))
 
 
-def _uses_of(order: Sequence[Use]) -> Mapping[int, Sequence[int]]:
-    uses: dict[int, list[int]] = {}
+def gathers_of_step(
+    order: Sequence[Use], uses: NextUses, num_places: int, resident: Iterable[int]
+) -> tuple[tuple[Gather, ...], frozenset[int]]:
+    """Return what one step gathers, and the chunks that are in the cache behind it.
+
+    Args:
+        uses: of the order.
+        resident: chunks in the cache before the step.
+    """
+    last_use = dict.fromkeys(resident, AT_START)
+    free = [(AT_START, False)] * (num_places - len(last_use))
+    gathers = []
     for index, use in enumerate(order):
         for chunk in dict.fromkeys(use.chunks):
-            uses.setdefault(chunk, []).append(index)
-    return uses
+            if chunk not in last_use:
+                evicted = None
+                if not free:
+                    evicted = uses.farthest(last_use.keys() - set(use.chunks), index)
+                    free.append((last_use.pop(evicted), False))
+                free_after, was_reduced = free.pop(0)
+                gathers.append(
+                    Gather(
+                        chunk=chunk,
+                        use=index,
+                        evicted=evicted,
+                        free_after=free_after,
+                        was_reduced=was_reduced,
+                    )
+                )
+            last_use[chunk] = index
+        for chunk in use.leaves:
+            if last_use.pop(chunk, None) is not None:
+                free.append((index, True))
+    return tuple(gathers), frozenset(last_use)

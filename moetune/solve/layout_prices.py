@@ -99,6 +99,12 @@ class Prices:
             return 1
         return math.gcd(self._per_node // ranks, layout.pp)
 
+    def chains_per_core(self, layout: Layout) -> int:
+        """Return how many replicas compute by turns without waiting for each other."""
+        if not self._shares_core or layout.ep > 1:
+            return 1
+        return math.gcd(max(self._per_node // layout.tp, 1), layout.dp)
+
     def priced(self, *, layout: Layout, groups: Groups, sequences: int, one_chunk: bool) -> Priced:
         """Return the parts of a layout.
 

@@ -199,6 +199,7 @@ class Trial:
                 hop_seconds=[hop.seconds for hop in hops],
                 num_micro_batches=setting.num_micro_batches,
                 stages_per_core=prices.stages_per_core(layout),
+                chains_per_core=prices.chains_per_core(layout),
             ),
             hops=hops,
             gradients=prices.gradients(

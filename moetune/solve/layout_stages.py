@@ -74,6 +74,7 @@ def one_f_one_b(
     hop_seconds: Sequence[float],
     num_micro_batches: int,
     stages_per_core: int = 1,
+    chains_per_core: int = 1,
 ) -> PipelineTime:
     """Return the time of m micro-batches through the stages.
 
@@ -90,12 +91,15 @@ def one_f_one_b(
 
     Stages that compute on one core by turns, each measured while all do, are like one stage of
     their mean time: while one waits, the others are faster, and what they send each other stays.
-    That is no longer than if each had a core to itself.
+    That is no longer than if each had a core to itself. Stages of k replicas on one core wait for
+    their own neighbours only: while one sends, the others compute all the faster, and only what
+    is longer than all their work shows, P = max_i (w_i, c_{i−1} + w_i / k + c_i).
 
     Args:
         stage_seconds: w_i.
         hop_seconds: c_i, one fewer than stages.
         stages_per_core: consecutive ones; divides their number.
+        chains_per_core: replicas whose same stages compute by turns.
     """
     slowest = max(range(len(stage_seconds)), key=stage_seconds.__getitem__)
     each = stages_per_core
@@ -103,7 +107,10 @@ def one_f_one_b(
         fmean(stage_seconds[first : first + each]) for first in range(0, len(stage_seconds), each)
     ]
     core_hops = hop_seconds[each - 1 :: each]
-    period = min(_period(stage_seconds, hop_seconds), _period(core_seconds, core_hops))
+    period = min(
+        _period(stage_seconds, hop_seconds, chains_per_core),
+        _period(core_seconds, core_hops, chains_per_core),
+    )
     rest, send_way = num_micro_batches - 1, 2 * sum(core_hops)
     busiest = core_seconds[slowest // each]
     return PipelineTime(
@@ -114,6 +121,9 @@ def one_f_one_b(
     )
 
 
-def _period(stage_seconds: Sequence[float], hop_seconds: Sequence[float]) -> float:
+def _period(
+    stage_seconds: Sequence[float], hop_seconds: Sequence[float], chains_per_core: int
+) -> float:
     hops = (0.0, *hop_seconds, 0.0)
-    return max(map(sum, zip(hops, stage_seconds, hops[1:], strict=False)))
+    alone = (one / chains_per_core for one in stage_seconds)
+    return max(*map(sum, zip(hops, alone, hops[1:], strict=False)), *stage_seconds)

@@ -65,6 +65,39 @@ def test_gradients_of_micro_batches_add_up_and_are_clipped() -> None:
     )
 
 
+def test_chunks_stepped_in_the_backward_pass_end_where_plain_training_ends() -> None:
+    early = {"step_in_backward": True}
+    for make in (models.Plain, models.Tied, models.Twice, models.Frozen):
+        check_equals_plain(Case(make=make, places=2, steps=20, options=early), make.__name__)
+    check_equals_plain(Case(make=models.Plain, options={**early, "offload": True}), "offloaded")
+
+
+def test_what_a_step_in_the_backward_pass_rules_out_is_an_error() -> None:
+    model, optimizer = sharded(
+        case := Case(make=models.Plain, places=2, options={"step_in_backward": True})
+    )
+    step_sharded(case, 0, model, optimizer)
+    with pytest.raises(moetune.InputError, match="without step_in_backward"):
+        optimizer.clip_grad_norm_(1.0)
+    model(TOKENS).sum().backward()
+    with pytest.raises(moetune.InputError, match=r"got a gradient after it was stepped"):
+        model(TOKENS).sum().backward()
+
+
+def test_a_graph_can_be_used_twice() -> None:
+    model, optimizer = sharded(case := Case(make=models.Plain, places=2))
+    step_sharded(case, 0, model, optimizer)
+    twin = models.Plain().double()
+    twin.load_state_dict(moetune.full_state_dict(model))
+    for trained in (model, twin):
+        loss = exact_loss_of(trained, TOKENS)
+        loss.backward(retain_graph=True)
+        loss.backward()
+    model_norm = optimizer.clip_grad_norm_(1e9)
+    twin_norm = nn.utils.clip_grad_norm_(twin.parameters(), 1e9)
+    torch.testing.assert_close(model_norm, twin_norm, rtol=1e-12, atol=0)
+
+
 def test_bfloat16_keeps_float32_masters() -> None:
     case = Case(make=models.Plain, places=2, steps=10, dtype=torch.bfloat16, chunk_bytes=1024)
     model, optimizer = sharded(case)

@@ -84,6 +84,84 @@ def test_data_and_expert_parallel_together() -> None:
     assert run_ranks(_experts, 4) == [""] * 4
 
 
+def _make_reusing_layer(group: dist.ProcessGroup) -> moetune.MoELayer:
+    """Return a layer that keeps rows on the host and computes hidden ones again."""
+    return moetune.MoELayer(
+        8, 16, 4, 2, group=group, pipeline=2, memory_reuse="S1", dtype=torch.float64
+    )
+
+
+def _inside_tensor_groups() -> None:
+    """Two replicas of a tensor-parallel pair; chunks are shared by ranks 0, 2 and 1, 3."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    replicas = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    pair, mine = pairs[dist.get_rank() // 2], replicas[dist.get_rank() % 2]
+
+    def make() -> models.Sparse:
+        return models.Sparse(
+            lambda: moetune.TensorExpertLayer(8, 16, 4, 2, group=pair, dtype=torch.float64)
+        )
+
+    torch.manual_seed(0)
+    model = make().double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    options = {"chunk_bytes": 4096, "cache_bytes": 4 * 4096, "group": mine}
+    sharded_model, stepper = moetune.shard(model, optimizer, **options)
+    start = moetune.full_state_dict(sharded_model)
+    texts = torch.arange(4 * 2 * 6).view(4, 2, 6) % models.VOCABULARY
+    for text in texts:
+        exact_loss_of(sharded_model, text[dist.get_rank() // 2][None]).backward()
+        stepper.step()
+        stepper.zero_grad()
+    end = moetune.full_state_dict(sharded_model)
+    if not end:
+        return
+    twin = models.Sparse(_make_local_layer).double()
+    first = 2 * (dist.get_rank() % 2)
+    experts = {name for name in start if ".experts." in name}
+    whole = {name: value for name, value in start.items() if name not in experts}
+    halves = _both_halves({name: start[name] for name in experts})
+    twin.load_state_dict({**whole, **halves})
+    plain = torch.optim.AdamW(twin.parameters(), lr=1e-2)
+    for text in texts:
+        for some in text:
+            (exact_loss_of(twin, some[None]) / len(text)).backward()
+        plain.step()
+        plain.zero_grad()
+    for name, wanted in twin.state_dict().items():
+        part = wanted[first : first + 2] if name in experts else wanted
+        torch.testing.assert_close(end[name], part, rtol=0, atol=EXACT, msg=name)
+
+
+def _both_halves(mine: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the experts of ranks 0 and 1 one after another, on both."""
+    firsts = dist.new_group([0, 1], use_local_synchronization=True)
+    halves: list[dict[str, torch.Tensor]] = [{}, {}]
+    dist.all_gather_object(halves, mine, group=firsts)
+    return {name: torch.cat([half[name] for half in halves]) for name in mine}
+
+
+def _other_layers() -> None:
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = pairs[dist.get_rank() // 2]
+    check_equals_plain(
+        Case(
+            make=lambda: models.Sparse(lambda: _make_reusing_layer(mine)),
+            make_twin=lambda: models.Sparse(_make_local_layer),
+            places=4,
+            chunk_bytes=4096,
+            options={"offload": True},
+        ),
+        "rows on the host",
+    )
+    _inside_tensor_groups()
+
+
+@pytest.mark.dist
+def test_layers_that_reuse_memory_and_tensor_parallel_experts_in_chunks() -> None:
+    assert run_ranks(_other_layers, 4) == [""] * 4
+
+
 def _save(folder: str) -> None:
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = pairs[dist.get_rank() // 2]

@@ -1,15 +1,16 @@
 """The replicated cache: whole chunks on the device, in a fixed number of places."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from moetune.domain.chunk_order import Use
 from moetune.domain.errors import InputError
 from moetune.runtime.chunked.order import Record
-from moetune.runtime.chunked.schedule import Fetch, NextUses, plan_fetches
+from moetune.runtime.chunked.schedule import Fetch, plan_fetches
 from moetune.runtime.chunked.stored import StoredChunk
+from moetune.solve.chunk_cache import AT_START, NextUses
 
 _SEED = 20221206
 
@@ -24,6 +25,10 @@ class Cache:
     Args:
         chunks: all of the model; those that stay are none of its business.
         places: how many whole chunks it may hold.
+
+    Attributes:
+        digest: of all transfers so far, equal on all ranks.
+        on_reduced: called with a chunk whose gradients are where this rank keeps them.
     """
 
     def __init__(self, chunks: Sequence[StoredChunk], places: int) -> None:
@@ -37,6 +42,7 @@ class Cache:
         self._trains = True
         self._fetches: deque[Fetch] = deque()
         self.digest = 0
+        self.on_reduced: Callable[[StoredChunk], None] = lambda _: None
 
     @property
     def order(self) -> tuple[Use, ...]:
@@ -58,6 +64,7 @@ class Cache:
             if key not in self._plans:
                 self._plans[key] = plan_fetches(record.known, self.places, self._inside)
             self._fetches.extend(self._plans[key])
+            self._fetch_ahead(AT_START)
 
     def use(self, numbers: Iterable[int], names: frozenset[str], who: str) -> None:
         """Bring the chunks of a module in, and begin to bring the next ones.
@@ -100,6 +107,10 @@ class Cache:
         self._leaving.append(chunk)
         if not chunk.stays:
             self._records[self._trains].note_leave(chunk.number)
+
+    def settle_one(self) -> StoredChunk | None:
+        """Wait for the chunk that leaves first, and return it."""
+        return self._finish_leaving() if self._leaving else None
 
     def settle(self) -> None:
         """Wait for everything that leaves."""
@@ -195,8 +206,10 @@ class Cache:
         del self._inside[number]
         self._chunks[number].drop()
 
-    def _finish_leaving(self) -> None:
+    def _finish_leaving(self) -> StoredChunk:
         chunk = self._leaving.popleft()
         chunk.finish_reduce()
         if not chunk.stays:
             self._inside.pop(chunk.number, None)
+        self.on_reduced(chunk)
+        return chunk

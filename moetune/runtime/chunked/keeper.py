@@ -56,13 +56,19 @@ class ChunkKeeper:
             self._hook(unit)
 
     def end_step(self) -> None:
-        """The optimizer has changed the values: what is cached is old, and a step ended."""
+        """The optimizer has changed the values: what is cached is old, and the next step begins."""
         self.cache.evict(only_trainable=True)
-        self._is_new_step = True
+        self.cache.begin_step(trains=True)
+        self._is_new_step = False
 
     def renew(self) -> None:
         """Let go of all values, frozen ones too."""
         self.cache.evict(only_trainable=False)
+
+    def settle_one(self) -> StoredChunk | None:
+        """Wait for the gradients that are first under way, and return their chunk."""
+        self._abandon_backward()
+        return self.cache.settle_one()
 
     def settle(self) -> None:
         """Wait for all gradients under way."""

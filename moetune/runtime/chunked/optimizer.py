@@ -1,7 +1,8 @@
 """A torch optimizer over this rank's shards, one piece for every parameter."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from moetune.domain.errors import InputError, RankMismatchError
+from moetune.runtime.chunked.early_steps import EarlySteps
 from moetune.runtime.chunked.keeper import ChunkKeeper
+from moetune.runtime.chunked.side_stream import SideStream
 from moetune.runtime.chunked.stored import StoredChunk
 from moetune.runtime.chunked.team import Team
 
@@ -38,16 +41,31 @@ class ChunkedOptimizer(Optimizer):
 
     Parameters that got no gradient on any rank since `zero_grad` are left alone, as
     `torch.optim` leaves those whose `grad` is None. A step is a collective: all ranks call it.
+    Chunks are stepped while later ones are still on their way.
 
     Args:
         optimizer: fresh, over parameters of the model.
         team: the data-parallel ranks.
+        leaving: where gradients go to the host.
+        in_backward: chunks are stepped within the backward pass.
     """
 
-    def __init__(self, optimizer: Optimizer, keeper: ChunkKeeper, team: Team) -> None:
-        self._keeper, self._team = keeper, team
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        keeper: ChunkKeeper,
+        team: Team,
+        leaving: SideStream,
+        *,
+        in_backward: bool,
+    ) -> None:
+        self._keeper, self._team, self._leaving = keeper, team, leaving
         self._names = sorted(keeper.parameters)
         self.pieces = pieces_of(keeper.chunks)
+        self._pieces = {
+            number: tuple(pieces)
+            for number, pieces in groupby(self.pieces, key=lambda piece: piece.chunk.number)
+        }
         by_name = {piece.name: piece for piece in self.pieces}
         names = {id(parameter): name for name, parameter in keeper.parameters.items()}
         groups: Any = [
@@ -64,6 +82,9 @@ class ChunkedOptimizer(Optimizer):
         self._inner: Optimizer = _KINDS[_KINDS.index(type(optimizer))](groups)
         super().__init__(self._inner.param_groups, self._inner.defaults)
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
+        self._early = EarlySteps(self._step_chunk) if in_backward else None
+        if self._early is not None:
+            keeper.cache.on_reduced = self._step_early
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - as torch
@@ -76,13 +97,11 @@ class ChunkedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._hand_out_gradients()
-        self._inner.step()
-        for piece in self.pieces:
-            piece.values.grad = None
+        done = self._step_complete()
+        got = self._agree()
         for chunk in self._keeper.chunks:
-            if chunk.has_gradient:
-                chunk.publish()
+            if chunk.number not in done:
+                self._step_chunk(chunk, got)
         self._keeper.end_step()
         return loss
 
@@ -99,7 +118,13 @@ class ChunkedOptimizer(Optimizer):
 
         As `torch.nn.utils.clip_grad_norm_` on the whole model. A collective.
         """
+        if self._early is not None:
+            raise InputError(
+                "gradients cannot be clipped after chunks were stepped in the backward pass",
+                "use moetune.shard without step_in_backward",
+            )
         self._keeper.settle()
+        self._leaving.synchronize()
         total = torch.zeros((), dtype=torch.float64)
         for piece in self.pieces:
             if piece.chunk.has_gradient and piece.chunk.gradient is not None:
@@ -114,6 +139,12 @@ class ChunkedOptimizer(Optimizer):
                     chunk.gradient.mul_(scale)
         return norm
 
+    def _step_early(self, chunk: StoredChunk) -> None:
+        """Step a chunk within the backward pass, once nothing of it is missing."""
+        assert self._early is not None  # noqa: S101 - else nobody calls
+        if self._is_complete(chunk):
+            self._early.start(chunk)
+
     @property
     def settings(self) -> list[dict[str, Any]]:
         """The groups' settings, such as the learning rate."""
@@ -127,15 +158,47 @@ class ChunkedOptimizer(Optimizer):
         for group, new in zip(self.param_groups, settings, strict=True):
             group.update(new)
 
-    def _hand_out_gradients(self) -> None:
-        self._keeper.settle()
-        got = self._agree()
-        for piece in self.pieces:
-            gradient = piece.chunk.gradient
-            has = piece.name in got and piece.chunk.has_gradient and gradient is not None
-            piece.values.grad = (
-                gradient[piece.low : piece.high] if has and gradient is not None else None
-            )
+    def _step_complete(self) -> set[int]:
+        """Step the chunks of which nothing is missing, as they come, and return them."""
+        if self._early is not None:
+            self._keeper.settle()
+            return self._early.join()
+        done = {chunk.number for chunk in self._keeper.chunks if self._is_complete(chunk)}
+        for number in done:
+            self._step_chunk(self._keeper.chunks[number])
+        while (chunk := self._keeper.settle_one()) is not None:
+            if self._is_complete(chunk):
+                self._step_chunk(chunk)
+                done.add(chunk.number)
+        return done
+
+    def _is_complete(self, chunk: StoredChunk) -> bool:
+        """Whether all gradients of a chunk are where this rank keeps them.
+
+        Then every one of its parameters is to be stepped, whatever the other ranks have.
+        """
+        return (
+            chunk.has_gradient
+            and not chunk.has_gradients
+            and chunk.phase != "reducing"
+            and self._keeper.got_gradient.issuperset(chunk.names)
+        )
+
+    @torch.no_grad()
+    def _step_chunk(self, chunk: StoredChunk, got: Container[str] | None = None) -> None:
+        """Step this rank's part of a chunk: the parameters in `got`, or all."""
+        if not chunk.has_gradient or chunk.gradient is None:
+            return
+        if chunk.is_offloaded:
+            self._leaving.synchronize()
+        pieces = self._pieces.get(chunk.number, ())
+        for piece in pieces:
+            if got is None or piece.name in got:
+                piece.values.grad = chunk.gradient[piece.low : piece.high]
+        self._inner.step()
+        for piece in pieces:
+            piece.values.grad = None
+        chunk.publish()
 
     def _agree(self) -> set[str]:
         """Return the parameters that got a gradient on some rank, once the orders are equal."""

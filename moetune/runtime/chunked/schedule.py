@@ -1,10 +1,10 @@
-"""Which chunks a recorded step will fetch, and from when on each can be fetched ahead."""
+"""From when on each chunk of a recorded step can be fetched ahead."""
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.chunk_order import Use
+from moetune.solve.chunk_cache import AT_START, NextUses, gathers_of_step
 
 _LAG = 2
 """A chunk that leaves after a use is still on its way during the next one."""
@@ -16,7 +16,7 @@ class Fetch:
 
     Args:
         position: of the use that needs it.
-        ready: first position at whose beginning there is room for it.
+        ready: first position at whose beginning there is room for it; `AT_START` before all.
         victim: the chunk that makes room; None where there is some.
     """
 
@@ -24,29 +24,6 @@ class Fetch:
     ready: int
     chunk: int
     victim: int | None
-
-
-class NextUses:
-    """When every chunk of a repeated order is used next."""
-
-    def __init__(self, order: Sequence[Use]) -> None:
-        self._length = len(order)
-        self._positions: dict[int, list[int]] = {}
-        for position, use in enumerate(order):
-            for chunk in use.chunks:
-                self._positions.setdefault(chunk, []).append(position)
-
-    def after(self, chunk: int, position: int) -> int:
-        """Return the next use after `position`, in the next step where this one has none."""
-        positions = self._positions.get(chunk)
-        if not positions:
-            return 2 * self._length
-        index = bisect_right(positions, position)
-        return positions[index] if index < len(positions) else positions[0] + self._length
-
-    def farthest(self, chunks: Iterable[int], position: int) -> int:
-        """Return the chunk to evict (Belady): used last; of equals the one that packs first."""
-        return max(chunks, key=lambda chunk: (self.after(chunk, position), -chunk))
 
 
 def plan_fetches(order: Sequence[Use], places: int, resident: Iterable[int]) -> tuple[Fetch, ...]:
@@ -57,29 +34,17 @@ def plan_fetches(order: Sequence[Use], places: int, resident: Iterable[int]) -> 
         places: of the cache.
         resident: chunks in the cache before the step.
     """
-    uses = NextUses(order)
-    cached = dict.fromkeys(resident, -1)
-    room = [0] * (places - len(cached))
-    gone: dict[int, int] = {}
+    gathers, _ = gathers_of_step(order, NextUses(order), places, resident)
     fetches: list[Fetch] = []
-    ready = 0
-    for position, use in enumerate(order):
-        for chunk in use.chunks:
-            if chunk in cached:
-                continue
-            victim = None
-            if room:
-                free = room.pop(0)
-            else:
-                victim = uses.farthest(cached.keys() - set(use.chunks), position)
-                free = cached.pop(victim) + 1
-            ready = min(max(ready, free, gone.get(chunk, 0)), position)
-            fetches.append(Fetch(position=position, ready=ready, chunk=chunk, victim=victim))
-            cached[chunk] = position
-        cached.update(dict.fromkeys(use.chunks, position))
-        for chunk in use.leaves:
-            if chunk in cached:
-                del cached[chunk]
-                gone[chunk] = position + _LAG
-                room.append(position + _LAG)
+    ready, position = AT_START, 0
+    gone: dict[int, int] = {}
+    for one in gathers:
+        for passed in range(position, one.use):
+            gone.update(dict.fromkeys(order[passed].leaves, passed + _LAG))
+        position = one.use
+        room = one.free_after
+        if room != AT_START:
+            room += _LAG if one.was_reduced else 1
+        ready = min(max(ready, room, gone.get(one.chunk, AT_START)), position)
+        fetches.append(Fetch(position=position, ready=ready, chunk=one.chunk, victim=one.evicted))
     return tuple(fetches)

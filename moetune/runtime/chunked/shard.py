@@ -18,6 +18,7 @@ from moetune.runtime.chunked.layout import (
     teams_of,
 )
 from moetune.runtime.chunked.optimizer import ChunkedOptimizer, check_optimizer, state_copies
+from moetune.runtime.chunked.side_stream import SideStream
 from moetune.runtime.chunked.state import ModelChunks, attach
 from moetune.runtime.chunked.stored import Placement, StoredChunk
 from moetune.runtime.chunked.team import Team
@@ -36,6 +37,7 @@ def shard(
     scatter: bool = True,
     offload: bool = False,
     pin: bool = True,
+    step_in_backward: bool = False,
     group: dist.ProcessGroup | None = None,
     device: torch.device | str | None = None,
     plan: Plan | None = None,
@@ -54,6 +56,8 @@ def shard(
         scatter: False keeps every chunk whole on every rank, as DistributedDataParallel does.
         offload: shards, gradients and optimizer states are in host memory.
         pin: that memory is page-locked where the device is a GPU.
+        step_in_backward: chunks are stepped as soon as their gradients are there, beside the rest
+            of the backward pass. For steps of one backward pass without clipping.
         group: data-parallel group, default the world; it contains the expert-parallel groups,
             and not a tensor-parallel layer's other ranks.
         device: that computes; default, that of the parameters.
@@ -92,6 +96,8 @@ def shard(
         offload=options.offload,
         pin=options.pin,
         scale=1 / team.num_ranks,
+        coming=SideStream(target),
+        leaving=SideStream(target),
     )
     ledger = Ledger()
     chunks = tuple(
@@ -102,7 +108,9 @@ def shard(
     keeper = ChunkKeeper(
         model, find_units(model), chunks, parameters, Cache(chunks, num_places(packed, options))
     )
-    stepper = ChunkedOptimizer(optimizer, keeper, team)
+    stepper = ChunkedOptimizer(
+        optimizer, keeper, team, placement.leaving, in_backward=step_in_backward
+    )
     attach(model, ModelChunks(model, keeper, ledger, team))
     return model, stepper
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from moetune.domain.chunking import Chunk, Slot
+from moetune.runtime.chunked.side_stream import SideStream, Wait
 from moetune.runtime.chunked.team import Team
 from moetune.runtime.chunked.traffic import Ledger
 
@@ -24,6 +25,7 @@ class Placement:
         device: that computes.
         scale: of summed gradients: 1 / the ranks of the data-parallel group.
         pin: shards in host memory are page-locked.
+        coming, leaving: where values come in and gradients go out.
     """
 
     device: torch.device
@@ -31,6 +33,8 @@ class Placement:
     offload: bool
     pin: bool
     scale: float
+    coming: SideStream
+    leaving: SideStream
 
 
 class StoredChunk:
@@ -66,8 +70,7 @@ class StoredChunk:
         self.holds = 0
         self.arrived: set[str] = set()
         self._placement, self._ledger = placement, ledger
-        self._wait: Callable[[], None] | None = None
-        self._total: Callable[[torch.dtype], torch.Tensor] | None = None
+        self._wait: Wait | None = None
         self._received: torch.Tensor | None = None
         dtype = getattr(torch, chunk.group.dtype)
         self.whole = torch.zeros(chunk.num_elements, dtype=dtype, device=placement.device)
@@ -116,27 +119,24 @@ class StoredChunk:
         """Allocate the whole buffer and begin to fill it."""
         self._occupy()
         self.phase = "gathering"
+        self._wait = self._placement.coming.run(self._gather)
+        self._ledger.gathered(
+            communicated_bytes=self.chunk.num_bytes if self.team.num_ranks > 1 else 0,
+            loaded_bytes=_bytes(self._payload) if self.is_offloaded else 0,
+        )
+
+    def _gather(self) -> Wait | None:
         mine = self.whole[self.low : self.high]
-        if self.is_offloaded and self.whole.device != self._payload.device:
-            mine.copy_(self._payload, non_blocking=True)
+        source = self._payload
+        if self.team.num_ranks == 1 or source.device != mine.device:
+            mine.copy_(source, non_blocking=True)
             source = mine
-        else:
-            source = self._payload
-        communicated = 0
-        if self.team.num_ranks > 1:
-            self._wait = self.team.gather(self.whole, source)
-            communicated = self.chunk.num_bytes
-        elif source is not mine:
-            mine.copy_(source)
-        loaded = _bytes(self._payload) if self.is_offloaded else 0
-        self._ledger.gathered(communicated_bytes=communicated, loaded_bytes=loaded)
+        return self.team.gather(self.whole, source) if self.team.num_ranks > 1 else None
 
     def finish_gather(self) -> None:
         """Wait until the values are there."""
         if self.phase == "gathering":
-            if self._wait is not None:
-                self._wait()
-                self._wait = None
+            self._finish_wait()
             self.phase = "values"
 
     def drop(self) -> None:
@@ -172,32 +172,35 @@ class StoredChunk:
             self._ledger.hold(self.chunk.num_bytes)
         for name in set(self.names) - self.arrived:
             self._slots[name].zero_()
-        communicated = 0
-        if self.team.num_ranks > 1 and self.stays:
-            self._wait = self.team.add_up(self._gradients)
-            communicated = 2 * self.chunk.num_bytes
-        elif self.team.num_ranks > 1:
-            self._received = torch.empty_like(self.whole)
-            self._ledger.hold(self.chunk.num_bytes)
-            self._total = self.team.scatter(self.whole, self._received)
-            communicated = self.chunk.num_bytes
+        total = self._begin_sum()
+        self._wait = self._placement.leaving.run_late(lambda: self._accumulate(total()))
         self.phase = "reducing"
-        stored = _bytes(self.master) if self.is_offloaded else 0
-        self._ledger.reduced(communicated_bytes=communicated, stored_bytes=stored)
+        times = 2 if self.stays else 1
+        self._ledger.reduced(
+            communicated_bytes=times * self.chunk.num_bytes if self.team.num_ranks > 1 else 0,
+            stored_bytes=_bytes(self.master) if self.is_offloaded else 0,
+        )
+
+    def _begin_sum(self) -> Callable[[], torch.Tensor]:
+        """Begin to add up the ranks' gradients; the result returns this rank's part."""
+        if self.team.num_ranks == 1:
+            return lambda: self._gradients[self.low : self.high]
+        if self.stays:
+            wait = self.team.add_up(self._gradients)
+            return lambda: (wait(), self._gradients)[1]
+        self._received = torch.empty_like(self.whole)
+        self._ledger.hold(self.chunk.num_bytes)
+        total = self.team.scatter(self.whole, self._received)
+        return lambda: total(self.master.dtype)
 
     def finish_reduce(self) -> None:
         """Wait for the sum, add its mean to this rank's gradient and free the buffer."""
         if self.phase != "reducing":
             return
-        if self._total is not None:
-            self._accumulate(self._total(self.master.dtype))
-            self._total = self._received = None
+        self._finish_wait()
+        if self._received is not None:
+            self._received = None
             self._ledger.hold(-self.chunk.num_bytes)
-        else:
-            if self._wait is not None:
-                self._wait()
-                self._wait = None
-            self._accumulate(self._gradients[self.low : self.high])
         if self.stays:
             _free(self._gradients)
             self._ledger.hold(-self.chunk.num_bytes)
@@ -222,18 +225,23 @@ class StoredChunk:
         if self._payload is not self.master:
             self._payload.copy_(self.master, non_blocking=self.is_offloaded)
 
+    def _finish_wait(self) -> None:
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait()
+
     def _accumulate(self, total: torch.Tensor) -> None:
+        """Put the sum, scaled, where this rank keeps its gradient, on top of what is there."""
         if self.gradient is None:
             self.gradient = torch.empty_like(self.master, pin_memory=self.master.is_pinned())
             if not self.is_offloaded:
                 self._ledger.hold(_bytes(self.gradient))
-        scale = self._placement.scale
+        total = total.to(self.master.dtype)
+        if self._placement.scale != 1:
+            total.mul_(self._placement.scale)
         if self.has_gradient:
-            self.gradient.add_(total.to(self.gradient), alpha=scale)
-        else:
-            self.gradient.copy_(total)
-            if scale != 1:
-                self.gradient.mul_(scale)
+            total.add_(self.gradient.to(total.device, non_blocking=True))
+        self.gradient.copy_(total, non_blocking=True)
         self.has_gradient = True
 
     def _occupy(self) -> None:

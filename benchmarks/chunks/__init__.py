@@ -1,0 +1,1 @@
+"""Model states in chunks beside the sharded training of PyTorch and DeepSpeed."""
