@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.chunking import ALIGNMENT_BYTES, ChunkGroup, PackedParameter, pack
+from moetune.domain.chunking import (
+    ALIGNMENT_BYTES,
+    ChunkGroup,
+    PackedParameter,
+    pack,
+    rounded_elements,
+)
 from moetune.domain.errors import InputError
 from moetune.domain.units import dtype_bytes
 
@@ -41,7 +47,10 @@ def test_every_parameter_has_one_aligned_place_among_its_group_in_order(
             assert slot.offset * dtype_bytes(chunk.group.dtype) % ALIGNMENT_BYTES == 0
             end = slot.offset + slot.num_elements
         assert end <= chunk.num_elements
-        assert chunk.is_fused or chunk.num_bytes >= chunk_bytes
+        assert chunk.num_elements <= rounded_elements(chunk.group, chunk_bytes)
+        assert chunk.num_elements == rounded_elements(
+            chunk.group, end * dtype_bytes(chunk.group.dtype)
+        )
 
 
 def test_a_group_smaller_than_a_chunk_is_fused_and_as_large_as_it_needs_to_be() -> None:
@@ -54,7 +63,8 @@ def test_a_group_smaller_than_a_chunk_is_fused_and_as_large_as_it_needs_to_be() 
     first, norms, second = pack(parameters, chunk_bytes=4096)
     assert [slot.name for slot in first.slots + second.slots] == ["w", "v"]
     assert (first.is_fused, norms.is_fused, second.is_fused) == (False, True, False)
-    assert first.num_bytes == second.num_bytes == 4096
+    # 600 of 1024 elements, rounded up to 64 bytes for each of the four ranks.
+    assert first.num_bytes == second.num_bytes == 2560
     assert norms.num_bytes == 128
 
 

@@ -23,7 +23,7 @@ CASES = (
             num_layers=8, num_heads=8, length=128, vocab_size=4096, moe_every=0,
         ),
         sequences=4,
-        chunk_bytes=12 * _MIB,
+        chunk_bytes=13 * _MIB,
         places=4,
     ),
     Case(

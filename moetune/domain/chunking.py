@@ -71,14 +71,15 @@ class Chunk:
 
 
 def pack(parameters: Iterable[PackedParameter], *, chunk_bytes: int) -> tuple[Chunk, ...]:
-    """Pack every group's parameters, in their order, into chunks of `chunk_bytes`.
+    """Pack every group's parameters, in their order, into chunks of up to `chunk_bytes`.
 
-    No parameter straddles two chunks. A group of less than a chunk becomes one fused chunk,
-    just as large as it needs to be. Chunks come in the order of their first parameters.
+    No parameter straddles two chunks. What a chunk does not need at its end is left away: it
+    takes a place of `chunk_bytes`, and travels shorter. A group of less than a chunk becomes one
+    fused chunk. Chunks come in the order of their first parameters.
 
     Args:
         parameters: in the order of their first use.
-        chunk_bytes: of every chunk; rounded up so that a group's ranks share it evenly.
+        chunk_bytes: at most, of a chunk; rounded up so that a group's ranks share it evenly.
 
     Raises:
         InputError: a parameter of a group that is larger than a chunk does not fit into one.
@@ -108,26 +109,20 @@ def _pack_group(
 ) -> list[Chunk]:
     room = rounded_elements(group, chunk_bytes)
     places = _places(group, members, room)
-    chunks = [
-        Chunk(
-            group=group,
-            num_elements=room,
-            slots=tuple(slot for _, slot in slots),
-        )
-        for _, slots in groupby(places, key=lambda place: place[0])
+    runs = [
+        tuple(slot for _, slot in slots) for _, slots in groupby(places, key=lambda place: place[0])
     ]
-    if len(chunks) > 1 or chunks[0].used_bytes >= chunk_bytes:
-        return chunks
-    last = chunks[0].slots[-1]
-    needed = (last.offset + last.num_elements) * dtype_bytes(group.dtype)
+    used = sum(slot.num_elements for slot in runs[0]) * dtype_bytes(group.dtype)
+    is_fused = len(runs) == 1 and used < chunk_bytes
     return [
-        Chunk(
-            group=group,
-            num_elements=rounded_elements(group, needed),
-            slots=chunks[0].slots,
-            is_fused=True,
-        )
+        Chunk(group=group, num_elements=_extent(group, slots), slots=slots, is_fused=is_fused)
+        for slots in runs
     ]
+
+
+def _extent(group: ChunkGroup, slots: Sequence[Slot]) -> int:
+    last = slots[-1]
+    return rounded_elements(group, (last.offset + last.num_elements) * dtype_bytes(group.dtype))
 
 
 def _places(

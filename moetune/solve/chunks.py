@@ -170,7 +170,7 @@ def pack_modules(
     )
     best = min(
         ((pack(parameters, chunk_bytes=size), size) for size in dict.fromkeys(sizes)),
-        key=lambda packed: (_wasted(packed[0]), packed[1]),
+        key=lambda packed: (_wasted(*packed), packed[1]),
     )
     return Packed(chunks=best[0], chunk_bytes=best[1], each=each, offload=prices.offload)
 
@@ -285,5 +285,6 @@ def _smallest_as_fast(trial: _Trial, fewest: int, most: int) -> int:
     return high
 
 
-def _wasted(chunks: Sequence[Chunk]) -> int:
-    return sum(chunk.num_bytes - chunk.used_bytes for chunk in chunks)
+def _wasted(chunks: Sequence[Chunk], chunk_bytes: int) -> int:
+    """Return what the chunks' places have too much."""
+    return sum(chunk_bytes - chunk.used_bytes for chunk in chunks if not chunk.is_fused)

@@ -167,7 +167,7 @@ def test_states_of_four_times_the_device_budget_train() -> None:
     chunks = moetune.model_chunks(model)
     # Parameter, gradient and two moments of every element, in float64.
     states = 4 * sum(parameter.numel() * 8 for parameter in model.parameters())
-    assert chunks.peak_device_bytes == 2 * CHUNK_BYTES
+    assert chunks.peak_device_bytes <= 2 * CHUNK_BYTES
     assert states >= 4 * chunks.peak_device_bytes
 
 

@@ -106,7 +106,7 @@ def test_the_parts_of_an_offloaded_step_add_up_to_it(offloaded: Plan) -> None:
     assert whole is not None
     assert sum(part.seconds for part in whole.parts) == pytest.approx(whole.step_seconds)
     exposed = next(part for part in whole.parts if part.name == "chunk transfers")
-    assert 0 < exposed.share < 0.2
+    assert 0 < exposed.share < 0.5
 
 
 def test_the_words_say_what_is_cached_what_moves_and_what_shows(offloaded: Plan) -> None:
