@@ -31,6 +31,7 @@ test: $(READY) postgres check
 netlab: $(READY)
 	$(BIN)/python -m benchmarks.netlab
 	$(BIN)/python -m benchmarks.layouts
+	$(BIN)/python -m benchmarks.chunks
 
 bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[report]'
@@ -42,3 +43,4 @@ bench: $(READY)
 
 gpu:
 	python3 -m benchmarks.gpu
+	python3 -m benchmarks.gpu_chunks

@@ -37,6 +37,7 @@ class Work:
     Args:
         sequences: of one step on each rank.
         chunk_bytes, places: of our variants with a small cache.
+        scatter, offload, recompute: of the planned variant.
     """
 
     transformer: Transformer
@@ -44,6 +45,9 @@ class Work:
     variant: str
     chunk_bytes: int
     places: int
+    scatter: bool = True
+    offload: bool = False
+    recompute: bool = False
 
 
 def main() -> None:
@@ -63,8 +67,11 @@ def main() -> None:
 
 
 def _measure(work: Work, rounds: int) -> dict[str, Any]:
-    model = make_model(work.transformer)
-    step = make_step(work.variant, model, chunk_bytes=work.chunk_bytes, places=work.places)
+    model = make_model(work.transformer, recompute=work.recompute)
+    step = make_step(
+        work.variant, model, chunk_bytes=work.chunk_bytes, places=work.places,
+        scatter=work.scatter, offload=work.offload,
+    )  # fmt: skip
     generator = torch.Generator().manual_seed(_SEED + dist.get_rank())
     seconds, losses = [], []
     before = None

@@ -4,6 +4,7 @@ All begin with the same weights and make the same AdamW steps.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import moetune
 from moetune.domain.transformer import Transformer
@@ -26,8 +28,12 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 """Takes this rank's (B, S + 1) tokens, trains on them and returns the loss."""
 
 
-def make_model(transformer: Transformer) -> LanguageModel:
-    """Return the whole model, its experts on this rank alone."""
+def make_model(transformer: Transformer, *, recompute: bool = False) -> LanguageModel:
+    """Return the whole model, its experts on this rank alone.
+
+    Args:
+        recompute: blocks run forward again before their backward pass.
+    """
     moe = transformer.moe
     model = LanguageModel(
         transformer,
@@ -37,19 +43,28 @@ def make_model(transformer: Transformer) -> LanguageModel:
         ),
     )  # fmt: skip
     model.reset_parameters(_SEED)
+    if recompute:
+        for block in model.blocks.values():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return model
 
 
-def make_step(variant: str, model: LanguageModel, *, chunk_bytes: int, places: int) -> Step:
+def make_step(
+    variant: str, model: LanguageModel, *, chunk_bytes: int, places: int, scatter: bool,
+    offload: bool,
+) -> Step:  # fmt: skip
     """Return the training step that a variant's name stands for.
 
     Args:
         chunk_bytes, places: of the variants of ours that have a small cache.
+        scatter, offload: of the planned variant.
 
     Raises:
         KeyError: no such variant.
     """
+    planned = {"scatter": scatter, "offload": offload}
     ours: dict[str, dict[str, Any]] = {
+        "moetune planned": {"cache_bytes": places * chunk_bytes, **planned},
         "moetune whole": {"scatter": False},
         "moetune cached": {},
         "moetune": {"cache_bytes": places * chunk_bytes},

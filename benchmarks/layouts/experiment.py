@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 from benchmarks.layouts.ranks import Variant, Work
 from benchmarks.netlab.lab import Lab
+from benchmarks.netlab.profiled import profile_of
 from moetune.domain.document import canonical_json, encode
-from moetune.domain.errors import ProfileError
 from moetune.domain.plan import Decision, Layout
 from moetune.domain.profile import Profile
 from moetune.domain.transformer import Transformer
@@ -24,7 +24,6 @@ from moetune.solve.layout_breakdown import parts_of
 from moetune.solve.layout_candidates import Candidate
 from moetune.solve.layout_space import LayoutPins
 from moetune.workflows.plan import PlanRequest, plan_inputs
-from moetune.workflows.wiring import configure, open_store
 
 NUM_RANKS, RANKS_PER_NODE = 4, 2
 _TIMEOUT_SECONDS = 1200.0
@@ -93,7 +92,10 @@ def run_case(
         MoetuneError: the lab, the profile or a rank failed.
     """
     with Lab(num_ranks=NUM_RANKS, rate_mbit=rate_mbit, ranks_per_node=RANKS_PER_NODE) as lab:
-        profile = measure_profile(lab, case, budget=budget, folder=folder, echo=echo)
+        profile = profile_of(
+            lab, case.transformer, tokens=NUM_RANKS * case.tokens_per_rank, dtype=_DTYPE,
+            budget=budget, folder=folder, echo=echo,
+        )  # fmt: skip
         predicted = predict(case, profile)
         measured = measure(lab, case, [variant for variant, _, _ in predicted], rounds, echo)
     return CaseResult(
@@ -114,32 +116,6 @@ def run_case(
             )
         ),
     )
-
-
-def measure_profile(lab: Lab, case: Case, *, budget: str, folder: Path, echo: TextIO) -> Profile:
-    """Run `moetune profile` on the lab's ranks and return what it measured.
-
-    Raises:
-        MoetuneError: a rank failed, or left no profile.
-    """
-    model, database = case.transformer, str(folder / "layouts.db")
-    moe = model.moe
-    command = [
-        *(sys.executable, "-m", "moetune", "--db", database, "--no-config", "profile"),
-        *("--name", "lab", "--preset", "quick", "--budget", budget, "--dtype", _DTYPE),
-        *("--d-model", str(moe.d_model), "--d-hidden", str(moe.d_hidden)),
-        *("--num-experts", str(moe.num_experts), "--top-k", str(moe.top_k)),
-        *("--activation", moe.activation, "--num-layers", str(model.num_layers)),
-        *("--num-heads", str(model.num_heads), "--seq", str(model.length)),
-        *("--vocab", str(model.vocab_size), "--moe-every", str(model.moe_every)),
-        *("--tokens", str(NUM_RANKS * case.tokens_per_rank)),
-    ]
-    lab.run(command, timeout_seconds=_TIMEOUT_SECONDS, echo=echo)
-    with open_store(configure(db=database, no_files=True).settings, read_only=True) as store:
-        profile = store.profile("lab")
-    if profile is None:
-        raise ProfileError(f"`moetune profile` left no profile in {database}")
-    return profile
 
 
 Predicted = tuple[Variant, Candidate, Mapping[str, float]]

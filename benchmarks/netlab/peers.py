@@ -24,8 +24,11 @@ _REQUIREMENTS = (
     "psutil==7.2.2",
     "py-cpuinfo==9.0.0",
 )
-# DeepSpeed compiles this extension on first use, for a minute, while the other ranks wait.
-_COMPILE = "from deepspeed.comm.torch import build_shm_op; build_shm_op()"
+# DeepSpeed compiles these extensions on first use, for minutes, while the other ranks wait.
+_COMPILE = (
+    "from deepspeed.comm.torch import build_shm_op; build_shm_op(); "
+    "from deepspeed.ops.op_builder import CPUAdamBuilder; CPUAdamBuilder().load()"
+)
 
 
 def ensure_peer(folder: Path = _ROOT / ".peers") -> Path:

@@ -11,6 +11,7 @@ from moetune.domain.chunking import Chunk, ChunkGroup
 from moetune.domain.costs import Costs, Estimate, least_trust
 from moetune.domain.samples import CollectiveOp, Direction
 from moetune.solve.chunk_time import ChunkCost
+from moetune.solve.layout_parts import FULL_BYTES
 from moetune.solve.layout_ranks import Group, Groups
 from moetune.solve.phases import NOTHING
 
@@ -38,12 +39,15 @@ class ChunkPrices:
     def cost(self, chunk: Chunk) -> tuple[ChunkCost, tuple[Estimate, ...]]:
         """Return what the chunk costs, and the estimates behind it.
 
+        Gradients go to the host in full precision, as masters take them.
+
         Raises:
             ProfileError: a copy or a collective was not measured.
         """
         ranks = chunk.group.ranks
         shard = chunk.num_bytes / ranks
-        fetch, store = self._copy("h2d", shard), self._copy("d2h", shard)
+        full = max(shard, chunk.num_elements / ranks * FULL_BYTES)
+        fetch, store = self._copy("h2d", shard), self._copy("d2h", full)
         gather = self._collective("all_gather", chunk.group, shard)
         reduce = self._collective("reduce_scatter", chunk.group, chunk.num_bytes)
         update = self.update(chunk.num_elements / ranks, on_host=self.offload) or NOTHING

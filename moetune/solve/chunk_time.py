@@ -42,13 +42,15 @@ class ChunkTime:
         seconds: forward and backward pass with all transfers.
         compute_seconds: the uses alone.
         transfer_seconds: what the engines work, in all.
-        optimizer_seconds: what the optimizer's step adds, hidden behind nothing.
+        optimizer_seconds: what the optimizer's step adds where chunks are stepped as they come.
+        update_seconds: the optimizer's step on all chunks.
     """
 
     seconds: float
     compute_seconds: float
     transfer_seconds: float
     optimizer_seconds: float
+    update_seconds: float
 
     @property
     def exposed_seconds(self) -> float:
@@ -57,7 +59,15 @@ class ChunkTime:
 
     def step_seconds(self, num_micro_batches: int) -> float:
         """Return the time of a whole step."""
-        return num_micro_batches * self.seconds + self.optimizer_seconds
+        return num_micro_batches * self.seconds + self.added_seconds(num_micro_batches)
+
+    def added_seconds(self, num_micro_batches: int) -> float:
+        """Return what the optimizer adds to a step.
+
+        Gradients of several micro-batches are complete only behind the last: no chunk is stepped
+        before.
+        """
+        return self.optimizer_seconds if num_micro_batches == 1 else self.update_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +108,7 @@ def simulate(
         compute_seconds=sum(use.seconds for use in order),
         transfer_seconds=sum(run.engines.transferred for run in runs) / count,
         optimizer_seconds=sum(run.update_end - run.end for run in runs) / count,
+        update_seconds=sum(run.updated for run in runs) / count,
     )
 
 
@@ -140,7 +151,7 @@ class _Step:
         self._used_until = {AT_START: 0.0}
         self._reduced_until: dict[int, float] = {}
         self._whole: dict[int, float] = {}
-        self._device_update = self._stored = 0.0
+        self._device_update = self._stored = self.updated = 0.0
 
     def all(self, order: Sequence[Use], staying: ChunkCost) -> None:
         """Run the uses, then reduce the chunks that stay, and update what the device has."""
@@ -149,6 +160,7 @@ class _Step:
                 self._gather(self._gathers.popleft())
             self._compute(index, use)
             self._reduce(index, use)
+        self.updated += staying.update
         device = self.engines.free("device")
         self.end = max(self.engines.run("link", staying.reduce, ready=device), self._stored)
         self.update_end = max(self.update_end, self.end + staying.update + self._device_update)
@@ -171,6 +183,7 @@ class _Step:
             reduced = self.engines.run("link", cost.reduce, ready=done)
             stored = self.engines.run("store", cost.store, ready=reduced)
             freed, self._stored = max(freed, stored), max(self._stored, stored)
+            self.updated += cost.update
             if self._on_host:
                 updated = self.engines.run("host", cost.update, ready=stored)
                 self.update_end = max(self.update_end, updated)

@@ -108,7 +108,7 @@ def solve_layout(question: Question) -> Plan:
         runner_up=found.best[1] if len(found.best) > 1 else None,
     )
     if best.chunks is not None:
-        words += f" {explain_chunks(best.chunks)}"
+        words += f" {explain_chunks(best.chunks, num_micro_batches=best.setting.num_micro_batches)}"
     if not question.model.is_dense:
         words += f" In the MoE layer: {layer.decision.why}"
     return replace(

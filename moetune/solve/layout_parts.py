@@ -300,29 +300,6 @@ def layer_of(model: Transformer, expert_parallel: ExpertParallel, tp: int) -> La
     return replace(model.moe, d_hidden=model.moe.d_hidden // tp)
 
 
-def send_time(
-    *, hop: Group, tensor: Group, tokens: int, model: Transformer, dtype: str, costs: Costs,
-    traits: Traits = OURS,
-) -> Estimate:  # fmt: skip
-    """Return one micro-batch's way from a stage to the next.
-
-    Raises:
-        ProfileError: no such send was measured.
-    """
-    num_bytes = tokens * model.moe.d_model * dtype_bytes(dtype)
-    gathered = NOTHING
-    if traits.splits_sends and tensor.size > 1:
-        num_bytes //= tensor.size
-        gathered = costs.collective(
-            op="all_gather", group_size=tensor.size, num_bytes=num_bytes,
-            num_nodes=tensor.num_nodes,
-        )  # fmt: skip
-    sent = costs.collective(
-        op="send", group_size=hop.size, num_bytes=num_bytes, num_nodes=hop.num_nodes
-    )
-    return total(sent, gathered)
-
-
 def _device(phase: PhaseTime) -> Estimate:
     return replace(phase.compute, seconds=phase.device_seconds)
 

@@ -16,8 +16,9 @@ from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
 from moetune.solve.layout_memory import Share, share_of, state_bytes
-from moetune.solve.layout_parts import Backbone, MoePieces, Parts, Piece, send_time
+from moetune.solve.layout_parts import Backbone, MoePieces, Parts, Piece
 from moetune.solve.layout_ranks import Group, Groups, groups_of
+from moetune.solve.layout_sends import send_time
 from moetune.solve.layout_stages import Stage, cut_into_stages
 from moetune.solve.layout_traits import Traits
 from moetune.solve.phases import NOTHING, total

@@ -169,7 +169,7 @@ class Trial:
             pipeline=one_f_one_b(stage_seconds=[busy], hop_seconds=[], num_micro_batches=count),
             hops=(),
             gradients=NOTHING,
-            optimizer=replace(NOTHING, seconds=choice.time.optimizer_seconds),
+            optimizer=replace(NOTHING, seconds=choice.time.added_seconds(count)),
             memory=choice.memory,
             transfers=replace(choice.trust, seconds=count * exposed),
             chunks=choice,

@@ -58,7 +58,7 @@ def explain_layout(
     return f"{text} The next best, {name_layout(runner_up.layout)}, is {slower:.1%} slower."
 
 
-def explain_chunks(choice: ChunkChoice) -> str:
+def explain_chunks(choice: ChunkChoice, *, num_micro_batches: int) -> str:
     """Return what is cached, what moves in a micro-batch, and what of that nothing hides."""
     chunks, time = choice.chunks, choice.time
     where = "in shards, one on each replica"
@@ -76,8 +76,11 @@ def explain_chunks(choice: ChunkChoice) -> str:
         f"{format_seconds(time.transfer_seconds)} of transfers "
         f"{format_seconds(time.exposed_seconds)} are not hidden"
     )
-    if time.optimizer_seconds:
-        text += f", and {format_seconds(time.optimizer_seconds)} of the optimizer's step"
+    added = time.added_seconds(num_micro_batches)
+    if added:
+        text += f", and {format_seconds(added)} of the optimizer's step"
+    if chunks.offload and added < time.update_seconds:
+        text += ". Chunks are stepped within the backward pass (`step_in_backward=True`)"
     return f"{text}."
 
 

@@ -5,9 +5,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.chunks.oracle import fewest_gathers as optimum
 from moetune.domain.chunk_order import Use
 from moetune.domain.errors import InputError
-from moetune.solve.chunk_cache import AT_START, fewest_places, replay
+from moetune.solve.chunk_cache import (
+    AT_START,
+    NextUses,
+    fewest_places,
+    gathers_of_step,
+    replay,
+)
 
 Cache = frozenset[int]
 
@@ -103,6 +110,40 @@ def test_gathers_never_overfill_the_cache_and_serve_every_use(
             assert set(use.chunks) <= cache
             assert len(cache) <= num_places
             cache -= set(use.leaves)
+
+
+@st.composite
+def steps_of_a_model(draw: st.DrawFn) -> list[Use]:
+    """Uses forward and backward of more chunks than every choice could be tried for."""
+    num_chunks = draw(st.integers(3, 12))
+    forward = draw(
+        st.lists(
+            st.sets(st.integers(0, num_chunks - 1), min_size=1, max_size=2),
+            min_size=3,
+            max_size=40,
+        )
+    )
+    last = {chunk: index for index, chunks in enumerate(reversed(forward)) for chunk in chunks}
+    return [
+        *(Use(chunks=tuple(sorted(chunks))) for chunks in forward),
+        *(
+            Use(
+                chunks=tuple(sorted(chunks)),
+                leaves=tuple(sorted(one for one in chunks if last[one] == index)),
+            )
+            for index, chunks in enumerate(reversed(forward))
+        ),
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(order=steps_of_a_model(), num_places=st.integers(2, 8))
+def test_long_steps_gather_as_little_as_a_linear_programme_allows(
+    order: list[Use], num_places: int
+) -> None:
+    found, behind = gathers_of_step(order, NextUses(order), num_places, ())
+    assert len(found) == optimum(order, num_places)
+    assert not behind
 
 
 def _is_again(chunk: int, index: int, order: list[Use]) -> bool:

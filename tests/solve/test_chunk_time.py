@@ -56,6 +56,8 @@ def test_with_two_places_a_gather_waits_for_the_place_that_it_takes() -> None:
 def test_the_host_updates_what_has_left_while_the_device_goes_on() -> None:
     found = time_of(there_and_back(4), ChunkCost(update=1.5), num_places=4)
     assert found.optimizer_seconds == pytest.approx(1.5)
+    # Behind several micro-batches all chunks are stepped one after the other.
+    assert found.step_seconds(2) == pytest.approx(2 * found.seconds + 4 * 1.5)
     slow = time_of(there_and_back(4), ChunkCost(update=3.0), num_places=4)
     assert slow.optimizer_seconds == pytest.approx(4 * 3.0 - 3 * 2.0)
     behind = time_of(there_and_back(4), ChunkCost(update=1.5), num_places=4, machine=ON_DEVICE)

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from moetune.domain.errors import InputError
 from moetune.runtime.chunked.cache import Cache
 from moetune.runtime.chunked.calls import Call, outputs_of, with_end
 from moetune.runtime.chunked.guard import ChunkedParameter, guard
 from moetune.runtime.chunked.stored import StoredChunk
+from moetune.runtime.chunked.structure import Structure
 from moetune.runtime.chunked.units import Unit
 
 
@@ -42,11 +42,7 @@ class ChunkKeeper:
         self.got_gradient: set[str] = set()
         self._is_backward = False
         self._is_new_step = True
-        self._owners = [
-            (module, tuple(module._parameters.items()), len(module._modules))  # noqa: SLF001
-            for module in model.modules()
-        ]
-        self._prefix = {id(module): name for name, module in model.named_modules()}
+        self._structure = Structure(model)
         for name, parameter in parameters.items():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._arrival(name))
@@ -193,7 +189,7 @@ class ChunkKeeper:
     # Passes
 
     def _begin_pass(self) -> None:
-        self._check_modules()
+        self._structure.check()
         self._abandon_backward()
         self._running.clear()
         self._stop_lingering()
@@ -272,45 +268,6 @@ class ChunkKeeper:
         chunk.finish_gather()
         if chunk.phase == "away":
             self.cache.make_blank(chunk)
-
-    def _check_modules(self) -> None:
-        """Notice parameters that were added or replaced since the model was sharded.
-
-        Raises:
-            InputError: there is one.
-        """
-        for module, known, num_children in self._owners:
-            now = module._parameters  # noqa: SLF001
-            if len(now) != len(known) or any(now.get(name) is not old for name, old in known):
-                self._complain(module, dict(known))
-            if len(module._modules) != num_children:  # noqa: SLF001
-                self._complain_of_children(module)
-
-    def _complain(self, module: nn.Module, known: dict[str, nn.Parameter | None]) -> None:
-        now = module._parameters  # noqa: SLF001
-        for name, parameter in now.items():
-            if parameter is not known.get(name):
-                where = f"{self._prefix[id(module)]}.{name}".strip(".")
-                size = 0 if parameter is None else parameter.numel()
-                raise InputError(
-                    f"{where} ({size} elements) was added after the model was sharded",
-                    "add it before moetune.shard",
-                )
-        gone = next(name for name in known if name not in now)
-        raise InputError(
-            f"{gone} of {self._prefix[id(module)] or 'the model'} was removed after the model "
-            "was sharded"
-        )
-
-    def _complain_of_children(self, module: nn.Module) -> None:
-        for path, child in module.named_modules(prefix=self._prefix[id(module)]):
-            for name, parameter in child.named_parameters(recurse=False):
-                if not isinstance(parameter, ChunkedParameter):
-                    raise InputError(
-                        f"{path}.{name} ({parameter.numel()} elements) was added after the "
-                        "model was sharded",
-                        "add it before moetune.shard",
-                    )
 
 
 def _in_backward() -> bool:
