@@ -22,7 +22,8 @@ from moetune.domain.plan import Plan, TransformerPlan
 PLANNED = "moetune planned"
 VARIANTS = (
     PLANNED, "DDP", "moetune whole", "fully_shard cached", "moetune cached", "fully_shard",
-    "moetune", "fully_shard offload", "moetune offload", "DeepSpeed ZeRO-3", "DeepSpeed ZeRO-3 offload",
+    "moetune", "fully_shard offload", "moetune offload", "DeepSpeed ZeRO-3",
+    "DeepSpeed ZeRO-3 offload",
 )  # fmt: skip
 _PEER = "DeepSpeed"
 _TIMEOUT_SECONDS = 600.0

@@ -305,7 +305,7 @@ def test_too_large_without_zero_asks_for_zero() -> None:
 def test_a_pinned_layout_that_is_too_large_names_one_that_fits() -> None:
     pins = LayoutPins(dp=32, ep=1, zero=False)
     with pytest.raises(InfeasiblePlanError) as raised:
-        solve_layout(question(pins=pins, memory_bytes=8 * GIB))
+        solve_layout(question(pins=pins, memory_bytes=5 * GIB))
     assert raised.value.hint.startswith("nearest: --dp ")
 
 
