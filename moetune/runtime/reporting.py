@@ -83,7 +83,7 @@ class ObservationSender:
                 self._start()
 
     def close(self) -> None:
-        """Send what waits, for two seconds at most, and take no more. A second call does nothing."""
+        """Send what waits, for two seconds at most, and take no more."""
         with self._changed:
             if self._is_closed:
                 return

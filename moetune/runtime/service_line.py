@@ -7,7 +7,7 @@ token would travel with the request.
 import http.client
 import json
 import time
-from typing import IO
+from typing import IO, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
@@ -135,7 +135,8 @@ def _refusal(error: HTTPError, end_seconds: float) -> ServiceError:
 def _words(error: HTTPError, end_seconds: float) -> str:
     """Return what a problem document says (RFC 9457), else the status's own words."""
     try:
-        document = json.loads(_read(error.fp, end_seconds))
+        body = _read(cast("http.client.HTTPResponse", error.fp), end_seconds)
+        document = json.loads(body)
     except (OSError, http.client.HTTPException, ServiceError, ValueError, RecursionError):
         document = None
     found = document if isinstance(document, dict) else {}
@@ -148,6 +149,8 @@ def _reason(error: Exception) -> str:
     if isinstance(cause, TimeoutError):
         return "no answer in time"
     words = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, OSError):
+        words = f"no HTTP is spoken there, but {words.strip()!r}"
     return printable(words)
 
 

@@ -11,7 +11,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan, PlanInputs
 from moetune.runtime.reporting import ObservationSender, post_observations
 from moetune.runtime.service_book import Found, Reports
-from moetune.runtime.service_client import Question, ServiceClient
+from moetune.runtime.service_client import ServiceClient
 from moetune.workflows import wiring
 
 EXAMPLE = 'open_planbook({"model": "gpt-s", "tokens_per_rank": 8192}, service="http://…")'

@@ -74,9 +74,7 @@ def service_client(url: str) -> "ServiceClient":
     from moetune.runtime.service_client import ServiceClient
 
     environ = config.environment()
-    return ServiceClient(
-        url, config.service_token(environ), config.cache_folder(environ) / "plans"
-    )
+    return ServiceClient(url, config.service_token(environ), config.cache_folder(environ) / "plans")
 
 
 def searches_folder(settings: Settings) -> Path:

@@ -35,6 +35,10 @@ def eventually(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def has_dropped(sender: ObservationSender, number: int) -> bool:
+    return sender.num_dropped == number
+
+
 class Receiver:
     """Takes batches; while `holds` is set it keeps the thread that sends one."""
 
@@ -138,7 +142,7 @@ def test_a_service_that_goes_away_is_one_warning_and_one_that_comes_back_is_sent
     with sender_to(receiver) as sender:
         for number in range(3):
             sender.add(numbered(number))
-            eventually(lambda number=number: sender.num_dropped == number + 1)  # type: ignore[misc]
+            eventually(partial(has_dropped, sender, number + 1))
         receiver.is_away = False
         sender.add(numbered(3))
         eventually(lambda: sender.num_sent == 1)
@@ -157,7 +161,20 @@ def test_what_was_said_is_not_said_again(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_closing_what_never_sent_begins_nothing() -> None:
-    before = threading.active_count()
-    with sender_to(Receiver()) as sender:
-        assert threading.active_count() == before
-    assert sender.num_sent == 0
+    receiver = Receiver()
+    with sender_to(receiver) as sender:
+        assert sender._thread is None
+    assert (sender._thread, receiver.num_begun) == (None, 0)
+
+
+def test_a_thread_that_cannot_be_had_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    receiver = Receiver()
+    with sender_to(receiver) as sender:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none_left)
+            sender.add(numbered(0))
+        sender.add(numbered(1))
+    assert receiver.taken == [numbered(0), numbered(1)]

@@ -19,7 +19,7 @@ from tests.runtime.faults import make
 from tests.runtime.online_workers import train
 from tests.runtime.workers import relative_error
 
-INPUTS = {
+INPUTS: dict[str, object] = {
     "layer": {"d_model": 8, "d_hidden": 16, "num_experts": 4, "top_k": 2},
     "tokens_per_rank": 40,
     "dtype": "float64",
@@ -71,30 +71,37 @@ def outlives_the_service() -> None:
         assert "observations do not reach" in line
 
 
-def does_without(fault: str, decision: Decision) -> None:
-    """Start while the service is away; only the first rank knows of it, and has the cache."""
-    if dist.get_rank():
+def does_without(gone: str) -> None:
+    """Only the first rank knows of a service and has the cache; whatever it meets, all share.
+
+    Args:
+        gone: where a service was; before that the one of MOETUNE_URL never answers.
+    """
+    is_first = dist.get_rank() == 0
+    if not is_first:
         for name in ("MOETUNE_URL", "MOETUNE_TOKEN", "XDG_CACHE_HOME"):
             del os.environ[name]
     heard = Heard()
-    book = moetune.open_planbook(INPUTS)
-    layers = [make(pipeline=True, planbook=book, dtype=torch.float64) for _ in range(2)]
-    reference = make(pipeline=False, dtype=torch.float64)
-    for layer in layers:
-        step(layer, reference, decision)
-    book.close()
-    if dist.get_rank():
-        assert heard.lines == []
-    else:
-        (line,) = heard.lines
-        assert fault in line
-
-
-def wrong_on_the_first_rank() -> None:
-    if dist.get_rank() == 0:
+    start_without({**INPUTS, "tokens_per_rank": 80}, SAFE)
+    assert [line.count("no answer within 2 s, 3 tries") for line in heard.lines] == [1] * is_first
+    heard.lines.clear()
+    if is_first:
+        os.environ["MOETUNE_URL"] = gone
+    start_without(INPUTS, PLANNED)
+    assert [line.count("refused, 3 tries") for line in heard.lines] == [1] * is_first
+    if is_first:
         os.environ["MOETUNE_URL"] = "ftp://planner"
     with pytest.raises(InputError, match="MOETUNE_URL"):
         moetune.open_planbook(INPUTS)
+
+
+def start_without(inputs: dict[str, object], decision: Decision) -> None:
+    """Begin a job of two layers."""
+    book = moetune.open_planbook(inputs)
+    reference = make(pipeline=False, dtype=torch.float64)
+    for _ in range(2):
+        step(make(pipeline=True, planbook=book, dtype=torch.float64), reference, decision)
+    book.close()
 
 
 def call(path: str) -> bytes:
