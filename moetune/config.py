@@ -16,6 +16,7 @@ from typing import Literal
 
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
+from moetune.domain.service_url import check_service_url
 from moetune.domain.units import dtype_bytes, parse_count, parse_seconds
 
 FILE_NAME = "moetune.toml"
@@ -38,6 +39,7 @@ class Settings:
         min_chunk_tokens: fewest tokens of one chunk.
         preset: which points `profile` measures.
         budget: longest time `profile` may take, such as "2m"; None for no limit.
+        url: of the plan service that training jobs ask; None for none.
 
     Raises:
         InputError: a value out of range; the text names the setting.
@@ -51,6 +53,7 @@ class Settings:
     min_chunk_tokens: int = 1
     preset: Literal["quick", "full"] = "full"
     budget: str | None = None
+    url: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_degree", "min_chunk_tokens"):
@@ -63,6 +66,8 @@ class Settings:
             dtype_bytes(self.dtype)
         if self.budget is not None:
             parse_seconds(self.budget)
+        if self.url is not None:
+            check_service_url(self.url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +145,27 @@ def default_database(environ: Mapping[str, str]) -> str:
     return str(Path(home) / "moetune" / "moetune.db")
 
 
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Return where this user keeps what can be had again."""
+    home = environ.get("XDG_CACHE_HOME") or str(_home(environ) / ".cache")
+    return Path(home) / "moetune"
+
+
+def service_token(environ: Mapping[str, str]) -> str | None:
+    """Return the plan service's token, MOETUNE_TOKEN; None where there is none.
+
+    Raises:
+        InputError: it cannot be one; the text does not repeat it.
+    """
+    name = PREFIX + "TOKEN"
+    token = environ.get(name, "").strip()
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise InputError(
+            f"{name} has characters that no token has", f"set {name} to the token file's one line"
+        )
+    return token or None
+
+
 def without_password(db: str) -> str:
     """Return a database's address as it may be shown."""
     return re.sub(r"(?<=//)([^/@:]*):[^@]*(?=@)|(?<=password=)[^&]*", _hidden, db)
@@ -178,7 +204,10 @@ def _hidden(match: re.Match[str]) -> str:
 
 
 def _home(environ: Mapping[str, str]) -> Path:
-    return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    try:
+        return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError:
+        raise InputError("this user has no home folder", "set HOME") from None
 
 
 def _user_layer(environ: Mapping[str, str]) -> tuple[str, dict[str, object]] | None:

@@ -120,6 +120,12 @@ class PlanBook:
         See `moetune.runtime.online`.
         """
 
+    def close(self) -> None:
+        """Call it at the end of the job: a book that reports to a service sends what waits.
+
+        See `moetune.runtime.service_book`. Other books have nothing to end.
+        """
+
     def decide(
         self,
         layer: LayerShape,

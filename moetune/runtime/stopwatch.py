@@ -20,6 +20,10 @@ class Interval(Protocol):
         """Take the end: now, or on a GPU when the stream gets here."""
         ...
 
+    def is_over(self) -> bool:
+        """Return whether `seconds` needs not wait; asked after `end`."""
+        ...
+
     def seconds(self) -> float:
         """Return how long it was; on a GPU this waits for the end."""
         ...
@@ -41,6 +45,9 @@ class _HostInterval:
     def end(self) -> None:
         self._end = time.perf_counter()
 
+    def is_over(self) -> bool:
+        return True
+
     def seconds(self) -> float:
         return self._end - self._start
 
@@ -52,6 +59,9 @@ class _CudaInterval:
 
     def end(self) -> None:
         self._end.record()
+
+    def is_over(self) -> bool:
+        return bool(self._end.query())
 
     def seconds(self) -> float:
         self._end.synchronize()
@@ -115,6 +125,10 @@ class CallWatch:
         node.register_prehook(self._begin_backward)
         node.register_hook(self._end_backward)
         self._note(self)
+
+    def is_over(self) -> bool:
+        """Return whether the backward pass has ended, on a GPU there, too."""
+        return self._is_complete and self._backward is not None and self._backward.is_over()
 
     def seconds(self) -> tuple[float, float] | None:
         """Return forward and backward, None while the backward pass has not ended."""

@@ -1,33 +1,38 @@
-"""Open a plan book in a training job: the store or files on one rank, the same on all."""
+"""Open a plan book in a training job: a service, the store or files on one rank, for all."""
 
 import importlib.util
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from moetune import config
-from moetune.domain.errors import MoetuneError
+from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Settled
+from moetune.domain.service_url import check_service_url
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
     from moetune.runtime.planbook import PlanBook
+    from moetune.runtime.service_book import Found
     from moetune.workflows.tuning import StudyTuner
 
-_PathLike = str | os.PathLike[str]
+_One: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]
 
 
 def open_planbook(
-    source: _PathLike | Plan | Sequence[_PathLike | Plan] | None = None,
+    source: _One | Sequence[_One] | None = None,
     *,
     group: "dist.ProcessGroup | None" = None,
     db: str | None = None,
     online: bool = False,
+    service: str | None = None,
+    observe_every: int = 50,
 ) -> "PlanBook":
     """Return the same plans on every rank of the group; all its ranks call this together.
 
@@ -41,38 +46,68 @@ def open_planbook(
     steps, most of them near the best; near sizes and sizes between two that agree cost none.
     When all that come are settled, `step` does nothing. The degrees never change the numbers.
 
+    With a plan service (`moetune serve`) the first rank asks it for the plans of inputs. Where it
+    gives no plan, the last one that it gave for the same question counts, from the user's
+    cache, and then none: one warning, and the training goes on. What steps with its plans take
+    is sent to it in the background; `book.close()` at the end of the job sends the rest.
+
     Args:
         source: plan files, folders of them, ids or their beginnings in the store, or plans;
-            None takes every plan of the store.
+            None takes every plan of the store. With a service whole ids are the service's, and
+            a table of a plan's inputs, such as `{"model": "gpt-s", "tokens_per_rank": 8192}`,
+            asks it for the plan; `model` or `layer` is needed, `world_size` is the group's
+            number of ranks where it is not given, and the service knows the rest.
         db: the store; default, as the command line finds it.
         group: the ranks that share the book; with `online` the layers' group.
         online: search while training.
+        service: the service's url; default, MOETUNE_URL or the setting `url`. Its token is
+            taken from MOETUNE_TOKEN.
+        observe_every: calls of a layer between two whose time is sent to the service; 0 sends
+            none. With `online` none is sent either.
 
     Raises:
-        InputError: a file or an id is wrong; on every rank.
+        InputError: a file, an id of the store, an input's name or the url is wrong; on every
+            rank.
         RankMismatchError: a rank received something else.
         MoetuneError: the store cannot be read, or `online` lacks Optuna; on every rank.
     """
+    asked = _Asked(source=source, db=db, service=service, observe_every=observe_every)
     if online:
         from moetune.runtime.online import share_online
 
         return share_online(
-            lambda: _load_online(source, db), make_tuner=partial(_make_tuner, db), group=group
+            lambda: _load_online(asked, group), make_tuner=partial(_make_tuner, db), group=group
         )
-    from moetune.runtime.planbook import share_plans
+    from moetune.runtime.service_book import share_found
 
-    return share_plans(lambda: _load(source, db), group=group)
+    return share_found(lambda: _find_all(asked, group), group=group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What `open_planbook` was asked for."""
+
+    source: _One | Sequence[_One] | None
+    db: str | None
+    service: str | None
+    observe_every: int
+
+    @property
+    def sources(self) -> Sequence[_One]:
+        if self.source is None:
+            return ()
+        return self.source if isinstance(self.source, (list, tuple)) else (self.source,)
 
 
 def _load_online(
-    source: _PathLike | Plan | Sequence[_PathLike | Plan] | None, db: str | None
+    asked: _Asked, group: "dist.ProcessGroup | None"
 ) -> tuple[list[Plan], tuple[Settled, ...]]:
     if importlib.util.find_spec("optuna") is None:
         raise MoetuneError("online=True needs Optuna", "pip install 'optuna>=5.0'")
-    plans = _load(source, db)
+    plans = list(_find_all(asked, group).plans)
     if not plans:
         return [], ()
-    with wiring.find_store(wiring.configure(db=db).settings) as store:
+    with wiring.find_store(wiring.configure(db=asked.db).settings) as store:
         if store is None:
             return plans, ()
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
@@ -91,15 +126,44 @@ def _make_tuner(db: str | None) -> "StudyTuner":
     )
 
 
-def _load(
-    source: _PathLike | Plan | Sequence[_PathLike | Plan] | None, db: str | None
-) -> list[Plan]:
+def _find_all(asked: _Asked, group: "dist.ProcessGroup | None") -> "Found":
+    """Return what the book holds; on the group's first rank only."""
+    from moetune.runtime.council import Council
+    from moetune.runtime.service_book import Found
+    from moetune.workflows.service_plans import ask_service, is_served
+
     if config.is_disabled(config.environment()):
-        return []
-    if source is None:
-        return list(_all_plans(db))
-    many = source if isinstance(source, (list, tuple)) else [source]
-    return [plan for one in many for plan in _find(one, db)]
+        return Found(plans=())
+    url = _url(asked)
+    if asked.source is None:
+        return Found(plans=tuple(_all_plans(asked.db)))
+    served = [one for one in asked.sources if is_served(one, url)]
+    others = [one for one in asked.sources if not is_served(one, url)]
+    plans = tuple(plan for one in others for plan in _find(one, asked.db))
+    if not served:
+        return Found(plans=plans)
+    return ask_service(
+        url, served, others=plans, num_ranks=Council(group).num_ranks,
+        observe_every=asked.observe_every,
+    )  # fmt: skip
+
+
+def _url(asked: _Asked) -> str | None:
+    """Return the address of the service, None for none.
+
+    Raises:
+        InputError: it is no address, or there is nothing to ask for.
+    """
+    url = asked.service
+    if url is None:
+        url = wiring.configure(db=asked.db).settings.url
+    elif asked.source is None:
+        from moetune.workflows.service_plans import EXAMPLE
+
+        raise InputError(
+            "a plan service is asked for a job's own plans, and none is named", f"as in {EXAMPLE}"
+        )
+    return None if url is None else check_service_url(url)
 
 
 def _find(one: object, db: str | None) -> Iterable[Plan]:

@@ -11,6 +11,7 @@ from moetune.domain.hardware import Cluster
 from moetune.domain.ports import Store
 
 if TYPE_CHECKING:
+    from moetune.runtime.service_client import ServiceClient
     from moetune.store import SchemaState
 
 StoreFinder: TypeAlias = Callable[[], AbstractContextManager[Store | None]]
@@ -59,6 +60,21 @@ def find_store(settings: Settings) -> Iterator[Store | None]:
         return
     with store.open_store(settings.db, read_only=True) as found:
         yield found
+
+
+def service_client(url: str) -> "ServiceClient":
+    """Return what asks a plan service, with this process's token and this user's cache.
+
+    Args:
+        url: as `check_service_url` returns it.
+
+    Raises:
+        InputError: MOETUNE_TOKEN holds no token, or there is no folder for the cache.
+    """
+    from moetune.runtime.service_client import ServiceClient
+
+    environ = config.environment()
+    return ServiceClient(url, config.service_token(environ), config.cache_folder(environ) / "plans")
 
 
 def searches_folder(settings: Settings) -> Path:

@@ -44,6 +44,9 @@ class MadeUp:
     def end(self) -> None:
         pass
 
+    def is_over(self) -> bool:
+        return True
+
     def seconds(self) -> float:
         return self._seconds
 

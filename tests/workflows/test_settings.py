@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from moetune.config import Configuration, Settings, is_disabled, launch, load, without_password
+from moetune.config import (
+    Configuration,
+    Settings,
+    cache_folder,
+    is_disabled,
+    launch,
+    load,
+    service_token,
+    without_password,
+)
 from moetune.domain.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +131,8 @@ def test_files_in_a_settings_file_lie_beside_it(tmp_path: Path, work: Path) -> N
         ("MOETUNE_MIN_CHUNK_TOKENS", "1k", "min_chunk_tokens", 1024),
         ("MOETUNE_DTYPE", "float16", "dtype", "float16"),
         ("MOETUNE_BUDGET", "2m", "budget", "2m"),
+        ("MOETUNE_URL", "http://planner:8642", "url", "http://planner:8642"),
+        ("MOETUNE_URL", "https://[::1]/moetune/", "url", "https://[::1]/moetune/"),
         ("MOETUNE_PROFILE", "", "profile", None),
     ],
 )
@@ -141,6 +152,15 @@ def test_variables_have_the_settings_own_type(
         ("MOETUNE_PRESET", "slow"),
         ("MOETUNE_DTYPE", "int8"),
         ("MOETUNE_BUDGET", "soon"),
+        ("MOETUNE_URL", "planner:8642"),
+        ("MOETUNE_URL", "ftp://planner"),
+        ("MOETUNE_URL", "http://"),
+        ("MOETUNE_URL", "http://planner:port"),
+        ("MOETUNE_URL", "http://planner:0"),
+        ("MOETUNE_URL", "http://plan ner"),
+        ("MOETUNE_URL", "http://planner\n"),
+        ("MOETUNE_URL", "http://[::1"),
+        ("MOETUNE_URL", "http://planner/?token=7f3a"),
     ],
 )
 def test_a_wrong_variable_is_named(tmp_path: Path, name: str, text: str) -> None:
@@ -154,7 +174,7 @@ def test_the_example_names_every_setting_with_its_default() -> None:
     values = tomllib.loads(re.sub(r"(?m)^# (\w+ = )", r"\1", text))
     assert list(values) == [item.name for item in fields(Settings)]
     for item in fields(Settings):
-        if item.name not in ("db", "profile", "dtype", "budget"):
+        if item.name not in ("db", "profile", "dtype", "budget", "url"):
             assert values[item.name] == item.default
     assert Settings(**values).budget == "2m"
 
@@ -220,3 +240,24 @@ def test_passwords_are_hidden_and_nothing_else(db: str) -> None:
     assert "sec" not in shown.replace("***", "")
     assert shown.replace("***", "") == db.replace("sec/ret", "").replace("secret", "")
     assert without_password("/home/me/moetune.db") == "/home/me/moetune.db"
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="MOETUNE_TOKEN") as caught:
+        _load(tmp_path, tmp_path, MOETUNE_URL="http://me:secret@planner")
+    assert "secret" not in str(caught.value)
+
+
+def test_the_services_token_is_one_word_of_the_environment() -> None:
+    assert service_token({}) is None
+    assert service_token({"MOETUNE_TOKEN": ""}) is None
+    assert service_token({"MOETUNE_TOKEN": "7f3a-9_x\n"}) == "7f3a-9_x"
+    for text in ("two words", "ü7f3a", "7f3a\nx", "7f3a\x00"):
+        with pytest.raises(InputError, match="MOETUNE_TOKEN") as caught:
+            service_token({"MOETUNE_TOKEN": text})
+        assert text not in str(caught.value)
+
+
+def test_the_cache_is_the_users(tmp_path: Path) -> None:
+    assert cache_folder({"HOME": "/home/me"}) == Path("/home/me/.cache/moetune")
+    assert cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "moetune"

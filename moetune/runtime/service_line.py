@@ -1,0 +1,160 @@
+"""One exchange with a plan service: bounded in time and size, straight to one host.
+
+The proxies of the environment are passed by and redirections are not followed, because the
+token would travel with the request.
+"""
+
+import http.client
+import json
+import time
+from typing import IO, cast
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+
+from moetune.domain.document import canonical_json
+
+TIMEOUT_SECONDS = 2.0
+MOST_BYTES = 16 * 2**20
+"""The longest answer that is read."""
+
+_PIECE_BYTES = 2**16
+_MOST_CHARACTERS = 400
+_LATER = frozenset({408, 425, 429})
+_REDIRECTIONS = range(300, 400)
+_SERVER_FAULT = 500
+
+
+class ServiceError(Exception):
+    """The service gave no good answer: the text says why, as the end of a sentence.
+
+    Args:
+        status: the HTTP status, None where there was no whole answer.
+    """
+
+    def __init__(self, what: str, *, status: int | None = None) -> None:
+        super().__init__(what)
+        self.status = status
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another try would get the same."""
+        if self.status is None or self.status in _LATER:
+            return False
+        return self.status < _SERVER_FAULT
+
+
+class ServiceLine:
+    """Sends requests to one service.
+
+    Args:
+        url: as `check_service_url` returns it.
+        token: sent with every request, None for none.
+        timeout_seconds: of every wait for the network, and of the whole body.
+    """
+
+    def __init__(
+        self, url: str, token: str | None, *, timeout_seconds: float = TIMEOUT_SECONDS
+    ) -> None:
+        self.url = url
+        self._timeout_seconds = timeout_seconds
+        self._opener = build_opener(ProxyHandler({}), _Stay())
+        self._headers = {"Accept": "application/json", "User-Agent": "moetune"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def get(self, path: str) -> bytes:
+        """Return the body of an answer.
+
+        Raises:
+            ServiceError: there was no good answer.
+        """
+        return self._exchange(Request(self.url + path, headers=self._headers))  # noqa: S310 - http(s), see `url`
+
+    def post(self, path: str, document: object) -> bytes:
+        """Send a document and return the body of the answer.
+
+        Raises:
+            ServiceError: there was no good answer.
+        """
+        headers = {**self._headers, "Content-Type": "application/json"}
+        body = canonical_json(document).encode()
+        return self._exchange(Request(self.url + path, body, headers))  # noqa: S310 - as above
+
+    def _exchange(self, request: Request) -> bytes:
+        end_seconds = time.monotonic() + self._timeout_seconds
+        try:
+            with self._opener.open(request, timeout=self._timeout_seconds) as response:
+                return _read(response, end_seconds)
+        except HTTPError as error:
+            with error:
+                raise _refusal(error, end_seconds) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ServiceError(_reason(error)) from None
+
+
+class _Stay(HTTPRedirectHandler):
+    def redirect_request(
+        self,
+        req: Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> None:
+        """Follow no redirection: it becomes an `HTTPError`."""
+
+
+def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
+    """Return the body, read piece by piece: one that trickles must not go on for ever."""
+    body = bytearray()
+    while piece := response.read1(_PIECE_BYTES):
+        body += piece
+        if len(body) > MOST_BYTES:
+            raise ServiceError(f"its answer is longer than {MOST_BYTES:,} bytes", status=200)
+        if time.monotonic() > end_seconds:
+            raise TimeoutError
+    if response.length:
+        raise ServiceError("its answer was cut off")
+    return bytes(body)
+
+
+def _refusal(error: HTTPError, end_seconds: float) -> ServiceError:
+    status = error.code
+    if status in _REDIRECTIONS:
+        target = urlsplit(error.headers.get("Location", "")).netloc.rpartition("@")[2]
+        where = f"elsewhere, to {printable(target)}" if target else "elsewhere"
+        what = f"it sends {where} ({status}), and redirections are not followed"
+        return ServiceError(what, status=status)
+    words = _words(error, end_seconds)
+    what = f"it answers {status}: {words}" if words else f"it answers {status}"
+    return ServiceError(what, status=status)
+
+
+def _words(error: HTTPError, end_seconds: float) -> str:
+    """Return what a problem document says (RFC 9457), else the status's own words."""
+    try:
+        body = _read(cast("http.client.HTTPResponse", error.fp), end_seconds)
+        document = json.loads(body)
+    except (OSError, http.client.HTTPException, ServiceError, ValueError, RecursionError):
+        document = None
+    found = document if isinstance(document, dict) else {}
+    said = [found.get("detail") or found.get("title") or error.reason, found.get("hint")]
+    return printable("; ".join(one for one in said if one and isinstance(one, str)))
+
+
+def _reason(error: Exception) -> str:
+    cause = error.reason if isinstance(error, URLError) else error
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    words = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, OSError):
+        words = f"no HTTP is spoken there, but {words.strip()!r}"
+    return printable(words)
+
+
+def printable(text: str) -> str:
+    """Return a foreign text as it may be logged: one line, and not a long one."""
+    line = "".join(one if one.isprintable() else " " for one in text)
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} …"

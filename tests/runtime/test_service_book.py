@@ -1,0 +1,185 @@
+"""The book of a service: which calls of a layer are timed, and what is said of them."""
+
+import copy
+import pickle
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from moetune.domain.errors import MoetuneError
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.ports import Observation
+from moetune.runtime.layer import MoELayer
+from moetune.runtime.reporting import ObservationSender
+from moetune.runtime.service_book import Found, Reports, ServiceBook, share_found
+from tests.runtime.online_workers import SHAPE, MadeUp, train
+from tests.runtime.plans import small_plan
+
+PLAN = small_plan(layer=SHAPE, world_size=1, dtype="float64")
+
+
+class Kept(ObservationSender):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: None)
+        self.observations: list[Observation] = []
+
+    def add(self, observation: Observation) -> None:
+        self.observations.append(observation)
+
+
+def book_of(
+    *plans: Plan, every: int = 1, known: Sequence[Plan] = (PLAN,)
+) -> tuple[ServiceBook, Kept]:
+    sender = Kept()
+    reports = Reports(
+        sender=sender, plan_ids=[plan.id for plan in known], every=every,
+        clock=lambda phase, _: MadeUp(2.0 if phase == "forward" else 3.0),
+    )  # fmt: skip
+    return ServiceBook(plans or (PLAN,), reports=reports), sender
+
+
+def layer_of(book: ServiceBook, **options: object) -> MoELayer:
+    arguments: dict[str, object] = {"planbook": book, "dtype": torch.float64} | options
+    return MoELayer(8, 16, 4, 2, **arguments)  # type: ignore[arg-type] # options of any kind
+
+
+def test_a_call_is_reported_beside_what_the_plan_said_of_its_pipelined_part() -> None:
+    book, sender = book_of()
+    layer = layer_of(book)
+    train(layer, 40)
+    book.close()
+    assert sender.observations == [
+        Observation(
+            plan_id=PLAN.id, forward_degree=4, backward_degree=3, tokens_per_rank=40,
+            predicted_seconds=2.0, seconds=(5.0,), source="training",
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, 7), (3, 2), (50, 0)])
+def test_every_so_many_th_call_is_timed(every: int, expected: int) -> None:
+    book, sender = book_of(every=every)
+    layer = layer_of(book)
+    for _ in range(7):
+        train(layer, 40)
+    book.close()
+    assert len(sender.observations) == expected
+
+
+def test_every_layer_reports_for_itself() -> None:
+    book, sender = book_of(every=2)
+    layers = [layer_of(book) for _ in range(3)]
+    for _ in range(2):
+        for layer in layers:
+            train(layer, 40)
+    book.close()
+    assert len(sender.observations) == 3
+
+
+@pytest.mark.parametrize(("tokens", "memory_reuse"), [(41, "none"), (40, "S4")])
+def test_a_call_that_the_plan_did_not_predict_is_not_reported(
+    tokens: int, memory_reuse: str
+) -> None:
+    book, sender = book_of()
+    train(layer_of(book, memory_reuse=memory_reuse), tokens)
+    book.close()
+    assert sender.observations == []
+
+
+def test_a_decision_that_was_pinned_is_not_reported() -> None:
+    book, sender = book_of()
+    layer = layer_of(book)
+    train(layer, 40)
+    layer.pin(Decision(forward_degree=2, backward_degree=2))
+    train(layer, 40)
+    train(layer, 40)
+    book.close()
+    assert len(sender.observations) == 1
+
+
+def test_a_plan_that_the_service_does_not_know_is_not_reported() -> None:
+    book, sender = book_of(known=())
+    train(layer_of(book), 40)
+    book.close()
+    assert sender.observations == []
+
+
+def test_the_strategy_that_is_planned_may_be_asked_for() -> None:
+    book, sender = book_of()
+    train(layer_of(book, memory_reuse=False), 40)
+    book.close()
+    assert len(sender.observations) == 1
+
+
+def test_evaluation_is_not_timed_and_a_step_that_was_left_is_forgotten() -> None:
+    book, sender = book_of()
+    layer = layer_of(book)
+    x = torch.randn(40, 8, dtype=torch.float64)
+    with torch.no_grad():
+        layer(x)
+    layer(x)
+    train(layer, 40)
+    book.close()
+    assert len(sender.observations) == 1
+
+
+def test_numbers_are_those_of_one_chunk() -> None:
+    book, _ = book_of()
+    torch.manual_seed(3)
+    layer = layer_of(book)
+    torch.manual_seed(3)
+    plain = MoELayer(8, 16, 4, 2, pipeline=False, dtype=torch.float64)
+    assert torch.allclose(train(layer, 40), train(plain, 40), rtol=1e-12, atol=0)
+    assert layer.decision.forward_degree == 4
+
+
+def test_a_copied_model_reports_to_the_same_service_and_a_saved_one_to_none() -> None:
+    book, sender = book_of()
+    layer = layer_of(book)
+    with torch.no_grad():
+        layer(torch.randn(40, 8, dtype=torch.float64))
+    for one in (layer, copy.deepcopy(layer)):
+        train(one, 40)
+    loaded = pickle.loads(pickle.dumps(book))  # noqa: S301 - our own
+    assert loaded.plans == book.plans
+    shelf = pickle.loads(pickle.dumps(layer._shelves[torch.float64]))  # noqa: S301 - our own
+    assert shelf.decide(40) == PLAN.decide(40)
+    book.close()
+    assert len(sender.observations) == 2
+
+
+def test_layers_whose_plan_could_not_be_had_run_one_chunk_without_another_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    book = ServiceBook((), is_complete=False)
+    layer = layer_of(book)
+    train(layer, 40)
+    assert layer.decision == Decision(forward_degree=1, backward_degree=1)
+    assert caplog.text == ""
+    layer = layer_of(ServiceBook(()))
+    train(layer, 40)
+    assert "no plan for" in caplog.text
+
+
+def test_other_plans_of_an_incomplete_book_are_used() -> None:
+    layer = layer_of(ServiceBook((PLAN,), is_complete=False))
+    train(layer, 40)
+    assert layer.decision == PLAN.decide(40)
+
+
+def test_whatever_stops_the_first_rank_is_an_error_that_travels() -> None:
+    def find() -> Found:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.raises(MoetuneError, match="new thread"):
+        share_found(find)
+
+
+def test_a_book_that_reports_nothing_closes() -> None:
+    book = share_found(lambda: Found(plans=[PLAN]))
+    train(layer_of(book), 40)
+    book.close()
+    assert book.plans == (PLAN,)

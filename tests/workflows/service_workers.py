@@ -1,0 +1,119 @@
+"""What ranks do in the tests of the plan service: jobs that go on whatever happens to it."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from urllib.request import Request, urlopen
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import moetune
+from moetune.domain.errors import InputError
+from moetune.domain.plan import Decision
+from moetune.runtime.layer import MoELayer
+from tests.runtime.faults import make
+from tests.runtime.online_workers import train
+from tests.runtime.workers import relative_error
+
+INPUTS: dict[str, object] = {
+    "layer": {"d_model": 8, "d_hidden": 16, "num_experts": 4, "top_k": 2},
+    "tokens_per_rank": 40,
+    "dtype": "float64",
+}
+PLANNED = Decision(forward_degree=4, backward_degree=3)
+SAFE = Decision(forward_degree=1, backward_degree=1)
+LATEST_SECONDS = 20
+
+
+class Heard(logging.Handler):
+    """What this rank's log says, from warnings upwards."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+        logging.getLogger("moetune").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def step(layer: MoELayer, reference: MoELayer, decision: Decision) -> None:
+    """Train one step, with the numbers of one chunk."""
+    y = train(layer, 40)
+    assert layer.decision == decision
+    assert relative_error(y, train(reference, 40)) <= 1e-12
+
+
+def outlives_the_service() -> None:
+    """Train with the service's plan; the service dies when it has heard of the first steps."""
+    heard = Heard()
+    book = moetune.open_planbook(INPUTS, observe_every=1)
+    layer = make(pipeline=True, planbook=book, dtype=torch.float64)
+    reference = make(pipeline=False, dtype=torch.float64)
+    for _ in range(3):
+        step(layer, reference, PLANNED)
+    if dist.get_rank() == 0:
+        until(lambda: bool(json.loads(call("heard"))))
+        call("die")
+    dist.barrier()
+    for _ in range(5):
+        step(layer, reference, PLANNED)
+        book.step()
+    book.close()
+    if dist.get_rank():
+        assert heard.lines == []
+    else:
+        (line,) = heard.lines
+        assert "observations do not reach" in line
+
+
+def does_without(gone: str) -> None:
+    """Only the first rank knows of a service and has the cache; whatever it meets, all share.
+
+    Args:
+        gone: where a service was; before that the one of MOETUNE_URL never answers.
+    """
+    is_first = dist.get_rank() == 0
+    if not is_first:
+        for name in ("MOETUNE_URL", "MOETUNE_TOKEN", "XDG_CACHE_HOME"):
+            del os.environ[name]
+    heard = Heard()
+    start_without({**INPUTS, "tokens_per_rank": 80}, SAFE)
+    assert [line.count("no answer within 2 s, 3 tries") for line in heard.lines] == [1] * is_first
+    heard.lines.clear()
+    if is_first:
+        os.environ["MOETUNE_URL"] = gone
+    start_without(INPUTS, PLANNED)
+    assert [line.count("refused, 3 tries") for line in heard.lines] == [1] * is_first
+    if is_first:
+        os.environ["MOETUNE_URL"] = "ftp://planner"
+    with pytest.raises(InputError, match="MOETUNE_URL"):
+        moetune.open_planbook(INPUTS)
+
+
+def start_without(inputs: dict[str, object], decision: Decision) -> None:
+    """Begin a job of two layers."""
+    book = moetune.open_planbook(inputs)
+    reference = make(pipeline=False, dtype=torch.float64)
+    for _ in range(2):
+        step(make(pipeline=True, planbook=book, dtype=torch.float64), reference, decision)
+    book.close()
+
+
+def call(path: str) -> bytes:
+    """Ask the stub something that only tests ask."""
+    url = f"{os.environ['MOETUNE_URL']}/{path}"
+    with urlopen(Request(url), timeout=10) as response:  # noqa: S310 - loopback
+        body: bytes = response.read()
+    return body
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + LATEST_SECONDS
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
