@@ -20,7 +20,7 @@ from moetune.domain.errors import (
     StoreUnavailableError,
 )
 from moetune.domain.plan import Plan
-from moetune.store import SqlStore, database, open_store, readiness
+from moetune.store import SqlStore, database, open_store
 from moetune.store.address import parse_address
 from moetune.store.database import Database
 
@@ -194,7 +194,7 @@ def test_a_full_database_is_unavailable_and_takes_rows_again_when_there_is_space
 def test_a_full_disk_is_not_ready(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = SimpleNamespace(free=0)
     with open_store(str(file)) as store:
-        monkeypatch.setattr(readiness.shutil, "disk_usage", lambda _: free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
         with pytest.raises(StoreUnavailableError, match="disk is full"):
             store.check_ready()
         free.free = 2**30

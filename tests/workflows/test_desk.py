@@ -182,7 +182,7 @@ def test_explain_and_trace_say_what_the_plan_was_made_from(desk: Desk) -> None:
     trace = desk.trace(plan.id)
     assert trace.measured is None
     assert trace.predicted is not None
-    assert {str(event["pid"]) for event in trace.events} != {"measured"}
+    assert trace.events
     desk.store.save_profile(replace(MEASURED, samples=MEASURED.samples[:-1]))
     changed = desk.explain(plan.id)
     assert changed.forward is None
