@@ -66,9 +66,7 @@ class Pinned:
                 flag = next(flag for flag, name in SIZES.items() if name in self.sizes)
                 raise InputError(f"{flag} is for a whole model, and {model} is one layer")
             return replace(own, **self.sizes)
-        missing = [
-            flag for flag, name in SIZES.items() if name not in {"moe_every", *self.sizes}
-        ]
+        missing = [flag for flag, name in SIZES.items() if name not in {"moe_every", *self.sizes}]
         if layer is None or missing:
             raise InputError(
                 f"a whole model lacks {', '.join(missing) or 'its layer'}",

@@ -32,9 +32,7 @@ def measured_profile(*, name: str = "lab", noise: float = 0.02) -> Profile:
     """Return the profile of four ranks, with every operation that a layer has."""
     rng = np.random.default_rng(0)
     samples = [
-        Sample(
-            point=point, seconds=tuple((seconds * np.exp(noise * rng.normal(size=5))).tolist())
-        )
+        Sample(point=point, seconds=tuple((seconds * np.exp(noise * rng.normal(size=5))).tolist()))
         for point, seconds in _times()
     ]
     return fit_profile(name=name, machine=MACHINE, fingerprint=FINGERPRINT, samples=samples)

@@ -182,9 +182,12 @@ def test_a_full_database_is_unavailable_and_takes_rows_again_when_there_is_space
         def limit(connection: Connection) -> None:
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages['most']}")
 
-        with pytest.raises(StoreUnavailableError, match="disk is full"):
+        def fill() -> None:
             for tokens in range(1, 100):
                 store.save_plan(make_plan(tokens))
+
+        with pytest.raises(StoreUnavailableError, match="disk is full"):
+            fill()
         stored = len(store.plans())
         pages["most"] = 2**30
         store.save_plan(make_plan(1000))
