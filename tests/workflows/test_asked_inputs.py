@@ -140,7 +140,7 @@ MODEL = {"model": "gpt-s"}
         ({**MODEL, "constraints": {"max-degree": "eight"}}, "max-degree must be a whole number"),
         ({**MODEL, "constraints": {"max-degree": "٣"}}, "max-degree must be a whole number"),
         ({**MODEL, "constraints": {"max-degree": "0"}}, "max_degree must be at least 1"),
-        ({**MODEL, "constraints": {"max-degree": "9" * 5000}}, "up to 1024"),
+        ({**MODEL, "constraints": {"max-degree": "9" * 5000}}, "up to 256"),
         ({**MODEL, "constraints": {"order": "random"}}, "constraints.order must be one of"),
         ({**MODEL, "constraints": {"strategy": "S5"}}, "constraints.strategy must be one of"),
         ({**MODEL, "constraints": {"allow-modelled": "yes"}}, 'must be "true" or "false"'),

@@ -37,6 +37,7 @@ PUBLISHED = "rtx2080ti-x64"
 ASKED = {"model": "gpt-s", "profile": PUBLISHED}
 MEASURED = measured_profile()
 LAYER = {"d_model": 512, "d_hidden": 2048, "num_experts": 4}
+QUICK = {"max-degree": "4", "strategy": "none"}
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_an_error_reaches_all_who_asked_and_the_next_one_is_answered(
 def test_a_measured_profile_is_the_default_and_the_newest_one_counts(
     desk: Desk, solved: list[PlanRequest]
 ) -> None:
-    asked = {"layer": LAYER, "tokens_per_rank": 512}
+    asked = {"layer": LAYER, "tokens_per_rank": 512, "constraints": QUICK}
     with pytest.raises(ProfileError, match="no machine was measured yet"):
         desk.resolve(asked)
     desk.store.save_profile(MEASURED)
@@ -175,7 +176,8 @@ def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
 
 def test_explain_and_trace_say_what_the_plan_was_made_from(desk: Desk) -> None:
     desk.store.save_profile(MEASURED)
-    plan = desk.resolve({"layer": LAYER, "tokens_per_rank": 2048, "profile": "lab"})
+    asked = {"layer": LAYER, "tokens_per_rank": 2048, "profile": "lab", "constraints": QUICK}
+    plan = desk.resolve(asked)
     found = desk.explain(plan.id[:12])
     assert found.plan == plan
     assert found.forward is not None
@@ -292,7 +294,7 @@ SMALL = st.fixed_dictionaries(
                 ["max-degree", "forward-degree", "strategy", "order", "expert-parallel", "tp",
                  "allow-modelled", "memory-taken", "zero", "sequence-parallel"]
             ),
-            st.sampled_from(["0", "1", "8", "1024", "true", "tensor", "S4", "interleaved"]),
+            st.sampled_from(["0", "1", "8", "256", "true", "tensor", "S4", "interleaved"]),
             max_size=3,
         ),
     },
