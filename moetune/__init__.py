@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from moetune.domain.errors import (
         AllocationError,
+        BadStoreError,
         CollectiveError,
         InfeasiblePlanError,
         InputError,
         MoetuneError,
         NotAuthorisedError,
+        NotFoundError,
         ProfileError,
         QualityError,
         RankMismatchError,
         SchemaMismatchError,
+        StoreUnavailableError,
     )
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
@@ -32,12 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AllocationError",
+    "BadStoreError",
     "CollectiveError",
     "InfeasiblePlanError",
     "InputError",
     "MoELayer",
     "MoetuneError",
     "NotAuthorisedError",
+    "NotFoundError",
     "Plan",
     "PlanBook",
     "Profile",
@@ -46,6 +51,7 @@ __all__ = [
     "RankMismatchError",
     "SchemaMismatchError",
     "ShardedStates",
+    "StoreUnavailableError",
     "TensorExpertLayer",
     "full_state_dict",
     "load_full_state_dict",

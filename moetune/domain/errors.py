@@ -4,7 +4,10 @@ MoetuneError                    1  something failed
 ├── AllocationError             1  there is no memory for a step's buffers
 ├── CollectiveError             1  a collective failed or a rank died
 ├── RankMismatchError           1  ranks disagree on a plan, a shape or a dtype
+├── StoreUnavailableError       1  the database is locked, full or away
+│   └── BadStoreError           2  there is no database, or a damaged one; an InputError, too
 ├── InputError                  2  a file, flag, unit, model or key is wrong
+│   └── NotFoundError           2  there is no plan with that id
 ├── InfeasiblePlanError         3  no plan satisfies the constraints
 ├── NotAuthorisedError          4  a token is missing or wrong
 ├── ProfileError                5  a profile or a measurement is missing or stale
@@ -54,6 +57,23 @@ class RankMismatchError(MoetuneError):
 
 class InputError(MoetuneError):
     """A file, flag, unit, model or key that cannot be used."""
+
+    exit_code = 2
+
+
+class NotFoundError(InputError):
+    """There is nothing with the id that was asked for."""
+
+
+class StoreUnavailableError(MoetuneError):
+    """The database is locked, full or away: the same request may succeed later.
+
+    Nothing was written, unless the text says that it is not known.
+    """
+
+
+class BadStoreError(StoreUnavailableError, InputError):
+    """At the database's address is none of moetune's, or a damaged one."""
 
     exit_code = 2
 

@@ -1,16 +1,33 @@
 """What the use cases need from the outside, as small protocols."""
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
-from moetune.domain.hardware import Cluster, Fingerprint
+from moetune.domain.errors import InputError
+from moetune.domain.hardware import Cluster, DeviceKind, Fingerprint
 from moetune.domain.plan import Decision, Plan, Strategy
 from moetune.domain.profile import Profile, Provenance
 from moetune.domain.samples import Sample
 
+T = TypeVar("T")
 RunStatus = Literal["running", "complete", "partial"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(Generic[T]):
+    """A value with the number and the time that the store gave it.
+
+    Args:
+        id: larger for what came later.
+        created_at: UTC, ISO 8601.
+    """
+
+    id: int
+    created_at: str
+    value: T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +50,53 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineInfo:
+    """One kind of machine that something was measured on, or published of.
+
+    Args:
+        facts: of the hardware; empty for published ones.
+        created_at: when it was first met; UTC, ISO 8601.
+    """
+
+    id: int
+    device: str
+    kind: DeviceKind
+    num_devices: int
+    devices_per_node: int
+    memory_bytes: int
+    hardware_id: str
+    facts: Mapping[str, str]
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitInfo:
+    """One fit: a profile as it was saved at one time.
+
+    Args:
+        profile: its name.
+        num_samples: that it was fitted to.
+        created_at: UTC, ISO 8601.
+    """
+
+    id: int
+    profile: str
+    machine_id: int
+    provenance: Provenance
+    num_samples: int
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A measured step beside the plan that predicted it.
 
     Args:
         seconds: raw times of single steps, in order.
         source: who measured ("verify", "quickstart", "training").
+
+    Raises:
+        InputError: a count below 1, no times, or one that is negative or not finite.
     """
 
     plan_id: str
@@ -48,6 +106,15 @@ class Observation:
     predicted_seconds: float
     seconds: tuple[float, ...]
     source: str
+
+    def __post_init__(self) -> None:
+        for name in ("forward_degree", "backward_degree", "tokens_per_rank"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.seconds:
+            raise InputError("seconds is empty: an observation has at least one time")
+        if not all(0 <= one < math.inf for one in (self.predicted_seconds, *self.seconds)):
+            raise InputError("seconds must be finite and not negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +161,9 @@ class PlanInfo:
 class Store(Protocol):
     """Keeps what was measured and planned. Rows are appended, never averaged away.
 
-    Safe for several processes; every method commits before it returns.
+    Safe for several processes and threads; every method commits before it returns. Lists that
+    take `after` are pages, newest first: `after` is what the last entry of the page before is
+    called, and what comes while somebody turns pages changes none that follow.
     """
 
     @property
@@ -141,6 +210,26 @@ class Store(Protocol):
         """Return every run, newest first."""
         ...
 
+    def current_fit(self, name: str) -> int | None:
+        """Return the number of that profile's fit, None where there is none of that name.
+
+        It tells cheaply whether a profile is still the one that was read before.
+        """
+        ...
+
+    def machines(self, *, after: int = 0, limit: int = 50) -> tuple[MachineInfo, ...]:
+        """Return a page of the machines.
+
+        Args:
+            after: id of the last one seen, 0 for the beginning.
+            limit: most entries, at least 1.
+        """
+        ...
+
+    def fits(self, *, after: int = 0, limit: int = 50) -> tuple[FitInfo, ...]:
+        """Return a page of the fits; arguments as of `machines`."""
+        ...
+
     def remove_profile(self, name: str) -> int:
         """Delete every run and fit of that name and return how many runs there were."""
         ...
@@ -157,12 +246,49 @@ class Store(Protocol):
         """
         ...
 
+    def plan_document(self, plan_id: str) -> str | None:
+        """Return the canonical JSON of the plan with exactly this id, as it is stored."""
+        ...
+
     def plans(self) -> tuple[PlanInfo, ...]:
         """Return every plan, newest first."""
         ...
 
+    def plan_page(self, *, after: str = "", limit: int = 50) -> tuple[PlanInfo, ...]:
+        """Return a page of the plans.
+
+        A plan that is answered anew, by a newer moetune, moves to the front.
+
+        Args:
+            after: id of the last one seen, "" for the beginning.
+            limit: most entries, at least 1.
+
+        Raises:
+            NotFoundError: there is no plan `after`.
+        """
+        ...
+
     def add_observation(self, observation: Observation) -> None:
         """Append one observation."""
+        ...
+
+    def add_observations(self, observations: Sequence[Observation]) -> None:
+        """Append observations, all or none.
+
+        Raises:
+            InputError: a plan is not stored; the text names the first one.
+        """
+        ...
+
+    def observation_page(
+        self, plan_id: str | None, *, after: int = 0, limit: int = 200
+    ) -> tuple[Kept[Observation], ...]:
+        """Return a page of the observations of a plan, or of all for None.
+
+        Args:
+            after: id of the last one seen, 0 for the beginning.
+            limit: most entries, at least 1.
+        """
         ...
 
     def observations(self, plan_id: str) -> tuple[Observation, ...]:
@@ -175,4 +301,13 @@ class Store(Protocol):
 
     def settled(self, plan_id: str) -> tuple[Settled, ...]:
         """Return what searches decided that began with the plan, oldest first."""
+        ...
+
+    def check_ready(self) -> None:
+        """Return where the database can be read and written now; nothing is written.
+
+        Raises:
+            StoreUnavailableError: it is locked, full or away.
+            SchemaMismatchError: it has another schema.
+        """
         ...

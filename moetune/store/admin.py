@@ -14,10 +14,11 @@ from moetune.store.migrate import (
     differences,
     foreign_key_problems,
     known_revisions,
+    no_database,
     read_state,
     upgrade_to_head,
 )
-from moetune.store.opening import check_place, no_database, set_journal
+from moetune.store.opening import check_place, set_journal
 from moetune.store.sql_store import SqlStore
 
 

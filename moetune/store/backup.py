@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.store.address import parse_address
 from moetune.store.database import Database
-from moetune.store.migrate import read_state
-from moetune.store.opening import check_place, no_database
+from moetune.store.migrate import no_database, read_state
+from moetune.store.opening import check_place
 
 
 def backup(url: str, target: Path) -> Path:

@@ -1,14 +1,15 @@
 """One open database: transactions that are retried, and end in one clear error."""
 
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from moetune.domain.errors import MoetuneError
+from moetune.domain.errors import MoetuneError, StoreUnavailableError
 from moetune.store import faults
 from moetune.store.address import Address
 from moetune.store.engine import make_engine, reading, without_transaction
@@ -21,24 +22,47 @@ _RETRY_BUDGET_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """An address with its engine. Open one in each process: it does not survive a fork."""
+    """An address with its engine. Open one in each process: it does not survive a fork.
+
+    Args:
+        reader: the same engine for transactions that only read.
+        retry_seconds: a transaction that has taken longer is not run again.
+        turn: SQLite has one writer at a time, and asks for its lock by sleeping: threads of
+            one process come faster, and in turn, by waiting for each other.
+    """
 
     address: Address
     engine: Engine
+    reader: Engine
+    retry_seconds: float
+    turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @classmethod
     def connect(
-        cls, address: Address, *, read_only: bool = False, enforce_foreign_keys: bool = True
+        cls,
+        address: Address,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        enforce_foreign_keys: bool = True,
+        patience_seconds: float | None = None,
     ) -> "Database":
-        """Return the database; nothing is read yet.
+        """Return the database; nothing is read yet. Arguments as of `make_engine`.
 
         Raises:
             MoetuneError: the PostgreSQL driver is not installed.
         """
         engine = make_engine(
-            address, read_only=read_only, enforce_foreign_keys=enforce_foreign_keys
+            address,
+            read_only=read_only,
+            create=create,
+            enforce_foreign_keys=enforce_foreign_keys,
+            patience_seconds=patience_seconds,
         )
-        return cls(address=address, engine=engine)
+        retry_seconds = _RETRY_BUDGET_SECONDS if patience_seconds is None else patience_seconds / 2
+        return cls(
+            address=address, engine=engine, reader=reading(engine), retry_seconds=retry_seconds
+        )
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one transaction, again where it failed by chance, and commit.
@@ -46,7 +70,17 @@ class Database:
         Raises:
             MoetuneError: it failed; nothing of it was written unless the text says otherwise.
         """
-        return self._run(self.engine, work)
+        if self.address.path is None:
+            return self._run(self.engine, work)
+        if not self.turn.acquire(timeout=self.retry_seconds):
+            raise StoreUnavailableError(
+                f"database {self.address.shown} is busy: others of this process are writing",
+                "try again",
+            )
+        try:
+            return self._run(self.engine, work)
+        finally:
+            self.turn.release()
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, which only reads, in one transaction: it sees one state of the rows.
@@ -54,7 +88,7 @@ class Database:
         Raises:
             MoetuneError: it failed.
         """
-        return self._run(reading(self.engine), work)
+        return self._run(self.reader, work)
 
     def outside(self, work: Callable[[Connection], T]) -> T:
         """Run `work`, pragmas of SQLite, outside of a transaction.
@@ -84,7 +118,7 @@ class Database:
                 transient = faults.is_transient(error) or was_lost
                 was_lost = was_lost or faults.is_lost(error)
                 spent = time.monotonic() - started
-                if delay is None or not transient or spent > _RETRY_BUDGET_SECONDS:
+                if delay is None or not transient or spent > self.retry_seconds:
                     raise faults.translate(error, self.address) from error
                 time.sleep(delay)
             except SQLAlchemyError as error:
@@ -95,8 +129,8 @@ class Database:
                 return result
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _unknown_outcome(self) -> MoetuneError:
-        return MoetuneError(
+    def _unknown_outcome(self) -> StoreUnavailableError:
+        return StoreUnavailableError(
             f"database {self.address.shown} was lost while a change was committed: "
             "it may or may not be stored",
             "look with `moetune profiles list` or `moetune db check` before you try again",

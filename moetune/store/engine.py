@@ -3,6 +3,9 @@
 SQLAlchemy's defaults for SQLite lose concurrent updates without an error (the driver does
 not BEGIN before a SELECT), and deferred transactions fail as locked when they start to
 write. Hence: every writing transaction takes the write lock as its first statement.
+
+A SQLite file that was removed or replaced can still be written to by who has it open, and the
+rows are gone. Hence: a connection to a file that is no longer the one at its path is given up.
 """
 
 import json
@@ -14,12 +17,16 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from moetune.domain.document import canonical_json
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import BadStoreError, MoetuneError
 from moetune.store.address import Address
 
 BUSY_TIMEOUT_SECONDS = 30.0
+# As many threads of one process use a store at once; connections are made when they are needed.
+NUM_CONNECTIONS = 16
 # A server that vanished without a word is given up after half a minute.
 _POSTGRESQL_OPTIONS = MappingProxyType(
     {
@@ -38,19 +45,36 @@ _NETWORK_FILE_SYSTEMS = re.compile(
 
 
 def make_engine(
-    address: Address, *, read_only: bool = False, enforce_foreign_keys: bool = True
+    address: Address,
+    *,
+    read_only: bool = False,
+    create: bool = True,
+    enforce_foreign_keys: bool = True,
+    patience_seconds: float | None = None,
 ) -> Engine:
     """Return an engine; nothing is connected yet.
 
     Args:
+        create: make a SQLite file where there is none.
         enforce_foreign_keys: False for migrations, in which SQLite replaces tables: dropping
             the old one would delete the rows that refer to it.
+        patience_seconds: how long to wait for what others hold; None for half a minute with
+            SQLite, and for as long as it takes with PostgreSQL.
 
     Raises:
         MoetuneError: the PostgreSQL driver is not installed.
     """
     if address.path is not None:
-        return _sqlite_engine(address.path, read_only, enforce_foreign_keys)
+        mode = "ro" if read_only else "rwc" if create else "rw"
+        timeout = BUSY_TIMEOUT_SECONDS if patience_seconds is None else patience_seconds
+        engine = _sqlite_engine(
+            address.path,
+            mode=mode,
+            timeout_seconds=timeout,
+            enforce_foreign_keys=enforce_foreign_keys,
+        )
+        _watch_file(engine, address.path)
+        return engine
     try:
         engine = create_engine(
             address.url,
@@ -59,6 +83,9 @@ def make_engine(
                 for key, value in _POSTGRESQL_OPTIONS.items()
                 if key not in address.url.query
             },
+            pool_size=NUM_CONNECTIONS,
+            max_overflow=0,
+            pool_timeout=patience_seconds or BUSY_TIMEOUT_SECONDS,
             json_serializer=canonical_json,
             json_deserializer=_read_json,
             hide_parameters=True,
@@ -68,6 +95,8 @@ def make_engine(
             f"PostgreSQL needs the driver psycopg, which is not here: {error}",
             "run `pip install 'moetune[postgres]'`",
         ) from None
+    if patience_seconds is not None:
+        _limit_waiting(engine, patience_seconds)
     return engine.execution_options(postgresql_readonly=True) if read_only else engine
 
 
@@ -105,14 +134,14 @@ def file_system(path: Path, *, mounts: str) -> str:
     return kind
 
 
-def _sqlite_engine(path: Path, read_only: bool, enforce_foreign_keys: bool) -> Engine:  # noqa: FBT001 - private, called once
-    mode = "ro" if read_only else "rwc"
-
+def _sqlite_engine(
+    path: Path, *, mode: str, timeout_seconds: float, enforce_foreign_keys: bool
+) -> Engine:
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={mode}",
             uri=True,
-            timeout=BUSY_TIMEOUT_SECONDS,
+            timeout=timeout_seconds,
             isolation_level=None,
             check_same_thread=False,
         )
@@ -123,11 +152,14 @@ def _sqlite_engine(path: Path, read_only: bool, enforce_foreign_keys: bool) -> E
         "sqlite://",
         creator=connect,
         poolclass=QueuePool,
+        pool_size=NUM_CONNECTIONS,
+        max_overflow=0,
+        pool_timeout=timeout_seconds,
         json_serializer=canonical_json,
         json_deserializer=_read_json,
         hide_parameters=True,
     )
-    default = "BEGIN" if read_only else "BEGIN IMMEDIATE"
+    default = "BEGIN" if mode == "ro" else "BEGIN IMMEDIATE"
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
@@ -138,11 +170,42 @@ def _sqlite_engine(path: Path, read_only: bool, enforce_foreign_keys: bool) -> E
     return engine
 
 
+def _watch_file(engine: Engine, path: Path) -> None:
+    """Give up connections to a file that was removed or replaced since they were made."""
+
+    def identity() -> tuple[int, int] | None:
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    @event.listens_for(engine, "connect")
+    def note(_connection: object, entry: ConnectionPoolEntry) -> None:
+        entry.info["file"] = identity()
+
+    @event.listens_for(engine, "checkout")
+    def compare(
+        _connection: object, entry: ConnectionPoolEntry, _proxy: PoolProxiedConnection
+    ) -> None:
+        if entry.info["file"] != identity():
+            raise DisconnectionError(f"{path} is another file now")
+
+
+def _limit_waiting(engine: Engine, seconds: float) -> None:
+    """Let PostgreSQL give up a statement that has waited so long for a lock of others."""
+
+    @event.listens_for(engine, "connect")
+    def limit(connection: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 - psycopg's
+        connection.execute(f"SET lock_timeout = {round(1000 * seconds)}")
+        connection.commit()
+
+
 def _read_json(text: str | bytes) -> Any:  # noqa: ANN401 - plain values of any shape
     try:
         return json.loads(text)
     except ValueError as error:
-        raise InputError(
+        raise BadStoreError(
             f"a row of the database holds no valid JSON: {error}",
             "the file was changed by another program: restore a backup",
         ) from None

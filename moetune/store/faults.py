@@ -2,9 +2,15 @@
 
 from types import MappingProxyType
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.errors import (
+    BadStoreError,
+    InputError,
+    MoetuneError,
+    StoreUnavailableError,
+)
 from moetune.store.address import Address
 
 _RETRIED_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED")
@@ -12,42 +18,43 @@ _RETRIED_SQLITE = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _RETRIED_SQLSTATES = ("40001", "40P01", "55P03", "08", "57P")
 _LOST_SQLSTATES = ("08", "57P")
 
+_AWAY, _BAD = StoreUnavailableError, BadStoreError
 _Meaning = tuple[type[MoetuneError], str, str]
 _SQLITE = MappingProxyType[str, _Meaning](
     {
-        "SQLITE_NOTADB": (InputError, "is no database", "name another file with --db"),
+        "SQLITE_NOTADB": (_BAD, "is no database", "name another file with --db"),
         "SQLITE_CORRUPT": (
-            InputError,
+            _BAD,
             "is damaged",
             "restore a backup (`moetune db backup` makes one), or move the file away",
         ),
         "SQLITE_CANTOPEN": (
-            InputError,
+            _BAD,
             "cannot be opened",
             "check that the folder exists and that you may read and write it",
         ),
-        "SQLITE_PERM": (MoetuneError, "may not be used", "check the file's permissions"),
+        "SQLITE_PERM": (_AWAY, "may not be used", "check the file's permissions"),
         "SQLITE_READONLY": (
-            MoetuneError,
+            _AWAY,
             "cannot be written: it is read-only",
             "check the permissions of the file and of its folder, or name another with --db",
         ),
         "SQLITE_FULL": (
-            MoetuneError,
+            _AWAY,
             "cannot grow: the disk is full; nothing was written",
             "free some space and try again",
         ),
         "SQLITE_IOERR": (
-            MoetuneError,
+            _AWAY,
             "cannot be read or written: the disk refused; nothing was written",
             "check free space, quota and the health of the disk, then try again",
         ),
         "SQLITE_BUSY": (
-            MoetuneError,
+            _AWAY,
             "stayed locked by another process",
             "end the process that holds it, or try again",
         ),
-        "SQLITE_LOCKED": (MoetuneError, "stayed locked by another process", "try again"),
+        "SQLITE_LOCKED": (_AWAY, "stayed locked by another process", "try again"),
         "SQLITE_CONSTRAINT_FOREIGNKEY": (
             InputError,
             "lacks the row that this one belongs to: it was removed meanwhile",
@@ -60,19 +67,19 @@ _SQLSTATES = MappingProxyType[str, _Meaning](
     {
         "23503": _SQLITE["SQLITE_CONSTRAINT_FOREIGNKEY"],
         "22": (InputError, "cannot hold this value", "check the names and sizes given"),
-        "25006": (MoetuneError, "is read-only", "connect to the primary server"),
-        "28": (MoetuneError, "refuses this user or password", "check the user and the password"),
-        "3D000": (InputError, "does not exist", "create it with `createdb`, or name another"),
-        "40": (MoetuneError, "had too many conflicting writers", "try again"),
+        "25006": (_AWAY, "is read-only", "connect to the primary server"),
+        "28": (_AWAY, "refuses this user or password", "check the user and the password"),
+        "3D000": (_BAD, "does not exist", "create it with `createdb`, or name another"),
+        "40": (_AWAY, "had too many conflicting writers", "try again"),
         "42501": (
-            MoetuneError,
+            _AWAY,
             "does not allow this user to do that",
             "ask for the right to create and write tables in it",
         ),
-        "53100": (MoetuneError, "has no space left; nothing was written", "free some space"),
-        "53300": (MoetuneError, "has too many connections", "try again later"),
-        "55P03": (MoetuneError, "stayed locked by another process", "try again"),
-        "57P": (MoetuneError, "is starting or stopping", "try again when the server runs"),
+        "53100": (_AWAY, "has no space left; nothing was written", "free some space"),
+        "53300": (_AWAY, "has too many connections", "try again later"),
+        "55P03": (_AWAY, "stayed locked by another process", "try again"),
+        "57P": (_AWAY, "is starting or stopping", "try again when the server runs"),
     }
 )
 _CONNECTING: tuple[tuple[str, _Meaning], ...] = (
@@ -81,9 +88,15 @@ _CONNECTING: tuple[tuple[str, _Meaning], ...] = (
     ("does not exist", _SQLSTATES["3D000"]),
 )
 _UNREACHABLE: _Meaning = (
-    MoetuneError,
+    _AWAY,
     "cannot be reached",
     "check that the server runs, and the host, the port and the network",
+)
+# The file was replaced, or the schema changed, while it was open.
+_OTHER_TABLES: _Meaning = (
+    _BAD,
+    "has other tables than this moetune's",
+    "see `moetune db current`",
 )
 
 
@@ -109,6 +122,11 @@ def translate(error: SQLAlchemyError, address: Address) -> MoetuneError:
         return kind(f"database {address.shown} {what} ({detail})", hint)
     if isinstance(error, StatementError) and isinstance(error.orig, ValueError):
         return unstorable(error.orig, address)
+    if isinstance(error, PoolTimeoutError):
+        return _AWAY(
+            f"database {address.shown} is busy: every connection of this process is in use",
+            "try again",
+        )
     return MoetuneError(
         f"database {address.shown} failed: {address.scrub(str(error))}",
         "run `moetune db check`",
@@ -124,16 +142,20 @@ def unstorable(error: Exception, address: Address) -> InputError:
 
 
 def _meaning(error: DBAPIError, *, is_server: bool) -> _Meaning:
-    name, state = _sqlite_name(error), _sqlstate(error)
+    name, state, text = _sqlite_name(error), _sqlstate(error), str(error.orig)
     for prefix, meaning in _SQLITE.items():
         if name.startswith(prefix):
             return meaning
     for prefix, meaning in _SQLSTATES.items():
         if state.startswith(prefix):
             return meaning
+    if state in {"42P01", "42703"} or text.startswith(("no such table", "no such column")):
+        return _OTHER_TABLES
+    if isinstance(error, DataError):
+        # The driver refused it before it was sent: a NUL in a text, for PostgreSQL.
+        return _SQLSTATES["22"]
     if is_server and not state:
         # libpq gives no SQLSTATE while it connects: its text is all there is.
-        text = str(error.orig)
         return next((meaning for part, meaning in _CONNECTING if part in text), _UNREACHABLE)
     return MoetuneError, "failed", "run `moetune db check`"
 

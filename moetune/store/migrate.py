@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import SchemaItem
 
-from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
+from moetune.domain.errors import BadStoreError, MoetuneError, SchemaMismatchError
 from moetune.store.address import Address
 from moetune.store.database import Database
 from moetune.store.schema import VERSION_TABLE, metadata
@@ -82,7 +82,7 @@ def read_state(connection: Connection) -> SchemaState:
     """Return the revision that is found in the database.
 
     Raises:
-        InputError: the database has tables of our names that are not ours.
+        BadStoreError: the database has tables of our names that are not ours.
     """
     head = known_revisions()[-1]
     tables = set(inspect(connection).get_table_names())
@@ -91,11 +91,19 @@ def read_state(connection: Connection) -> SchemaState:
         if found := ", ".join(sorted(rows)):
             return SchemaState(found=found, head=head)
     if clashes := sorted(tables & metadata.tables.keys()):
-        raise InputError(
+        raise BadStoreError(
             f"the database belongs to another program: it has its own table {clashes[0]!r}",
             "name another database with --db",
         )
     return SchemaState(found=None, head=head)
+
+
+def no_database(address: Address) -> BadStoreError:
+    """Return the error for a place that holds no database of moetune."""
+    return BadStoreError(
+        f"there is no moetune database at {address.shown}",
+        "`moetune profile` makes one, or name another with --db",
+    )
 
 
 def check_head(state: SchemaState, address: Address) -> None:

@@ -6,16 +6,23 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.store.address import Address, parse_address
 from moetune.store.database import Database
 from moetune.store.engine import journal_mode
-from moetune.store.migrate import check_head, read_state, upgrade_to_head
+from moetune.store.migrate import check_head, no_database, read_state, upgrade_to_head
 from moetune.store.sql_store import SqlStore
 
 
-def open_store(url: str, *, read_only: bool = False) -> SqlStore:
+def open_store(
+    url: str, *, read_only: bool = False, patience_seconds: float | None = None
+) -> SqlStore:
     """Open the store at `url`; a new or empty database is given its tables first.
+
+    A SQLite file that is removed later is not made again, and one that is put in its place is
+    taken up.
 
     Args:
         url: a file, `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`.
         read_only: open without any right to write; there must be a database then.
+        patience_seconds: how long to wait for what others hold; None for as long as a person
+            at a command line would.
 
     Raises:
         SchemaMismatchError: the database has an older or newer schema.
@@ -24,7 +31,11 @@ def open_store(url: str, *, read_only: bool = False) -> SqlStore:
     """
     address = parse_address(url)
     check_place(address, must_exist=read_only)
-    database = Database.connect(address, read_only=read_only)
+    if address.path is not None and not address.path.exists():
+        upgrade_to_head(address, only_new=True)
+    database = Database.connect(
+        address, read_only=read_only, create=False, patience_seconds=patience_seconds
+    )
     try:
         _prepare(database, read_only=read_only)
     except BaseException:
@@ -74,14 +85,6 @@ def check_place(address: Address, *, must_exist: bool) -> None:
             f"database {path} cannot be opened or made: {error.strerror}",
             "check the permissions, or name another file with --db",
         ) from None
-
-
-def no_database(address: Address) -> InputError:
-    """Return the error for a place that holds no database of moetune."""
-    return InputError(
-        f"there is no moetune database at {address.shown}",
-        "`moetune profile` makes one, or name another with --db",
-    )
 
 
 def set_journal(database: Database) -> None:

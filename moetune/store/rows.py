@@ -9,10 +9,18 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from moetune.domain.document import decode, digest, encode
-from moetune.domain.errors import InputError
+from moetune.domain.errors import BadStoreError, InputError
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.plan import Plan, plan_from_document
-from moetune.domain.ports import Observation, PlanInfo, RunInfo, Settled
+from moetune.domain.ports import (
+    FitInfo,
+    Kept,
+    MachineInfo,
+    Observation,
+    PlanInfo,
+    RunInfo,
+    Settled,
+)
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import Sample
 
@@ -102,6 +110,16 @@ def run_info(row: RowMapping) -> RunInfo:
     return decode(RunInfo, dict(row), "run")
 
 
+def machine_info(row: RowMapping) -> MachineInfo:
+    """Return the list entry of a machine."""
+    return decode(MachineInfo, dict(row), "machine")
+
+
+def fit_info(row: RowMapping) -> FitInfo:
+    """Return the list entry of a fit."""
+    return decode(FitInfo, dict(row), "fit")
+
+
 def observation_values(observation: Observation) -> Values:
     """Return the columns of an observation."""
     return {**encode(observation), "created_at": utc_now()}
@@ -110,6 +128,14 @@ def observation_values(observation: Observation) -> Values:
 def observation_from_row(row: RowMapping) -> Observation:
     """Return the observation in a row."""
     return decode(Observation, dict(row), "observation")
+
+
+def kept_observation(row: RowMapping) -> Kept[Observation]:
+    """Return an observation with its number and its time."""
+    values = dict(row)
+    number, created_at = values.pop("id"), values.pop("created_at")
+    value = decode(Observation, values, f"observation {number}")
+    return Kept(id=number, created_at=created_at, value=value)
 
 
 def settled_values(settled: Settled) -> Values:
@@ -143,4 +169,4 @@ def _named(where: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise InputError(f"{where}: {error.what}", error.hint) from None
+        raise BadStoreError(f"{where}: {error.what}", error.hint) from None

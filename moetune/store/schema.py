@@ -11,6 +11,7 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKey,
+    Index,
     Integer,
     MetaData,
     String,
@@ -103,6 +104,7 @@ plans = Table(
     Column("tokens_per_rank", BigInteger, nullable=False),
     Column("document", JSON, nullable=False),
     Column("created_at", Text, nullable=False),
+    Index(None, "created_at", "id"),
 )
 
 observations = Table(

@@ -2,31 +2,48 @@
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import Connection, RowMapping, Select, delete, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    RowMapping,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
-from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Observation, PlanInfo, RunInfo, RunStatus, Settled
+from moetune.domain.ports import (
+    FitInfo,
+    Kept,
+    MachineInfo,
+    Observation,
+    PlanInfo,
+    RunInfo,
+    RunStatus,
+    Settled,
+)
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
-from moetune.store import rows, statements
+from moetune.store import pages, rows, statements
 from moetune.store.database import Database
-from moetune.store.schema import (
-    fits,
-    machines,
-    observations,
-    plans,
-    runs,
-    samples,
-    settled_sizes,
-)
+from moetune.store.readiness import check_ready
+from moetune.store.schema import fits, plans, runs, settled_sizes
+from moetune.store.schema import observations as observed
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
+_DOCUMENT = select(cast(plans.c.document, Text)).where(plans.c.id == bindparam("plan_id"))
 
 
 class SqlStore:
@@ -79,22 +96,9 @@ class SqlStore:
 
     def open_run(self, *, name: str, fingerprint: Fingerprint) -> int | None:
         """Return the latest unfinished run of that name with that fingerprint, to resume it."""
-        query = (
-            select(runs.c.id, runs.c.software)
-            .join(machines)
-            .where(
-                runs.c.name == name,
-                runs.c.provenance == "measured",
-                runs.c.status != "complete",
-                machines.c.hardware_id == fingerprint.hardware_id,
-            )
-            .order_by(runs.c.id.desc())
-            .limit(1)
+        return self._database.read(
+            lambda connection: statements.latest_open_run(connection, name, fingerprint)
         )
-        row = self._database.read(lambda connection: connection.execute(query).first())
-        if row is None or row.software != dict(fingerprint.software):
-            return None
-        return int(row.id)
 
     def add_samples(self, run_id: int, samples: Sequence[Sample]) -> None:
         """Append samples to the run, all or none.
@@ -145,66 +149,33 @@ class SqlStore:
         Raises:
             InputError: there is no such run, or the profile's samples are others than its.
         """
-
-        def work(connection: Connection) -> None:
-            if run_id is None:
-                fit_run_id = statements.import_run(connection, profile)
-            else:
-                fit_run_id = run_id
-                statements.require_run(connection, run_id)
-                kept = statements.samples_of(connection, run_id, self.location)
-                if profile.samples not in ((), kept):
-                    raise InputError(
-                        f"profile {profile.name!r} has other samples than run {run_id}",
-                        "add them to the run first",
-                    )
-            last = select(func.max(samples.c.id)).where(samples.c.run_id == fit_run_id)
-            connection.execute(
-                insert(fits).values(
-                    run_id=fit_run_id,
-                    name=profile.name,
-                    document=rows.profile_document(profile),
-                    last_sample_id=connection.execute(last).scalar() or 0,
-                    created_at=rows.utc_now(),
-                )
-            )
-
-        self._database.write(work)
+        self._database.write(
+            lambda connection: statements.add_fit(connection, profile, run_id, self.location)
+        )
 
     def profile(self, name: str) -> Profile | None:
         """Return the current profile of that name, with its samples."""
-        query = select(fits).where(fits.c.name == name).order_by(fits.c.id.desc()).limit(1)
+        return self._database.read(
+            lambda connection: statements.current_profile(connection, name, self.location)
+        )
 
-        def work(connection: Connection) -> Profile | None:
-            fit = connection.execute(query).mappings().first()
-            if fit is None:
-                return None
-            measured = statements.samples_of(
-                connection, fit["run_id"], self.location, last_id=fit["last_sample_id"]
-            )
-            return rows.profile_from_parts(
-                fit["document"], measured, f"{self.location}: profile {name!r}"
-            )
-
-        return self._database.read(work)
+    def current_fit(self, name: str) -> int | None:
+        """Return the number of that profile's fit, None where there is none of that name."""
+        query = select(func.max(fits.c.id)).where(fits.c.name == name)
+        found: int | None = self._database.read(lambda one: one.execute(query).scalar())
+        return found
 
     def runs(self) -> tuple[RunInfo, ...]:
         """Return every run, newest first."""
-        count = (
-            select(func.count()).where(samples.c.run_id == runs.c.id).correlate(runs)
-        ).scalar_subquery()
-        query = (
-            select(
-                *(runs.c[name] for name in ("id", "name", "provenance", "preset", "status")),
-                runs.c.created_at,
-                machines.c.device,
-                machines.c.num_devices,
-                count.label("num_samples"),
-            )
-            .join(machines)
-            .order_by(runs.c.id.desc())
-        )
-        return tuple(rows.run_info(row) for row in self._rows(query))
+        return self._database.read(pages.all_runs)
+
+    def machines(self, *, after: int = 0, limit: int = 50) -> tuple[MachineInfo, ...]:
+        """Return a page of the machines, newest first."""
+        return self._database.read(partial(pages.machines_page, after=after, limit=limit))
+
+    def fits(self, *, after: int = 0, limit: int = 50) -> tuple[FitInfo, ...]:
+        """Return a page of the fits, newest first."""
+        return self._database.read(partial(pages.fits_page, after=after, limit=limit))
 
     def remove_profile(self, name: str) -> int:
         """Delete every run and fit of that name and return how many runs there were."""
@@ -221,15 +192,7 @@ class SqlStore:
         Observations keep what was predicted when they were made.
         """
 
-        def work(connection: Connection) -> None:
-            values = rows.plan_values(plan)
-            statements.insert_missing(connection, plans, values)
-            mine = plans.c.id == plan.id
-            stored = connection.execute(select(plans.c.document).where(mine)).scalar_one()
-            if canonical_json(stored) != canonical_json(plan):
-                connection.execute(update(plans).where(mine).values(values))
-
-        self._database.write(work)
+        self._database.write(lambda connection: statements.keep_plan(connection, plan))
 
     def plan(self, plan_id: str) -> Plan | None:
         """Return the plan whose id starts with `plan_id`.
@@ -239,20 +202,33 @@ class SqlStore:
         """
         if not _PREFIX.fullmatch(plan_id):
             return None
-        query = select(plans).where(plans.c.id.startswith(plan_id)).order_by(plans.c.id).limit(5)
-        found = self._rows(query)
+        # Not LIKE, which no index answers; "g" follows the last digit.
+        mine = and_(plans.c.id >= plan_id, plans.c.id < f"{plan_id}g")
+        found = self._rows(select(plans).where(mine).order_by(plans.c.id).limit(5))
         if len(found) > 1:
             names = ", ".join(row["id"][: len(plan_id) + 8] for row in found)
             raise InputError(f"plan id {plan_id!r} is ambiguous", f"give more of it: {names}")
         return rows.plan_from_row(found[0], self.location) if found else None
 
+    def plan_document(self, plan_id: str) -> str | None:
+        """Return the canonical JSON of the plan with exactly this id, as it is stored."""
+        wanted = {"plan_id": plan_id}
+        found: str | None = self._database.read(
+            lambda connection: connection.execute(_DOCUMENT, wanted).scalar()
+        )
+        return found
+
     def plans(self) -> tuple[PlanInfo, ...]:
         """Return every plan, newest first."""
-        names = ("id", "model", "profile", "world_size", "tokens_per_rank", "created_at")
-        query = select(*(plans.c[name] for name in names)).order_by(
-            plans.c.created_at.desc(), plans.c.id
-        )
-        return tuple(rows.plan_info(row) for row in self._rows(query))
+        return self._database.read(pages.plans_page)
+
+    def plan_page(self, *, after: str = "", limit: int = 50) -> tuple[PlanInfo, ...]:
+        """Return a page of the plans, newest first.
+
+        Raises:
+            NotFoundError: there is no plan `after`.
+        """
+        return self._database.read(partial(pages.plans_page, after=after, limit=limit))
 
     def add_observation(self, observation: Observation) -> None:
         """Append one observation.
@@ -260,20 +236,41 @@ class SqlStore:
         Raises:
             InputError: its plan is not stored.
         """
+        self.add_observations((observation,))
+
+    def add_observations(self, observations: Sequence[Observation]) -> None:
+        """Append observations, all or none.
+
+        Raises:
+            InputError: a plan is not stored; the text names the first one.
+        """
+        values = [rows.observation_values(one) for one in observations]
 
         def work(connection: Connection) -> None:
-            statements.require_plan(connection, observation.plan_id, self.location)
-            connection.execute(insert(observations).values(rows.observation_values(observation)))
+            plan_ids = [one.plan_id for one in observations]
+            statements.require_plans(connection, plan_ids, self.location)
+            connection.execute(insert(observed), values)
 
-        self._database.write(work)
+        if values:
+            self._database.write(work)
+
+    def observation_page(
+        self, plan_id: str | None, *, after: int = 0, limit: int = 200
+    ) -> tuple[Kept[Observation], ...]:
+        """Return a page of the observations of a plan, or of all for None, newest first."""
+        return self._database.read(
+            lambda connection: pages.observations_page(
+                connection, plan_id, after=after, limit=limit
+            )
+        )
 
     def observations(self, plan_id: str) -> tuple[Observation, ...]:
         """Return the plan's observations, oldest first."""
         names = Observation.__dataclass_fields__
         query = (
-            select(*(observations.c[name] for name in names))
-            .where(observations.c.plan_id == plan_id)
-            .order_by(observations.c.id)
+            select(*(observed.c[name] for name in names))
+            .where(observed.c.plan_id == plan_id)
+            .order_by(observed.c.id)
         )
         return tuple(rows.observation_from_row(row) for row in self._rows(query))
 
@@ -285,7 +282,7 @@ class SqlStore:
         """
 
         def work(connection: Connection) -> None:
-            statements.require_plan(connection, settled.plan_id, self.location)
+            statements.require_plans(connection, (settled.plan_id,), self.location)
             connection.execute(insert(settled_sizes).values(rows.settled_values(settled)))
 
         self._database.write(work)
@@ -295,6 +292,15 @@ class SqlStore:
         mine = settled_sizes.c.plan_id == plan_id
         query = select(settled_sizes).where(mine).order_by(settled_sizes.c.id)
         return tuple(rows.settled_from_row(row, self.location) for row in self._rows(query))
+
+    def check_ready(self) -> None:
+        """Return where the database can be read and written now; nothing is written.
+
+        Raises:
+            StoreUnavailableError: it is locked, full or away.
+            SchemaMismatchError: it has another schema.
+        """
+        check_ready(self._database)
 
     def _rows(self, query: Select[Any]) -> Sequence[RowMapping]:
         return self._database.read(lambda connection: connection.execute(query).mappings().all())

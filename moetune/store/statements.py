@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Table, insert, select
+from sqlalchemy import Connection, Table, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.store import rows
-from moetune.store.schema import machines, plans, runs, samples
+from moetune.store.schema import fits, machines, plans, runs, samples
 
 
 def require_run(connection: Connection, run_id: int) -> None:
@@ -20,10 +22,15 @@ def require_run(connection: Connection, run_id: int) -> None:
         raise InputError(f"there is no run {run_id}", "see `moetune profiles list`")
 
 
-def require_plan(connection: Connection, plan_id: str, where: str) -> None:
-    """Raise InputError unless the plan is stored."""
-    if connection.execute(select(plans.c.id).where(plans.c.id == plan_id)).first() is None:
-        raise InputError(f"there is no plan {plan_id[:12]!r} in {where}", "store the plan first")
+def require_plans(connection: Connection, plan_ids: Sequence[str], where: str) -> None:
+    """Raise InputError, which names the first one, unless all of the plans are stored."""
+    wanted = tuple(dict.fromkeys(plan_ids))
+    known = set(connection.execute(select(plans.c.id).where(plans.c.id.in_(wanted))).scalars())
+    for plan_id in wanted:
+        if plan_id not in known:
+            raise InputError(
+                f"there is no plan {plan_id[:12]!r} in {where}", "store the plan first"
+            )
 
 
 def add_run(
@@ -40,6 +47,26 @@ def add_run(
         "created_at": rows.utc_now(),
     }
     return int(connection.execute(insert(runs).values(row).returning(runs.c.id)).scalar_one())
+
+
+def latest_open_run(connection: Connection, name: str, fingerprint: Fingerprint) -> int | None:
+    """Return the latest unfinished run of that name; None where it had another fingerprint."""
+    query = (
+        select(runs.c.id, runs.c.software)
+        .join(machines)
+        .where(
+            runs.c.name == name,
+            runs.c.provenance == "measured",
+            runs.c.status != "complete",
+            machines.c.hardware_id == fingerprint.hardware_id,
+        )
+        .order_by(runs.c.id.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).first()
+    if row is None or row.software != dict(fingerprint.software):
+        return None
+    return int(row.id)
 
 
 def import_run(connection: Connection, profile: Profile) -> int:
@@ -64,6 +91,59 @@ def add_samples(connection: Connection, run_id: int, measured: Sequence[Sample])
     if measured:
         values = [rows.sample_values(sample, run_id) for sample in measured]
         connection.execute(insert(samples), values)
+
+
+def add_fit(connection: Connection, profile: Profile, run_id: int | None, where: str) -> None:
+    """Append a profile, fitted to the run or, without one, imported as a run of its own.
+
+    Args:
+        where: the store's place for an error.
+
+    Raises:
+        InputError: there is no such run, or the profile's samples are others than its.
+    """
+    if run_id is None:
+        run_id = import_run(connection, profile)
+    else:
+        require_run(connection, run_id)
+        if profile.samples not in ((), samples_of(connection, run_id, where)):
+            raise InputError(
+                f"profile {profile.name!r} has other samples than run {run_id}",
+                "add them to the run first",
+            )
+    last = select(func.max(samples.c.id)).where(samples.c.run_id == run_id)
+    values = {
+        "run_id": run_id,
+        "name": profile.name,
+        "document": rows.profile_document(profile),
+        "last_sample_id": connection.execute(last).scalar() or 0,
+        "created_at": rows.utc_now(),
+    }
+    connection.execute(insert(fits).values(values))
+
+
+def current_profile(connection: Connection, name: str, where: str) -> Profile | None:
+    """Return the newest profile of that name, with its samples.
+
+    Args:
+        where: the store's place for an error.
+    """
+    query = select(fits).where(fits.c.name == name).order_by(fits.c.id.desc()).limit(1)
+    fit = connection.execute(query).mappings().first()
+    if fit is None:
+        return None
+    measured = samples_of(connection, fit["run_id"], where, last_id=fit["last_sample_id"])
+    return rows.profile_from_parts(fit["document"], measured, f"{where}: profile {name!r}")
+
+
+def keep_plan(connection: Connection, plan: Plan) -> None:
+    """Append the plan, or put it in the place of another answer to the same inputs."""
+    values = rows.plan_values(plan)
+    insert_missing(connection, plans, values)
+    mine = plans.c.id == plan.id
+    stored = connection.execute(select(plans.c.document).where(mine)).scalar_one()
+    if canonical_json(stored) != canonical_json(plan):
+        connection.execute(update(plans).where(mine).values(values))
 
 
 def samples_of(
