@@ -177,7 +177,9 @@ def question_in(body: Mapping[str, object]) -> WhatIf:
     known = ("plan_id", "inputs", "changes", "speeds")
     for key in body:
         if key not in known:
-            raise InputError(f"the body has the unknown key {shown(key)}", f"known: {', '.join(known)}")
+            raise InputError(
+                f"the body has the unknown key {shown(key)}", f"known: {', '.join(known)}"
+            )
     plan_id = body.get("plan_id")
     if plan_id is not None and not isinstance(plan_id, str):
         raise InputError(f"plan_id must be a text, got {shown(plan_id)}")

@@ -254,8 +254,10 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, text: str) -> Non
     assert "secrets.token_hex" in caught.value.hint
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, lambda path: None])
-def test_a_token_file_that_is_none_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("make", [Path.mkdir, Path.exists])
+def test_a_token_file_that_is_none_is_refused(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
     make(tmp_path / "token")
     with pytest.raises(InputError, match="token file"):
         read_token_file(tmp_path / "token")

@@ -16,9 +16,7 @@ UNKNOWN = "ab" * 32
 PLANNED = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
 
 
-def _by_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], *arguments: str
-) -> str:
+def _by_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     capfd.readouterr()
     assert program.main(("--no-config", "--db", str(tmp_path / "cli.db"), *arguments)) == 0
     return str(capfd.readouterr().out)
