@@ -18,6 +18,7 @@ from moetune.cli import (
     plan,
     profile,
     profiles,
+    report,
     trace,
     verify,
 )
@@ -45,6 +46,7 @@ app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.command("explain", epilog=explain.EPILOG)(explain.explain)
 app.command("verify", epilog=verify.EPILOG)(verify.verify)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
+app.command("report", epilog=report.EPILOG)(report.report)
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(models.app, name="models")
 app.add_typer(db.app, name="db")
