@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import math
+import reprlib
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -17,6 +18,8 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 from moetune.domain.errors import InputError
 
 T = TypeVar("T")
+LARGEST = 2**63 - 1
+"""The largest whole number of a document: what a database's column holds."""
 
 
 def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
@@ -71,6 +74,14 @@ def digest(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def shown(plain: object) -> str:
+    """Return a value as an error shows it: strangers send long and deep ones."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 100
+    short.maxlevel = 3
+    return short.repr(plain)
+
+
 def _decode(kind: Any, plain: object, where: str) -> object:  # noqa: ANN401 - any annotation
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
@@ -78,7 +89,7 @@ def _decode(kind: Any, plain: object, where: str) -> object:  # noqa: ANN401 - a
     if origin is Literal:
         if plain in get_args(kind):
             return plain
-        raise InputError(f"{where} must be one of {_names(get_args(kind))}, got {plain!r}")
+        raise InputError(f"{where} must be one of {_names(get_args(kind))}, got {shown(plain)}")
     if origin is tuple:
         return _decode_tuple(get_args(kind), plain, where)
     if origin is not None and issubclass(origin, Mapping):
@@ -89,17 +100,26 @@ def _decode(kind: Any, plain: object, where: str) -> object:  # noqa: ANN401 - a
 
 
 def _decode_scalar(kind: type, plain: object, where: str) -> object:
-    if kind is float and type(plain) in (int, float) and math.isfinite(cast("float", plain)):
+    if kind is float and _is_finite(plain):
         return float(cast("float", plain))
+    if kind is int and type(plain) is int and abs(plain) > LARGEST:
+        raise InputError(f"{where} is too large: at most {LARGEST}")
     if kind in (int, str, bool) and type(plain) is kind:
         return plain
     name = {float: "a finite number", int: "a whole number", str: "a text", bool: "true or false"}
-    raise InputError(f"{where} must be {name.get(kind, kind.__name__)}, got {plain!r}")
+    raise InputError(f"{where} must be {name.get(kind, kind.__name__)}, got {shown(plain)}")
+
+
+def _is_finite(plain: object) -> bool:
+    try:
+        return type(plain) in (int, float) and math.isfinite(cast("float", plain))
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
 
 
 def _decode_tuple(kinds: tuple[Any, ...], plain: object, where: str) -> tuple[object, ...]:
     if not isinstance(plain, (list, tuple)):
-        raise InputError(f"{where} must be a list, got {plain!r}")
+        raise InputError(f"{where} must be a list, got {shown(plain)}")
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(plain)
     if len(kinds) != len(plain):
@@ -112,7 +132,7 @@ def _decode_tuple(kinds: tuple[Any, ...], plain: object, where: str) -> tuple[ob
 
 def _decode_mapping(kind: Any, plain: object, where: str) -> Mapping[str, object]:  # noqa: ANN401
     if not isinstance(plain, Mapping):
-        raise InputError(f"{where} must be a table, got {plain!r}")
+        raise InputError(f"{where} must be a table, got {shown(plain)}")
     return {str(key): _decode(kind, item, f"{where}.{key}") for key, item in plain.items()}
 
 
@@ -124,8 +144,8 @@ def _decode_union(kinds: tuple[Any, ...], plain: object, where: str) -> object:
         return _decode(choices[0], plain, where)
     tags = {_tag(kind): kind for kind in choices}
     tag = plain.get("kind") if isinstance(plain, Mapping) else None
-    if tag not in tags:
-        raise InputError(f"{where}.kind must be one of {_names(tags)}, got {tag!r}")
+    if not isinstance(tag, str) or tag not in tags:
+        raise InputError(f"{where}.kind must be one of {_names(tags)}, got {shown(tag)}")
     return _decode(tags[tag], plain, where)
 
 
@@ -141,13 +161,13 @@ def _tag(kind: type) -> object:
 
 def _decode_dataclass(kind: type, plain: object, where: str) -> object:
     if not isinstance(plain, Mapping):
-        raise InputError(f"{where} must be a table, got {plain!r}")
+        raise InputError(f"{where} must be a table, got {shown(plain)}")
     items = {item.name: item for item in dataclasses.fields(kind)}
     for key in plain:
         if key not in items:
             near = difflib.get_close_matches(str(key), items, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {_names(items)}"
-            raise InputError(f"{where} has the unknown key {key!r}", hint)
+            raise InputError(f"{where} has the unknown key {shown(key)}", hint)
     hints = _hints(kind)
     values: dict[str, object] = {}
     for name, item in items.items():

@@ -104,20 +104,25 @@ def solve_plan(
             *(_other_strategy(ranking, loser) for loser in strategies.losers),
         ),
         warnings=(
-            *_doubts(ranking, inputs.profile, provenance, is_resampled=len(resamples) > 0),
+            *_doubts(
+                ranking,
+                inputs.profile,
+                provenance,
+                assumed_spread=len(resamples) > 0 and not ranking.chooser.is_measured,
+            ),
             *ranking.pin_warnings(),
         ),
     )
 
 
 def _doubts(
-    ranking: Ranking, profile: str, provenance: Provenance, *, is_resampled: bool
+    ranking: Ranking, profile: str, provenance: Provenance, *, assumed_spread: bool
 ) -> Iterator[str]:
     yield from beware(
         trust=ranking.best.trust,
         provenance=provenance,
         profile=profile,
-        assumed_spread=is_resampled,
+        assumed_spread=assumed_spread,
     )
     limit, best = ranking.room.limit_bytes, ranking.best
     peak = peak_bytes(

@@ -1,5 +1,6 @@
 """What a plan's numbers consist of, from the profile that it was made with."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from moetune.domain.costs import Costs, Trust
@@ -15,7 +16,7 @@ from moetune.solve.layout_ranks import groups_of
 from moetune.solve.predict import PhaseTime
 from moetune.solve.step import step_time
 from moetune.workflows.plan import ALLOW_MODELLED
-from moetune.workflows.profiles import find_profile
+from moetune.workflows.profiles import FoundProfile, find_profile, named_profile
 from moetune.workflows.strategy_terms import StrategyTerms, strategies_of
 from moetune.workflows.wiring import StoreFinder
 
@@ -135,21 +136,36 @@ def explain_found(plan: Plan, *, profile: str | None, stores: StoreFinder) -> Ex
     Raises:
         MoetuneError: the profile that is named is missing or broken.
     """
+    found: FoundProfile | None = None
+    if profile is not None:
+        found = find_profile(profile, stores=stores)
+    else:
+        with suppress(ProfileError), stores() as store:
+            found = named_profile(plan.inputs.profile, store=store)
+    return explain_from(plan, found)
+
+
+def explain_from(plan: Plan, found: FoundProfile | None) -> Explanation:
+    """Return the terms of a plan from the profile of its name, where that is still the same.
+
+    Args:
+        found: None where nothing has that name.
+
+    Raises:
+        ProfileError: the profile lacks an operation of the plan.
+    """
     inputs = plan.inputs
-    try:
-        found = find_profile(profile or inputs.profile, stores=stores).profile
-    except ProfileError:
-        if profile is not None:
-            raise
+    if found is None:
         return _without_terms(
             plan, f"profile {inputs.profile!r} is not here, name it with --profile"
         )
     if found.digest != inputs.profile_fingerprint:
         return _without_terms(
             plan,
-            f"profile {found.name!r} is not the one the plan was made with, or has changed since",
+            f"profile {found.profile.name!r} is not the one the plan was made with, "
+            "or has changed since",
         )
-    return explain_plan(plan, profile=found)
+    return explain_plan(plan, profile=found.profile)
 
 
 def _without_terms(plan: Plan, reason: str) -> Explanation:

@@ -187,8 +187,14 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
     return replace(plan, warnings=(*_stand_in(plan, profile), *plan.warnings))
 
 
-def plan_inputs(request: PlanRequest, *, profile: Profile) -> PlanInputs:
-    """Return the request with every default filled in."""
+def plan_inputs(
+    request: PlanRequest, *, profile: Profile, fingerprint: str | None = None
+) -> PlanInputs:
+    """Return the request with every default filled in.
+
+    Args:
+        fingerprint: the profile's digest, where it is known; it takes long to work out.
+    """
     world_size = request.world_size or profile.machine.num_devices
     layer, tokens = _layer_and_tokens(request, world_size)
     return PlanInputs(
@@ -199,7 +205,7 @@ def plan_inputs(request: PlanRequest, *, profile: Profile) -> PlanInputs:
         dtype=request.dtype or default_dtype(profile),
         memory_limit_bytes=request.memory_limit_bytes,
         profile=profile.name,
-        profile_fingerprint=profile.digest,
+        profile_fingerprint=fingerprint or profile.digest,
         constraints=_constraints(request),
     )
 
@@ -234,7 +240,7 @@ def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
         return load_plan_file(Path(wanted))
     with stores() as store:
         plan = store.plan(wanted) if store and wanted else None
-        newest = store.plans()[:1] if store and plan is None else ()
+        newest = store.plan_page(limit=1) if store and plan is None else ()
     if plan is not None:
         return plan
     hint = (

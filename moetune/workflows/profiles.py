@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -20,12 +21,17 @@ _SPEED_OF_SOFTWARE = ("torch", "cuda", "nccl", "driver")
 Source = Literal["file", "store", "bundled"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FoundProfile:
     """A profile and where it was found."""
 
     profile: Profile
     source: Source
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the profile; of many samples it takes long, and is worked out once."""
+        return self.profile.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +90,49 @@ def find_profile(wanted: str | None, *, stores: StoreFinder) -> FoundProfile:
         ProfileError: nothing has that name, or nothing was measured yet.
     """
     if wanted is None:
-        return FoundProfile(profile=_newest_measured(stores), source="store")
-    if wanted.endswith(".toml") or "/" in wanted:
+        with stores() as store:
+            return named_profile(newest_measured(store), store=store)
+    if is_path(wanted):
         return FoundProfile(profile=load_profile_file(Path(wanted)), source="file")
     with stores() as store:
-        stored = store.profile(wanted) if store else None
-        known = {run.name for run in store.runs()} if store and stored is None else set()
+        return named_profile(wanted, store=store)
+
+
+def is_path(wanted: str) -> bool:
+    """Return whether a profile is named by a file, and not by its name."""
+    return wanted.endswith(".toml") or "/" in wanted
+
+
+def named_profile(name: str, *, store: Store | None) -> FoundProfile:
+    """Return the profile of a name in the store, else of a bundled name; never a file.
+
+    Raises:
+        ProfileError: nothing has that name.
+    """
+    stored = store.profile(name) if store else None
     if stored is not None:
         return FoundProfile(profile=stored, source="store")
     bundled = bundled_profiles()
-    if wanted in bundled:
-        return FoundProfile(profile=load_profile_file(bundled[wanted]), source="bundled")
-    raise _unknown(wanted, known, bundled)
+    if name in bundled:
+        return FoundProfile(profile=load_profile_file(bundled[name]), source="bundled")
+    raise _unknown(name, {run.name for run in store.runs()} if store else set(), bundled)
+
+
+def newest_measured(store: Store | None) -> str:
+    """Return the name of the newest measured profile.
+
+    Raises:
+        ProfileError: nothing was measured yet.
+    """
+    names = [run.name for run in store.runs() if run.provenance == "measured"] if store else []
+    for name in dict.fromkeys(names):
+        if store is not None and store.current_fit(name) is not None:
+            return name
+    raise ProfileError(
+        "no machine was measured yet, and no profile is named",
+        "measure this one:  moetune profile --nproc 2\n"
+        f"  or name one:       --profile {next(iter(bundled_profiles()), 'FILE.toml')}",
+    )
 
 
 def list_profiles(store: Store | None) -> tuple[ProfileInfo, ...]:
@@ -167,20 +204,6 @@ def machine_note(profile: Profile) -> str:
     if changed := _changed(there.software, here.software, _SPEED_OF_SOFTWARE):
         return f"the software changed since the profile was measured ({changed}): measure again"
     return ""
-
-
-def _newest_measured(stores: StoreFinder) -> Profile:
-    with stores() as store:
-        names = [run.name for run in store.runs() if run.provenance == "measured"] if store else []
-        for name in dict.fromkeys(names):
-            profile = store.profile(name) if store else None
-            if profile is not None:
-                return profile
-    raise ProfileError(
-        "no machine was measured yet, and no profile is named",
-        "measure this one:  moetune profile --nproc 2\n"
-        f"  or name one:       --profile {next(iter(bundled_profiles()), 'FILE.toml')}",
-    )
 
 
 def _unknown(name: str, known: set[str], bundled: Mapping[str, Path]) -> MoetuneError:

@@ -15,7 +15,7 @@ from moetune.fit.costs import costs_of
 from moetune.solve.layer_costs import layer_costs
 from moetune.solve.step import step_time
 from moetune.workflows.plan import ALLOW_MODELLED
-from moetune.workflows.profiles import find_profile
+from moetune.workflows.profiles import find_profile, named_profile
 from moetune.workflows.wiring import StoreFinder
 
 if TYPE_CHECKING:
@@ -148,21 +148,21 @@ def profile_behind(plan: Plan, *, wanted: str | None, stores: StoreFinder) -> Pr
     Raises:
         MoetuneError: the profile that is named is missing or broken, or another one.
     """
-    inputs = plan.inputs
-    try:
-        found = find_profile(wanted or inputs.profile, stores=stores).profile
-    except ProfileError:
-        if wanted is not None:
-            raise
-        return None
-    if found.digest == inputs.profile_fingerprint:
-        return found
+    fingerprint = plan.inputs.profile_fingerprint
     if wanted is not None:
+        found = find_profile(wanted, stores=stores)
+        if found.digest == fingerprint:
+            return found.profile
         raise ProfileError(
             f"profile {wanted!r} is not the one that plan {plan.id[:6]} was made from",
             "make the plan again with `moetune plan`",
         )
-    return None
+    try:
+        with stores() as store:
+            found = named_profile(plan.inputs.profile, store=store)
+    except ProfileError:
+        return None
+    return found.profile if found.digest == fingerprint else None
 
 
 def observations_of(plan: Plan, verification: Verification) -> tuple[Observation, ...]:

@@ -30,8 +30,14 @@ def configure(
     )
 
 
-def open_store(settings: Settings, *, read_only: bool = False) -> AbstractContextManager[Store]:
+def open_store(
+    settings: Settings, *, read_only: bool = False, patience_seconds: float | None = None
+) -> AbstractContextManager[Store]:
     """Open the store that the settings name; without `read_only` a new one is made.
+
+    Args:
+        patience_seconds: how long to wait for what others hold; None for as long as a person
+            at a command line would.
 
     Raises:
         SchemaMismatchError: the database has another schema.
@@ -40,7 +46,9 @@ def open_store(settings: Settings, *, read_only: bool = False) -> AbstractContex
     """
     from moetune import store
 
-    return store.open_store(settings.db, read_only=read_only)
+    return store.open_store(
+        settings.db, read_only=read_only, patience_seconds=patience_seconds
+    )
 
 
 @contextmanager
