@@ -11,6 +11,7 @@ from moetune.report.interference import interference_picture
 from moetune.report.operations import Operation, operations_of
 from moetune.report.picture import Picture
 from moetune.report.tables import Cell, Table
+from moetune.workflows.profiles import FoundProfile
 
 _FIRST = "all_to_all"
 _RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s")}
@@ -23,10 +24,12 @@ class ProfileView:
     Args:
         shown: the operation whose fit is drawn; None where the profile knows of none.
         scope: the machine in one line.
+        digest: of the profile.
         suspects: samples that vary too much.
     """
 
     profile: Profile
+    digest: str
     scope: str
     suspects: int
     operations: tuple[Operation, ...]
@@ -35,23 +38,25 @@ class ProfileView:
     facts: tuple[Table, ...]
 
 
-def view_profile(profile: Profile, *, operation: str = "") -> ProfileView:
+def view_profile(found: FoundProfile, *, operation: str = "") -> ProfileView:
     """Return a profile's view with one operation drawn.
 
     Args:
         operation: its key; where there is none such, the first all-to-all, else the first.
     """
+    profile = found.profile
     operations = operations_of(profile)
     shown = next((one for one in operations if one.key == operation), None) or _first(operations)
-    found = (fit_picture(shown), residual_picture(shown)) if shown else ()
+    fits = (fit_picture(shown), residual_picture(shown)) if shown else ()
     return ProfileView(
         profile=profile,
+        digest=found.digest,
         scope=machine_scope(profile),
         suspects=sum(sample.quality == "suspect" for sample in profile.samples),
         operations=operations,
         shown=shown,
         pictures=(
-            *(one for one in found if one is not None),
+            *(one for one in fits if one is not None),
             interference_picture(profile.interference),
         ),
         facts=tuple(_facts(profile)),

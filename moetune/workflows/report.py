@@ -9,7 +9,6 @@ from pathlib import Path
 from moetune.domain.errors import ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
-from moetune.domain.profile import Profile
 from moetune.report.fits import fit_picture
 from moetune.report.html import report_page
 from moetune.report.interference import interference_picture
@@ -22,7 +21,7 @@ from moetune.workflows.files import write_text
 from moetune.workflows.plan import find_plan
 from moetune.workflows.plan_view import PlanView, view_plan
 from moetune.workflows.profile_view import ProfileView, operations_table, view_profile
-from moetune.workflows.profiles import find_profile
+from moetune.workflows.profiles import FoundProfile, find_profile
 from moetune.workflows.wiring import StoreFinder
 
 NUM_PLANS = 5
@@ -91,7 +90,7 @@ def write_report(
     planned = [_reported_plan(one, stores) for one in found]
     pictures = [*(one.pictures for one in shown), *(one.view.pictures for one in planned)]
     pictures += [one.observed for one in planned]
-    name = machine.name if machine else found[0].inputs.profile
+    name = machine.profile.name if machine else found[0].inputs.profile
     text = report_page(
         title=f"moetune report: {name}",
         made_at=f"{now:%Y-%m-%d %H:%M} UTC",
@@ -101,7 +100,7 @@ def write_report(
     write_text(output, text)
     return Report(
         file=output,
-        profiles=(machine.name,) if machine else (),
+        profiles=(machine.profile.name,) if machine else (),
         plans=tuple(one.id for one in found),
         num_figures=sum(map(len, pictures)),
     )
@@ -123,12 +122,14 @@ def _newest_plans(stores: StoreFinder) -> list[Plan]:
     return [one for one in found if one is not None]
 
 
-def _profile(wanted: str | None, plans: Sequence[Plan], stores: StoreFinder) -> Profile | None:
+def _profile(
+    wanted: str | None, plans: Sequence[Plan], stores: StoreFinder
+) -> FoundProfile | None:
     if wanted is not None:
-        return find_profile(wanted, stores=stores).profile
+        return find_profile(wanted, stores=stores)
     for name in (None, *(plan.inputs.profile for plan in plans[:1])):
         try:
-            return find_profile(name, stores=stores).profile
+            return find_profile(name, stores=stores)
         except ProfileError:
             continue
     return None
@@ -140,15 +141,15 @@ def _reported_plan(plan: Plan, stores: StoreFinder) -> ReportedPlan:
         return ReportedPlan(view=view, observed=observed_pictures(plan, store))
 
 
-def _reported_profile(profile: Profile) -> ReportedProfile:
-    view = view_profile(profile)
+def _reported_profile(found: FoundProfile) -> ReportedProfile:
+    view = view_profile(found)
     fits = (
         replace(fit_picture(one), name=f"fit-{one.key}") for one in _drawn(view.operations)
     )
     return ReportedProfile(
         view=view,
         operations=operations_table(view),
-        pictures=(*fits, interference_picture(profile.interference)),
+        pictures=(*fits, interference_picture(found.profile.interference)),
     )
 
 

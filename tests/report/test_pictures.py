@@ -306,7 +306,7 @@ def test_the_steps_of_the_degrees_are_what_the_plan_decides() -> None:
 
 def test_a_whole_models_parts_make_up_its_step_and_its_layouts_are_options() -> None:
     profile = cluster_profile(num_devices=16, between=2 * GB)
-    plan = make_plan(PlanRequest(model="gpt3-medium-moe"), profile=profile)
+    plan = make_plan(PlanRequest(model="ppmoe-6.7b"), profile=profile)
     whole = plan.transformer
     assert whole is not None
     found = explain_plan(plan, profile=profile)

@@ -65,5 +65,5 @@ def _plans(library: Library, first: str, second: str) -> _Comparison:
 
 
 def _profiles(library: Library, first: str, second: str) -> _Comparison:
-    left, right = library.profile(first), library.profile(second)
+    left, right = (library.profile(name).profile for name in (first, second))
     return (left.name, right.name), overlays(left, right), compare_machines(left, right)

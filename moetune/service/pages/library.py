@@ -2,31 +2,45 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from threading import Lock
 
-from moetune.domain.errors import InputError, NotFoundError
+from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.ports import FitInfo, Kept, Observation, PlanInfo, Store
-from moetune.domain.profile import Profile
 from moetune.workflows.desk import Desk
-from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.files import bundled_profiles
 from moetune.workflows.plan_view import PlanView, view_plan
+from moetune.workflows.profile_view import machine_scope, worst_quality
+from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.report import MOST_OBSERVATIONS
+from moetune.workflows.shelf import ProfileShelf
 
-_MOST_KEPT = 32
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_MOST_SUMMARIES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A profile in a list.
+
+    Args:
+        quality: of its worst fit; "" where no error is known.
+    """
+
+    provenance: str
+    citation: str
+    scope: str
+    quality: str
 
 
 class Library:
-    """The desk's store as pages ask for it; shared by threads.
-
-    A profile is kept until a newer fit of its name is there: to read thousands of samples takes
-    longer than to draw them.
-    """
+    """The desk's store as pages ask for it; shared by threads."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self._profiles: dict[tuple[str, int | None], Profile] = {}
+        self._shelf = ProfileShelf(store=desk.reading)
+        self._summaries: dict[tuple[str, int | None], Summary] = {}
         self._lock = Lock()
 
     @property
@@ -40,7 +54,7 @@ class Library:
         store = self.store
         return not (store.plan_page(limit=1) or store.fits(limit=1) or store.machines(limit=1))
 
-    def profile(self, name: str) -> Profile:
+    def profile(self, name: str) -> FoundProfile:
         """Return the profile of that name in the store, else the reference machine.
 
         Never a file of the machine that serves, whatever the name looks like.
@@ -48,24 +62,34 @@ class Library:
         Raises:
             NotFoundError: there is none.
         """
+        try:
+            return self._shelf.find(name)
+        except ProfileError as error:
+            raise NotFoundError(error.what, error.hint) from None
+
+    def summary(self, name: str) -> Summary:
+        """Return a profile in short; it is read once for each fit of it.
+
+        Raises:
+            NotFoundError: there is none.
+        """
         key = name, self.store.current_fit(name)
         with self._lock:
-            kept = self._profiles.get(key)
+            kept = self._summaries.get(key)
         if kept is not None:
             return kept
-        found = self.store.profile(name) if key[1] is not None else None
-        bundled = bundled_profiles()
-        if found is None and name in bundled:
-            found = load_profile_file(bundled[name])
-        if found is None:
-            raise NotFoundError(
-                f"there is no profile {name!r}", "the machines page lists those that there are"
-            )
+        profile = self.profile(name).profile
+        made = Summary(
+            provenance=profile.provenance,
+            citation=profile.citation,
+            scope=machine_scope(profile),
+            quality=worst_quality(profile),
+        )
         with self._lock:
-            if len(self._profiles) >= _MOST_KEPT:
-                self._profiles.clear()
-            self._profiles[key] = found
-        return found
+            if len(self._summaries) >= _MOST_SUMMARIES:
+                self._summaries.clear()
+            self._summaries[key] = made
+        return made
 
     def profile_names(self) -> tuple[str, ...]:
         """Return the names of the store's profiles, newest first, and of the bundled ones."""
@@ -83,13 +107,7 @@ class Library:
             NotFoundError: there is none.
             InputError: there are several.
         """
-        found = self.store.plan(plan_id) if plan_id else None
-        if found is None:
-            raise NotFoundError(
-                f"no plan has an id that begins with {plan_id!r}",
-                "the plans page lists those that there are",
-            )
-        return found
+        return self.desk.plan(plan_id)
 
     def view(self, plan_id: str) -> PlanView:
         """Return the plan's view.
@@ -97,7 +115,7 @@ class Library:
         Raises:
             NotFoundError: there is no such plan.
         """
-        return view_plan(self.desk.explain(self.plan(plan_id).id))
+        return view_plan(self.desk.explain(plan_id))
 
     def newest_plans(self) -> Sequence[PlanInfo]:
         """Return some plans to choose from."""

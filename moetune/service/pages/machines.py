@@ -9,12 +9,7 @@ from moetune.service.pages.library import Library
 from moetune.service.pages.sheet import Sheet, address
 from moetune.service.pages.shell import age_now
 from moetune.workflows.files import bundled_profiles
-from moetune.workflows.profile_view import (
-    machine_scope,
-    operations_table,
-    view_profile,
-    worst_quality,
-)
+from moetune.workflows.profile_view import operations_table, view_profile
 
 _MOST_MACHINES = 200
 
@@ -121,9 +116,9 @@ def _references(library: Library, stored: set[str]) -> Table:
         rows=tuple(
             (
                 tables.text(name, href=address("profiles", name)),
-                tables.text(library.profile(name).provenance),
+                tables.text(library.summary(name).provenance),
                 *_quality(library, name),
-                tables.text(library.profile(name).citation),
+                tables.text(library.summary(name).citation),
             )
             for name in bundled_profiles()
             if name not in stored
@@ -132,9 +127,8 @@ def _references(library: Library, stored: set[str]) -> Table:
 
 
 def _quality(library: Library, name: str) -> tuple[Cell, Cell]:
-    profile = library.profile(name)
-    quality = worst_quality(profile)
+    found = library.summary(name)
     return (
-        tables.text(machine_scope(profile)),
-        tables.text(quality or "not known", mark=quality),
+        tables.text(found.scope),
+        tables.text(found.quality or "not known", mark=found.quality),
     )
