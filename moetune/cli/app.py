@@ -19,6 +19,7 @@ from moetune.cli import (
     profile,
     profiles,
     report,
+    serve,
     trace,
     verify,
 )
@@ -47,6 +48,7 @@ app.command("explain", epilog=explain.EPILOG)(explain.explain)
 app.command("verify", epilog=verify.EPILOG)(verify.verify)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("report", epilog=report.EPILOG)(report.report)
+app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(models.app, name="models")
 app.add_typer(db.app, name="db")

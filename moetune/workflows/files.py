@@ -35,20 +35,30 @@ def load_profile_file(path: Path) -> Profile:
         InputError: the file is missing, broken or no profile; the text names the file, the line
             where the TOML is broken, and the key where the profile is.
     """
-    text = _read_text(path, "profile")
-    try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        last_line = f"at line {len(text.splitlines())}, the end"
-        raise InputError(
-            f"profile {path} is not valid TOML: "
-            f"{str(error).replace('at end of document', last_line)}",
-            "export or measure it again; a file that was cut short cannot be mended",
-        ) from None
+    document = parse_toml(_read_text(path, "profile"), f"profile {path}")
     try:
         return profile_from_document(document)
     except InputError as error:
         raise InputError(f"{path}: {error.what}", error.hint) from None
+
+
+def parse_toml(text: str, where: str) -> dict[str, object]:
+    """Return the plain values of a TOML text.
+
+    Args:
+        where: what holds the text, for an error.
+
+    Raises:
+        InputError: the text is no TOML; the error names the line.
+    """
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        last_line = f"at line {len(text.splitlines())}, the end"
+        raise InputError(
+            f"{where} is not valid TOML: {str(error).replace('at end of document', last_line)}",
+            "export or measure it again; a file that was cut short cannot be mended",
+        ) from None
 
 
 def load_plan_file(path: Path) -> Plan:

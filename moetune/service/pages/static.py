@@ -62,12 +62,13 @@ def _router(files: Mapping[str, Path]) -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.get("/static/{name}")
-    def static_file(name: str) -> FileResponse:
+    def static_file(name: str, v: str = "") -> FileResponse:
         if name not in files:
             raise NotFoundError(f"there is no file {name!r} of the page")
         path = files[name]
+        keep = _FOR_EVER if v else "no-cache"
         return FileResponse(
-            path, media_type=_TYPES[path.suffix], headers={"Cache-Control": _FOR_EVER}
+            path, media_type=_TYPES[path.suffix], headers={"Cache-Control": keep}
         )
 
     return router

@@ -1,0 +1,86 @@
+"""`moetune serve`: the store and the page for a team."""
+
+import logging
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Literal
+
+import typer
+
+from moetune.cli.session import Json, example, session_of
+from moetune.domain.errors import MoetuneError
+from moetune.domain.units import parse_bytes
+
+EPILOG = example("moetune serve --port 8642")
+
+
+def serve(
+    context: typer.Context,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 8642,
+    read_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Token for reading, in a file that only you can read."),
+    ] = None,
+    write_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Token for reading and writing, in such a file."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Answer to this name, too. Can be given again."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain, for https.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Of the log on stderr.")
+    ] = "text",
+    max_body: Annotated[
+        str, typer.Option(metavar="SIZE", help="Longest body of a request.")
+    ] = "4MiB",
+    json: Json = False,
+) -> None:
+    """Serve profiles, plans and observations to a team: an API, and a page for the browser."""
+    session = session_of(context)
+    server = _server_module()
+    options = server.Options(
+        host=host, port=port,
+        read_token_file=read_token_file, write_token_file=write_token_file,
+        allow_hosts=tuple(allow_host or ()),
+        tls_cert=tls_cert, tls_key=tls_key,
+        log_format=log_format,
+        level=logging.WARNING if session.quiet else logging.INFO,
+        max_body_bytes=parse_bytes(max_body),
+    )  # fmt: skip
+
+    def ready(url: str, location: str) -> None:
+        if json:
+            document = {"schema": "moetune.serve/1", "url": url, "location": location}
+            session.screen.document(document)
+            sys.stdout.flush()
+        session.screen.note(f"moetune serves {url} (database {location})")
+
+    server.serve(session.settings, options, ready=ready)
+
+
+def _server_module() -> ModuleType:
+    """Return the service's door, which only this command loads, by name: it is no lower layer.
+
+    Raises:
+        MoetuneError: a library of the service is not installed.
+    """
+    try:
+        return import_module("moetune.service.server")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("moetune"):
+            raise
+        raise MoetuneError(
+            f"the service needs {error.name}, which is not here",
+            "run `pip install 'moetune[serve]'`",
+        ) from None

@@ -1,0 +1,1 @@
+"""The HTTP service: one store for a team, with the command line's answers."""

@@ -1,0 +1,165 @@
+"""What the OpenAPI document says of bodies and answers; nothing is checked with it.
+
+The domain checks every value itself, with errors that help more than a schema's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import FastAPI, Query
+from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+
+from moetune.domain.layer import LayerShape
+from moetune.domain.ports import Observation
+from moetune.domain.profile import Profile
+from moetune.service.bodies import JSON, TOML
+from moetune.service.problems import MEDIA_TYPE
+
+_REF = "#/components/schemas/{model}"
+_MAX_ID = 2**63 - 1
+
+Limit = Annotated[int, Query(ge=1, le=500, description="Most entries of the page.")]
+PlanCursor = Annotated[
+    str, Query(pattern="^([0-9a-f]{64})?$", description="`next` of the page before.")
+]
+RowCursor = Annotated[int, Query(ge=0, le=_MAX_ID, description="`next` of the page before.")]
+NameCursor = Annotated[str, Query(max_length=200, description="`next` of the page before.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedInputs:
+    """A plan's `inputs`: `model` or `layer`, and what is not to be the default."""
+
+    schema: Literal["moetune.inputs/1"] = "moetune.inputs/1"
+    model: str | None = None
+    layer: LayerShape | None = None
+    profile: str | None = None
+    profile_fingerprint: str | None = None
+    world_size: int | None = None
+    tokens_per_rank: int | None = None
+    dtype: str | None = None
+    memory_limit_bytes: int | None = None
+    constraints: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedChange:
+    """A stored plan or inputs, and what is different: inputs, or the machine's speeds."""
+
+    schema: Literal["moetune.whatif/1"] = "moetune.whatif/1"
+    plan_id: str | None = None
+    inputs: Mapping[str, object] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
+    speeds: Mapping[Literal["computation", "communication", "copies"], float] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations:
+    """Measured steps: 1 to 1,000 of them, stored all or none."""
+
+    schema: Literal["moetune.observations/1"]
+    observations: tuple[Observation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page of a list; `next` is the following page's `after`, null on the last one."""
+
+    schema: str
+    items: tuple[dict[str, object], ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemDocument:
+    """What is wrong (RFC 9457); `code` is the command line's exit code for the same."""
+
+    schema: Literal["moetune.problem/1"]
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: int
+    hint: str
+
+
+PLAN_ID: Mapping[str, Any] = {
+    "parameters": [
+        {
+            "name": "plan_id",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+        },
+        {"name": "If-None-Match", "in": "header", "schema": {"type": "string"}},
+    ]
+}
+_BODIES: tuple[type, ...] = (AskedInputs, AskedChange, Observations, Profile, ProblemDocument)
+_ALWAYS = (
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.MISDIRECTED_REQUEST,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+)
+_OF_BODIES = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+)
+
+
+def answers(model: Any, *statuses: HTTPStatus, takes_body: bool = False) -> dict[int | str, Any]:  # noqa: ANN401 - any type
+    """Return what an address answers: its document, and problems.
+
+    Args:
+        statuses: beyond those that every address may answer.
+    """
+    problem = {"$ref": _REF.format(model=ProblemDocument.__name__)}
+    found: dict[int | str, Any] = {int(HTTPStatus.OK): {"model": model}}
+    for status in (*statuses, *_ALWAYS, *(_OF_BODIES if takes_body else ())):
+        found[int(status)] = {"description": status.phrase}
+        if status >= HTTPStatus.BAD_REQUEST:
+            found[int(status)]["content"] = {MEDIA_TYPE: {"schema": problem}}
+    return found
+
+
+def json_body(kind: type) -> dict[str, Any]:
+    """Return the description of a JSON body."""
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": _ref(kind)}}}}
+
+
+def profile_body() -> dict[str, Any]:
+    """Return the description of a profile's body, JSON or TOML."""
+    toml = {"schema": {"type": "string"}}
+    content = {JSON: {"schema": _ref(Profile)}, TOML: toml}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def openapi_of(app: FastAPI, *, version: str) -> dict[str, Any]:
+    """Return the OpenAPI document of the application."""
+    found = get_openapi(
+        title="moetune",
+        version=version,
+        description="Plans of Mixture-of-Experts training jobs, and what they are made from.",
+        routes=app.routes,
+    )
+    parts = found.setdefault("components", {})
+    schemas = parts.setdefault("schemas", {})
+    for kind in _BODIES:
+        schema = TypeAdapter(kind).json_schema(ref_template=_REF)
+        for name, part in schema.pop("$defs", {}).items():
+            schemas.setdefault(name, part)
+        schemas.setdefault(kind.__name__, schema)
+    parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    found["security"] = [{}, {"token": []}]
+    return found
+
+
+def _ref(kind: type) -> dict[str, str]:
+    return {"$ref": _REF.format(model=kind.__name__)}

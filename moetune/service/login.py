@@ -1,0 +1,89 @@
+"""The form by which a person's browser gets in: a token once, then a cookie that reads."""
+
+from html import escape
+from http import HTTPStatus
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from moetune.service.access import Access
+from moetune.service.bodies import read_body
+from moetune.service.guard import COOKIE, LOGIN_PATH, LOGOUT_PATH
+
+_FORM = "application/x-www-form-urlencoded"
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Log in · moetune</title>
+<link rel="stylesheet" href="/static/moetune.css">
+</head>
+<body>
+<main>
+<h1>moetune</h1>
+<form method="post" action="{action}">
+{problem}<label for="token">Token of this service</label>
+<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
+<input name="next" type="hidden" value="{target}">
+<button type="submit">Log in</button>
+</form>
+</main>
+</body>
+</html>
+"""
+
+
+def add_login(app: FastAPI, access: Access) -> None:
+    """Add the form; where no token is asked for it leads straight to the page."""
+
+    @app.get(LOGIN_PATH, include_in_schema=False)
+    async def form(request: Request) -> Response:
+        target = _own_path(request.query_params.get("next", ""))
+        if access.is_open:
+            return RedirectResponse(target, HTTPStatus.SEE_OTHER)
+        return _form(target)
+
+    @app.post(LOGIN_PATH, include_in_schema=False)
+    async def log_in(request: Request) -> Response:
+        _, content = await read_body(request, kinds=(_FORM,))
+        fields = parse_qs(content.decode("latin-1"), max_num_fields=10)
+        target = _own_path(fields.get("next", [""])[0])
+        if access.right_of(fields.get("token", [""])[0].strip()) == "none":
+            return _form(target, problem="This is not a token of this service.")
+        answer = RedirectResponse(target, HTTPStatus.SEE_OTHER)
+        answer.set_cookie(
+            COOKIE,
+            access.cookie,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+    @app.post(LOGOUT_PATH, include_in_schema=False)
+    async def log_out() -> Response:
+        answer = RedirectResponse(LOGIN_PATH, HTTPStatus.SEE_OTHER)
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return answer
+
+
+def _form(target: str, *, problem: str = "") -> Response:
+    return HTMLResponse(
+        _PAGE.format(
+            action=LOGIN_PATH,
+            target=escape(target, quote=True),
+            problem=f'<p role="alert">{escape(problem)}</p>\n' if problem else "",
+        ),
+        HTTPStatus.UNAUTHORIZED if problem else HTTPStatus.OK,
+        {"Cache-Control": "no-store"},
+    )
+
+
+def _own_path(target: str) -> str:
+    """Return the path if it is one of this service: a link must not lead elsewhere from here."""
+    is_own = target.startswith("/") and not target.startswith("//") and "\\" not in target
+    return target if is_own and target.isprintable() else "/"

@@ -1,0 +1,105 @@
+"""What Prometheus reads: requests, predictions against observations, and the store's state."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from moetune.domain.errors import MoetuneError
+from moetune.domain.ports import FitInfo, Observation
+from moetune.workflows.desk import Desk
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+_REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_RELATIVE_ERRORS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_NUM_FITS = 200
+
+
+class Metrics:
+    """Everything counted for one application, in a registry of its own."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "moetune_requests",
+            "Requests answered.",
+            ("method", "route", "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "moetune_request_seconds",
+            "Time from a request's first byte to its answer's last.",
+            ("route",),
+            buckets=_REQUEST_SECONDS,
+            registry=self._registry,
+        )
+        self._errors = Histogram(
+            "moetune_prediction_error_ratio",
+            "How far the median of an observed step is from the predicted one, as a share of it.",
+            ("source",),
+            buckets=_RELATIVE_ERRORS,
+            registry=self._registry,
+        )
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_StoreState(desk))
+
+    def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request.
+
+        Args:
+            route: the pattern of the address, "" where it matched none.
+        """
+        known = method if method in _METHODS else "other"
+        self._requests.labels(known, route or "none", status).inc()
+        self._seconds.labels(route or "none").observe(seconds)
+
+    def observed(self, observations: Sequence[Observation]) -> None:
+        """Count stored observations by how well they were predicted."""
+        for one in (each for each in observations if each.predicted_seconds):
+            error = abs(statistics.median(one.seconds) / one.predicted_seconds - 1)
+            source = one.source if one.source in {"training", "verify", "quickstart"} else "other"
+            self._errors.labels(source).observe(error)
+
+    def text(self) -> bytes:
+        """Return the exposition; it reads the store."""
+        return generate_latest(self._registry)
+
+
+class _StoreState(Collector):
+    """Whether the store can be used, and when each profile was last fitted, at each scrape."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def describe(self) -> Iterable[Metric]:
+        """Return no names: registering must not read the store."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the gauges."""
+        is_ready = not self._desk.problems()
+        yield GaugeMetricFamily(
+            "moetune_ready", "Whether the database can be used.", value=float(is_ready)
+        )
+        fitted = GaugeMetricFamily(
+            "moetune_profile_fitted_timestamp_seconds",
+            "When the newest fit of a profile was stored.",
+            labels=("profile",),
+        )
+        for fit in self._newest_fits() if is_ready else ():
+            fitted.add_metric((fit.profile,), datetime.fromisoformat(fit.created_at).timestamp())
+        yield fitted
+
+    def _newest_fits(self) -> Iterable[FitInfo]:
+        newest: dict[str, FitInfo] = {}
+        try:
+            for fit in self._desk.reading.fits(limit=_NUM_FITS):
+                newest.setdefault(fit.profile, fit)
+        except MoetuneError:
+            return ()
+        return newest.values()

@@ -1,0 +1,232 @@
+"""Addresses of plans: ask for one, read it, why it is so, its timeline, and what if."""
+
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
+from typing import Any, cast
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError, NotFoundError
+from moetune.domain.plan import Plan
+from moetune.service import describe
+from moetune.service.answers import document, page, tagged
+from moetune.service.bodies import read_document
+from moetune.service.describe import Limit, PlanCursor
+from moetune.service.office import Office
+from moetune.service.profiles import check_name
+from moetune.workflows.explain import Explanation
+from moetune.workflows.files import plan_to_json
+from moetune.workflows.trace import Trace
+from moetune.workflows.whatif import WhatIf, WhatIfAnswer
+
+INPUTS_SCHEMA = "moetune.inputs/1"
+WHATIF_SCHEMA = "moetune.whatif/1"
+_ID = re.compile(r"[0-9a-f]{64}")
+
+
+class PlainRoute(APIRoute):
+    """A route whose endpoint takes the request and returns the response.
+
+    FastAPI's own way there costs more than all the rest of reading a known plan.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the endpoint itself."""
+        return cast("Callable[[Request], Coroutine[Any, Any, Response]]", self.endpoint)
+
+
+def add_plans(app: FastAPI, office: Office) -> None:
+    """Add the addresses; the one that is asked for most comes first."""
+    _add_known_plan(app, office)
+    _add_resolve(app, office)
+    _add_reasons(app, office)
+    _add_whatif(app, office)
+    _add_list(app, office)
+
+
+def _add_known_plan(app: FastAPI, office: Office) -> None:
+    async def plan(request: Request) -> Response:
+        plan_id = whole_id(request.path_params["plan_id"])
+        text = await office.read(office.desk.reading.plan_document, plan_id)
+        if text is None:
+            raise _unknown(plan_id)
+        return tagged(text + "\n", request.headers.get("if-none-match"))
+
+    app.router.add_api_route(
+        "/v1/plans/{plan_id}",
+        plan,
+        route_class_override=PlainRoute,
+        summary="A stored plan",
+        description="The plan file of exactly this id, with an ETag.",
+        responses=describe.answers(Plan, HTTPStatus.NOT_MODIFIED, HTTPStatus.NOT_FOUND),
+        openapi_extra=describe.PLAN_ID,
+    )
+
+
+def _add_resolve(app: FastAPI, office: Office) -> None:
+    @app.post(
+        "/v1/plans:resolve",
+        summary="The plan for these inputs",
+        responses=describe.answers(
+            Plan, HTTPStatus.CONFLICT, HTTPStatus.FAILED_DEPENDENCY, takes_body=True
+        ),
+        openapi_extra=describe.json_body(describe.AskedInputs),
+    )
+    async def resolve(request: Request) -> Response:
+        """Return the stored plan of the inputs, or solve for it once and store it.
+
+        Of the keys of a plan's `inputs` only `model` or `layer` is required.
+        """
+        inputs = await read_document(request, office, schema=INPUTS_SCHEMA)
+        _check_profile(inputs)
+        plan = await office.solve(office.desk.resolve, inputs)
+        answer = tagged(plan_to_json(plan), None)
+        answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
+        return answer
+
+
+def _add_reasons(app: FastAPI, office: Office) -> None:
+    @app.get(
+        "/v1/plans/{plan_id}/explain",
+        summary="Why a plan is as it is",
+        responses=describe.answers(dict[str, object], HTTPStatus.NOT_FOUND),
+    )
+    async def explain(plan_id: str) -> Response:
+        """Return the document of `moetune explain --json`."""
+        await _require(office, plan_id)
+        found = await office.solve(office.desk.explain, plan_id)
+        return document(explanation_document(found))
+
+    @app.get(
+        "/v1/plans/{plan_id}/trace",
+        summary="A plan's predicted timeline",
+        responses=describe.answers(
+            dict[str, object], HTTPStatus.NOT_FOUND, HTTPStatus.FAILED_DEPENDENCY
+        ),
+    )
+    async def trace(plan_id: str) -> Response:
+        """Return a Chrome trace for ui.perfetto.dev."""
+        await _require(office, plan_id)
+        found = await office.solve(office.desk.trace, plan_id)
+        name = f'attachment; filename="trace-{plan_id[:6]}.json"'
+        return document(trace_document(found), headers={"Content-Disposition": name})
+
+
+def _add_whatif(app: FastAPI, office: Office) -> None:
+    @app.post(
+        "/v1/whatif",
+        summary="What would change",
+        responses=describe.answers(
+            dict[str, object],
+            HTTPStatus.NOT_FOUND,
+            HTTPStatus.CONFLICT,
+            HTTPStatus.FAILED_DEPENDENCY,
+            takes_body=True,
+        ),
+        openapi_extra=describe.json_body(describe.AskedChange),
+    )
+    async def whatif(request: Request) -> Response:
+        """Plan again with other inputs or another machine, and store nothing."""
+        asked = question_in(await read_document(request, office, schema=WHATIF_SCHEMA))
+        if asked.plan_id is not None:
+            await _require(office, asked.plan_id)
+        return document(whatif_document(await office.solve(office.desk.whatif, asked)))
+
+
+def _add_list(app: FastAPI, office: Office) -> None:
+    @app.get("/v1/plans", summary="Stored plans", responses=describe.answers(describe.Page))
+    async def plans(after: PlanCursor = "", limit: Limit = 50) -> Response:
+        """List the plans, newest first."""
+        rows = await office.read(office.desk.reading.plan_page, after=after, limit=limit + 1)
+        return page("moetune.plans/1", rows, limit=limit, cursor=lambda row: row.id)
+
+
+def explanation_document(found: Explanation) -> dict[str, object]:
+    """Return what `moetune explain --json` prints."""
+    plain = encode(found)
+    del plain["profile"]
+    return {"schema": "moetune.explanation/1", **plain}
+
+
+def trace_document(found: Trace) -> dict[str, object]:
+    """Return the file of `moetune trace`; viewers let the further keys be."""
+    return {
+        "schema": "moetune.trace/1",
+        "traceEvents": list(found.events),
+        "displayTimeUnit": "ms",
+        "predicted": found.predicted,
+        "measured": found.measured,
+    }
+
+
+def whatif_document(found: WhatIfAnswer) -> dict[str, object]:
+    """Return what `moetune whatif --json` prints."""
+    return {"schema": WHATIF_SCHEMA, **encode(found)}
+
+
+def question_in(body: Mapping[str, object]) -> WhatIf:
+    """Return the question in a body.
+
+    Raises:
+        InputError: an unknown key, or a value of the wrong kind.
+    """
+    known = ("plan_id", "inputs", "changes", "speeds")
+    for key in body:
+        if key not in known:
+            raise InputError(f"the body has the unknown key {key!r}", f"known: {', '.join(known)}")
+    plan_id = body.get("plan_id")
+    if plan_id is not None and not isinstance(plan_id, str):
+        raise InputError(f"plan_id must be a text, got {plan_id!r}")
+    inputs = _table(body, "inputs")
+    _check_profile(inputs)
+    changes, factors = _table(body, "changes"), _table(body, "speeds")
+    _check_profile(changes)
+    speeds: dict[str, float] = {}
+    for name, factor in factors.items():
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+            raise InputError(f"speeds.{name} must be a number, got {factor!r}")
+        speeds[name] = float(factor)
+    return WhatIf(plan_id=plan_id, inputs=inputs, changes=changes, speeds=speeds)
+
+
+def whole_id(plan_id: str) -> str:
+    """Return the id.
+
+    Raises:
+        NotFoundError: it is no whole id, which no plan has then.
+    """
+    if not _ID.fullmatch(plan_id):
+        raise NotFoundError(
+            f"{plan_id[:80]!r} is no plan's id",
+            "an id has 64 hexadecimal digits here; GET /v1/plans lists them",
+        )
+    return plan_id
+
+
+async def _require(office: Office, plan_id: str) -> None:
+    found = await office.read(office.desk.reading.plan_document, whole_id(plan_id))
+    if found is None:
+        raise _unknown(plan_id)
+
+
+def _unknown(plan_id: str) -> NotFoundError:
+    return NotFoundError(f"no plan has the id {plan_id}", "POST /v1/plans:resolve makes one")
+
+
+def _check_profile(inputs: Mapping[str, object]) -> None:
+    """Refuse the name of a file: the command line may read files of this machine, others not."""
+    name = inputs.get("profile")
+    if isinstance(name, str):
+        check_name(name)
+
+
+def _table(body: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = body.get(key, {})
+    if not isinstance(value, dict):
+        raise InputError(f"{key} must be a table, got {value!r}")
+    return value

@@ -1,0 +1,145 @@
+"""Errors as RFC 9457 problem documents: one table from the tree of errors to statuses."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import MappingProxyType
+
+from starlette.responses import Response
+
+from moetune.domain.errors import (
+    InfeasiblePlanError,
+    InputError,
+    MoetuneError,
+    NotAuthorisedError,
+    NotFoundError,
+    ProfileError,
+    QualityError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+)
+
+PROBLEM_SCHEMA = "moetune.problem/1"
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_SECONDS = 2
+_MAX_DETAIL_CHARACTERS = 2000
+
+
+class UnreadableBodyError(InputError):
+    """A body that is no JSON or TOML, or was cut short."""
+
+
+class MediaTypeError(InputError):
+    """A body of a kind that the address does not take."""
+
+
+class UnknownHostError(InputError):
+    """The Host header names none of the service's names."""
+
+
+class ForbiddenError(NotAuthorisedError):
+    """The token, or the page that asks, may not do this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What is wrong, for the status line, the headers and the body.
+
+    Args:
+        code: the command line's exit code for the same.
+    """
+
+    status: HTTPStatus
+    title: str
+    detail: str
+    code: int
+    hint: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+_TABLE: Mapping[type[MoetuneError], tuple[HTTPStatus, str]] = MappingProxyType(
+    {
+        UnreadableBodyError: (HTTPStatus.BAD_REQUEST, "unreadable body"),
+        NotAuthorisedError: (HTTPStatus.UNAUTHORIZED, "not authorised"),
+        ForbiddenError: (HTTPStatus.FORBIDDEN, "not allowed"),
+        NotFoundError: (HTTPStatus.NOT_FOUND, "not found"),
+        InfeasiblePlanError: (HTTPStatus.CONFLICT, "no feasible plan"),
+        MediaTypeError: (HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unknown kind of body"),
+        UnknownHostError: (HTTPStatus.MISDIRECTED_REQUEST, "unknown host"),
+        InputError: (HTTPStatus.UNPROCESSABLE_ENTITY, "bad input"),
+        ProfileError: (HTTPStatus.FAILED_DEPENDENCY, "profile missing or stale"),
+        QualityError: (HTTPStatus.FAILED_DEPENDENCY, "quality gate failed"),
+        SchemaMismatchError: (HTTPStatus.SERVICE_UNAVAILABLE, "database schema mismatch"),
+        StoreUnavailableError: (HTTPStatus.SERVICE_UNAVAILABLE, "database not available"),
+        MoetuneError: (HTTPStatus.SERVICE_UNAVAILABLE, "not available"),
+    }
+)
+
+
+def problem_of(error: MoetuneError) -> Problem:
+    """Return the problem document of an error, by its nearest class that has a row."""
+    kind = next(one for one in type(error).__mro__ if one in _TABLE)
+    status, title = _TABLE[kind]
+    return Problem(
+        status=status,
+        title=title,
+        detail=error.what,
+        code=error.exit_code,
+        hint=error.hint,
+        headers=_headers(status),
+    )
+
+
+def http_problem(status_code: int, detail: str, headers: Mapping[str, str] | None) -> Problem:
+    """Return the problem of a request that no endpoint has seen: 404, 405, 413."""
+    status = HTTPStatus(status_code)
+    return Problem(
+        status=status,
+        title=status.phrase.lower(),
+        detail=detail,
+        code=InputError.exit_code if status < HTTPStatus.INTERNAL_SERVER_ERROR else 1,
+        hint="GET /openapi.json describes every address" if status == HTTPStatus.NOT_FOUND else "",
+        headers=headers or {},
+    )
+
+
+def defect(request_id: str) -> Problem:
+    """Return the problem of a failure that nobody foresaw; the log has its traceback."""
+    return Problem(
+        status=HTTPStatus.INTERNAL_SERVER_ERROR,
+        title="defect",
+        detail="moetune failed at this request",
+        code=MoetuneError.exit_code,
+        hint=f"this is a defect of moetune: report it with the log of request {request_id}",
+    )
+
+
+def problem_response(problem: Problem) -> Response:
+    """Return the answer that says what is wrong."""
+    document = {
+        "schema": PROBLEM_SCHEMA,
+        "type": f"urn:moetune:problem:{problem.title.replace(' ', '-')}",
+        "title": problem.title,
+        "status": int(problem.status),
+        "detail": _shortened(problem.detail),
+        "code": problem.code,
+        "hint": _shortened(problem.hint),
+    }
+    return Response(
+        json.dumps(document), int(problem.status), dict(problem.headers), media_type=MEDIA_TYPE
+    )
+
+
+def _headers(status: HTTPStatus) -> Mapping[str, str]:
+    if status == HTTPStatus.UNAUTHORIZED:
+        return {"WWW-Authenticate": 'Bearer realm="moetune"'}
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return {"Retry-After": str(RETRY_AFTER_SECONDS)}
+    return {}
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _MAX_DETAIL_CHARACTERS:
+        return text
+    return text[:_MAX_DETAIL_CHARACTERS] + " …"

@@ -1,0 +1,151 @@
+"""Addresses of what was measured: profiles, their fits, and machines."""
+
+from contextlib import nullcontext
+from functools import partial
+from http import HTTPStatus
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moetune.domain.errors import InputError, NotFoundError, ProfileError
+from moetune.domain.ports import Store
+from moetune.domain.profile import Profile, profile_from_document
+from moetune.service import describe
+from moetune.service.answers import document, page
+from moetune.service.bodies import JSON, TOML, check_values, parse_json, read_body
+from moetune.service.describe import Limit, NameCursor, RowCursor
+from moetune.service.office import Office
+from moetune.service.problems import UnreadableBodyError
+from moetune.workflows.files import parse_toml, profile_to_toml
+from moetune.workflows.profiles import ProfileInfo, find_profile, list_profiles
+
+_MAX_NAME_CHARACTERS = 200
+
+
+def add_profiles(app: FastAPI, office: Office) -> None:
+    """Add the addresses."""
+    _add_lists(app, office)
+    _add_profile(app, office)
+    _add_upload(app, office)
+
+
+def check_name(name: str) -> str:
+    """Return the profile's name.
+
+    Raises:
+        InputError: it is a path, which would name a file of this machine, or no name at all.
+    """
+    is_path = "/" in name or "\\" in name or name.endswith(".toml")
+    if is_path or not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARACTERS:
+        raise InputError(
+            f"{name[:_MAX_NAME_CHARACTERS]!r} is no profile's name",
+            "a name has 1 to 200 printable characters, no slash and no .toml at its end",
+        )
+    return name
+
+
+def _add_lists(app: FastAPI, office: Office) -> None:
+    reading = office.desk.reading
+
+    @app.get("/v1/machines", summary="Machines", responses=describe.answers(describe.Page))
+    async def machines(after: RowCursor = 0, limit: Limit = 50) -> Response:
+        """List the machines that were measured, newest first."""
+        rows = await office.read(reading.machines, after=after, limit=limit + 1)
+        return page("moetune.machines/1", rows, limit=limit, cursor=lambda row: row.id)
+
+    @app.get("/v1/fits", summary="Fits", responses=describe.answers(describe.Page))
+    async def fits(after: RowCursor = 0, limit: Limit = 50) -> Response:
+        """List the fits of all profiles, newest first."""
+        rows = await office.read(reading.fits, after=after, limit=limit + 1)
+        return page("moetune.fits/1", rows, limit=limit, cursor=lambda row: row.id)
+
+    @app.get("/v1/profiles", summary="Profiles", responses=describe.answers(describe.Page))
+    async def profiles(after: NameCursor = "", limit: Limit = 50) -> Response:
+        """List the profiles of the store, newest first, and the reference machines."""
+        found = await office.read(list_profiles, reading)
+        places = [_place(row) for row in found]
+        if after and after not in places:
+            raise InputError(f"no profile is at {after!r}", "begin the list again, without after")
+        rows = found[places.index(after) + 1 :] if after else found
+        return page("moetune.profiles.page/1", rows, limit=limit, cursor=_place)
+
+
+def _add_profile(app: FastAPI, office: Office) -> None:
+    @app.get(
+        "/v1/profiles/{name}",
+        summary="A profile",
+        responses=describe.answers(Profile, HTTPStatus.NOT_FOUND),
+    )
+    async def profile(request: Request, name: str) -> Response:
+        """Return a profile as JSON, or as the TOML of `moetune profiles export` if asked for."""
+        try:
+            found = await office.read(
+                find_profile, check_name(name), stores=partial(nullcontext, office.desk.reading)
+            )
+        except ProfileError as error:
+            raise NotFoundError(error.what, "GET /v1/profiles lists them") from None
+        if TOML in request.headers.get("accept", ""):
+            text = await office.read(profile_to_toml, found.profile)
+            return Response(text, media_type=TOML)
+        return document(found.profile)
+
+
+def _add_upload(app: FastAPI, office: Office) -> None:
+    @app.post(
+        "/v1/profiles",
+        summary="Keep a profile",
+        status_code=HTTPStatus.CREATED,
+        responses=describe.answers(dict[str, object], HTTPStatus.CREATED, takes_body=True),
+        openapi_extra=describe.profile_body(),
+    )
+    async def upload(request: Request) -> Response:
+        """Store a profile in TOML or JSON; the newest of a name is the one that counts.
+
+        One that is stored already is not stored again.
+        """
+        kind, content = await read_body(request, kinds=(TOML, JSON))
+        profile = await office.read(_profile_in, kind, content)
+        is_new = await office.write(_keep, office.desk.store, profile)
+        found = {
+            "schema": "moetune.profiles.import/1", "name": profile.name, "digest": profile.digest,
+        }  # fmt: skip
+        return document(
+            found,
+            status=HTTPStatus.CREATED if is_new else HTTPStatus.OK,
+            headers={"Location": f"/v1/profiles/{quote(profile.name)}"},
+        )
+
+
+def _place(row: ProfileInfo) -> str:
+    """Return what tells the row from all others: a stored profile may bear a bundled one's name."""
+    return f"{row.source}/{row.name}"
+
+
+def _profile_in(kind: str, content: bytes) -> Profile:
+    """Return the profile in a body.
+
+    Raises:
+        InputError: it is no profile; the text names the key, or the line of the TOML.
+    """
+    if kind == JSON:
+        plain = parse_json(content)
+    else:
+        try:
+            plain = parse_toml(content.decode(), "the body")
+        except UnicodeDecodeError:
+            raise UnreadableBodyError("the body is not UTF-8 text") from None
+        check_values(plain)
+    profile = profile_from_document(plain)
+    check_name(profile.name)
+    return profile
+
+
+def _keep(store: Store, profile: Profile) -> bool:
+    """Store the profile unless the current one of its name is the same; return whether it was."""
+    current = store.profile(profile.name)
+    if current is not None and current.digest == profile.digest:
+        return False
+    store.save_profile(profile)
+    return True

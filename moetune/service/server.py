@@ -1,0 +1,218 @@
+"""One process that serves: checks, a socket, the desk, uvicorn, and a graceful end."""
+
+import errno
+import logging
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from moetune.config import Settings
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.service.access import (
+    DEFAULT_MAX_BODY_BYTES,
+    Access,
+    check_exposure,
+    names_of,
+)
+from moetune.service.app import create_app
+from moetune.service.logs import LogFormat, start_logging
+from moetune.service.tokens import check_secret_file, read_token_file
+from moetune.workflows.desk import open_desk
+
+_GRACE_SECONDS = 20
+_BACKLOG = 2048
+_SWITCH_INTERVAL_SECONDS = 0.0005
+"""A thread that answers waits so long for one that solves, instead of 5 ms each time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `moetune serve` is told.
+
+    Args:
+        port: 0 for a free one.
+        allow_hosts: further names of the Host header.
+        tls_cert, tls_key: PEM files; both or none.
+        level: of the log, as in `logging`.
+
+    Raises:
+        InputError: no body would be short enough.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8642
+    read_token_file: Path | None = None
+    write_token_file: Path | None = None
+    allow_hosts: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    log_format: LogFormat = "text"
+    level: int = logging.INFO
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+
+    def __post_init__(self) -> None:
+        if self.max_body_bytes < 1:
+            raise InputError(f"max_body must be at least 1 byte, got {self.max_body_bytes}")
+
+
+def serve(settings: Settings, options: Options, *, ready: Callable[[str, str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; what is being answered then is answered first.
+
+    Args:
+        ready: called once, with the URL and the database, when the first request can come.
+
+    Raises:
+        InputError: other machines could come in without a token; a token or TLS file is wrong;
+            the address is in use or none of this machine's.
+        SchemaMismatchError: the database has another schema.
+        MoetuneError: the database cannot be opened or made.
+        KeyboardInterrupt: SIGINT, after the graceful end.
+    """
+    access = access_of(options)
+    check_tls(options)
+    with closing(_listen(options)) as listener, open_desk(settings) as desk:
+        url, location = _url(options, listener), desk.store.location
+        app = create_app(desk, access)
+        start_logging(options.log_format, level=options.level)
+        sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+        server = _Server(
+            uvicorn.Config(
+                app,
+                http="auto",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+                ssl_certfile=options.tls_cert,
+                ssl_keyfile=options.tls_key,
+            ),
+            lambda: ready(url, location),
+        )
+        with _quiet_end():
+            server.run(sockets=[listener])
+
+
+def access_of(options: Options) -> Access:
+    """Return who may come in.
+
+    Raises:
+        InputError: a token file is wrong, both tokens are one, or other machines could come in
+            without a token.
+    """
+    tokens = [
+        None if file is None else read_token_file(file)
+        for file in (options.read_token_file, options.write_token_file)
+    ]
+    if tokens[0] is not None and tokens[0] == tokens[1]:
+        raise InputError(
+            "the read token and the write token are the same", "give two, or only the write token"
+        )
+    names = (*names_of(options.host), *(name.lower() for name in options.allow_hosts))
+    access = Access(
+        read_token=tokens[0],
+        write_token=tokens[1],
+        hosts=tuple(dict.fromkeys(names)),
+        max_body_bytes=options.max_body_bytes,
+    )
+    check_exposure(access, options.host)
+    return access
+
+
+def check_tls(options: Options) -> None:
+    """Refuse a certificate and key that do not work, before anything is opened.
+
+    Raises:
+        InputError: one of them is missing, unreadable or does not fit the other.
+    """
+    cert, key = options.tls_cert, options.tls_key
+    if cert is None and key is None:
+        return
+    if cert is None or key is None:
+        raise InputError("TLS needs a certificate and its key", "give --tls-cert and --tls-key")
+    check_secret_file(key, "TLS key")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, _no_password)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"TLS certificate {cert} and key {key} cannot be used: {error}",
+            "give PEM files of one certificate and its key, without a password",
+        ) from None
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server, which says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen."""
+        await super().startup(sockets=sockets)
+        self._ready()
+
+
+@contextmanager
+def _quiet_end() -> Iterator[None]:
+    """Let the process end in order after SIGTERM: uvicorn raises it again when it has stopped."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _listen(options: Options) -> socket.socket:
+    """Return a socket that is bound and listens.
+
+    Raises:
+        InputError: the port is in use or not to be had, or the host is not this machine's.
+    """
+    host, port = options.host, options.port
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"host {host!r} has no address ({error})") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _no_listener(host, port, error) from None
+    return listener
+
+
+def _no_listener(host: str, port: int, error: OSError) -> MoetuneError:
+    hint = "name another with --port, or 0 for a free one"
+    if error.errno == errno.EADDRINUSE:
+        return InputError(f"port {port} of {host} is in use", f"{hint}; or is it serving already?")
+    if error.errno == errno.EACCES:
+        return InputError(f"port {port} may not be opened by this user", hint)
+    return InputError(
+        f"cannot listen on {host} port {port}: {error.strerror}",
+        "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all of them",
+    )
+
+
+def _url(options: Options, listener: socket.socket) -> str:
+    scheme = "http" if options.tls_cert is None else "https"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password")

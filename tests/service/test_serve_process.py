@@ -1,0 +1,245 @@
+"""`moetune serve` as a process: how it starts, refuses, logs, stops and is killed."""
+
+import json
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from moetune.cli import app as program
+from tests.service.asking import Served, command, environment, served
+
+TOKEN = "write-token-0123456789"  # noqa: S105 - of a service that lives for a second
+ASKED = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
+
+
+def _run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=environment(home), cwd=home,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def _token_file(home: Path) -> Path:
+    path = home / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    return path
+
+
+def _row(plan_id: str, number: int) -> dict[str, Any]:
+    return {
+        "plan_id": plan_id, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": number,
+        "predicted_seconds": 1.0, "seconds": [1.0], "source": "training",
+    }  # fmt: skip
+
+
+def _observe(client: httpx.Client, plan_id: str, *numbers: int) -> httpx.Response:
+    rows = [_row(plan_id, number) for number in numbers]
+    body = {"schema": "moetune.observations/1", "observations": rows}
+    return client.post("/v1/observations", json=body)
+
+
+def test_a_service_makes_its_database_serves_and_stops_when_told(tmp_path: Path) -> None:
+    db = tmp_path / "new" / "team.db"
+    with served(tmp_path, db=db) as service, httpx.Client(base_url=service.url) as client:
+        assert db.exists()
+        assert f"(database {db})" in service.log.read_text()
+        made = client.post("/v1/plans:resolve", json=ASKED)
+        assert client.get(made.headers["content-location"]).content == made.content
+        assert "server" not in made.headers
+        assert service.stop() == 0
+    assert "Traceback" not in service.log.read_text()
+    assert not db.with_name("team.db-wal").exists()
+
+
+def test_what_is_being_answered_is_answered_before_the_end(tmp_path: Path) -> None:
+    slow = json.dumps(ASKED).encode()
+    with served(tmp_path) as service:
+        address = service.url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1])), timeout=30) as connection:
+            connection.sendall(
+                b"POST /v1/plans:resolve HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\n"
+                + f"Content-Length: {len(slow)}\r\n\r\n".encode()
+                + slow[:10]
+            )
+            httpx.get(f"{service.url}/healthz")
+            service.process.send_signal(signal.SIGTERM)
+            connection.sendall(slow[10:])
+            answer = connection.makefile("rb").read()
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert service.process.wait(timeout=30) == 0
+
+
+def test_the_interrupt_key_ends_it_with_130_and_no_traceback(tmp_path: Path) -> None:
+    with served(tmp_path) as service:
+        service.process.send_signal(signal.SIGINT)
+        assert service.process.wait(timeout=30) == 130
+    text = service.log.read_text()
+    assert "Traceback" not in text
+    assert text.endswith("interrupted\n")
+
+
+def test_ready_as_json_is_one_document_on_stdout(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("serve", "--port", "0", "--json"), env=environment(tmp_path), cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "}\n")
+        document = json.loads("".join(lines) + "}")
+        assert document["schema"] == "moetune.serve/1"
+        assert httpx.get(f"{document['url']}/healthz").status_code == 200
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+
+
+def test_the_log_has_a_line_for_each_request_and_no_token(tmp_path: Path) -> None:
+    token = _token_file(tmp_path)
+    arguments = ("--write-token-file", str(token), "--log-format", "json")
+    with served(tmp_path, *arguments) as service, httpx.Client(base_url=service.url) as client:
+        headers = {"Authorization": f"Bearer {TOKEN}", "X-Request-ID": "job-7"}
+        client.get("/v1/plans?token=a-secret-of-the-query", headers=headers)
+        client.post("/v1/plans:resolve", json=ASKED)
+        service.stop()
+    requests = [line for line in service.lines if line["message"] == "request"]
+    assert [(one["path"], one["status"]) for one in requests] == [
+        ("/v1/plans", 200), ("/v1/plans:resolve", 401),
+    ]  # fmt: skip
+    assert requests[0]["request_id"] == "job-7"
+    assert requests[0]["seconds"] > 0
+    text = service.log.read_text()
+    assert TOKEN not in text
+    assert "a-secret-of-the-query" not in text
+
+
+def test_a_port_in_use_is_bad_input_that_names_it(tmp_path: Path) -> None:
+    with closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = _run(tmp_path, "serve", "--port", str(port))
+    assert done.returncode == 2
+    assert f"port {port} of 127.0.0.1 is in use" in done.stderr
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (("--host", "0.0.0.0"), "no token is set"),  # noqa: S104 - it is refused
+        (("--host", "192.0.2.1", "--write-token-file", "token"), "cannot listen on 192.0.2.1"),
+        (("--host", "no.such.host.invalid"), "no.such.host.invalid"),
+        (("--write-token-file", "nowhere"), "nowhere cannot be read"),
+        (("--tls-cert", "cert.pem"), "its key"),
+        (("--max-body", "much"), "size 'much'"),
+        (("--max-body", "0"), "max_body"),
+        (("--port", "70000"), "70000"),
+    ],
+)
+def test_a_start_that_cannot_be_is_bad_input(
+    tmp_path: Path, arguments: tuple[str, ...], names: str,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    _token_file(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    db = tmp_path / "moetune.db"
+    code = program.main(("--no-config", "--db", str(db), "serve", "--port", "0", *arguments))
+    assert code == 2
+    assert names in capfd.readouterr().err
+    assert not db.exists()
+
+
+def test_a_database_of_another_schema_ends_with_7_and_the_command_that_mends_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    db = tmp_path / "moetune.db"
+    assert program.main(("--no-config", "--db", str(db), "db", "upgrade")) == 0
+    with closing(sqlite3.connect(db)) as connection, connection:
+        table = "moetune_revision"
+        connection.execute(f"UPDATE {table} SET version_num = '0001'")  # noqa: S608 - our own
+    assert program.main(("--no-config", "--db", str(db), "serve", "--port", "0")) == 7
+    assert "moetune db upgrade" in capfd.readouterr().err
+
+
+def test_without_fastapi_the_command_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def missing(_: str) -> object:
+        raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
+
+    monkeypatch.setattr("moetune.cli.serve.import_module", missing)
+    monkeypatch.chdir(tmp_path)
+    assert program.main(("--no-config", "serve")) == 1
+    assert "pip install 'moetune[serve]'" in capfd.readouterr().err
+
+
+def test_what_was_acknowledged_outlives_a_kill_under_load(tmp_path: Path) -> None:
+    db = tmp_path / "moetune.db"
+    kept: list[int] = []
+    with served(tmp_path, db=db) as service:
+        with httpx.Client(base_url=service.url) as client:
+            plan_id = client.post("/v1/plans:resolve", json=ASKED).json()["id"]
+        threads = [
+            threading.Thread(target=_write_until_gone, args=(service, plan_id, first, kept))
+            for first in (1, 100_001, 200_001)
+        ]
+        for thread in threads:
+            thread.start()
+        while len(kept) < 60 and any(thread.is_alive() for thread in threads):
+            threads[0].join(timeout=0.01)
+        service.process.kill()
+        for thread in threads:
+            thread.join(timeout=30)
+    with served(tmp_path, db=db) as service, httpx.Client(base_url=service.url) as client:
+        stored: list[int] = []
+        after = "0"
+        while after:
+            found = client.get(f"/v1/observations?limit=500&after={after}").json()
+            stored += [one["tokens_per_rank"] for one in found["items"]]
+            after = found["next"]
+        assert client.get("/readyz").status_code == 200
+    assert len(kept) >= 60
+    assert set(kept) <= set(stored)
+    assert len(stored) == len(set(stored))
+    assert all(number + 1 in stored for number in stored if number % 2)
+
+
+def _write_until_gone(service: Served, plan_id: str, first: int, kept: list[int]) -> None:
+    """Send pairs of observations, and note those that the service has acknowledged."""
+    with httpx.Client(base_url=service.url, timeout=30) as client:
+        for number in range(first, first + 10_000, 2):
+            try:
+                answer = _observe(client, plan_id, number, number + 1)
+            except httpx.TransportError:
+                return
+            assert answer.status_code == 201
+            kept += [number, number + 1]
+
+
+def test_tls_by_flag(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", str(key), "-out", str(cert)),
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    token = str(_token_file(tmp_path))
+    arguments = ("--tls-cert", str(cert), "--tls-key", str(key), "--write-token-file", token)
+    with served(tmp_path, *arguments) as service:
+        assert service.url.startswith("https://")
+        trust = ssl.create_default_context(cafile=str(cert))
+        assert httpx.get(f"{service.url}/healthz", verify=trust).status_code == 200
+        entered = httpx.post(f"{service.url}/login", data={"token": TOKEN}, verify=trust)
+        assert "Secure" in entered.headers["set-cookie"]

@@ -1,0 +1,280 @@
+"""Who is let in: tokens, the cookie, names of hosts, and what every answer carries."""
+
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moetune.domain.errors import InputError
+from moetune.service.access import Access, check_exposure, is_loopback, names_of
+from moetune.service.app import create_app
+from moetune.service.front import SECURITY_HEADERS
+from moetune.service.server import Options, access_of, check_tls
+from moetune.service.tokens import read_token_file
+from moetune.workflows.desk import Desk
+from tests.service.asking import Client, client_of
+
+READ, WRITE = "read-token-0123456789", "write-token-0123456789"
+READS = ("/v1/plans", "/v1/profiles", "/v1/machines", "/v1/fits", "/v1/observations", "/metrics",
+         "/openapi.json", "/v1/profiles/rtx2080ti-x64", "/nowhere")  # fmt: skip
+WRITES = ("/v1/plans:resolve", "/v1/observations", "/v1/profiles", "/nowhere")
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.fixture
+def guarded(desk: Desk) -> Iterator[Client]:
+    with client_of(create_app(desk, Access(read_token=READ, write_token=WRITE))) as made:
+        yield made
+
+
+@pytest.mark.parametrize("path", READS)
+def test_reading_takes_either_token(guarded: Client, path: str) -> None:
+    refused = guarded.get(path)
+    assert refused.status_code == 401
+    assert refused.headers["www-authenticate"].startswith("Bearer")
+    assert (refused.json()["code"], "missing" in refused.json()["detail"]) == (4, True)
+    for token in (READ, WRITE):
+        assert guarded.get(path, headers=_bearer(token)).status_code in {200, 404}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Bearer wrong-token-0123456789", f"Bearer {READ}x", f"Bearer {READ[:-1]}", "Bearer", "",
+        f"Basic {READ}", READ, f"Token {READ}", "Bearer ä", f"Bearer {READ} {WRITE}",
+    ],
+)  # fmt: skip
+def test_a_wrong_token_is_refused(guarded: Client, value: str) -> None:
+    headers = {"Authorization": value.encode("latin-1")}
+    answer = guarded.ask("GET", "/v1/plans", headers=headers)
+    assert answer.status_code == 401
+    assert READ not in answer.text
+
+
+@pytest.mark.parametrize("path", WRITES)
+def test_writing_takes_the_write_token(guarded: Client, path: str) -> None:
+    assert guarded.post(path, {}).status_code == 401
+    refused = guarded.post(path, {}, headers=_bearer(READ))
+    assert (refused.status_code, refused.json()["code"]) == (403, 4)
+    assert guarded.post(path, {}, headers=_bearer(WRITE)).status_code not in {401, 403}
+
+
+def test_what_if_only_reads(guarded: Client) -> None:
+    assert guarded.post("/v1/whatif", {}).status_code == 401
+    assert guarded.post("/v1/whatif", {}, headers=_bearer(READ)).status_code == 422
+
+
+def test_a_token_in_the_address_opens_nothing(guarded: Client) -> None:
+    for name in ("token", "access_token", "authorization"):
+        assert guarded.get(f"/v1/plans?{name}={READ}").status_code == 401
+
+
+def test_health_needs_no_token_and_tells_no_reasons(guarded: Client, database: Path) -> None:
+    assert guarded.get("/healthz").status_code == 200
+    assert guarded.get("/readyz").json()["ready"] is True
+    database.rename(database.with_suffix(".away"))
+    told = guarded.get("/readyz", headers=_bearer(READ))
+    secret = guarded.get("/readyz")
+    database.with_suffix(".away").rename(database)
+    assert (told.status_code, secret.status_code) == (503, 503)
+    assert str(database) in told.text
+    assert str(database) not in secret.text
+
+
+@pytest.mark.parametrize(
+    ("read", "write", "reads", "writes"),
+    [
+        (READ, None, {READ}, set[str]()),
+        (None, WRITE, {WRITE}, {WRITE}),
+        (READ, WRITE, {READ, WRITE}, {WRITE}),
+    ],
+)
+def test_one_token_alone_leaves_nothing_open(
+    read: str | None, write: str | None, reads: set[str], writes: set[str]
+) -> None:
+    access = Access(read_token=read, write_token=write)
+    for token in (READ, WRITE, "", "None", None):
+        right = access.right_of(token)
+        assert (right != "none") is (token in reads)
+        assert (right == "write") is (token in writes)
+
+
+def test_tokens_are_in_no_text_about_the_access() -> None:
+    text = repr(Access(read_token=READ, write_token=WRITE))
+    assert READ not in text
+    assert WRITE not in text
+
+
+def _log_in(client: Client, token: str, target: str = "/observed?plan=1") -> Any:
+    return client.ask("POST", "/login", data={"token": token, "next": target})
+
+
+@pytest.mark.parametrize("token", [READ, WRITE])
+def test_a_browser_gets_in_with_the_form_and_reads_with_its_cookie(
+    guarded: Client, token: str
+) -> None:
+    form = guarded.get("/login?next=/observed")
+    assert (form.status_code, form.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert 'value="/observed"' in form.text
+    entered = _log_in(guarded, token)
+    assert (entered.status_code, entered.headers["location"]) == (303, "/observed?plan=1")
+    cookie = entered.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert token not in cookie
+    pair = {"Cookie": cookie.partition(";")[0]}
+    assert guarded.get("/v1/plans", headers=pair).status_code == 200
+    assert guarded.post("/v1/plans:resolve", {}, headers=pair).status_code == 403
+    assert guarded.get("/v1/plans", headers={"Cookie": "moetune_page=x"}).status_code == 401
+
+
+def test_logging_out_takes_the_cookie_back(guarded: Client) -> None:
+    answer = guarded.post("/logout")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+    assert re.search(r"moetune_page=\W.*Max-Age=0", answer.headers["set-cookie"])
+
+
+def test_a_wrong_token_in_the_form_sets_no_cookie(guarded: Client) -> None:
+    answer = _log_in(guarded, "wrong", '/"><script>')
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+    assert "<script>" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "target", ["https://evil.example/", "//evil.example", "/\\evil.example", "evil", "/a\r\nb", ""]
+)
+def test_the_form_leads_to_no_other_site(guarded: Client, target: str) -> None:
+    assert _log_in(guarded, READ, target).headers["location"] == "/"
+
+
+def test_a_browser_without_a_token_is_led_to_the_form(guarded: Client) -> None:
+    answer = guarded.get("/plans/ab", headers={"Accept": "text/html,*/*"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/plans/ab")
+    assert guarded.get("/v1/plans", headers={"Accept": "text/html"}).status_code == 401
+
+
+def test_where_no_token_is_asked_for_the_form_leads_on(client: Client) -> None:
+    answer = client.get("/login?next=/observed")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/observed")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.", "[::2]", "8.8.8.8"]
+)
+def test_a_name_that_is_not_the_services_is_refused(client: Client, host: str) -> None:
+    answer = client.get("/healthz", headers={"Host": host})
+    assert answer.status_code == 421
+    assert "--allow-host" in answer.json()["hint"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8642", "[::1]:8642"])
+def test_a_name_of_this_machine_is_answered(client: Client, host: str) -> None:
+    assert client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_page_of_another_site_may_not_write(client: Client, site: str) -> None:
+    headers = {"Sec-Fetch-Site": site}
+    assert client.post("/v1/observations", {}, headers=headers).status_code == 403
+    assert client.post("/login", headers=headers).status_code == 403
+    own = {"Sec-Fetch-Site": "same-origin"}
+    assert client.post("/v1/observations", {}, headers=own).status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/plans", "/nowhere", "/login", "/openapi.json"])
+def test_every_answer_carries_the_headers_of_safety_and_opens_to_no_other_site(
+    guarded: Client, path: str
+) -> None:
+    for headers in ({}, _bearer(READ), {"Host": "evil.example"}):
+        answer = guarded.get(path, headers={"Origin": "https://evil.example", **headers})
+        for name, value in SECURITY_HEADERS:
+            assert answer.headers[name.decode()] == value.decode()
+        assert answer.headers["x-request-id"]
+        assert not [one for one in answer.headers if one.startswith("access-control")]
+
+
+def test_an_address_that_others_reach_needs_a_token() -> None:
+    for host in ("0.0.0.0", "192.0.2.1", "::"):  # noqa: S104 - it is refused
+        with pytest.raises(InputError, match="no token is set") as caught:
+            check_exposure(Access(), host)
+        assert "--write-token-file" in caught.value.hint
+        check_exposure(Access(write_token=WRITE), host)
+    check_exposure(Access(), "127.0.0.1")
+    check_exposure(Access(), "localhost")
+
+
+def test_a_name_for_a_proxy_needs_a_token() -> None:
+    with pytest.raises(InputError, match=r"plans\.example"):
+        access_of(Options(allow_hosts=("plans.example",)))
+
+
+def test_loopback_is_known_by_its_address() -> None:
+    assert is_loopback("127.8.7.6")
+    assert not is_loopback("192.0.2.1")
+    with pytest.raises(InputError, match="no address"):
+        is_loopback("no such host")
+
+
+def test_a_service_on_every_address_answers_to_this_machines_name() -> None:
+    assert socket.gethostname().lower() in names_of("0.0.0.0")  # noqa: S104 - a name
+    assert socket.gethostname().lower() not in names_of("127.0.0.1")
+
+
+def _token_file(folder: Path, text: str, mode: int = 0o600) -> Path:
+    path = folder / f"token-{mode:o}"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_a_token_is_read_without_its_line_end(tmp_path: Path) -> None:
+    assert read_token_file(_token_file(tmp_path, f"{READ}\n")) == READ
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o620, 0o644, 0o601, 0o660])
+def test_a_token_file_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> None:
+    path = _token_file(tmp_path, READ, mode)
+    with pytest.raises(InputError, match="open to others") as caught:
+        read_token_file(path)
+    assert f"chmod 600 {path}" in caught.value.hint
+    assert READ not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "short", f"{READ} {READ}", f"{READ}\n{READ}", "ä" * 20])
+def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match="token file") as caught:
+        read_token_file(_token_file(tmp_path, text))
+    assert "secrets.token_hex" in caught.value.hint
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda path: None])
+def test_a_token_file_that_is_none_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "token")
+    with pytest.raises(InputError, match="token file"):
+        read_token_file(tmp_path / "token")
+
+
+def test_one_token_for_both_rights_is_refused(tmp_path: Path) -> None:
+    path = _token_file(tmp_path, READ)
+    with pytest.raises(InputError, match="are the same"):
+        access_of(Options(read_token_file=path, write_token_file=path))
+
+
+def test_half_of_tls_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="certificate and its key"):
+        check_tls(Options(tls_cert=tmp_path / "cert.pem"))
+    bad = tmp_path / "key.pem"
+    bad.write_text("no key")
+    bad.chmod(0o644)
+    with pytest.raises(InputError, match="read by everybody"):
+        check_tls(Options(tls_cert=bad, tls_key=bad))
+    bad.chmod(0o600)
+    with pytest.raises(InputError, match="cannot be used"):
+        check_tls(Options(tls_cert=bad, tls_key=bad))

@@ -1,0 +1,147 @@
+"""Bodies that are too long, cut short, too deep or of another kind: refused, and nothing kept."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from moetune.service.access import Access
+from moetune.service.app import create_app
+from moetune.workflows.desk import Desk
+from tests.service.asking import Client, client_of
+
+JSON = {"Content-Type": "application/json"}
+POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/observations", "/v1/profiles")
+
+
+@pytest.fixture
+def narrow(desk: Desk) -> Iterator[Client]:
+    """Asks a service that takes no more than 1,000 bytes."""
+    with client_of(create_app(desk, Access(max_body_bytes=1000))) as made:
+        yield made
+
+
+async def _chunks(count: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b" " * 100
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_a_body_that_says_it_is_too_long_is_not_read(narrow: Client, path: str) -> None:
+    answer = narrow.post(path, content=b" " * 1001, headers=JSON)
+    assert (answer.status_code, answer.json()["status"]) == (413, 413)
+    assert "1,000 bytes" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_a_body_that_comes_in_chunks_is_cut_off_at_the_limit(narrow: Client, path: str) -> None:
+    inside = narrow.post(path, content=_chunks(10), headers=JSON)
+    assert inside.status_code == 400
+    beyond = narrow.post(path, content=_chunks(11), headers=JSON)
+    assert beyond.status_code == 413
+    assert beyond.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("length", ["1001", "99999999999999999999", "-1", "x", "1_0"])
+def test_a_length_that_is_too_large_or_none_is_refused(narrow: Client, length: str) -> None:
+    answer = narrow.post(POSTS[0], content=b"{}", headers={**JSON, "Content-Length": length})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize(
+    ("content", "status", "names"),
+    [
+        (b"", 400, "JSON"),
+        (b'{"model": "gpt-s", "profi', 400, "JSON"),
+        (b"\xff\xfe\x00", 400, "JSON"),
+        (b"[" * 10_000 + b"]" * 10_000, 400, "deep"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, 400, "deep"),
+        (b"1" * 5000, 400, "JSON"),
+        (b'{"a": 1e999}', 422, "inf"),
+        (b'{"a": NaN}', 422, "nan"),
+        (b'{"a": 9223372036854775808}', 422, "64 bits"),
+        (b'"\\ud800"', 422, ""),
+        (b'{"\\ud800": "\\ud800"}', 422, ""),
+        (b"[]", 422, ""),
+        (b"null", 422, ""),
+    ],
+)
+def test_a_body_that_is_no_document_is_refused(
+    client: Client, path: str, content: bytes, status: int, names: str
+) -> None:
+    answer = client.post(path, content=content, headers=JSON)
+    assert answer.status_code == status
+    assert names in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        None,
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "application/octet-stream",
+        "application/x-python-pickle",
+        "multipart/form-data; boundary=x",
+    ],
+)
+def test_a_body_of_another_kind_is_refused_unread(
+    client: Client, path: str, kind: str | None
+) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = client.post(path, content=b'{"model": "gpt-s"}', headers=headers)
+    assert answer.status_code == 415
+    assert "application/json" in answer.json()["hint"]
+
+
+def test_a_long_wrong_value_is_not_sent_back_whole(client: Client) -> None:
+    answer = client.post(POSTS[0], {"model": "x" * 50_000, "profile": "rtx2080ti-x64"})
+    assert answer.status_code == 422
+    assert len(answer.content) < 6000
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "BREW"])
+@pytest.mark.parametrize("path", ["/v1/plans", "/v1/profiles", "/healthz"])
+def test_a_method_that_an_address_lacks_is_a_problem(
+    client: Client, method: str, path: str
+) -> None:
+    answer = client.ask(method, path)
+    assert answer.status_code == 405
+    assert answer.json()["detail"] == f"{path} does not take {method}"
+    assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/plans", "/docs", "/redoc", "/v1/plans/"])
+def test_an_address_that_is_none_is_a_problem(client: Client, path: str) -> None:
+    answer = client.get(path)
+    if path == "/" and answer.status_code == 200:
+        pytest.skip("the page is here")
+    assert answer.status_code == 404
+    assert answer.json()["schema"] == "moetune.problem/1"
+
+
+def test_what_nobody_foresaw_is_a_500_that_names_the_request_and_shows_no_code(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError("a secret of the inside")
+
+    monkeypatch.setattr(type(desk), "resolve", fail)
+    with client_of(create_app(desk, Access())) as client:
+        answer = client.post(POSTS[0], {"model": "gpt-s"}, headers={"X-Request-ID": "job-7.rank-0"})
+    assert answer.status_code == 500
+    assert "job-7.rank-0" in answer.json()["hint"]
+    assert "secret" not in answer.text
+    assert "job-7.rank-0" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["a b", "x" * 65, "ä", ""])
+def test_a_request_id_that_could_spoil_the_log_is_replaced(client: Client, given: str) -> None:
+    headers = httpx.Headers({"X-Request-ID": given}, encoding="utf-8")
+    answer = client.get("/healthz", headers=headers)
+    assert answer.headers["x-request-id"] != given
+    assert len(answer.headers["x-request-id"]) == 16

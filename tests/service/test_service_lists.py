@@ -1,0 +1,213 @@
+"""Lists come in pages, newest first; profiles and observations come in whole or not at all."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError
+from moetune.service.observations import MAX_OBSERVATIONS, observations_in
+from moetune.workflows.files import (
+    bundled_profiles,
+    load_profile_file,
+    parse_toml,
+    profile_to_toml,
+)
+from tests.service.asking import Client
+
+TOML = {"Content-Type": "application/toml"}
+
+
+def _all(client: Client, path: str, *, limit: int) -> list[dict[str, Any]]:
+    """Walk through a list, page by page."""
+    items: list[dict[str, Any]] = []
+    after = ""
+    for _ in range(100):
+        more = "&" if "?" in path else "?"
+        answer = client.get(f"{path}{more}limit={limit}" + (f"&after={after}" if after else ""))
+        assert answer.status_code == 200
+        found = answer.json()
+        assert 0 < len(found["items"]) <= limit
+        items += found["items"]
+        if found["next"] is None:
+            return items
+        after = found["next"]
+    raise AssertionError("the list has no end")
+
+
+def _observations(plan_id: str, count: int) -> dict[str, Any]:
+    rows = [
+        {
+            "plan_id": plan_id, "forward_degree": 2, "backward_degree": 4, "tokens_per_rank": 8,
+            "predicted_seconds": 0.1, "seconds": [0.1 + index / 1000, 1 / 3], "source": "training",
+        }
+        for index in range(count)
+    ]  # fmt: skip
+    return {"schema": "moetune.observations/1", "observations": rows}
+
+
+def _plans(client: Client, tokens: Sequence[int]) -> list[str]:
+    asked = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
+    answers = [
+        client.post("/v1/plans:resolve", {**asked, "tokens_per_rank": one}) for one in tokens
+    ]
+    return [one.json()["id"] for one in answers]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 500])
+def test_pages_of_plans_hold_every_plan_once_newest_first(client: Client, limit: int) -> None:
+    made = _plans(client, (1024, 2048, 4096))
+    found = _all(client, "/v1/plans", limit=limit)
+    assert [one["id"] for one in found] == made[::-1]
+    assert client.get("/v1/plans").json()["schema"] == "moetune.plans/1"
+
+
+def test_an_empty_store_has_empty_lists(client: Client) -> None:
+    for name in ("plans", "machines", "fits", "observations"):
+        found = client.get(f"/v1/{name}").json()
+        assert (found["items"], found["next"]) == ([], None)
+
+
+@pytest.mark.parametrize("limit", ["0", "501", "-1", "ten", "1e2"])
+@pytest.mark.parametrize("name", ["plans", "machines", "fits", "profiles", "observations"])
+def test_a_page_of_no_sensible_size_is_refused(client: Client, name: str, limit: str) -> None:
+    answer = client.get(f"/v1/{name}?limit={limit}")
+    assert answer.status_code == 422
+    assert "limit" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("name", ["plans", "profiles", "machines"])
+def test_a_cursor_from_nowhere_is_refused(client: Client, name: str) -> None:
+    answer = client.get(f"/v1/{name}?after={'ab' * 32}")
+    assert answer.status_code in {404, 422}
+
+
+def test_profiles_list_the_stores_before_the_reference_machines(client: Client) -> None:
+    reference = sorted(bundled_profiles())
+    own = replace(load_profile_file(bundled_profiles()[reference[0]]), name=reference[0])
+    assert client.post("/v1/profiles", encode(own)).status_code == 201
+    found = _all(client, "/v1/profiles", limit=1)
+    assert [(one["source"], one["name"]) for one in found] == [
+        ("store", reference[0]), *(("bundled", name) for name in reference),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["application/toml", "application/json"])
+def test_a_profile_comes_back_as_it_was_sent_and_is_planned_with(client: Client, kind: str) -> None:
+    profile = replace(load_profile_file(bundled_profiles()["rtx2080ti-x64"]), name="Größe 7")
+    text = profile_to_toml(profile) if kind.endswith("toml") else json.dumps(encode(profile))
+    answer = client.post("/v1/profiles", content=text.encode(), headers={"Content-Type": kind})
+    assert answer.status_code == 201
+    assert answer.json()["digest"] == profile.digest
+    assert client.get(answer.headers["location"]).json() == encode(profile)
+    as_toml = client.get(answer.headers["location"], headers={"Accept": "application/toml"})
+    assert parse_toml(as_toml.text, "answer") == parse_toml(profile_to_toml(profile), "sent")
+    plan = client.post("/v1/plans:resolve", {"model": "gpt-s", "profile": "Größe 7"}).json()
+    assert plan["inputs"]["profile_fingerprint"] == profile.digest
+    (fit,) = client.get("/v1/fits").json()["items"]
+    (machine,) = client.get("/v1/machines").json()["items"]
+    assert (fit["profile"], fit["machine_id"]) == ("Größe 7", machine["id"])
+
+
+def test_a_profile_that_is_stored_already_is_not_stored_again(client: Client) -> None:
+    text = bundled_profiles()["rtx2080ti-x64"].read_bytes()
+    statuses = [
+        client.post("/v1/profiles", content=text, headers=TOML).status_code for _ in range(3)
+    ]
+    assert statuses == [201, 200, 200]
+    assert len(client.get("/v1/fits").json()["items"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "names"),
+    [
+        (lambda text: text[: len(text) // 2], "line"),
+        (lambda text: text.replace("schema = 1", "schema = 99"), "schema 99"),
+        (lambda text: text.replace("schema = 1", "schema = 1\nsurprise = 1"), "surprise"),
+        (lambda text: text.replace('kind = "cuda"', 'kind = "abacus"'), "kind"),
+        (lambda text: text.replace('name = "rtx2080ti-x64"', 'name = "/etc/passwd"'), "name"),
+        (lambda text: text.replace("schema = 1", "a = " + "[" * 3000), "TOML"),
+        (lambda text: text.replace("schema = 1", "a = " + "[" * 40 + "]" * 40), "nested"),
+        (lambda text: text.replace("schema = 1", "schema = " + "1" * 5000), "TOML"),
+        (lambda text: text.replace("num_devices = 64", f"num_devices = {10**30}"), "64 bits"),
+        (lambda text: text.replace("schema = 1", "schema = 1\nx = inf"), "inf"),
+        (lambda text: text + "\x00", "TOML"),
+    ],
+)
+def test_a_profile_with_a_fault_is_refused_by_name_and_leaves_no_row(
+    client: Client, spoil: Any, names: str
+) -> None:
+    text = spoil(bundled_profiles()["rtx2080ti-x64"].read_text())
+    answer = client.post("/v1/profiles", content=text.encode(), headers=TOML)
+    assert answer.status_code in {400, 422}
+    assert names in answer.json()["detail"]
+    assert client.get("/v1/fits").json()["items"] == []
+    assert client.get("/v1/machines").json()["items"] == []
+
+
+@pytest.mark.parametrize("name", ["nowhere", "%2e%2e%2fsecret.toml", "x.toml", "a%00b"])
+def test_a_profile_that_is_not_there_is_a_404_or_no_name(client: Client, name: str) -> None:
+    answer = client.get(f"/v1/profiles/{name}")
+    assert answer.status_code in {404, 422}
+    assert answer.json()["detail"]
+
+
+def test_observations_are_kept_in_order_and_paged(client: Client) -> None:
+    first, second = _plans(client, (1024, 2048))
+    assert client.post("/v1/observations", _observations(first, 5)).status_code == 201
+    assert client.post("/v1/observations", _observations(second, 3)).status_code == 201
+    mine = _all(client, f"/v1/observations?plan={first}", limit=2)
+    assert [one["seconds"][0] for one in mine] == [0.1 + index / 1000 for index in (4, 3, 2, 1, 0)]
+    everything = _all(client, "/v1/observations", limit=3)
+    assert [one["plan_id"] for one in everything] == [second] * 3 + [first] * 5
+    assert everything[0]["seconds"][1] == 1 / 3
+
+
+@pytest.mark.parametrize(
+    ("spoil", "names"),
+    [
+        ({"plan_id": "ab" * 32}, "abab"),
+        ({"seconds": []}, "observations[1]"),
+        ({"seconds": [0.1, "0.2"]}, "observations[1].seconds[1]"),
+        ({"seconds": [-1.0]}, "observations[1]"),
+        ({"forward_degree": 0}, "forward_degree"),
+        ({"tokens_per_rank": 1.5}, "observations[1].tokens_per_rank"),
+        ({"source": "x" * 65}, "source"),
+        ({"source": "a\nb"}, "source"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_one_wrong_observation_keeps_all_of_them_out(
+    client: Client, spoil: dict[str, Any], names: str
+) -> None:
+    (plan_id,) = _plans(client, (1024,))
+    body = _observations(plan_id, 3)
+    body["observations"][1] |= spoil
+    answer = client.post("/v1/observations", body)
+    assert answer.status_code == 422
+    assert names in answer.json()["detail"]
+    assert client.get("/v1/observations").json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"observations": []},
+        {"observations": {}},
+        {"observations": None},
+        {"schema": "moetune.observations/2"},
+        {"more": 1},
+    ],
+)
+def test_a_batch_that_is_none_is_refused(client: Client, change: dict[str, Any]) -> None:
+    assert client.post("/v1/observations", {**_observations("ab", 1), **change}).status_code == 422
+
+
+def test_more_observations_than_a_batch_takes_are_refused() -> None:
+    body = _observations("ab" * 32, MAX_OBSERVATIONS + 1)
+    del body["schema"]
+    with pytest.raises(InputError, match="1 to 1,000"):
+        observations_in(body)

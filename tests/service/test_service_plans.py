@@ -1,0 +1,188 @@
+"""Plans by HTTP: the command line's answers, once solved and then known."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moetune.cli import app as program
+from moetune.domain.document import canonical_json, encode
+from moetune.domain.plan import plan_from_json
+from moetune.service.problems import MEDIA_TYPE
+from tests.service.asking import Client
+
+UNKNOWN = "ab" * 32
+
+
+def _by_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], *arguments: str
+) -> str:
+    capfd.readouterr()
+    assert program.main(("--no-config", "--db", str(tmp_path / "cli.db"), *arguments)) == 0
+    return str(capfd.readouterr().out)
+
+
+def test_resolve_answers_with_the_document_of_the_command_line(
+    client: Client, inputs: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = client.post("/v1/plans:resolve", inputs)
+    assert answer.status_code == 200
+    wanted = _by_command(
+        tmp_path, capfd, "plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--json"
+    )
+    assert answer.text == wanted
+
+
+def test_a_layer_with_its_sizes_is_planned_for(client: Client) -> None:
+    layer = {"d_model": 512, "d_hidden": 2048, "num_experts": 64, "top_k": 2, "activation": "relu"}
+    asked = {
+        "layer": layer, "profile": "rtx2080ti-x64", "tokens_per_rank": 2048,
+        "world_size": 64, "dtype": "float16", "constraints": {"max-degree": "4"},
+    }  # fmt: skip
+    plan = plan_from_json(client.post("/v1/plans:resolve", asked).content, "answer")
+    assert encode(plan.inputs.layer) == layer
+    assert (plan.inputs.world_size, plan.inputs.tokens_per_rank) == (64, 2048)
+    assert plan.pipeline.forward_degree <= 4
+
+
+def test_the_inputs_of_a_plan_lead_to_the_same_plan(client: Client, inputs: dict[str, Any]) -> None:
+    first = client.post("/v1/plans:resolve", inputs)
+    again = client.post("/v1/plans:resolve", first.json()["inputs"])
+    assert again.content == first.content
+
+
+def test_a_known_plan_is_read_by_its_id_with_the_same_bytes_and_tag(
+    client: Client, inputs: dict[str, Any]
+) -> None:
+    made = client.post("/v1/plans:resolve", inputs)
+    read = client.get(made.headers["content-location"])
+    assert read.status_code == 200
+    assert read.content == made.content
+    assert read.headers["etag"] == made.headers["etag"]
+    assert read.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("form", ["{}", "W/{}", '"other", {}', "*"])
+def test_who_has_the_plan_already_is_sent_nothing(
+    client: Client, inputs: dict[str, Any], form: str
+) -> None:
+    made = client.post("/v1/plans:resolve", inputs)
+    etag = made.headers["etag"]
+    path = made.headers["content-location"]
+    again = client.get(path, headers={"If-None-Match": form.format(etag)})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == etag
+    assert client.get(path, headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_many_that_ask_for_one_new_plan_at_once_get_the_same_bytes(
+    client: Client, inputs: dict[str, Any]
+) -> None:
+    answers = client.together([("/v1/plans:resolve", inputs)] * 48)
+    assert {one.status_code for one in answers} == {200}
+    assert len({one.content for one in answers}) == 1
+    assert len(client.get("/v1/plans").json()["items"]) == 1
+
+
+@pytest.mark.parametrize("part", ["", "/explain", "/trace"])
+@pytest.mark.parametrize("plan_id", [UNKNOWN, "3f9c21", "x", UNKNOWN.upper()])
+def test_an_unknown_id_is_a_404_that_says_where_the_ids_are(
+    client: Client, plan_id: str, part: str
+) -> None:
+    answer = client.get(f"/v1/plans/{plan_id}{part}")
+    problem = answer.json()
+    assert answer.status_code == problem["status"] == 404
+    assert answer.headers["content-type"] == MEDIA_TYPE
+    assert plan_id in problem["detail"]
+    assert "/v1/plans" in problem["hint"]
+
+
+def test_explain_and_trace_are_the_documents_of_the_command_line(
+    client: Client, inputs: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan_id = client.post("/v1/plans:resolve", inputs).json()["id"]
+    _by_command(tmp_path, capfd, "plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64")
+    explained = client.get(f"/v1/plans/{plan_id}/explain")
+    wanted = _by_command(tmp_path, capfd, "explain", plan_id, "--json")
+    assert explained.text == canonical_json(json.loads(wanted)) + "\n"
+    trace = client.get(f"/v1/plans/{plan_id}/trace").json()
+    out = tmp_path / "trace.json"
+    _by_command(tmp_path, capfd, "trace", plan_id, "--output", str(out))
+    drawn = json.loads(out.read_text())
+    assert trace["traceEvents"] == drawn["traceEvents"]
+    assert trace["schema"] == "moetune.trace/1"
+
+
+def test_what_if_plans_again_and_stores_nothing(client: Client, inputs: dict[str, Any]) -> None:
+    plan = client.post("/v1/plans:resolve", inputs).json()
+    asked = {"plan_id": plan["id"], "changes": {"tokens_per_rank": 2048},
+             "speeds": {"communication": 2.0}}  # fmt: skip
+    answer = client.post("/v1/whatif", asked)
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["schema"] == "moetune.whatif/1"
+    assert found["before"] == plan
+    assert found["after"]["inputs"]["tokens_per_rank"] == 2048
+    assert found["after"]["predicted"]["trust"] == "modelled"
+    assert found["words"]
+    assert [one["id"] for one in client.get("/v1/plans").json()["items"]] == [plan["id"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code", "names"),
+    [
+        ({"model": "gpt-9"}, 422, 2, "gpt-9"),
+        ({"modle": "gpt-s"}, 422, 2, "modle"),
+        ({"world_size": "64"}, 422, 2, "world_size"),
+        ({"world_size": 0}, 422, 2, "world_size"),
+        ({"dtype": "int3"}, 422, 2, "int3"),
+        ({"profile": "nowhere"}, 424, 5, "nowhere"),
+        ({"memory_limit_bytes": 1000}, 409, 3, "memory"),
+        ({"schema": "moetune.inputs/2"}, 422, 2, "moetune.inputs/2"),
+    ],
+)
+def test_a_question_without_an_answer_says_why_with_the_command_lines_code(
+    client: Client, inputs: dict[str, Any], change: dict[str, Any], status: int, code: int,
+    names: str,
+) -> None:  # fmt: skip
+    answer = client.post("/v1/plans:resolve", {**inputs, **change})
+    problem = answer.json()
+    assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
+    assert names in problem["detail"] + problem["hint"]
+    assert client.get("/v1/plans").json()["items"] == []
+
+
+@pytest.mark.parametrize("address", ["/v1/plans:resolve", "/v1/whatif"])
+@pytest.mark.parametrize("name", ["{}", "../secret.toml", "secret.toml"])
+def test_no_file_of_the_services_machine_is_read(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, name: str
+) -> None:
+    secret = tmp_path / "secret.toml"
+    secret.write_text("password = hunter2")
+    monkeypatch.chdir(tmp_path)
+    asked: dict[str, Any] = {"model": "gpt-s", "profile": name.format(secret)}
+    answer = client.post(address, asked if "plans" in address else {"inputs": asked})
+    assert answer.status_code == 422
+    assert "is no profile's name" in answer.json()["detail"]
+    assert "hunter2" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ({"plan": "x"}, "plan"),
+        ({"plan_id": 3}, "plan_id"),
+        ({"plan_id": "3f9c21"}, "3f9c21"),
+        ({"inputs": [1]}, "inputs"),
+        ({"inputs": {}, "speeds": {"communication": "2"}}, "communication"),
+        ({"inputs": {"model": "gpt-s"}, "speeds": {"light": 2.0}}, "light"),
+        ({}, "plan"),
+    ],
+)
+def test_a_what_if_that_asks_nothing_sensible_is_refused(
+    client: Client, body: dict[str, Any], names: str
+) -> None:
+    answer = client.post("/v1/whatif", body)
+    assert answer.status_code in {404, 422}
+    assert names in answer.json()["detail"]

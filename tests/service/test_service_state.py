@@ -1,0 +1,141 @@
+"""Health, readiness and metrics, while the database comes and goes."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from moetune.service.access import Access
+from moetune.service.app import create_app
+from moetune.workflows.desk import Desk
+from moetune.workflows.files import bundled_profiles
+from tests.service.asking import Client, client_of
+
+TOML = {"Content-Type": "application/toml"}
+
+
+@pytest.fixture
+def away(database: Path) -> Iterator[Path]:
+    """Where the database is put aside."""
+    place = database.with_name("away")
+    yield place
+    if place.exists():
+        _move(place, database)
+
+
+def _move(source: Path, target: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        part = Path(f"{source}{end}")
+        if part.exists():
+            part.rename(f"{target}{end}")
+
+
+def _metrics(client: Client) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def _count(found: dict[Any, float], route: str, status: int) -> float:
+    labels = (("method", "GET"), ("route", route), ("status", str(status)))
+    return found.get(("moetune_requests_total", labels), 0.0)
+
+
+def test_without_its_database_the_service_lives_is_not_ready_and_recovers(
+    client: Client, inputs: dict[str, Any], database: Path, away: Path
+) -> None:
+    plan = client.post("/v1/plans:resolve", inputs)
+    assert client.get("/readyz").json() == {
+        "schema": "moetune.ready/1", "ready": True, "problems": [],
+    }  # fmt: skip
+    _move(database, away)
+    assert client.get("/healthz").status_code == 200
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()["ready"]) == (503, False)
+    assert ready.json()["problems"]
+    assert ready.headers["retry-after"]
+    for path in ("/v1/plans", "/v1/fits", f"/v1/plans/{plan.json()['id']}/explain"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()["status"]) == (503, 503)
+        assert answer.headers["retry-after"]
+    fresh = client.post("/v1/plans:resolve", {**inputs, "tokens_per_rank": 777})
+    assert fresh.status_code == 503
+    assert _metrics(client)["moetune_ready", ()] == 0
+    _move(away, database)
+    assert client.get("/readyz").status_code == 200
+    assert client.get(plan.headers["content-location"]).content == plan.content
+    assert client.post("/v1/plans:resolve", inputs).content == plan.content
+
+
+def test_a_locked_database_answers_503_to_writers_and_is_read_meanwhile(
+    client: Client, inputs: dict[str, Any], database: Path
+) -> None:
+    plan = client.post("/v1/plans:resolve", inputs)
+    row = {
+        "plan_id": plan.json()["id"], "forward_degree": 1, "backward_degree": 1,
+        "tokens_per_rank": 1, "predicted_seconds": 1.0, "seconds": [1.0], "source": "training",
+    }  # fmt: skip
+    body = {"schema": "moetune.observations/1", "observations": [row]}
+    with closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        refused = client.post("/v1/observations", body)
+        assert refused.status_code == 503
+        assert "locked" in refused.json()["detail"]
+        assert client.get(plan.headers["content-location"]).status_code == 200
+        assert client.get("/readyz").status_code == 503
+    assert client.get("/readyz").status_code == 200
+    assert client.post("/v1/observations", body).status_code == 201
+    assert len(client.get("/v1/observations").json()["items"]) == 1
+
+
+def test_metrics_count_requests_by_route_and_not_by_address(client: Client) -> None:
+    for number in range(3):
+        client.get(f"/v1/plans/{number:064x}")
+        client.get(f"/nowhere/{number}")
+    client.get("/v1/plans")
+    found = _metrics(client)
+    assert _count(found, "/v1/plans/{plan_id}", 404) == 3
+    assert _count(found, "none", 404) == 3
+    assert _count(found, "/v1/plans", 200) == 1
+    assert found["moetune_request_seconds_count", (("route", "/v1/plans"),)] == 1
+    assert found["moetune_ready", ()] == 1
+
+
+def test_metrics_tell_how_well_steps_were_predicted_and_when_profiles_were_fitted(
+    client: Client, inputs: dict[str, Any]
+) -> None:
+    text = bundled_profiles()["rtx2080ti-x64"].read_bytes()
+    client.post("/v1/profiles", content=text, headers=TOML)
+    plan_id = client.post("/v1/plans:resolve", inputs).json()["id"]
+    rows = [
+        {
+            "plan_id": plan_id, "forward_degree": 1, "backward_degree": 1, "tokens_per_rank": 1,
+            "predicted_seconds": predicted, "seconds": [1.0], "source": "training",
+        }
+        for predicted in (1.0, 0.8, 0.0)
+    ]  # fmt: skip
+    body = {"schema": "moetune.observations/1", "observations": rows}
+    assert client.post("/v1/observations", body).status_code == 201
+    found = _metrics(client)
+    by = ("source", "training")
+    assert found["moetune_prediction_error_ratio_count", (by,)] == 2
+    assert found["moetune_prediction_error_ratio_sum", (by,)] == pytest.approx(0.25)
+    assert found["moetune_prediction_error_ratio_bucket", (("le", "0.01"), by)] == 1
+    fitted = found["moetune_profile_fitted_timestamp_seconds", (("profile", "rtx2080ti-x64"),)]
+    assert fitted > 1.7e9
+
+
+def test_two_services_in_one_process_count_apart(desk: Desk) -> None:
+    with client_of(create_app(desk, Access())) as one, client_of(create_app(desk, Access())) as two:
+        one.get("/healthz")
+        assert _count(_metrics(one), "/healthz", 200) == 1
+        assert _count(_metrics(two), "/healthz", 200) == 0
