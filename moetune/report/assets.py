@@ -10,7 +10,9 @@ from moetune.domain.errors import MoetuneError
 FOLDER = Path(__file__).resolve().parent
 STATIC = FOLDER / "static"
 _VERSION = re.compile(r"plotly\.js v([0-9.]+)")
-_INJECTED = re.compile(r'getElementById\("([0-9a-f]{64})"\)\)\{var \w+=document\.createElement\("style"\)')
+_INJECTED = re.compile(
+    r'getElementById\("([0-9a-f]{64})"\)\)\{var \w+=document\.createElement\("style"\)'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,9 @@ from moetune.report.picture import Picture
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-_AGES = ((86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"))
+_AGES = (
+    (86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"),
+)  # fmt: skip
 
 
 def environment(*folders: Path) -> "Environment":

@@ -239,7 +239,7 @@ def test_everything_is_reached_with_the_keyboard_alone(
         return str(page.evaluate(f"document.activeElement.{attribute}") or "").strip()
 
     def tab_to(name: str, attribute: str = "textContent") -> None:
-        for _ in range(80):
+        for _ in range(150):
             page.keyboard.press("Tab")
             if focused(attribute).startswith(name):
                 return

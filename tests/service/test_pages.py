@@ -25,7 +25,7 @@ from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
 
 NUM_OBSERVATIONS = 250
-MARKUP = '<b onclick="x">&profile</b>'
+MARKUP = '<b onclick="x">&profile'
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The page: machines, profiles, plans and what became of them, for a browser without the network."""
+"""The page: machines, profiles, plans and what became of them, in a browser."""
 
 from moetune.service.pages.mount import mount
 

@@ -60,11 +60,11 @@ def _add_machines(router: APIRouter, library: Library, show: _Show) -> None:
     def machines() -> Response:
         return show(machines_sheet(library))
 
-    @router.get("/profiles/{name}/{figure}.csv")
+    @router.get("/profiles/{name:path}/{figure}.csv")
     def profile_csv(name: str, figure: str, operation: _Text = "") -> Response:
         return csv_answer(profile_sheet(library, name, operation=operation).pictures, figure)
 
-    @router.get("/profiles/{name}")
+    @router.get("/profiles/{name:path}")
     def profile(name: str, operation: _Text = "") -> Response:
         return show(profile_sheet(library, name, operation=operation))
 
