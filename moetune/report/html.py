@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moetune.domain.errors import MoetuneError
-from moetune.domain.units import format_bytes, format_seconds
+from moetune.domain.units import format_bytes
 from moetune.report.assets import FOLDER, STATIC, plotly_script
 from moetune.report.picture import Picture
 
@@ -40,11 +40,9 @@ def environment(*folders: Path) -> "Environment":
         lstrip_blocks=True,
     )
     made.filters |= {
-        "seconds": format_seconds,
         "bytes": format_bytes,
         "figure_json": figure_json,
         "data_url": _data_url,
-        "percent": _percent,
         "count": _count,
     }
     return made
@@ -97,10 +95,6 @@ def report_page(*, title: str, made_at: str, version: str, views: Mapping[str, S
 
 def _data_url(text: str) -> str:
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _count(number: int) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moetune.domain.costs import LinearCost
 from moetune.domain.placement import placement_name
-from moetune.domain.profile import CollectiveLine, CopyLine, FitError, Profile
+from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.fit.book import Book, Points
 from moetune.fit.curve import Line
 from moetune.fit.pool import CollectiveKey, CopyKey
@@ -87,18 +87,15 @@ def _products(book: Book) -> Iterator[Operation]:
         assert points is not None  # noqa: S101 - the pool names what was measured
         num_experts, d_in, d_out = shape
         line = lines.get(dtype)
-        per_row = num_experts * d_in * d_out
         yield Operation(
             name=f"gemm {dtype} {product}, {num_experts} × {d_in} × {d_out}",
             kind="matrix product",
             unit="rows",
             found=points,
-            line=line and LinearCost(
-                alpha_seconds=line.alpha_seconds, beta_seconds=line.beta_seconds_per_mac * per_row
-            ),
+            line=_per_row(line, macs=num_experts * d_in * d_out) if line else None,
             error=line.error if line else None,
             label=points.label,
-        )  # fmt: skip
+        )
     for line in lines.values():
         found = book.gemm_line(line.dtype)
         if found is not None:
@@ -111,6 +108,13 @@ def _products(book: Book) -> Iterator[Operation]:
                 error=line.error,
                 label=f"gemm {line.dtype}",
             )
+
+
+def _per_row(line: GemmLine, *, macs: int) -> LinearCost:
+    """Return the line over rows, each of so many multiply-accumulates."""
+    return LinearCost(
+        alpha_seconds=line.alpha_seconds, beta_seconds=line.beta_seconds_per_mac * macs
+    )
 
 
 def _copies(book: Book) -> Iterator[Operation]:

@@ -1,6 +1,6 @@
 """A plan, asked again with something changed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from moetune.domain.errors import InputError, MoetuneError
@@ -44,7 +44,7 @@ class Form:
         )
 
     def _changes(self) -> Mapping[str, object]:
-        readers = {
+        readers: Mapping[str, Callable[[str], object]] = {
             "tokens_per_rank": parse_count, "world_size": parse_count,
             "memory_limit_bytes": parse_bytes, "dtype": str,
         }  # fmt: skip
