@@ -22,6 +22,7 @@ from moetune.cli import (
     serve,
     trace,
     verify,
+    whatif,
 )
 from moetune.cli.session import Session, session_of
 from moetune.config import environment
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command("profile", epilog=profile.EPILOG)(profile.profile)
 app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.command("explain", epilog=explain.EPILOG)(explain.explain)
+app.command("whatif", epilog=whatif.EPILOG)(whatif.whatif)
 app.command("verify", epilog=verify.EPILOG)(verify.verify)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("report", epilog=report.EPILOG)(report.report)

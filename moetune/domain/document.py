@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 from moetune.domain.errors import InputError
 
 T = TypeVar("T")
+_LONGEST_KEY = 60
 LARGEST = 2**63 - 1
 """The largest whole number of a document: what a database's column holds."""
 
@@ -133,7 +134,11 @@ def _decode_tuple(kinds: tuple[Any, ...], plain: object, where: str) -> tuple[ob
 def _decode_mapping(kind: Any, plain: object, where: str) -> Mapping[str, object]:  # noqa: ANN401
     if not isinstance(plain, Mapping):
         raise InputError(f"{where} must be a table, got {shown(plain)}")
-    return {str(key): _decode(kind, item, f"{where}.{key}") for key, item in plain.items()}
+    return {str(key): _decode(kind, item, f"{where}.{_short(key)}") for key, item in plain.items()}
+
+
+def _short(key: object) -> str:
+    return shown(key) if len(str(key)) > _LONGEST_KEY else str(key)
 
 
 def _decode_union(kinds: tuple[Any, ...], plain: object, where: str) -> object:

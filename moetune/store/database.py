@@ -32,6 +32,7 @@ class Database:
     """
 
     address: Address
+    read_only: bool
     engine: Engine
     reader: Engine
     retry_seconds: float
@@ -61,7 +62,11 @@ class Database:
         )
         retry_seconds = _RETRY_BUDGET_SECONDS if patience_seconds is None else patience_seconds / 2
         return cls(
-            address=address, engine=engine, reader=reading(engine), retry_seconds=retry_seconds
+            address=address,
+            read_only=read_only,
+            engine=engine,
+            reader=reading(engine),
+            retry_seconds=retry_seconds,
         )
 
     def write(self, work: Callable[[Connection], T]) -> T:

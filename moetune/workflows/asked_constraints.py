@@ -63,9 +63,8 @@ class Pinned:
         if model is not None:
             own = find_model(model).transformer
             if own is None:
-                raise InputError(
-                    f"{next(iter(self.sizes))} is for a whole model, and {model} is one layer"
-                )
+                flag = next(flag for flag, name in SIZES.items() if name in self.sizes)
+                raise InputError(f"{flag} is for a whole model, and {model} is one layer")
             return replace(own, **self.sizes)
         missing = [
             flag for flag, name in SIZES.items() if name not in {"moe_every", *self.sizes}

@@ -16,7 +16,7 @@ from moetune.workflows.asked_inputs import Question, question_of, read_inputs
 from moetune.workflows.explain import Explanation, explain_from
 from moetune.workflows.flights import Flights
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profiles import FoundProfile, find_profile, is_path, newest_measured
+from moetune.workflows.profiles import FoundProfile, is_path, newest_measured
 from moetune.workflows.shelf import ProfileShelf
 from moetune.workflows.trace import Trace, trace_plan
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
@@ -27,14 +27,14 @@ NUM_SOLVERS = 2
 """Plans that are made at once: one that takes long shall not stop the others, nor all answers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Desk:
     """Answers questions about plans. Made by `open_desk`; threads may share it.
 
     Args:
         store: for writing.
         reading: the same database without the right to write.
-        profile: what to plan with where nothing is asked for; None for the newest measured.
+        profile: name of what to plan with where none is asked for; None for the newest measured.
         dtype: the same; None for the profile's own choice.
     """
 
@@ -153,13 +153,7 @@ class Desk:
         )
 
     def _find_profile(self, name: str | None) -> FoundProfile:
-        wanted = name or self.profile
-        if wanted is None:
-            wanted = newest_measured(self.reading)
-        elif name is None and is_path(wanted):
-            # The setting of who runs the desk may be a file; what is asked for never is.
-            return find_profile(wanted, stores=partial(_lent, self.reading))
-        return self._shelf.find(wanted)
+        return self._shelf.find(name or self.profile or newest_measured(self.reading))
 
     def _profile_behind(self, plan: Plan) -> Profile:
         found = self._shelf.find(plan.inputs.profile)
@@ -189,9 +183,16 @@ def open_desk(settings: Settings) -> Iterator[Desk]:
     """Open the database of the settings, or make it, for as long as the context lasts.
 
     Raises:
+        InputError: the setting `profile` is a file.
         SchemaMismatchError: the database has another schema.
         MoetuneError: it cannot be opened, or made.
     """
+    if settings.profile is not None and is_path(settings.profile):
+        raise InputError(
+            f"the setting profile is the file {settings.profile}: whoever asks for a plan finds "
+            "only what the store has",
+            f"import it with `moetune profiles import {settings.profile}`, and name it",
+        )
     with (
         wiring.open_store(settings, patience_seconds=PATIENCE_SECONDS) as store,
         wiring.open_store(settings, read_only=True, patience_seconds=PATIENCE_SECONDS) as reading,

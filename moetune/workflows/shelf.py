@@ -16,7 +16,7 @@ MOST_KEPT = 8
 _Key = tuple[str, int | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfileShelf:
     """The profiles of a store, by name. Threads may share it.
 

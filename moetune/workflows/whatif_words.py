@@ -33,13 +33,13 @@ def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     yield from _strategy(before, after)
     yield _binding(before, after)
     yield _memory(before, after)
-    yield after.decision.why
+    yield _sentence(after.decision.why)
     if after.predicted.trust != before.predicted.trust:
         was = before.predicted.trust
         yield f"The times are {after.predicted.trust}, those of the first plan {was}."
     for warning in after.warnings:
         if warning not in before.warnings:
-            yield f"{warning[:1].upper()}{warning[1:]}."
+            yield _sentence(warning)
 
 
 def step_seconds(plan: Plan) -> float:
@@ -95,9 +95,9 @@ def _chunks(before: Plan, after: Plan) -> str:
         (one.pipeline.forward_degree, one.pipeline.backward_degree) for one in (after, before)
     )
     if (forward, backward) == (was_forward, was_backward):
-        return f"The chunks stay {forward} forward and {backward} backward."
+        return f"The chunks stay: {forward} forward and {backward} backward."
     return (
-        f"The tokens are cut into {forward} chunks forward and {backward} backward instead of "
+        f"The chunks are {forward} forward and {backward} backward instead of "
         f"{was_forward} and {was_backward}."
     )
 
@@ -130,6 +130,10 @@ def _needed_bytes(plan: Plan) -> int:
 
 def _limit(limit_bytes: int | None) -> str:
     return "all" if limit_bytes is None else format_bytes(limit_bytes)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _ratio(now: float, then: float) -> str:

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = (
     "profile", "profiles list", "profiles show", "profiles export", "profiles import",
     "profiles diff", "profiles remove", "models list", "models show", "plan", "explain",
-    "verify", "trace", "report", "db upgrade", "db current", "db check", "db backup", "doctor",
-    "config show",
+    "whatif", "verify", "trace", "report", "db upgrade", "db current", "db check", "db backup",
+    "doctor", "config show",
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ PlanMaker = Callable[..., Plan]
 def observation(plan_id: str, *seconds: float) -> Observation:
     return Observation(
         plan_id=plan_id, forward_degree=4, backward_degree=3, tokens_per_rank=2**33,
-        predicted_seconds=0.1 + 0.2, seconds=seconds, source="verify",
+        predicted_seconds=0.1 + 0.2, seconds=seconds or (5e-324,), source="verify",
     )  # fmt: skip
 
 

@@ -1,0 +1,106 @@
+"""`moetune whatif`: a plan beside what it would be if something were otherwise."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from moetune.cli.plan_request import parsed
+from moetune.cli.session import Json, ProfileOption, example, session_of
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.units import parse_bytes, parse_count
+
+EPILOG = example("moetune whatif 3f9c21 --tokens 32k --speed communication=2")
+
+
+def whatif(
+    context: typer.Context,
+    plan: Annotated[
+        str, typer.Argument(help="A plan's JSON file, or the beginning of an id in the store.")
+    ],
+    tokens: Annotated[
+        str | None, typer.Option(help="Other tokens per rank and step, such as 32k.")
+    ] = None,
+    world_size: Annotated[
+        int | None, typer.Option("--world-size", min=1, help="Another number of ranks.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Other memory of one device, such as 40GiB."),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Another element type.")] = None,
+    speed: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PART=FACTOR",
+            help="How many times as fast as measured computation, communication or copies are.",
+        ),
+    ] = None,
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FLAG=VALUE",
+            help="Another flag of `moetune plan`, such as strategy=S4; strategy= takes it back.",
+        ),
+    ] = None,
+    profile: ProfileOption = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Say how a plan would change with another batch, cluster or machine. Nothing is stored.
+
+    Sizes that were not measured are estimated, and the plan says so.
+    """
+    from moetune.cli.plan_view import sentence
+    from moetune.workflows.plan import find_plan
+    from moetune.workflows.verify import profile_behind
+    from moetune.workflows.whatif import change_plan
+
+    session = session_of(context)
+    sizes = {
+        "tokens_per_rank": parsed(tokens, parse_count),
+        "world_size": world_size,
+        "memory_limit_bytes": parsed(memory_limit, parse_bytes),
+        "dtype": dtype,
+        "constraints": _constraints(constraint or ()),
+    }
+    changes = {name: value for name, value in sizes.items() if value not in (None, {})}
+    speeds = dict(_speed(one) for one in speed or ())
+    made = find_plan(plan, stores=session.find_store)
+    known = profile_behind(made, wanted=profile, stores=session.find_store)
+    if known is None:
+        raise ProfileError(
+            f"the profile of plan {made.id[:6]} is gone or has changed: nothing to plan with",
+            "name it with --profile, or make the plan again",
+        )
+    answer = change_plan(made, profile=known, changes=changes, speeds=speeds)
+    if json:
+        session.screen.document({"schema": "moetune.whatif/1", **encode(answer)})
+        return
+    first, second, *rest = answer.words
+    session.screen.say(sentence(first))
+    session.screen.say()
+    session.screen.say(second, indent=2, style="bold")
+    for words in rest:
+        session.screen.say(sentence(words), indent=2)
+
+
+def _constraints(pairs: Sequence[str]) -> dict[str, str | None]:
+    """Return flags and values; None for a flag that is taken back."""
+    return {name.removeprefix("--"): value or None for name, value in map(_pair, pairs)}
+
+
+def _speed(text: str) -> tuple[str, float]:
+    part, factor = _pair(text)
+    try:
+        return part, float(factor)
+    except ValueError:
+        raise InputError(f"--speed {text!r} has no number", "such as communication=2") from None
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise InputError(f"{text!r} is not NAME=VALUE", "such as communication=2")
+    return name, value

@@ -1,0 +1,107 @@
+"""Scaled profiles against the costs of the profile that they were made from."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.costs import Costs, Interference
+from moetune.domain.errors import InputError
+from moetune.domain.profile import Profile
+from moetune.fit.costs import costs_of
+from moetune.fit.scaled import Speeds, scale_profile
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from tests.fit.measured import measured_profile
+
+MEASURED = measured_profile()
+PUBLISHED = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
+FACTORS = st.sampled_from([0.5, 2.0, 3.0, 1.7])
+
+
+def times(profile: Profile) -> dict[str, tuple[float, ...]]:
+    """Return times of operations by their part, measured and between measured sizes."""
+    costs: Costs = costs_of(profile)
+    ranks = 4 if profile.samples else 64
+    computation = [
+        costs.gemm(dtype="float32", product=form, num_experts=experts, rows=rows, d_in=d_in,
+                   d_out=2048)
+        for form in ("forward", "grad_weight")
+        for experts, rows, d_in in ((1, 128, 512), (2, 300, 512), (4, 77, 1024))
+    ]  # fmt: skip
+    if profile.samples:
+        gelu = costs.rows_op(op="gelu", dtype="float32", rows=100, width=512)
+        assert gelu is not None
+        computation.append(gelu)
+    communication = [
+        costs.collective(op="all_to_all", group_size=ranks, num_bytes=size, in_flight=several)
+        for size in (2**14, 1e6, 1e9)
+        for several in (1, 4)
+    ]
+    copies = [
+        costs.copy(direction="h2d", pinned=True, num_bytes=size)
+        for size in (2**14, 1e6)
+        if profile.samples
+    ]
+    return {
+        "computation": tuple(one.seconds for one in computation),
+        "communication": tuple(one.seconds for one in communication),
+        "copies": tuple(one.seconds for one in copies),
+    }
+
+
+@pytest.mark.parametrize("profile", [MEASURED, PUBLISHED], ids=["measured", "published"])
+@settings(deadline=None, max_examples=15)
+@given(computation=FACTORS, communication=FACTORS, copies=FACTORS)
+def test_every_time_is_divided_by_the_speed_of_its_part(
+    profile: Profile, computation: float, communication: float, copies: float
+) -> None:
+    speeds = Speeds(computation=computation, communication=communication, copies=copies)
+    before, after = times(profile), times(scale_profile(profile, speeds))
+    for part, seconds in before.items():
+        expected = [one / getattr(speeds, part) for one in seconds]
+        assert after[part] == pytest.approx(expected, rel=1e-6)
+
+
+def test_how_operations_disturb_each_other_stays_as_measured() -> None:
+    slower = scale_profile(MEASURED, Speeds(computation=0.3, communication=7.0, copies=1.9))
+    before, after = costs_of(MEASURED), costs_of(slower)
+    assert after.interference.comm.comp == pytest.approx(before.interference.comm.comp, rel=1e-12)
+    assert after.interference.comp.comm < 1
+    for size, seconds in ((2**16, 1e-4), (2**20, 5e-4)):
+        then = before.side_by_side(exchange_bytes=size, exchange_seconds=seconds)
+        now = after.side_by_side(exchange_bytes=size, exchange_seconds=seconds / 7.0)
+        # By the samples of that size, which a table changed by rounding would overrule.
+        assert now.comm == pytest.approx(then.comm, rel=1e-9)
+        assert now.comp == pytest.approx(then.comp, rel=1e-9)
+
+
+def test_a_table_that_somebody_set_stays_set() -> None:
+    free = replace(MEASURED, interference=Interference())
+    assert scale_profile(free, Speeds(computation=3.0)).interference == Interference()
+
+
+def test_a_scaled_profile_says_what_it_is() -> None:
+    scaled = scale_profile(MEASURED, Speeds(communication=2.0, copies=0.5))
+    assert scaled.provenance == "modelled"
+    assert scaled.name == "lab with communication × 2, copies × 0.5"
+    assert scaled.machine == MEASURED.machine
+    assert scaled.digest != MEASURED.digest
+    assert scale_profile(MEASURED, Speeds()) == MEASURED
+
+
+def test_fits_keep_their_relative_errors_and_scale_their_intervals() -> None:
+    scaled = scale_profile(MEASURED, Speeds(computation=4.0))
+    before, after = MEASURED.gemm[0].error, scaled.gemm[0].error
+    assert before is not None
+    assert after is not None
+    assert (after.median, after.p95, after.quality) == (before.median, before.p95, before.quality)
+    assert after.beta_seconds == pytest.approx([one / 4 for one in before.beta_seconds])
+    assert scaled.collective == MEASURED.collective
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 1e-4, 1e4, math.inf, math.nan])
+def test_a_speed_that_no_machine_has_is_refused(factor: float) -> None:
+    with pytest.raises(InputError, match="speed of communication must be from"):
+        Speeds(communication=factor)

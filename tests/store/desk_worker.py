@@ -1,0 +1,51 @@
+"""A process that answers questions from several threads, for the tests that kill it.
+
+It says each plan's id when the plan and its observations are acknowledged.
+"""
+
+import sys
+import threading
+from itertools import count
+
+from moetune.config import Settings
+from moetune.domain.ports import Observation
+from moetune.workflows.desk import Desk, open_desk
+
+NUM_THREADS = 4
+NUM_OBSERVATIONS = 3
+
+
+def work(desk: Desk, thread: int, say: threading.Lock) -> None:
+    for number in count(1):
+        plan = desk.resolve(
+            {
+                "model": "tm-1",
+                "profile": "rtx2080ti-x64",
+                "tokens_per_rank": number * NUM_THREADS + thread,
+                "constraints": {"max-degree": "1"},
+            }
+        )
+        observation = Observation(
+            plan_id=plan.id, forward_degree=1, backward_degree=1, tokens_per_rank=number,
+            predicted_seconds=1.0, seconds=(1.0,), source="training",
+        )  # fmt: skip
+        desk.store.add_observations([observation] * NUM_OBSERVATIONS)
+        with say:
+            sys.stdout.write(f"{plan.id}\n")
+            sys.stdout.flush()
+
+
+def main() -> None:
+    say = threading.Lock()
+    with open_desk(Settings(db=sys.argv[1])) as desk:
+        threads = [
+            threading.Thread(target=work, args=(desk, thread, say)) for thread in range(NUM_THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""A database that is locked, full, gone or another one: told apart, and taken up again."""
+
+import shutil
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import psycopg
+import pytest
+from sqlalchemy import URL, Connection, event, text
+
+from moetune.domain.errors import (
+    BadStoreError,
+    InputError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+)
+from moetune.domain.plan import Plan
+from moetune.store import SqlStore, database, open_store
+from moetune.store.address import parse_address
+from moetune.store.database import Database
+
+PlanMaker = Callable[..., Plan]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    return folder / "moetune.db"
+
+
+@pytest.fixture
+def pair(url: str) -> Iterator[tuple[SqlStore, SqlStore]]:
+    """One store to write and one to read, as a desk has them, which soon lose patience."""
+    with (
+        open_store(url, patience_seconds=0.2) as store,
+        open_store(url, read_only=True, patience_seconds=0.2) as reading,
+    ):
+        yield store, reading
+
+
+def execute(url: str, statement: str) -> None:
+    with closing(Database.connect(parse_address(url))) as opened:
+        opened.write(lambda connection: connection.execute(text(statement)))
+
+
+def test_a_sound_database_is_ready_and_stays_as_it_is(
+    pair: tuple[SqlStore, SqlStore], make_plan: PlanMaker
+) -> None:
+    store, reading = pair
+    store.save_plan(make_plan())
+    for _ in range(3):
+        store.check_ready()
+        reading.check_ready()
+    assert len(reading.plans()) == 1
+
+
+def test_a_file_that_is_gone_is_said_not_made_again_and_taken_up_when_it_is_back(
+    file: Path, tmp_path: Path, make_plan: PlanMaker
+) -> None:
+    with open_store(str(file)) as store, open_store(str(file), read_only=True) as reading:
+        store.save_plan(make_plan(1))
+        with closing(sqlite3.connect(file)) as other:
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        away = tmp_path / "away.db"
+        file.rename(away)
+        for use in (
+            lambda: store.save_plan(make_plan(2)),
+            store.plans,
+            reading.plans,
+            store.check_ready,
+            reading.check_ready,
+        ):
+            with pytest.raises(StoreUnavailableError, match="cannot be opened"):
+                use()
+        assert not file.exists()
+        away.rename(file)
+        store.check_ready()
+        reading.check_ready()
+        store.save_plan(make_plan(3))
+        assert [one.tokens_per_rank for one in reading.plans()] == [3, 1]
+
+
+def test_a_file_that_is_put_in_its_place_is_read_and_written_instead(
+    file: Path, tmp_path: Path, make_plan: PlanMaker
+) -> None:
+    other = tmp_path / "other.db"
+    with open_store(str(other)) as store:
+        store.save_plan(make_plan(7))
+    with open_store(str(file)) as store, open_store(str(file), read_only=True) as reading:
+        store.save_plan(make_plan(1))
+        shutil.rmtree(file.parent)
+        file.parent.mkdir()
+        other.rename(file)
+        assert [one.tokens_per_rank for one in reading.plans()] == [7]
+        store.save_plan(make_plan(8))
+    with open_store(str(file)) as store:
+        assert [one.tokens_per_rank for one in store.plans()] == [8, 7]
+
+
+def test_a_folder_that_is_gone_is_no_bad_question(file: Path, make_plan: PlanMaker) -> None:
+    with open_store(str(file)) as store:
+        shutil.rmtree(file.parent)
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.save_plan(make_plan())
+        assert isinstance(caught.value, BadStoreError)
+        assert caught.value.exit_code == InputError.exit_code
+
+
+def test_a_database_that_others_hold_is_given_up_soon_while_reading_goes_on(
+    file: Path, make_plan: PlanMaker
+) -> None:
+    with (
+        open_store(str(file), patience_seconds=0.1) as store,
+        open_store(str(file), read_only=True, patience_seconds=0.1) as reading,
+        closing(sqlite3.connect(file)) as other,
+    ):
+        store.save_plan(make_plan(1))
+        other.execute("BEGIN IMMEDIATE")
+        for use in (lambda: store.save_plan(make_plan(2)), store.check_ready):
+            with pytest.raises(StoreUnavailableError, match="stayed locked"):
+                use()
+        assert len(reading.plans()) == 1
+        reading.check_ready()
+        other.rollback()
+        store.check_ready()
+        store.save_plan(make_plan(2))
+        assert len(reading.plans()) == 2
+
+
+def test_a_postgresql_table_that_others_hold_is_given_up_soon(
+    socket_url: str, make_plan: PlanMaker
+) -> None:
+    with (
+        open_store(socket_url, patience_seconds=0.2) as store,
+        psycopg.connect(socket_url.replace("+psycopg", "")) as other,
+    ):
+        other.execute("LOCK TABLE plans, moetune_revision IN ACCESS EXCLUSIVE MODE")
+        for use in (lambda: store.save_plan(make_plan()), store.plans, store.check_ready):
+            with pytest.raises(StoreUnavailableError, match="stayed locked"):
+                use()
+        other.rollback()
+        store.check_ready()
+        store.save_plan(make_plan())
+        assert len(store.plans()) == 1
+
+
+def test_many_threads_write_in_turn_and_none_is_locked_out(
+    file: Path, make_plan: PlanMaker
+) -> None:
+    errors: list[Exception] = []
+    with open_store(str(file), patience_seconds=20) as store:
+
+        def work(first: int) -> None:
+            try:
+                for tokens in range(first, first + 5):
+                    store.save_plan(make_plan(tokens))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is one too many
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(1 + 5 * one,)) for one in range(32)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert len(store.plans()) == 160
+
+
+def test_a_full_database_is_unavailable_and_takes_rows_again_when_there_is_space(
+    file: Path, make_plan: PlanMaker
+) -> None:
+    pages = {"most": 1}
+    with open_store(str(file)) as store:
+
+        @event.listens_for(store._database.engine, "begin")
+        def limit(connection: Connection) -> None:
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages['most']}")
+
+        with pytest.raises(StoreUnavailableError, match="disk is full"):
+            for tokens in range(1, 100):
+                store.save_plan(make_plan(tokens))
+        stored = len(store.plans())
+        pages["most"] = 2**30
+        store.save_plan(make_plan(1000))
+        assert len(store.plans()) == stored + 1
+
+
+def test_a_full_disk_is_not_ready(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = SimpleNamespace(free=0)
+    with open_store(str(file)) as store:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+        with pytest.raises(StoreUnavailableError, match="disk is full"):
+            store.check_ready()
+        free.free = 2**30
+        store.check_ready()
+
+
+def test_another_schema_is_not_ready(pair: tuple[SqlStore, SqlStore], url: str) -> None:
+    execute(url, "UPDATE moetune_revision SET version_num = '9999'")
+    for store in pair:
+        with pytest.raises(SchemaMismatchError, match="9999"):
+            store.check_ready()
+
+
+def test_a_database_that_lost_its_tables_is_no_bad_question(
+    pair: tuple[SqlStore, SqlStore], url: str
+) -> None:
+    for table in ("observations", "settled", "plans", "moetune_revision"):
+        execute(url, f"DROP TABLE {table}")
+    for store in pair:
+        with pytest.raises(StoreUnavailableError, match="other tables"):
+            store.plans()
+        with pytest.raises(StoreUnavailableError):
+            store.check_ready()
+
+
+def test_a_postgresql_that_takes_no_changes_is_not_ready(
+    socket_url: str, make_plan: PlanMaker
+) -> None:
+    open_store(socket_url).close()
+    standby = f"{socket_url}&options=-c%20default_transaction_read_only%3Don"
+    with open_store(standby) as store:
+        with pytest.raises(StoreUnavailableError, match="read-only"):
+            store.check_ready()
+        with pytest.raises(StoreUnavailableError, match="read-only"):
+            store.save_plan(make_plan())
+        assert store.plans() == ()
+
+
+class Wire:
+    """A port that leads to the server, and can be cut and mended."""
+
+    def __init__(self, server: tuple[str, int]) -> None:
+        self._server = server
+        self._sockets: list[socket.socket] = []
+        self.port = 0
+        self.mend()
+
+    def mend(self) -> None:
+        listener = socket.create_server(("127.0.0.1", self.port), reuse_port=False)
+        self.port = listener.getsockname()[1]
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        for one in (self._listener, *self._sockets):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._sockets.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection(self._server, timeout=10)
+                far.settimeout(None)
+                self._sockets += [near, far]
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.timeout(60)
+def test_a_postgresql_that_is_gone_is_said_and_taken_up_when_it_is_back(
+    network_url: URL, make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_RETRY_DELAYS_SECONDS", (0.01, 0.02))
+    wire = Wire(("127.0.0.1", network_url.port or 0))
+    url = network_url.set(port=wire.port).render_as_string(hide_password=False)
+    try:
+        with (
+            open_store(url, patience_seconds=5) as store,
+            open_store(url, read_only=True, patience_seconds=5) as reading,
+        ):
+            store.save_plan(make_plan(1))
+            assert len(reading.plans()) == 1
+            wire.cut()
+            for use in (
+                lambda: store.save_plan(make_plan(2)),
+                reading.plans,
+                store.check_ready,
+                reading.check_ready,
+            ):
+                with pytest.raises(StoreUnavailableError) as caught:
+                    use()
+                assert str(network_url.password) not in str(caught.value)
+            wire.mend()
+            store.check_ready()
+            reading.check_ready()
+            store.save_plan(make_plan(2))
+            assert len(reading.plans()) == 2
+    finally:
+        wire.cut()

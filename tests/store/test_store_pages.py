@@ -1,0 +1,300 @@
+"""Lists in pages, documents and batches: the same on SQLite and on a real PostgreSQL."""
+
+import itertools
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from moetune.domain.document import canonical_json
+from moetune.domain.errors import BadStoreError, InputError, NotFoundError
+from moetune.domain.hardware import Cluster, Fingerprint
+from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.ports import Observation, Store
+from moetune.domain.profile import Profile
+from moetune.domain.samples import Sample
+from moetune.store import SqlStore, open_store, rows
+from moetune.store.address import parse_address
+from moetune.store.database import Database
+
+ProfileMaker = Callable[..., Profile]
+PlanMaker = Callable[..., Plan]
+
+
+def observation(plan_id: str, number: int = 1) -> Observation:
+    return Observation(
+        plan_id=plan_id, forward_degree=4, backward_degree=3, tokens_per_rank=number,
+        predicted_seconds=0.25, seconds=(0.1 + 0.2, 1 / 3), source="training",
+    )  # fmt: skip
+
+
+def turn_pages(turn: Callable[..., tuple[Any, ...]], limit: int, first: Any) -> list[Any]:
+    """Return all entries, page by page."""
+    found: list[Any] = []
+    while page := turn(after=found[-1].id if found else first, limit=limit):
+        assert len(page) <= limit
+        found += page
+    return found
+
+
+def test_a_new_store_has_empty_pages(store: Store) -> None:
+    for page in (
+        store.machines(), store.fits(), store.plan_page(), store.observation_page(None),
+        store.observation_page("ab" * 32),
+    ):  # fmt: skip
+        assert page == ()
+    assert store.plan_document("ab" * 32) is None
+    assert store.current_fit("nobody") is None
+
+
+def test_machines_are_listed_newest_first_with_their_facts(store: Store, cluster: Cluster) -> None:
+    for devices in (1, 2, 4):
+        machine = replace(cluster.machine, num_devices=devices)
+        for _ in range(2):
+            store.start_run(name="h", cluster=replace(cluster, machine=machine), preset="quick")
+    found = store.machines()
+    assert [one.num_devices for one in found] == [4, 2, 1]
+    assert found[0].id > found[1].id > found[2].id
+    newest = found[0]
+    assert (newest.device, newest.kind, newest.devices_per_node) == ("NVIDIA H200", "cuda", 8)
+    assert newest.memory_bytes == 150_754_820_096
+    assert newest.facts == cluster.fingerprint.hardware
+    assert newest.hardware_id == cluster.fingerprint.hardware_id
+    assert newest.created_at.endswith("+00:00")
+    assert turn_pages(store.machines, 2, 0) == list(found)
+
+
+def test_fits_are_listed_newest_first_with_what_they_were_fitted_to(
+    store: Store, cluster: Cluster, measured: tuple[Sample, ...], make_profile: ProfileMaker
+) -> None:
+    run_id = store.start_run(name="h200-x8", cluster=cluster, preset="quick")
+    for count in (1, 3):
+        store.add_samples(run_id, measured[: count - len(store.samples(run_id))])
+        store.save_profile(make_profile(), run_id=run_id)
+    store.add_samples(run_id, measured)
+    published = replace(make_profile("rtx", samples=measured), provenance="published")
+    store.save_profile(replace(published, fingerprint=Fingerprint()))
+    found = store.fits()
+    assert [(one.profile, one.num_samples) for one in found] == [
+        ("rtx", 5), ("h200-x8", 3), ("h200-x8", 1),
+    ]  # fmt: skip
+    assert [one.provenance for one in found] == ["published", "measured", "measured"]
+    machines = {one.id: one for one in store.machines()}
+    assert machines[found[0].machine_id].facts == {}
+    assert machines[found[1].machine_id].facts == cluster.fingerprint.hardware
+    assert turn_pages(store.fits, 1, 0) == list(found)
+
+
+def test_the_current_fit_changes_with_every_fit_and_never_comes_back(
+    store: Store, make_profile: ProfileMaker
+) -> None:
+    seen = set()
+    for _ in range(3):
+        store.save_profile(make_profile())
+        seen.add(store.current_fit("h200-x8"))
+    assert store.current_fit("h200-x8") == store.fits()[0].id
+    store.remove_profile("h200-x8")
+    assert store.current_fit("h200-x8") is None
+    store.save_profile(make_profile())
+    seen.add(store.current_fit("h200-x8"))
+    assert len(seen) == 4
+
+
+def test_a_plans_document_is_the_canonical_json_of_exactly_that_id(
+    store: Store, make_plan: PlanMaker
+) -> None:
+    plan = make_plan()
+    store.save_plan(plan)
+    document = store.plan_document(plan.id)
+    assert document == canonical_json(plan)
+    assert plan_from_json(document, "it") == plan
+    for other in (plan.id[:63], plan.id.upper(), "", "%", "ab" * 32):
+        assert store.plan_document(other) is None
+    newer = make_plan(step_seconds=0.25)
+    store.save_plan(newer)
+    assert store.plan_document(plan.id) == canonical_json(newer)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 10])
+def test_pages_of_plans_are_the_list_of_plans(
+    store: Store, make_plan: PlanMaker, limit: int
+) -> None:
+    for tokens in range(1, 8):
+        store.save_plan(make_plan(tokens))
+    assert turn_pages(store.plan_page, limit, "") == list(store.plans())
+    assert [one.tokens_per_rank for one in store.plan_page(limit=3)] == [7, 6, 5]
+
+
+def test_plans_of_one_moment_are_on_one_page_each(
+    store: Store, make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "utc_now", lambda: "2026-01-01T00:00:00.000000+00:00")
+    made = {make_plan(tokens).id for tokens in range(1, 12)}
+    for tokens in range(1, 12):
+        store.save_plan(make_plan(tokens))
+    found = [one.id for one in turn_pages(store.plan_page, 2, "")]
+    assert len(found) == len(made)
+    assert set(found) == made
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(limit=st.integers(1, 4), comes=st.lists(st.integers(0, 2), min_size=12, max_size=12))
+def test_what_comes_while_pages_are_turned_moves_nothing_between_them(
+    store: SqlStore, make_plan: PlanMaker, limit: int, comes: list[int]
+) -> None:
+    numbers = itertools.count(1 + max((one.tokens_per_rank for one in store.plans()), default=0))
+
+    def come() -> str:
+        plan = make_plan(next(numbers))
+        store.save_plan(plan)
+        store.add_observations([observation(plan.id), observation(plan.id, 2)])
+        return plan.id
+
+    for _ in range(3):
+        come()
+    plans, observed = store.plans(), store.observation_page(None, limit=10**6)
+    waves = iter(comes)
+
+    def while_others_come(turn: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+        def page(**arguments: Any) -> tuple[Any, ...]:
+            found = turn(**arguments)
+            for _ in range(next(waves, 0)):
+                come()
+            return found
+
+        return page
+
+    assert turn_pages(while_others_come(store.plan_page), limit, "") == list(plans)
+    waves = iter(comes)
+    later = store.observation_page(None, limit=10**6)
+
+    def page_of_all(*, after: int, limit: int) -> tuple[Any, ...]:
+        return store.observation_page(None, after=after, limit=limit)
+
+    assert turn_pages(while_others_come(page_of_all), limit, 0) == list(later)
+    assert later[-len(observed) :] == observed
+
+
+def test_a_plan_that_is_answered_anew_moves_to_the_front(
+    store: Store, make_plan: PlanMaker
+) -> None:
+    for tokens in (1, 2, 3):
+        store.save_plan(make_plan(tokens))
+    store.save_plan(make_plan(1, step_seconds=0.25))
+    assert [one.tokens_per_rank for one in store.plan_page()] == [1, 3, 2]
+
+
+def test_a_page_after_a_plan_that_is_not_there_is_refused(
+    store: Store, make_plan: PlanMaker
+) -> None:
+    store.save_plan(make_plan())
+    for other in ("ab" * 32, make_plan().id[:63], "'", "%"):
+        with pytest.raises(NotFoundError, match="no plan"):
+            store.plan_page(after=other)
+
+
+def test_observations_come_in_pages_newest_first_with_number_and_time(
+    store: Store, make_plan: PlanMaker
+) -> None:
+    for tokens in (1, 2):
+        store.save_plan(make_plan(tokens))
+    one, two = make_plan(1).id, make_plan(2).id
+    store.add_observations([observation(one, 1), observation(two, 2), observation(one, 3)])
+    store.add_observation(observation(two, 4))
+    everything = store.observation_page(None)
+    assert [kept.value.tokens_per_rank for kept in everything] == [4, 3, 2, 1]
+    assert [kept.id for kept in everything] == sorted((k.id for k in everything), reverse=True)
+    assert everything[0].created_at >= everything[-1].created_at
+    assert everything[-1].value == observation(one, 1)
+    assert [kept.value for kept in store.observation_page(one)] == [
+        observation(one, 3), observation(one, 1),
+    ]  # fmt: skip
+    assert store.observation_page(one, after=everything[1].id) == everything[3:]
+    assert store.observation_page(None, limit=1) == everything[:1]
+
+
+@pytest.mark.parametrize("after", [2**63, 2**70])
+def test_numbers_beyond_every_entry_begin_at_the_beginning(
+    store: Store, make_plan: PlanMaker, after: int
+) -> None:
+    store.save_plan(make_plan())
+    store.add_observation(observation(make_plan().id))
+    assert store.observation_page(None, after=after) == store.observation_page(None)
+    assert store.machines(after=after) == ()
+    assert store.fits(after=after) == ()
+
+
+def test_observations_are_appended_all_or_none(store: Store, make_plan: PlanMaker) -> None:
+    store.save_plan(make_plan())
+    known = make_plan().id
+    store.add_observations([])
+    with pytest.raises(InputError, match="no plan 'cdcdcdcdcdcd'") as caught:
+        store.add_observations(
+            [observation(known), observation("cd" * 32), observation("ab" * 32)]
+        )
+    assert not isinstance(caught.value, BadStoreError)
+    with pytest.raises(InputError, match="cannot hold this value"):
+        store.add_observations([observation(known), observation(known, 2**70)])
+    assert store.observations(known) == ()
+    many = [observation(known, number) for number in range(1, 1001)]
+    store.add_observations(many)
+    assert store.observations(known) == tuple(many)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "part"),
+    [
+        ({"forward_degree": 0}, "forward_degree must be at least 1"),
+        ({"tokens_per_rank": -1}, "tokens_per_rank must be at least 1"),
+        ({"seconds": ()}, "seconds is empty"),
+        ({"seconds": (1.0, math.nan)}, "finite"),
+        ({"seconds": (1.0, -1.0)}, "not negative"),
+        ({"predicted_seconds": math.inf}, "finite"),
+    ],
+)
+def test_what_is_no_observation_cannot_be_made(wrong: dict[str, Any], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        replace(observation("ab" * 32), **wrong)
+
+
+@pytest.mark.parametrize("odd", ["half \ud800", "with\0nul", "ß" * 1000, "'; DROP TABLE plans"])
+def test_odd_texts_are_kept_exactly_or_refused_and_nothing_else_breaks(
+    store: Store, make_profile: ProfileMaker, make_plan: PlanMaker, odd: str
+) -> None:
+    def refused(error: Exception) -> None:
+        assert "cannot hold this value" in str(error)
+
+    try:
+        store.save_profile(make_profile(odd))
+        kept = store.profile(odd)
+    except InputError as error:
+        refused(error)
+    else:
+        assert kept == make_profile(odd)
+    try:
+        assert store.plan_document(odd) is None
+        assert store.observation_page(odd) == ()
+    except InputError as error:
+        refused(error)
+    store.save_plan(make_plan())
+    assert len(store.plans()) == 1
+
+
+def test_a_page_reads_no_documents(url: str, make_plan: PlanMaker) -> None:
+    with open_store(url) as store:
+        for tokens in (1, 2):
+            store.save_plan(make_plan(tokens))
+        with closing(Database.connect(parse_address(url))) as database:
+            database.write(lambda one: one.execute(text("UPDATE plans SET document = '7'")))
+        assert len(store.plan_page()) == 2
+        assert store.plan_document(make_plan(1).id) == "7"
+        with pytest.raises(BadStoreError, match="plan "):
+            store.plan(make_plan(1).id)

@@ -1,0 +1,190 @@
+"""A plan's inputs as a question: what comes back is asked again, what is wrong is named."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.layer import LayerShape
+from moetune.domain.models import MODELS
+from moetune.domain.plan import PlanInputs
+from moetune.domain.profile import Profile
+from moetune.domain.transformer import Transformer
+from moetune.solve.choice import Bounds
+from moetune.solve.layout_space import LayoutPins
+from moetune.workflows.asked_inputs import question_of, read_inputs
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.plan import PlanRequest, plan_inputs
+from tests.solve.clusters import GB, cluster_profile
+
+PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
+CLUSTER = cluster_profile(num_devices=128, between=2 * GB)
+LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=64, top_k=2, activation="swiglu")
+DENSE = LayerShape(d_model=1024, d_hidden=4096, num_experts=1)
+
+
+def inputs_of(document: Mapping[str, Any], profile: Profile = PROFILE) -> PlanInputs:
+    asked = read_inputs(document)
+    fingerprint = profile.digest
+    return question_of(
+        asked, profile=profile, fingerprint=fingerprint, default_dtype=None
+    ).inputs
+
+
+REQUESTS = [
+    *(PlanRequest(model=name) for name, model in MODELS.items() if model.transformer is None),
+    PlanRequest(layer=LAYER, tokens_per_rank=3000, world_size=32, allow_modelled=True),
+    PlanRequest(model="gpt-s", dtype="float16", memory_limit_bytes=2**33, memory_taken_bytes=2**30),
+    PlanRequest(
+        model="gpt-xl",
+        bounds=Bounds(
+            forward_degree=4, backward_degree=3, max_degree=16, min_chunk_tokens=128,
+            order="interleaved", strategy="S4",
+        ),
+    ),
+    PlanRequest(
+        layer=LAYER, tokens_per_rank=512, pins=LayoutPins(expert_parallel="tensor"),
+        sequence_parallel=True,
+    ),
+    *(PlanRequest(model=name) for name, model in MODELS.items() if model.transformer is not None),
+    PlanRequest(
+        model="ppmoe-6.7b", world_size=32,
+        pins=LayoutPins(
+            dp=4, tp=8, pp=1, ep=1, expert_parallel="tensor", micro_batch=2, zero=False,
+            offload=False,
+        ),
+    ),
+    PlanRequest(
+        layer=DENSE, tokens_per_rank=4096, pins=LayoutPins(zero=True, offload=True),
+        transformer=Transformer(
+            moe=DENSE, num_layers=24, num_heads=16, length=1024, vocab_size=50_000, moe_every=0
+        ),
+    ),
+    PlanRequest(
+        layer=LAYER, tokens_per_rank=4096,
+        transformer=Transformer(
+            moe=LAYER, num_layers=6, num_heads=4, length=128, vocab_size=256, moe_every=3
+        ),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REQUESTS)))
+def test_the_inputs_of_any_plan_ask_for_the_same_plan(number: int) -> None:
+    request = REQUESTS[number]
+    profile = CLUSTER if request.whole is not None else PROFILE
+    inputs = plan_inputs(request, profile=profile)
+    question = question_of(
+        read_inputs(encode(inputs)), profile=profile, fingerprint=profile.digest, default_dtype=None
+    )
+    assert question.inputs == inputs
+    assert question.inputs.plan_id == inputs.plan_id
+    again = question.request
+    assert (again.whole, again.bounds, again.pins) == (request.whole, request.bounds, request.pins)
+
+
+def test_a_model_or_a_layer_with_tokens_is_enough() -> None:
+    by_name = inputs_of({"model": "gpt-xl"})
+    assert by_name == plan_inputs(PlanRequest(model="gpt-xl"), profile=PROFILE)
+    layer = {"d_model": 64, "d_hidden": 128, "num_experts": 64}
+    by_layer = inputs_of({"layer": layer, "tokens_per_rank": 512, "model": None})
+    assert (by_layer.layer.top_k, by_layer.layer.activation) == (1, "gelu")
+    assert by_layer.world_size == 64
+
+
+def test_constraints_that_say_the_default_are_the_same_question() -> None:
+    constraints = {
+        "max-degree": "064", "min-chunk-tokens": "1", "allow-modelled": "false", "memory-taken": "0"
+    }  # fmt: skip
+    assert inputs_of({"model": "gpt-s", "constraints": constraints}) == inputs_of(
+        {"model": "gpt-s"}
+    )
+
+
+MODEL = {"model": "gpt-s"}
+
+
+@pytest.mark.parametrize(
+    ("document", "part"),
+    [
+        ([], "inputs must be a table"),
+        ({}, "nothing to plan for"),
+        ({**MODEL, "tokens": 1}, "unknown key 'tokens'"),
+        ({**MODEL, "tokens_per_rank": "8k"}, "inputs.tokens_per_rank must be a whole number"),
+        ({**MODEL, "tokens_per_rank": True}, "inputs.tokens_per_rank must be a whole number"),
+        ({**MODEL, "tokens_per_rank": 1.0}, "inputs.tokens_per_rank must be a whole number"),
+        ({**MODEL, "tokens_per_rank": 0}, "tokens_per_rank must be from 1"),
+        ({**MODEL, "tokens_per_rank": 10**400}, "inputs.tokens_per_rank is too large"),
+        ({**MODEL, "world_size": 2**21}, "world_size must be from 1 to 1048576"),
+        ({**MODEL, "memory_limit_bytes": -1}, "memory_limit_bytes must be from 1"),
+        ({**MODEL, "dtype": "float8"}, "dtype 'float8' is unknown"),
+        ({**MODEL, "dtype": ""}, "dtype '' is unknown"),
+        ({**MODEL, "profile": 7}, "inputs.profile must be a text"),
+        ({**MODEL, "profile": "/etc/passwd"}, "profile must be a name"),
+        ({**MODEL, "profile": "other.toml"}, "profile must be a name"),
+        ({**MODEL, "profile": ""}, "profile must be a name"),
+        ({**MODEL, "profile": "x" * 10**6}, "profile is longer than 200"),
+        ({**MODEL, "profile_fingerprint": "ab"}, "has the fingerprint"),
+        ({"model": "gpt-5"}, "'gpt-5' is unknown"),
+        ({"model": ["gpt-s"]}, "inputs.model must be a text"),
+        ({"layer": {"d_model": 1}}, "inputs.layer lacks the key 'd_hidden'"),
+        ({"layer": {"d_model": 8, "d_hidden": 8, "num_experts": 2**40}, "tokens_per_rank": 1},
+         "layer.num_experts must be from 1"),
+        ({"layer": {"d_model": 8, "d_hidden": 8, "num_experts": 64}}, "number of tokens"),
+        ({**MODEL, "layer": {"d_model": 8, "d_hidden": 8, "num_experts": 64}}, "layer is not that"),
+        ({**MODEL, "constraints": {"max_degree": "8"}}, "unknown name 'max_degree'"),
+        ({**MODEL, "constraints": {"max-degree": 8}}, "inputs.constraints.max-degree must be"),
+        ({**MODEL, "constraints": {"max-degree": "eight"}}, "max-degree must be a whole number"),
+        ({**MODEL, "constraints": {"max-degree": "٣"}}, "max-degree must be a whole number"),
+        ({**MODEL, "constraints": {"max-degree": "0"}}, "max_degree must be at least 1"),
+        ({**MODEL, "constraints": {"max-degree": "9" * 5000}}, "up to 1024"),
+        ({**MODEL, "constraints": {"order": "random"}}, "constraints.order must be one of"),
+        ({**MODEL, "constraints": {"strategy": "S5"}}, "constraints.strategy must be one of"),
+        ({**MODEL, "constraints": {"allow-modelled": "yes"}}, 'must be "true" or "false"'),
+        ({**MODEL, "constraints": {"dp": "8"}}, "--dp is for a whole model"),
+        ({**MODEL, "constraints": {"seq": "128"}}, "seq is for a whole model"),
+        ({"constraints": {"seq": "128"}}, "a whole model lacks"),
+        ({**MODEL, "constraints": {"sequence-parallel": "true"}}, "needs --expert-parallel tensor"),
+        ({**MODEL, "constraints": []}, "inputs.constraints must be a table"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(document: Any, part: str) -> None:
+    with pytest.raises(InputError) as caught:
+        inputs_of(document)
+    assert part in caught.value.what
+    assert len(str(caught.value)) < 1500
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    ["model", "layer", "profile", "profile_fingerprint", "world_size", "tokens_per_rank", "dtype",
+     "memory_limit_bytes", "constraints", "tokens"]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=200)
+@given(document=PLAIN | st.dictionaries(KEYS, PLAIN, max_size=4))
+def test_whatever_is_asked_only_our_errors_come_out(document: Any) -> None:
+    try:
+        inputs_of(document)
+    except MoetuneError as error:
+        assert error.what
+
+
+def test_a_value_that_is_deep_and_long_is_shown_short() -> None:
+    deep: list[Any] = []
+    for _ in range(10_000):
+        deep = [deep]
+    for value in (deep, "x" * 10**6, list(range(10**5)), {str(n): n for n in range(10**5)}):
+        for key in ("model", "world_size", "layer", "constraints"):
+            with pytest.raises(InputError) as caught:
+                inputs_of({key: value})
+            assert len(str(caught.value)) < 1500

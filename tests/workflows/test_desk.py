@@ -1,0 +1,314 @@
+"""The desk: from inputs to stored plans, by many threads at once."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moetune.config import Settings
+from moetune.domain.document import canonical_json, encode
+from moetune.domain.errors import (
+    InfeasiblePlanError,
+    InputError,
+    MoetuneError,
+    NotFoundError,
+    ProfileError,
+    StoreUnavailableError,
+)
+from moetune.domain.plan import Plan
+from moetune.domain.ports import Observation
+from moetune.domain.profile import Profile
+from moetune.workflows import desk as desk_module
+from moetune.workflows.desk import Desk, open_desk
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.whatif import WhatIf
+from tests.fit.measured import measured_profile
+
+PUBLISHED = "rtx2080ti-x64"
+ASKED = {"model": "gpt-s", "profile": PUBLISHED}
+MEASURED = measured_profile()
+LAYER = {"d_model": 512, "d_hidden": 2048, "num_experts": 4}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    with open_desk(Settings(db=str(tmp_path / "moetune.db"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def solved(monkeypatch: pytest.MonkeyPatch) -> list[PlanRequest]:
+    """Every request that was solved."""
+    requests: list[PlanRequest] = []
+
+    def count(request: PlanRequest, *, profile: Profile) -> Plan:
+        requests.append(request)
+        time.sleep(0.05)
+        return make_plan(request, profile=profile)
+
+    monkeypatch.setattr(desk_module, "make_plan", count)
+    return requests
+
+
+def at_once(work: Callable[[], Any], count: int) -> list[Any]:
+    """Do the work in so many threads that begin together; errors are results, too."""
+    start = threading.Barrier(count, timeout=30)
+
+    def one() -> Any:
+        start.wait()
+        try:
+            return work()
+        except MoetuneError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return [one.result(timeout=60) for one in [pool.submit(one) for _ in range(count)]]
+
+
+def test_a_question_is_answered_with_the_plan_of_the_command_line_and_kept(desk: Desk) -> None:
+    plan = desk.resolve(ASKED)
+    profile = load_profile_file(bundled_profiles()[PUBLISHED])
+    assert plan == make_plan(PlanRequest(model="gpt-s"), profile=profile)
+    assert desk.reading.plan_document(plan.id) == canonical_json(plan)
+
+
+def test_a_known_question_is_not_solved_again_however_it_is_asked(
+    desk: Desk, solved: list[PlanRequest]
+) -> None:
+    plan = desk.resolve(ASKED)
+    assert desk.resolve(ASKED) == plan
+    assert desk.resolve(encode(plan.inputs)) == plan
+    assert desk.resolve({**ASKED, "world_size": 64, "constraints": {"max-degree": "64"}}) == plan
+    assert len(solved) == 1
+    other = desk.resolve({**ASKED, "tokens_per_rank": 4096})
+    assert other.id != plan.id
+    assert len(solved) == 2
+
+
+def test_64_threads_that_ask_for_one_new_plan_solve_it_once(
+    desk: Desk, solved: list[PlanRequest]
+) -> None:
+    answers = at_once(lambda: desk.resolve(ASKED), 64)
+    assert len(solved) == 1
+    assert all(answer == answers[0] for answer in answers)
+    assert isinstance(answers[0], Plan)
+    assert len(desk.reading.plans()) == 1
+
+
+def test_an_error_reaches_all_who_asked_and_the_next_one_is_answered(
+    desk: Desk, solved: list[PlanRequest]
+) -> None:
+    small = {**ASKED, "memory_limit_bytes": 1}
+    errors = at_once(lambda: desk.resolve(small), 16)
+    assert all(isinstance(error, InfeasiblePlanError) for error in errors)
+    assert len({str(error) for error in errors}) == 1
+    assert len(solved) < 16
+    assert desk.reading.plans() == ()
+    assert desk.resolve(ASKED).id
+
+
+def test_a_measured_profile_is_the_default_and_the_newest_one_counts(
+    desk: Desk, solved: list[PlanRequest]
+) -> None:
+    asked = {"layer": LAYER, "tokens_per_rank": 512}
+    with pytest.raises(ProfileError, match="no machine was measured yet"):
+        desk.resolve(asked)
+    desk.store.save_profile(MEASURED)
+    first = desk.resolve(asked)
+    assert (first.inputs.profile, first.inputs.profile_fingerprint) == ("lab", MEASURED.digest)
+    assert desk.resolve(asked) == first
+    faster = replace(MEASURED, samples=MEASURED.samples[:-1])
+    desk.store.save_profile(faster)
+    second = desk.resolve(asked)
+    assert second.inputs.profile_fingerprint == faster.digest
+    assert len(solved) == 2
+    with pytest.raises(InputError, match="fingerprint"):
+        desk.resolve(encode(first.inputs))
+    desk.store.remove_profile("lab")
+    with pytest.raises(ProfileError, match="'lab' is unknown"):
+        desk.resolve({**asked, "profile": "lab"})
+
+
+def test_settings_say_what_is_planned_with_where_nothing_is_asked_for(tmp_path: Path) -> None:
+    db = str(tmp_path / "moetune.db")
+    with open_desk(Settings(db=db, profile=PUBLISHED, dtype="float16")) as desk:
+        plan = desk.resolve({"model": "gpt-s"})
+        assert (plan.inputs.profile, plan.inputs.dtype) == (PUBLISHED, "float16")
+        other = {"model": "gpt-s", "profile": "rtx2080ti-x32", "dtype": "float32"}
+        found = desk.resolve(other).inputs
+        assert (found.profile, found.dtype) == ("rtx2080ti-x32", "float32")
+    with (
+        pytest.raises(InputError, match="setting profile is the file"),
+        open_desk(Settings(db=db, profile="lab.toml")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["rtx", "../rtx2080ti-x64", "./moetune.toml", "x.toml"])
+def test_nobody_outside_names_a_file(desk: Desk, name: str) -> None:
+    with pytest.raises((InputError, ProfileError)) as caught:
+        desk.resolve({"model": "gpt-s", "profile": name})
+    assert "cannot be read" not in str(caught.value)
+
+
+def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
+    desk: Desk, tmp_path: Path
+) -> None:
+    path = tmp_path / "secret.toml"
+    path.write_text("secret = 1")
+    profile = replace(load_profile_file(bundled_profiles()[PUBLISHED]), name=str(path))
+    plan = make_plan(PlanRequest(model="gpt-s"), profile=profile)
+    desk.store.save_plan(plan)
+    assert "is not here" in desk.explain(plan.id).note
+    with pytest.raises(ProfileError, match="unknown"):
+        desk.trace(plan.id)
+
+
+def test_explain_and_trace_say_what_the_plan_was_made_from(desk: Desk) -> None:
+    desk.store.save_profile(MEASURED)
+    plan = desk.resolve({"layer": LAYER, "tokens_per_rank": 2048, "profile": "lab"})
+    found = desk.explain(plan.id[:12])
+    assert found.plan == plan
+    assert found.forward is not None
+    assert found.forward.seconds == plan.predicted.forward_seconds
+    trace = desk.trace(plan.id)
+    assert trace.measured is None
+    assert trace.predicted is not None
+    assert trace.events
+    desk.store.save_profile(replace(MEASURED, samples=MEASURED.samples[:-1]))
+    changed = desk.explain(plan.id)
+    assert changed.forward is None
+    assert "has changed since" in changed.note
+    with pytest.raises(ProfileError, match="has changed since"):
+        desk.trace(plan.id)
+    desk.store.remove_profile("lab")
+    assert "is not here" in desk.explain(plan.id).note
+
+
+@pytest.mark.parametrize("plan_id", ["ab" * 32, "", "nothing", "%", "0" * 10**5, "\0", "\ud800"])
+def test_a_plan_that_is_not_there_is_not_found(desk: Desk, plan_id: str) -> None:
+    for ask in (desk.explain, desk.trace, desk.plan, lambda one: desk.whatif(WhatIf(plan_id=one))):
+        with pytest.raises(NotFoundError) as caught:
+            ask(plan_id)
+        assert len(str(caught.value)) < 300
+
+
+def test_a_whole_model_is_resolved_and_explained_but_has_no_trace(desk: Desk) -> None:
+    plan = desk.resolve({"model": "ppmoe-6.7b", "world_size": 8, "profile": "v100-x256"})
+    assert plan.transformer is not None
+    assert desk.explain(plan.id).profile is not None
+    with pytest.raises(InputError, match="whole model"):
+        desk.trace(plan.id)
+
+
+def test_reading_cannot_write(desk: Desk) -> None:
+    plan = desk.resolve(ASKED)
+    with pytest.raises(MoetuneError, match="read-only"):
+        desk.reading.save_plan(plan)
+    with pytest.raises(MoetuneError, match="read-only"):
+        desk.reading.add_observations(
+            [
+                Observation(
+                    plan_id=plan.id, forward_degree=1, backward_degree=1, tokens_per_rank=1,
+                    predicted_seconds=1.0, seconds=(1.0,), source="training",
+                )
+            ]
+        )  # fmt: skip
+
+
+def test_the_desk_is_ready_until_its_database_is_gone_and_again_when_it_is_back(
+    desk: Desk, tmp_path: Path
+) -> None:
+    assert desk.problems() == ()
+    plan = desk.resolve(ASKED)
+    file, away = tmp_path / "moetune.db", tmp_path / "away.db"
+    file.rename(away)
+    (problem,) = desk.problems()
+    assert "cannot be opened" in problem
+    with pytest.raises(StoreUnavailableError):
+        desk.resolve(ASKED)
+    away.rename(file)
+    assert desk.problems() == ()
+    assert desk.resolve(ASKED) == plan
+
+
+@pytest.mark.parametrize(
+    ("question", "part"),
+    [
+        (WhatIf(), "not clear"),
+        (WhatIf(plan_id="ab", inputs=ASKED), "not clear"),
+        (WhatIf(inputs=ASKED), "nothing is changed"),
+        (WhatIf(inputs=ASKED, changes={"model": "gpt-xl"}), "unknown key 'model'"),
+        (WhatIf(inputs=ASKED, changes={"tokens": 1}), "unknown key 'tokens'"),
+        (WhatIf(inputs=ASKED, changes={"tokens_per_rank": "1"}), "changes.tokens_per_rank"),
+        (WhatIf(inputs=ASKED, speeds={"network": 2.0}), "unknown key 'network'"),
+        (WhatIf(inputs=ASKED, speeds={"copies": -1.0}), "speed of copies"),
+        (WhatIf(inputs={"modle": "gpt-s"}, speeds={"copies": 2.0}), "unknown key 'modle'"),
+    ],
+)
+def test_a_what_if_that_is_wrong_is_named(desk: Desk, question: WhatIf, part: str) -> None:
+    with pytest.raises(InputError) as caught:
+        desk.whatif(question)
+    assert part in str(caught.value)
+
+
+def test_a_what_if_stores_nothing_and_asks_by_inputs_or_by_id(desk: Desk) -> None:
+    faster = {"communication": 2.0}
+    by_inputs = desk.whatif(WhatIf(inputs=ASKED, speeds=faster))
+    assert desk.reading.plans() == ()
+    plan = desk.resolve(ASKED)
+    by_id = desk.whatif(WhatIf(plan_id=plan.id, speeds=faster))
+    assert by_id == by_inputs
+    assert by_id.before == plan
+    assert [one.id for one in desk.reading.plans()] == [plan.id]
+
+
+SMALL = st.fixed_dictionaries(
+    {"profile": st.just(PUBLISHED)},
+    optional={
+        "model": st.sampled_from(["gpt-s", "tm-1", "gpt-2.7b", "none"]),
+        "layer": st.fixed_dictionaries(
+            {
+                "d_model": st.integers(0, 2**20),
+                "d_hidden": st.integers(0, 2**20),
+                "num_experts": st.sampled_from([0, 1, 64, 128, 2**20]),
+            }
+        ),
+        "world_size": st.sampled_from([1, 2, 64, 2**20]),
+        "tokens_per_rank": st.integers(0, 2**31),
+        "dtype": st.sampled_from(["float32", "float16", "float64"]),
+        "memory_limit_bytes": st.integers(1, 2**50),
+        "constraints": st.dictionaries(
+            st.sampled_from(
+                ["max-degree", "forward-degree", "strategy", "order", "expert-parallel", "tp",
+                 "allow-modelled", "memory-taken", "zero", "sequence-parallel"]
+            ),
+            st.sampled_from(["0", "1", "8", "1024", "true", "tensor", "S4", "interleaved"]),
+            max_size=3,
+        ),
+    },
+)  # fmt: skip
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(document=SMALL)
+def test_any_question_of_the_right_form_is_answered_or_refused_with_a_reason(
+    desk: Desk, document: Mapping[str, object]
+) -> None:
+    try:
+        plan = desk.resolve(document)
+    except MoetuneError as error:
+        assert not isinstance(error, StoreUnavailableError)
+        assert error.what
+    else:
+        assert desk.reading.plan(plan.id) == plan

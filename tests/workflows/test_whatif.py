@@ -1,0 +1,152 @@
+"""What-if plans against plans that are made in the ordinary way."""
+
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.fit.scaled import Speeds, scale_profile
+from moetune.solve.choice import Bounds
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.whatif import change_plan
+from tests.fit.measured import measured_profile
+from tests.solve.clusters import GB, cluster_profile
+
+PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
+MEASURED = measured_profile()
+LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)
+SMALL = PlanRequest(layer=LAYER, tokens_per_rank=2048)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(PlanRequest(model="gpt-xl"), profile=PROFILE)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Plan:
+    return make_plan(SMALL, profile=MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "request_"),
+    [
+        ({"tokens_per_rank": 32768}, PlanRequest(model="gpt-xl", tokens_per_rank=32768)),
+        ({"dtype": "float16"}, PlanRequest(model="gpt-xl", dtype="float16")),
+        ({"memory_limit_bytes": 2**31}, PlanRequest(model="gpt-xl", memory_limit_bytes=2**31)),
+        (
+            {"constraints": {"max-degree": "2"}, "tokens_per_rank": 512},
+            PlanRequest(model="gpt-xl", tokens_per_rank=512, bounds=Bounds(max_degree=2)),
+        ),
+        ({"tokens_per_rank": None}, PlanRequest(model="gpt-xl")),
+    ],
+)
+def test_changed_inputs_give_the_plan_that_would_be_made_for_them(
+    plan: Plan, changes: dict[str, object], request_: PlanRequest
+) -> None:
+    answer = change_plan(plan, profile=PROFILE, changes=changes, speeds={})
+    assert answer.before == plan
+    assert answer.after == make_plan(request_, profile=PROFILE)
+
+
+def test_a_constraint_is_taken_back_with_none() -> None:
+    pinned = PlanRequest(model="gpt-xl", bounds=Bounds(forward_degree=7, max_degree=16))
+    plan = make_plan(pinned, profile=PROFILE)
+    answer = change_plan(
+        plan, profile=PROFILE, changes={"constraints": {"forward-degree": None}}, speeds={}
+    )
+    assert answer.after.inputs.constraints == {"max-degree": "16"}
+    assert "without --forward-degree 7" in answer.words[0]
+
+
+def test_experts_that_grow_with_the_ranks_grow() -> None:
+    profile = cluster_profile(num_devices=64, between=2 * GB)
+    plan = make_plan(PlanRequest(model="tm-2", world_size=16), profile=profile)
+    answer = change_plan(plan, profile=profile, changes={"world_size": 64}, speeds={})
+    assert answer.after.inputs.layer.num_experts == 128
+    assert "64 ranks instead of 16" in answer.words[0]
+    assert "128 experts instead of 32" in answer.words[0]
+
+
+def test_ranks_that_were_not_measured_are_estimated_and_the_plan_says_so(plan: Plan) -> None:
+    answer = change_plan(plan, profile=PROFILE, changes={"world_size": 32}, speeds={})
+    assert answer.after.inputs.constraints == {"allow-modelled": "true"}
+    assert any("for 32 ranks: the nearest of 64 stands in" in text for text in answer.words)
+    assert "allow-modelled" not in answer.words[0]
+
+
+def test_what_nothing_can_stand_in_for_is_an_error(plan: Plan, measured: Plan) -> None:
+    with pytest.raises(ProfileError, match="bfloat16"):
+        change_plan(measured, profile=MEASURED, changes={"dtype": "bfloat16"}, speeds={})
+    with pytest.raises(InfeasiblePlanError):
+        change_plan(plan, profile=PROFILE, changes={"memory_limit_bytes": 1000}, speeds={})
+
+
+def test_speeds_give_the_plan_of_the_scaled_profile_and_it_is_labelled(measured: Plan) -> None:
+    answer = change_plan(measured, profile=MEASURED, changes={}, speeds={"communication": 4.0})
+    scaled = scale_profile(MEASURED, Speeds(communication=4.0))
+    assert answer.after == make_plan(SMALL, profile=scaled)
+    assert measured.predicted.trust != "modelled"
+    assert answer.after.predicted.trust == "modelled"
+    assert answer.after.predicted.step_seconds < measured.predicted.step_seconds
+    assert answer.words[0] == "With communication 4 × as fast as measured."
+    assert any("The times are modelled" in text for text in answer.words)
+    assert not any("assume an error" in text for text in answer.words)
+
+
+@pytest.mark.parametrize("profile", [MEASURED, PROFILE], ids=["measured", "published"])
+def test_everything_twice_as_fast_takes_half_the_time(profile: Profile) -> None:
+    request = SMALL if profile is MEASURED else PlanRequest(model="gpt-xl")
+    plan = make_plan(request, profile=profile)
+    speeds = {"computation": 2.0, "communication": 2.0, "copies": 2.0}
+    after = change_plan(plan, profile=profile, changes={}, speeds=speeds).after
+    assert after.pipeline == plan.pipeline
+    assert after.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds / 2, rel=1e-9)
+
+
+def test_the_words_say_what_changed_by_how_much_and_why(plan: Plan) -> None:
+    answer = change_plan(
+        plan,
+        profile=PROFILE,
+        changes={"tokens_per_rank": 2 * plan.inputs.tokens_per_rank},
+        speeds={"communication": 8.0},
+    )
+    words = answer.words
+    before, after = answer.before.predicted.step_seconds, answer.after.predicted.step_seconds
+    assert words[0].startswith("With 16,384 tokens per rank instead of 8,192, communication 8 ×")
+    change = abs(after / before - 1)
+    assert f"{change:.1%}" in words[1] or "× as long" in words[1]
+    assert "for each token" in words[1]
+    now, then = answer.after.pipeline, answer.before.pipeline
+    assert (now.forward_degree, now.backward_degree) != (then.forward_degree, then.backward_degree)
+    assert (
+        f"The chunks are {now.forward_degree} forward and {now.backward_degree} backward "
+        f"instead of {then.forward_degree} and {then.backward_degree}." in words
+    )
+    assert answer.after.decision.why in words
+    binding = answer.after.decision.binding
+    assert any(text.startswith(binding.capitalize()) for text in words)
+    assert all(text.endswith(".") for text in words)
+
+
+def test_a_whole_model_is_compared_by_its_own_step() -> None:
+    profile = cluster_profile(num_devices=32, between=2 * GB)
+    plan = make_plan(PlanRequest(model="ppmoe-6.7b", world_size=32), profile=profile)
+    answer = change_plan(plan, profile=profile, changes={}, speeds={"communication": 0.1})
+    assert plan.transformer is not None
+    assert answer.after.transformer is not None
+    assert answer.after.transformer.step_seconds > plan.transformer.step_seconds
+    assert any("The layout" in text for text in answer.words)
+
+
+def test_the_same_again_is_said_to_be_the_same(plan: Plan) -> None:
+    answer = change_plan(
+        plan, profile=PROFILE, changes={"world_size": plan.inputs.world_size}, speeds={}
+    )
+    assert replace(answer.after, warnings=plan.warnings) == plan
+    assert answer.words[0] == "This is what the plan is for already."
+    assert "the same" in answer.words[1]
