@@ -38,7 +38,6 @@ _NUM_RANKS = 256
 _OFFERED_PER_SECOND = 1000
 _LOAD_SECONDS = 15.0
 _NUM_STARTS = 5
-_READY = re.compile(r"moetune serves (\S+) ")
 _Row = tuple[str, str, str]
 
 
@@ -149,22 +148,24 @@ def _served(db: Path) -> Iterator[str]:
     """Run the service, quietly, until the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "moetune", "--no-config", "--db", str(db), "serve", "--port", "0",
-         "--log-format", "json"],
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+         "--log-format", "json", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
-    assert process.stderr is not None  # noqa: S101 - asked for
+    assert process.stdout is not None  # noqa: S101 - asked for
     try:
-        yield _ready_url(process.stderr.readline)
+        yield _ready_url(process.stdout.readline)
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate()
 
 
 def _ready_url(readline: Callable[[], str]) -> str:
+    """Return the URL in the document that says that the service is ready."""
+    lines = []
     for line in iter(readline, ""):
-        found = _READY.search(line)
-        if found:
-            return found[1]
+        lines.append(line)
+        if line == "}\n":
+            return str(json.loads("".join(lines))["url"])
     raise RuntimeError("moetune serve did not start")
 
 
@@ -249,7 +250,7 @@ async def _one_new_plan(url: str) -> list[_Row]:
 
 
 async def _resolve(url: str, *, num_ranks: int, tokens: int) -> float:
-    body = json.dumps({"model": "gpt-xl", "profile": _PROFILE, "tokens_per_rank": tokens}).encode()
+    body = json.dumps({"model": "gpt-s", "profile": _PROFILE, "tokens_per_rank": tokens}).encode()
     request = (
         b"POST /v1/plans:resolve HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         b"Content-Type: application/json\r\n"

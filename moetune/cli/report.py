@@ -24,9 +24,9 @@ def report(
         ),
     ] = None,
     profile: ProfileOption = None,
-    output: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where the report goes.")
-    ] = Path("report.html"),
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where the report goes.")] = Path(
+        "report.html"
+    ),
     *,
     json: Json = False,
 ) -> None:

@@ -106,9 +106,7 @@ def overlay_picture(first: Operation, second: Operation, names: tuple[str, str])
     data: list[dict[str, object]] = []
     rows: list[tuple[Value, ...]] = []
     grids = _grid(first), _grid(second)
-    for operation, name, sizes, color in zip(
-        (first, second), names, grids, SERIES, strict=False
-    ):
+    for operation, name, sizes, color in zip((first, second), names, grids, SERIES, strict=False):
         curve = _curve(operation)
         low, high = _band(operation, sizes)
         nominal = [curve.predict(size).seconds for size in sizes]
@@ -243,9 +241,7 @@ def _measured_rows(operation: Operation) -> list[tuple[Value, ...]]:
     return rows
 
 
-def _hover(
-    sizes: Sequence[float], seconds: Sequence[float], operation: Operation
-) -> list[str]:
+def _hover(sizes: Sequence[float], seconds: Sequence[float], operation: Operation) -> list[str]:
     return [
         f"{_size_text(size, operation.unit)}: {format_seconds(one)}"
         for size, one in zip(sizes, seconds, strict=True)

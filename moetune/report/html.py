@@ -71,7 +71,9 @@ def age(created_at: str, now: datetime) -> str:
     return "just now"
 
 
-def report_page(*, title: str, made_at: str, version: str, views: Mapping[str, Sequence[object]]) -> str:
+def report_page(
+    *, title: str, made_at: str, version: str, views: Mapping[str, Sequence[object]]
+) -> str:
     """Return one HTML file with everything in it: styles, scripts, figures and their data.
 
     Args:

@@ -59,11 +59,12 @@ def create_app(desk: Desk, access: Access) -> FastAPI:
 
 
 def _add_openapi(app: FastAPI, own_version: str) -> None:
-    found = openapi_of(app, version=own_version)
-
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return JSONResponse(found)
+        # Made when it is first asked for: the start need not wait for it.
+        if app.openapi_schema is None:
+            app.openapi_schema = openapi_of(app, version=own_version)
+        return JSONResponse(app.openapi_schema)
 
 
 def _add_problems(app: FastAPI) -> None:

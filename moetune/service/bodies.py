@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from starlette.requests import Request
 
+from moetune.domain.document import shown
 from moetune.domain.errors import InputError
 from moetune.service.office import Office
 from moetune.service.problems import MediaTypeError, UnreadableBodyError
@@ -53,7 +54,7 @@ async def read_document(request: Request, office: Office, *, schema: str) -> dic
     found = document.pop("schema", schema)
     if found != schema:
         raise InputError(
-            f"the body has schema {found!r}, this address takes {schema!r}",
+            f"the body has schema {shown(found)}, this address takes {schema!r}",
             "GET /openapi.json describes it",
         )
     return document

@@ -12,11 +12,11 @@ from fastapi import FastAPI, Query
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from moetune.domain.layer import LayerShape
 from moetune.domain.ports import Observation
 from moetune.domain.profile import Profile
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE
+from moetune.workflows.asked_inputs import AskedInputs
 
 _REF = "#/components/schemas/{model}"
 _MAX_ID = 2**63 - 1
@@ -27,22 +27,6 @@ PlanCursor = Annotated[
 ]
 RowCursor = Annotated[int, Query(ge=0, le=_MAX_ID, description="`next` of the page before.")]
 NameCursor = Annotated[str, Query(max_length=200, description="`next` of the page before.")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedInputs:
-    """A plan's `inputs`: `model` or `layer`, and what is not to be the default."""
-
-    schema: Literal["moetune.inputs/1"] = "moetune.inputs/1"
-    model: str | None = None
-    layer: LayerShape | None = None
-    profile: str | None = None
-    profile_fingerprint: str | None = None
-    world_size: int | None = None
-    tokens_per_rank: int | None = None
-    dtype: str | None = None
-    memory_limit_bytes: int | None = None
-    constraints: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moetune.domain.document import decode, encode
+from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.ports import Kept, Observation
 from moetune.service import describe
@@ -67,7 +67,7 @@ def observations_in(body: dict[str, object]) -> tuple[Observation, ...]:
     """
     rows = body.pop("observations", None)
     if body:
-        raise InputError(f"the body has the unknown key {next(iter(body))!r}")
+        raise InputError(f"the body has the unknown key {shown(next(iter(body)))}")
     if not isinstance(rows, list) or not 0 < len(rows) <= MAX_OBSERVATIONS:
         raise InputError(f"observations must be a list of 1 to {MAX_OBSERVATIONS:,} entries")
     return tuple(_observation(row, f"observations[{index}]") for index, row in enumerate(rows))

@@ -13,7 +13,7 @@ from moetune.workflows.desk import Desk
 P = ParamSpec("P")
 T = TypeVar("T")
 _NUM_READERS = 8
-_NUM_SOLVERS = 8
+_NUM_SOLVERS = 6
 _NUM_WRITERS = 4
 _NUM_CHECKERS = 2
 

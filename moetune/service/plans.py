@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moetune.domain.document import encode
+from moetune.domain.document import encode, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
 from moetune.service import describe
@@ -18,7 +18,7 @@ from moetune.service.answers import document, page, tagged
 from moetune.service.bodies import read_document
 from moetune.service.describe import Limit, PlanCursor
 from moetune.service.office import Office
-from moetune.service.profiles import check_name
+from moetune.workflows.asked_inputs import AskedInputs
 from moetune.workflows.explain import Explanation
 from moetune.workflows.files import plan_to_json
 from moetune.workflows.trace import Trace
@@ -75,7 +75,7 @@ def _add_resolve(app: FastAPI, office: Office) -> None:
         responses=describe.answers(
             Plan, HTTPStatus.CONFLICT, HTTPStatus.FAILED_DEPENDENCY, takes_body=True
         ),
-        openapi_extra=describe.json_body(describe.AskedInputs),
+        openapi_extra=describe.json_body(AskedInputs),
     )
     async def resolve(request: Request) -> Response:
         """Return the stored plan of the inputs, or solve for it once and store it.
@@ -83,7 +83,6 @@ def _add_resolve(app: FastAPI, office: Office) -> None:
         Of the keys of a plan's `inputs` only `model` or `layer` is required.
         """
         inputs = await read_document(request, office, schema=INPUTS_SCHEMA)
-        _check_profile(inputs)
         plan = await office.solve(office.desk.resolve, inputs)
         answer = tagged(plan_to_json(plan), None)
         answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
@@ -178,20 +177,16 @@ def question_in(body: Mapping[str, object]) -> WhatIf:
     known = ("plan_id", "inputs", "changes", "speeds")
     for key in body:
         if key not in known:
-            raise InputError(f"the body has the unknown key {key!r}", f"known: {', '.join(known)}")
+            raise InputError(f"the body has the unknown key {shown(key)}", f"known: {', '.join(known)}")
     plan_id = body.get("plan_id")
     if plan_id is not None and not isinstance(plan_id, str):
-        raise InputError(f"plan_id must be a text, got {plan_id!r}")
-    inputs = _table(body, "inputs")
-    _check_profile(inputs)
-    changes, factors = _table(body, "changes"), _table(body, "speeds")
-    _check_profile(changes)
-    speeds: dict[str, float] = {}
-    for name, factor in factors.items():
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-            raise InputError(f"speeds.{name} must be a number, got {factor!r}")
-        speeds[name] = float(factor)
-    return WhatIf(plan_id=plan_id, inputs=inputs, changes=changes, speeds=speeds)
+        raise InputError(f"plan_id must be a text, got {shown(plan_id)}")
+    return WhatIf(
+        plan_id=plan_id,
+        inputs=_table(body, "inputs"),
+        changes=_table(body, "changes"),
+        speeds=cast("Mapping[str, float]", _table(body, "speeds")),  # the desk checks them
+    )
 
 
 def whole_id(plan_id: str) -> str:
@@ -218,15 +213,8 @@ def _unknown(plan_id: str) -> NotFoundError:
     return NotFoundError(f"no plan has the id {plan_id}", "POST /v1/plans:resolve makes one")
 
 
-def _check_profile(inputs: Mapping[str, object]) -> None:
-    """Refuse the name of a file: the command line may read files of this machine, others not."""
-    name = inputs.get("profile")
-    if isinstance(name, str):
-        check_name(name)
-
-
 def _table(body: Mapping[str, object], key: str) -> Mapping[str, object]:
     value = body.get(key, {})
     if not isinstance(value, dict):
-        raise InputError(f"{key} must be a table, got {value!r}")
+        raise InputError(f"{key} must be a table, got {shown(value)}")
     return value

@@ -1,7 +1,5 @@
 """Addresses of what was measured: profiles, their fits, and machines."""
 
-from contextlib import nullcontext
-from functools import partial
 from http import HTTPStatus
 from urllib.parse import quote
 
@@ -19,7 +17,7 @@ from moetune.service.describe import Limit, NameCursor, RowCursor
 from moetune.service.office import Office
 from moetune.service.problems import UnreadableBodyError
 from moetune.workflows.files import parse_toml, profile_to_toml
-from moetune.workflows.profiles import ProfileInfo, find_profile, list_profiles
+from moetune.workflows.profiles import ProfileInfo, is_path, list_profiles, named_profile
 
 _MAX_NAME_CHARACTERS = 200
 
@@ -37,8 +35,7 @@ def check_name(name: str) -> str:
     Raises:
         InputError: it is a path, which would name a file of this machine, or no name at all.
     """
-    is_path = "/" in name or "\\" in name or name.endswith(".toml")
-    if is_path or not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARACTERS:
+    if is_path(name) or not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARACTERS:
         raise InputError(
             f"{name[:_MAX_NAME_CHARACTERS]!r} is no profile's name",
             "a name has 1 to 200 printable characters, no slash and no .toml at its end",
@@ -81,9 +78,7 @@ def _add_profile(app: FastAPI, office: Office) -> None:
     async def profile(request: Request, name: str) -> Response:
         """Return a profile as JSON, or as the TOML of `moetune profiles export` if asked for."""
         try:
-            found = await office.read(
-                find_profile, check_name(name), stores=partial(nullcontext, office.desk.reading)
-            )
+            found = await office.read(named_profile, check_name(name), store=office.desk.reading)
         except ProfileError as error:
             raise NotFoundError(error.what, "GET /v1/profiles lists them") from None
         if TOML in request.headers.get("accept", ""):

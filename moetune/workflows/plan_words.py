@@ -82,7 +82,9 @@ def plan_highlights(explanation: Explanation) -> tuple[Highlight, ...]:
             value=format_bytes(total_bytes(plan.memory)),
             note=_of_limit(explanation),
         ),
-        Highlight(name="What binds", value=verdict.binding.capitalize(), note=f"{times.trust} costs"),
+        Highlight(
+            name="What binds", value=verdict.binding.capitalize(), note=f"{times.trust} costs"
+        ),
         Highlight(
             name="No other choice is better",
             value="over 99 %" if sure >= _SURE else f"{100 * sure:.0f} %",

@@ -122,9 +122,7 @@ def _newest_plans(stores: StoreFinder) -> list[Plan]:
     return [one for one in found if one is not None]
 
 
-def _profile(
-    wanted: str | None, plans: Sequence[Plan], stores: StoreFinder
-) -> FoundProfile | None:
+def _profile(wanted: str | None, plans: Sequence[Plan], stores: StoreFinder) -> FoundProfile | None:
     if wanted is not None:
         return find_profile(wanted, stores=stores)
     for name in (None, *(plan.inputs.profile for plan in plans[:1])):
@@ -143,9 +141,7 @@ def _reported_plan(plan: Plan, stores: StoreFinder) -> ReportedPlan:
 
 def _reported_profile(found: FoundProfile) -> ReportedProfile:
     view = view_profile(found)
-    fits = (
-        replace(fit_picture(one), name=f"fit-{one.key}") for one in _drawn(view.operations)
-    )
+    fits = (replace(fit_picture(one), name=f"fit-{one.key}") for one in _drawn(view.operations))
     return ReportedProfile(
         view=view,
         operations=operations_table(view),

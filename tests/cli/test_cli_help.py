@@ -18,6 +18,7 @@ CONTRACT = (
     "profiles diff", "profiles remove", "models list", "models show", "plan", "explain",
     "whatif", "verify", "trace", "report", "db upgrade", "db current", "db check", "db backup",
     "doctor", "config show",
+    "doctor", "config show",
 )  # fmt: skip
 
 

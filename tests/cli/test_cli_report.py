@@ -46,7 +46,9 @@ def test_a_report_holds_the_profile_the_plans_and_what_was_observed(
     page = browser.new_page()
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda asked: wrong.append(asked.url) if asked.url != file.as_uri() else None)
+    page.on(
+        "request", lambda asked: wrong.append(asked.url) if asked.url != file.as_uri() else None
+    )
     page.goto(file.as_uri())
     plots = page.locator(".plot")
     assert plots.count() == document["num_figures"]

@@ -25,6 +25,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.fit.profile import fit_profile
+from moetune.solve.choice import Bounds
 from moetune.store import open_store
 from moetune.workflows.plan import PlanRequest, make_plan
 
@@ -52,7 +53,7 @@ def lab_plan(tokens: int = 4096, *, memory_limit_bytes: int | None = None) -> Pl
     """Return a plan for the lab."""
     request = PlanRequest(
         layer=LAYER, tokens_per_rank=tokens, dtype="float32",
-        memory_limit_bytes=memory_limit_bytes,
+        memory_limit_bytes=memory_limit_bytes, bounds=Bounds(max_degree=8),
     )  # fmt: skip
     return make_plan(request, profile=lab_profile())
 
@@ -134,7 +135,9 @@ def _samples(slower: float) -> Iterator[Sample]:
                 yield sample(copy, 1e-5 + size * 5e-11 * (1.4 if both else 1.0))
     for op in ("gelu", "gelu_backward", "gather", "scatter_add"):
         for rows in (64, 512, 4096, 32768):
-            yield sample(RowsPoint(op=op, dtype="float32", rows=rows, width=512), 4e-6 + rows * 2e-9)
+            yield sample(
+                RowsPoint(op=op, dtype="float32", rows=rows, width=512), 4e-6 + rows * 2e-9
+            )
     yield from (sample(point, seconds) for point, seconds in _beside())
 
 

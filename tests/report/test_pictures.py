@@ -125,7 +125,11 @@ def test_every_row_has_the_columns_of_its_header_and_survives_csv(
         assert len(rows) == len(picture.rows)
         for text, row in zip(rows, picture.rows, strict=True):
             for cell, value in zip(text, row, strict=True):
-                assert (float(cell) == value) if isinstance(value, float) else cell == str(value or "" if value is None else value)
+                assert (
+                    (float(cell) == value)
+                    if isinstance(value, float)
+                    else cell == str(value or "" if value is None else value)
+                )
 
 
 def test_a_figure_cannot_end_the_script_element_it_stands_in() -> None:
@@ -207,9 +211,7 @@ def test_operations_have_keys_of_their_own() -> None:
 
 def test_two_profiles_are_drawn_over_each_other_each_with_its_own_times() -> None:
     name = "all_to_all, 8 ranks on 2 nodes"
-    other = next(
-        one for one in operations_of(lab_profile("after", slower=1.3)) if one.name == name
-    )
+    other = next(one for one in operations_of(lab_profile("after", slower=1.3)) if one.name == name)
     picture = overlay_picture(operation(name), other, ("lab", "after"))
     before, after = (
         {row[1]: row[2] for row in picture.rows if row[0] == name} for name in ("lab", "after")
@@ -261,9 +263,7 @@ option = st.builds(
 @given(st.lists(option, min_size=1, max_size=12))
 def test_the_pareto_front_is_what_no_other_option_beats(options: list[Option]) -> None:
     def beats(one: Option, other: Option) -> bool:
-        no_worse = (
-            one.step_seconds <= other.step_seconds and one.memory_bytes <= other.memory_bytes
-        )
+        no_worse = one.step_seconds <= other.step_seconds and one.memory_bytes <= other.memory_bytes
         return no_worse and (
             one.step_seconds < other.step_seconds or one.memory_bytes < other.memory_bytes
         )
@@ -355,7 +355,10 @@ def test_ten_thousand_observations_are_thinned_for_the_figure_and_whole_in_the_f
     plan = lab_plan()
     some = observations(plan, 50) * 200
     found = seen(
-        [Kept(id=at, created_at="2026-11-20T00:00:00.000", value=one) for at, one in enumerate(some)]
+        [
+            Kept(id=at, created_at="2026-11-20T00:00:00.000", value=one)
+            for at, one in enumerate(some)
+        ]
     )
     picture = observed_picture(found)
     assert len(traces(picture)["observed"]["x"]) <= 600

@@ -65,9 +65,19 @@ def watched(browser: Browser, url: str, **options: object) -> Iterator[Page]:
         if response.status >= 400:
             wrong.append(f"{response.status} {response.url}")
 
-    page.on("console", lambda message: wrong.append(message.text) if message.type in {"error", "warning"} else None)
+    page.on(
+        "console",
+        lambda message: (
+            wrong.append(message.text) if message.type in {"error", "warning"} else None
+        ),
+    )
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda asked: wrong.append(asked.url) if urlsplit(asked.url).netloc not in {own, ""} else None)
+    page.on(
+        "request",
+        lambda asked: (
+            wrong.append(asked.url) if urlsplit(asked.url).netloc not in {own, ""} else None
+        ),
+    )
     page.on("response", answered)
     yield page
     context.close()
@@ -153,7 +163,9 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     assert page.get_by_label("Tokens per rank").input_value() == "16k"
 
 
-def test_a_wrong_question_is_answered_beside_the_form(browser: Browser, site: Served, plans: tuple[Plan, Plan]) -> None:
+def test_a_wrong_question_is_answered_beside_the_form(
+    browser: Browser, site: Served, plans: tuple[Plan, Plan]
+) -> None:
     context = browser.new_context(base_url=site.url)
     page = context.new_page()
     page.goto(f"/plans/{plans[0].id}")

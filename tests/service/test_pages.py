@@ -139,9 +139,7 @@ def test_names_are_shown_as_text_and_never_as_markup(full: Client) -> None:
     assert MARKUP not in page.text
 
 
-def test_a_profile_is_never_a_file_of_the_machine_that_serves(
-    full: Client, tmp_path: Path
-) -> None:
+def test_a_profile_is_never_a_file_of_the_machine_that_serves(full: Client, tmp_path: Path) -> None:
     stray = tmp_path / "stray.toml"
     stray.write_text(profile_to_toml(replace(lab_profile(), name="stray")))
     for name in (str(stray), str(stray).replace("/", "%2F"), "..%2Fpyproject.toml"):
@@ -163,9 +161,7 @@ def test_a_plan_shows_its_answer_its_reason_and_what_lost(
         assert f" {strategy} " in text
 
 
-def test_a_plan_is_found_by_the_beginning_of_its_id(
-    full: Client, plans: tuple[Plan, Plan]
-) -> None:
+def test_a_plan_is_found_by_the_beginning_of_its_id(full: Client, plans: tuple[Plan, Plan]) -> None:
     answer = full.get(f"/plans?plan={plans[1].id[:9].upper()}")
     assert answer.status_code == 303
     assert answer.headers["location"] == f"/plans/{plans[1].id}"
@@ -273,9 +269,7 @@ def test_a_question_that_makes_no_sense_keeps_the_form_and_says_why(
         assert f'name="{name}" value="{value}"' in answer.text
 
 
-def test_two_plans_differ_where_their_documents_do(
-    full: Client, plans: tuple[Plan, Plan]
-) -> None:
+def test_two_plans_differ_where_their_documents_do(full: Client, plans: tuple[Plan, Plan]) -> None:
     first, second = plans
     answer = full.get(f"/compare?what=plans&first={first.id}&second={second.id}")
     text = words(answer)
@@ -344,7 +338,9 @@ def test_files_are_kept_by_browsers_until_they_change(full: Client) -> None:
 
 def test_pages_are_no_part_of_the_api(full: Client) -> None:
     paths = full.get("/openapi.json").json()["paths"]
-    assert not [path for path in paths if not path.startswith(("/v1/", "/healthz", "/readyz", "/metrics"))]
+    assert not [
+        path for path in paths if not path.startswith(("/v1/", "/healthz", "/readyz", "/metrics"))
+    ]
 
 
 def test_reference_machines_are_listed_until_the_store_has_their_names(client: Client) -> None:

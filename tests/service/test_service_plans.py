@@ -13,6 +13,7 @@ from moetune.service.problems import MEDIA_TYPE
 from tests.service.asking import Client
 
 UNKNOWN = "ab" * 32
+PLANNED = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
 
 
 def _by_command(
@@ -164,7 +165,7 @@ def test_no_file_of_the_services_machine_is_read(
     asked: dict[str, Any] = {"model": "gpt-s", "profile": name.format(secret)}
     answer = client.post(address, asked if "plans" in address else {"inputs": asked})
     assert answer.status_code == 422
-    assert "is no profile's name" in answer.json()["detail"]
+    assert "profile must be a name" in answer.json()["detail"]
     assert "hunter2" not in answer.text
 
 
@@ -175,9 +176,11 @@ def test_no_file_of_the_services_machine_is_read(
         ({"plan_id": 3}, "plan_id"),
         ({"plan_id": "3f9c21"}, "3f9c21"),
         ({"inputs": [1]}, "inputs"),
-        ({"inputs": {}, "speeds": {"communication": "2"}}, "communication"),
-        ({"inputs": {"model": "gpt-s"}, "speeds": {"light": 2.0}}, "light"),
-        ({}, "plan"),
+        ({"inputs": PLANNED, "speeds": {"communication": "2"}}, "communication"),
+        ({"inputs": PLANNED, "speeds": {"light": 2.0}}, "light"),
+        ({"inputs": PLANNED, "changes": {"profile": "x.toml"}}, "profile"),
+        ({"inputs": PLANNED}, "nothing is changed"),
+        ({}, "changed"),
     ],
 )
 def test_a_what_if_that_asks_nothing_sensible_is_refused(

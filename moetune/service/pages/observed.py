@@ -86,9 +86,7 @@ def _highlights(found: Sequence[Seen], *, is_all: bool) -> tuple[Highlight, ...]
             value=f"{100 * statistics.median(misses):.1f} %",
             note="median of |predicted / observed − 1|",
         ),
-        Highlight(
-            name="Drift", value=f"{100 * drift:+.1f} %", note=f"median of the last {WINDOW}"
-        ),
+        Highlight(name="Drift", value=f"{100 * drift:+.1f} %", note=f"median of the last {WINDOW}"),
         Highlight(name="Latest", value=found[-1].at[:16].replace("T", " "), note="UTC"),
     )
 

@@ -67,9 +67,7 @@ def _router(files: Mapping[str, Path]) -> APIRouter:
             raise NotFoundError(f"there is no file {name!r} of the page")
         path = files[name]
         keep = _FOR_EVER if v else "no-cache"
-        return FileResponse(
-            path, media_type=_TYPES[path.suffix], headers={"Cache-Control": keep}
-        )
+        return FileResponse(path, media_type=_TYPES[path.suffix], headers={"Cache-Control": keep})
 
     return router
 
