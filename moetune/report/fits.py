@@ -187,7 +187,8 @@ def _line_trace(
     return {
         "type": "scatter", "mode": "lines", "name": name, "x": list(sizes), "y": list(seconds),
         "line": {"color": color, "width": 2 if dash == "solid" else 1.5, "dash": dash},
-        "text": _hover(sizes, seconds, operation), "hovertemplate": f"%{{text}}<extra>{name}</extra>",
+        "text": _hover(sizes, seconds, operation),
+        "hovertemplate": f"%{{text}}<extra>{name}</extra>",
     }  # fmt: skip
 
 

@@ -78,7 +78,9 @@ def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Pic
                 *others,
                 trace(
                     chosen, name="chosen", mode="markers",
-                    marker={"color": "@accent", "size": 12, "line": {"color": "@surface", "width": 2}},
+                    marker={
+                        "color": "@accent", "size": 12, "line": {"color": "@surface", "width": 2},
+                    },
                 ),
             ],
             x=axis(f"memory of one device, {size_unit}", rangemode="tozero"),

@@ -21,7 +21,7 @@ def phases_picture(plans: Mapping[str, Plan]) -> Picture:
         for name, plan in plans.items()
     }
     scale, unit = seconds_scale(max(sum(each) for each in parts.values()))
-    data = [
+    data: list[dict[str, object]] = [
         {
             "type": "bar", "orientation": "h", "name": phase, "y": list(parts),
             "x": [each[at] / scale for each in parts.values()],
@@ -45,11 +45,15 @@ def phases_picture(plans: Mapping[str, Plan]) -> Picture:
             y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
             barmode="stack",
             bargap=0.4,
-            legend={"orientation": "h", "x": 0, "y": 1.04, "yanchor": "bottom", "traceorder": "normal"},
+            legend={
+                "orientation": "h", "x": 0, "y": 1.04, "yanchor": "bottom", "traceorder": "normal",
+            },
         ),
         header=("plan", "phase", "seconds"),
         rows=tuple(
-            (name, phase, each[at]) for name, each in parts.items() for at, phase in enumerate(PHASES)
+            (name, phase, each[at])
+            for name, each in parts.items()
+            for at, phase in enumerate(PHASES)
         ),
     )  # fmt: skip
 

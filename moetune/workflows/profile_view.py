@@ -90,8 +90,12 @@ def machine_scope(profile: Profile) -> str:
 
 def worst_quality(profile: Profile) -> str:
     """Return the worst label of the profile's fits; "" where no error is known."""
-    lines = (*profile.gemm, *profile.collective, *profile.copy)
-    labels = {line.error.quality for line in lines if line.error is not None}
+    errors = [
+        *(line.error for line in profile.gemm),
+        *(line.error for line in profile.collective),
+        *(line.error for line in profile.copy),
+    ]
+    labels = {error.quality for error in errors if error is not None}
     return next((label for label in ("suspect", "usable", "good") if label in labels), "")
 
 

@@ -108,37 +108,45 @@ def _spread_over_days(file: Path) -> None:
 
 
 def _samples(slower: float) -> Iterator[Sample]:
+    """Yield a line for each operation, with 2 % of noise."""
     rng = np.random.default_rng(7)
-
-    def sample(point: Point, seconds: float) -> Sample:
+    for point, seconds in (*_exchanges(slower), *_products(), *_copies(), *_rows(), *_beside()):
         noise = np.exp(0.02 * rng.normal(size=_BLOCKS))
-        return Sample(point=point, seconds=tuple((seconds * noise).tolist()))
+        yield Sample(point=point, seconds=tuple((seconds * noise).tolist()))
 
+
+def _exchanges(slower: float) -> Iterator[tuple[Point, float]]:
     for ranks in (2, 8):
         for in_flight in (1, 4):
             for size in (2**power for power in range(12, 27, 2)):
                 point = CollectivePoint(
                     op="all_to_all", group_size=ranks, num_bytes=size, in_flight=in_flight
                 )
-                yield sample(point, slower * (6e-5 / in_flight + size * 2.2e-10))
+                yield point, slower * (6e-5 / in_flight + size * 2.2e-10)
+
+
+def _products() -> Iterator[tuple[Point, float]]:
     for product in _PRODUCTS:
         for d_in, d_out in ((512, 2048), (2048, 512)):
             for rows in (2**power for power in range(5, 14, 2)):
                 gemm = GemmPoint(
                     dtype="float32", product=product, rows=rows, d_in=d_in, d_out=d_out
                 )
-                yield sample(gemm, 2e-5 + gemm.macs * 1.4e-13)
+                yield gemm, 2e-5 + gemm.macs * 1.4e-13
+
+
+def _copies() -> Iterator[tuple[Point, float]]:
     for direction in ("h2d", "d2h"):
         for both in (False, True):
             for size in (2**power for power in range(14, 27, 4)):
                 copy = CopyPoint(direction=direction, pinned=True, num_bytes=size, both_ways=both)
-                yield sample(copy, 1e-5 + size * 5e-11 * (1.4 if both else 1.0))
+                yield copy, 1e-5 + size * 5e-11 * (1.4 if both else 1.0)
+
+
+def _rows() -> Iterator[tuple[Point, float]]:
     for op in ("gelu", "gelu_backward", "gather", "scatter_add"):
         for rows in (64, 512, 4096, 32768):
-            yield sample(
-                RowsPoint(op=op, dtype="float32", rows=rows, width=512), 4e-6 + rows * 2e-9
-            )
-    yield from (sample(point, seconds) for point, seconds in _beside())
+            yield RowsPoint(op=op, dtype="float32", rows=rows, width=512), 4e-6 + rows * 2e-9
 
 
 def _beside() -> Iterator[tuple[InterferencePoint, float]]:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from anyio.abc import BlockingPortal
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from starlette.types import ASGIApp
 
 ROOT = Path(__file__).resolve().parents[2]
