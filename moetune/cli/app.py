@@ -18,6 +18,7 @@ from moetune.cli import (
     plan,
     profile,
     profiles,
+    report,
     serve,
     trace,
     verify,
@@ -48,6 +49,7 @@ app.command("explain", epilog=explain.EPILOG)(explain.explain)
 app.command("whatif", epilog=whatif.EPILOG)(whatif.whatif)
 app.command("verify", epilog=verify.EPILOG)(verify.verify)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
+app.command("report", epilog=report.EPILOG)(report.report)
 app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(models.app, name="models")

@@ -206,14 +206,22 @@ def leave_one_out(
     The two ends are left in, as without them the rest would be extrapolated and the domain
     another one; two points predict each other, a single one has no error to show.
     """
+    errors = left_out_errors(sizes=sizes, seconds=seconds, alpha_seconds=alpha_seconds)
+    return [abs(error) for error in errors.values()]
+
+
+def left_out_errors(
+    *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
+) -> dict[int, float]:
+    """Return predicted / measured − 1 of the points that `leave_one_out` looks at, by index."""
     count = len(sizes)
     left_out = range(1, count - 1) if count > 2 else range(count if count > 1 else 0)  # noqa: PLR2004 - a line has two ends
-    errors = []
+    errors = {}
     for at in left_out:
         rest = curve_through(
             sizes=[*sizes[:at], *sizes[at + 1 :]],
             seconds=[*seconds[:at], *seconds[at + 1 :]],
             alpha_seconds=alpha_seconds,
         )
-        errors.append(abs(rest.predict(sizes[at]).seconds / seconds[at] - 1))
+        errors[at] = rest.predict(sizes[at]).seconds / seconds[at] - 1
     return errors

@@ -12,6 +12,7 @@ from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.interference import interference_of
 from moetune.fit.line import Floats, resampled_medians
+from moetune.fit.predictor import Predictor
 
 # The median of |z| of a normal z: turns a median absolute error into a standard deviation.
 _MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
@@ -49,6 +50,21 @@ def resample_costs(
         )
         for draw in range(num)
     )
+
+
+def drawn_predictors(
+    found: Points | Line, *, label: str, num: int, seed: int
+) -> tuple[Predictor, ...]:
+    """Return one operation as each of `num` draws of `resample_costs` predicts it.
+
+    Args:
+        label: what the draws of a line depend on; points bring their own.
+    """
+    noise = _Noise(num=num, seed=seed)
+    curves = [_DrawnCurves(noise=noise, draw=draw) for draw in range(num)]
+    if isinstance(found, Line):
+        return tuple(one.line(found, label=label) for one in curves)
+    return tuple(one.through(found) for one in curves)
 
 
 class _Noise:

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRACT = (
     "profile", "profiles list", "profiles show", "profiles export", "profiles import",
     "profiles diff", "profiles remove", "models list", "models show", "plan", "explain",
-    "whatif", "verify", "trace", "serve", "db upgrade", "db current", "db check", "db backup",
+    "whatif", "verify", "trace", "report", "db upgrade", "db current", "db check", "db backup",
+    "doctor", "config show",
     "doctor", "config show",
 )  # fmt: skip
 

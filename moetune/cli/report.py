@@ -1,0 +1,57 @@
+"""`moetune report`: figures of everything measured, planned and observed, in one HTML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moetune.cli.render import plural
+from moetune.cli.session import Json, ProfileOption, example, session_of
+from moetune.domain.document import encode
+
+EPILOG = example("moetune report --plan 3f9c21 --output report.html")
+
+
+def report(
+    context: typer.Context,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE|ID",
+            help="A plan, or the beginning of its id; may come several times. "
+            "Default: the newest five.",
+        ),
+    ] = None,
+    profile: ProfileOption = None,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where the report goes.")] = Path(
+        "report.html"
+    ),
+    *,
+    json: Json = False,
+) -> None:
+    """Draw a profile's fits, plans and what was observed of them, as one HTML file."""
+    from datetime import UTC, datetime
+    from importlib.metadata import version
+
+    from moetune.workflows.report import write_report
+
+    session = session_of(context)
+    found = write_report(
+        output,
+        profile=profile or session.settings.profile,
+        plans=plan or [],
+        stores=session.find_store,
+        now=datetime.now(UTC),
+        version=version("moetune"),
+    )
+    if json:
+        document = {**encode(found), "file": str(found.file)}
+        session.screen.document({"schema": "moetune.report/1", **document})
+        return
+    plans = plural(len(found.plans), "plan")
+    machine = f"profile {found.profiles[0]} and " if found.profiles else ""
+    session.screen.line(
+        f"{plural(found.num_figures, 'figure')} of {machine}{plans} are in {output}. "
+        "Open it in a browser: it needs nothing else."
+    )

@@ -1,0 +1,274 @@
+"""How well an operation is known: its points, the curve, the band, and what is left over."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.fit.book import Points
+from moetune.fit.curve import curve_through, left_out_errors
+from moetune.fit.predictor import Predictor
+from moetune.fit.resample import drawn_predictors
+from moetune.report.operations import Operation
+from moetune.report.picture import Picture, Value
+from moetune.report.theme import SERIES, axis, figure, log_seconds, log_sizes
+
+NUM_DRAWS = 100
+SEED = 0
+"""The draws that a plan's own spread comes from."""
+_BAND_PERCENT = (5.0, 95.0)
+_PER_OCTAVE = 4
+_LEAST_STEPS = 24
+_UNMEASURED = {"bytes": (2.0**10, 2.0**28), "MACs": (2.0**20, 2.0**40)}
+"""Where a line that comes without sizes is drawn."""
+
+
+def fit_picture(operation: Operation) -> Picture:
+    """Return raw times, medians, the curve between them, its 5–95 % band and the α–β line."""
+    sizes = _grid(operation)
+    curve = _curve(operation)
+    nominal = [curve.predict(size).seconds for size in sizes]
+    low, high = _band(operation, sizes)
+    line = [operation.line.seconds(size) for size in sizes] if operation.line else []
+    data = [
+        *_band_traces(sizes, low, high),
+        _line_trace("predicted", sizes, nominal, operation, color=SERIES[0]),
+        *([_line_trace("α–β line", sizes, line, operation, color="@muted", dash="dot")]
+          if line and isinstance(operation.found, Points) else []),
+        *_point_traces(operation),
+    ]  # fmt: skip
+    rows: list[tuple[Value, ...]] = [
+        ("predicted", size, value, below, above)
+        for size, value, below, above in zip(sizes, nominal, low, high, strict=True)
+    ]
+    return Picture(
+        name="fit",
+        title=operation.name,
+        words=_words(operation),
+        figure=figure(
+            data,
+            x=log_sizes(_size_title(operation), sizes[0], sizes[-1], unit=operation.unit),
+            y=log_seconds("time of one"),
+        ),
+        header=("kind", f"size_{operation.unit.lower()}", "seconds", "p05_seconds", "p95_seconds"),
+        rows=(*_measured_rows(operation), *rows),
+    )
+
+
+def residual_picture(operation: Operation) -> Picture | None:
+    """Return how far predictions miss each point; None where there is nothing to hold against.
+
+    Of the curve each point is predicted from the others; of the α–β line all are given.
+    """
+    found = operation.found
+    if not isinstance(found, Points):
+        return None
+    series = found.series
+    curve = left_out_errors(
+        sizes=series.sizes, seconds=series.medians, alpha_seconds=found.alpha_seconds
+    )
+    line = {
+        at: operation.line.seconds(size) / seconds - 1
+        for at, (size, seconds) in enumerate(zip(series.sizes, series.medians, strict=True))
+        if operation.line and len(series.sizes) > 1
+    }
+    if not curve:
+        return None
+    ends = series.sizes[0], series.sizes[-1]
+    return Picture(
+        name="residuals",
+        title="What is left over",
+        words=(
+            "How far a prediction misses each measured median: of the curve when the point is left "
+            "out, and of the α–β line. Both ends of the curve are left in."
+        ),
+        figure=figure(
+            [
+                _residuals("α–β line", line, operation, symbol="x-thin-open", color="@muted"),
+                _residuals("curve, point left out", curve, operation, symbol="circle"),
+            ],
+            x=log_sizes(_size_title(operation), ends[0] / 2, ends[1] * 2, unit=operation.unit),
+            y=axis(
+                "predicted over measured − 1", tickformat="+.0%", zeroline=True,
+                zerolinecolor="@muted",
+            ),
+        ),
+        header=(f"size_{operation.unit.lower()}", "curve_left_out", "alpha_beta_line"),
+        rows=tuple(
+            (size, curve.get(at), line.get(at)) for at, size in enumerate(series.sizes)
+        ),
+    )  # fmt: skip
+
+
+def overlay_picture(first: Operation, second: Operation, names: tuple[str, str]) -> Picture:
+    """Return the same operation of two profiles in one figure."""
+    data: list[dict[str, object]] = []
+    rows: list[tuple[Value, ...]] = []
+    grids = _grid(first), _grid(second)
+    for operation, name, sizes, color in zip((first, second), names, grids, SERIES, strict=False):
+        curve = _curve(operation)
+        low, high = _band(operation, sizes)
+        nominal = [curve.predict(size).seconds for size in sizes]
+        data += [
+            *_band_traces(sizes, low, high, color=color, legend=False),
+            _line_trace(name, sizes, nominal, operation, color=color),
+        ]
+        rows += [(name, *one) for one in zip(sizes, nominal, low, high, strict=True)]
+    ends = min(sizes[0] for sizes in grids), max(sizes[-1] for sizes in grids)
+    return Picture(
+        name=f"fit-{first.key}",
+        title=first.name,
+        words=f"Predicted times of {first.name} in both profiles, with their 5–95 % bands.",
+        figure=figure(
+            data,
+            x=log_sizes(_size_title(first), *ends, unit=first.unit),
+            y=log_seconds("time of one"),
+        ),
+        header=("profile", f"size_{first.unit.lower()}", "seconds", "p05_seconds", "p95_seconds"),
+        rows=tuple(rows),
+    )
+
+
+def _curve(operation: Operation) -> Predictor:
+    found = operation.found
+    if not isinstance(found, Points):
+        return found
+    return curve_through(
+        sizes=found.series.sizes,
+        seconds=found.series.medians,
+        alpha_seconds=found.alpha_seconds,
+        relative_error=found.relative_error,
+    )
+
+
+def _band(operation: Operation, sizes: Sequence[float]) -> tuple[list[float], list[float]]:
+    drawn = drawn_predictors(operation.found, label=operation.label, num=NUM_DRAWS, seed=SEED)
+    seconds = np.array([[one.predict(size).seconds for size in sizes] for one in drawn])
+    low, high = np.percentile(seconds, _BAND_PERCENT, axis=0)
+    return low.tolist(), high.tolist()
+
+
+def _grid(operation: Operation) -> list[float]:
+    """Return sizes in even steps of their logarithm, half as far again as was measured."""
+    found, error = operation.found, operation.error
+    if isinstance(found, Points):
+        low, high = found.series.sizes[0] / 2, found.series.sizes[-1] * 2
+    elif error is not None:
+        low, high = error.low, error.high
+    else:
+        low, high = _UNMEASURED[operation.unit]
+    steps = max(_LEAST_STEPS, round(_PER_OCTAVE * math.log2(high / low)))
+    return [low * (high / low) ** (step / steps) for step in range(steps + 1)]
+
+
+def _band_traces(
+    sizes: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    *,
+    color: str = SERIES[0],
+    legend: bool = True,
+) -> list[dict[str, object]]:
+    common = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    return [
+        {**common, "x": list(sizes), "y": list(low), "showlegend": False},
+        {
+            **common, "x": list(sizes), "y": list(high), "fill": "tonexty", "name": "5–95 %",
+            "fillcolor": f"{color}/0.16", "showlegend": legend,
+        },
+    ]  # fmt: skip
+
+
+def _line_trace(
+    name: str, sizes: Sequence[float], seconds: Sequence[float], operation: Operation,
+    *, color: str, dash: str = "solid",
+) -> dict[str, object]:  # fmt: skip
+    return {
+        "type": "scatter", "mode": "lines", "name": name, "x": list(sizes), "y": list(seconds),
+        "line": {"color": color, "width": 2 if dash == "solid" else 1.5, "dash": dash},
+        "text": _hover(sizes, seconds, operation),
+        "hovertemplate": f"%{{text}}<extra>{name}</extra>",
+    }  # fmt: skip
+
+
+def _point_traces(operation: Operation) -> list[dict[str, object]]:
+    if not isinstance(operation.found, Points):
+        return []
+    series = operation.found.series
+    raw = [
+        (size, seconds)
+        for size, times in zip(series.sizes, series.times, strict=True)
+        for seconds in times
+    ]
+    return [
+        {
+            "type": "scatter", "mode": "markers", "name": "single blocks",
+            "x": [size for size, _ in raw], "y": [seconds for _, seconds in raw],
+            "marker": {"color": "@second/0.35", "size": 4}, "hoverinfo": "skip",
+        },
+        {
+            "type": "scatter", "mode": "markers", "name": "medians", "x": list(series.sizes),
+            "y": list(series.medians),
+            "marker": {"color": SERIES[0], "size": 8, "line": {"color": "@surface", "width": 1.5}},
+            "text": _hover(series.sizes, series.medians, operation),
+            "hovertemplate": "%{text}<extra>measured</extra>",
+        },
+    ]  # fmt: skip
+
+
+def _residuals(
+    name: str, errors: dict[int, float], operation: Operation,
+    *, symbol: str, color: str = SERIES[0],
+) -> dict[str, object]:  # fmt: skip
+    assert isinstance(operation.found, Points)  # noqa: S101 - the caller has looked
+    sizes = [operation.found.series.sizes[at] for at in errors]
+    marker = {"symbol": symbol, "color": color, "size": 9, "line": {"color": color, "width": 1.5}}
+    return {
+        "type": "scatter", "mode": "markers", "name": name, "x": sizes, "y": list(errors.values()),
+        "marker": marker, "text": [_size_text(size, operation.unit) for size in sizes],
+        "hovertemplate": "%{text}: %{y:+.1%}<extra>" + name + "</extra>",
+    }  # fmt: skip
+
+
+def _measured_rows(operation: Operation) -> list[tuple[Value, ...]]:
+    if not isinstance(operation.found, Points):
+        return []
+    series = operation.found.series
+    rows: list[tuple[Value, ...]] = []
+    for size, median, times in zip(series.sizes, series.medians, series.times, strict=True):
+        rows.append(("median", size, median, None, None))
+        rows += [("block", size, seconds, None, None) for seconds in times]
+    return rows
+
+
+def _hover(sizes: Sequence[float], seconds: Sequence[float], operation: Operation) -> list[str]:
+    return [
+        f"{_size_text(size, operation.unit)}: {format_seconds(one)}"
+        for size, one in zip(sizes, seconds, strict=True)
+    ]
+
+
+def _size_text(size: float, unit: str) -> str:
+    return format_bytes(round(size)) if unit == "bytes" else f"{size:,.0f} {unit}"
+
+
+def _size_title(operation: Operation) -> str:
+    titles = {
+        "bytes": "input of one rank" if operation.kind == "collective" else "size",
+        "rows": "rows of one expert",
+        "MACs": "multiply-accumulates",
+    }
+    return titles.get(operation.unit, operation.unit)
+
+
+def _words(operation: Operation) -> str:
+    if not isinstance(operation.found, Points):
+        return (
+            f"Only a line is known of {operation.name}, no measured points: the band is what an "
+            "assumed error of its start-up and its rate leaves open."
+        )
+    return (
+        f"{operation.name} at {operation.num_points} sizes. The curve goes through the medians; "
+        "9 in 10 draws of the measurement's noise and the fit's error lie in the band."
+    )

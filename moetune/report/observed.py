@@ -1,0 +1,172 @@
+"""Predicted against observed over time, and whether the machine drifts away from its profile."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moetune.domain.ports import Kept, Observation
+from moetune.domain.units import format_seconds
+from moetune.report.picture import Picture, Value
+from moetune.report.theme import axis, figure, seconds_scale
+
+WINDOW = 21
+"""Observations whose median is the drift: enough that a few slow steps do not move it."""
+MOST_POINTS = 600
+HEADER = (
+    "id", "time_utc", "plan", "source", "tokens_per_rank", "forward_degree", "backward_degree",
+    "predicted_seconds", "observed_seconds", "observed_over_predicted",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One observation, summed up.
+
+    Args:
+        at: time of day, UTC, ISO 8601.
+        seconds: the median of its steps.
+    """
+
+    id: int
+    at: str
+    observation: Observation
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Observed over predicted."""
+        predicted = self.observation.predicted_seconds
+        return self.seconds / predicted if predicted else 1.0
+
+    @property
+    def row(self) -> tuple[Value, ...]:
+        """The entries of `HEADER`."""
+        one = self.observation
+        return (
+            self.id, self.at, one.plan_id, one.source, one.tokens_per_rank, one.forward_degree,
+            one.backward_degree, one.predicted_seconds, self.seconds, self.ratio,
+        )  # fmt: skip
+
+
+def seen(kept: Sequence[Kept[Observation]]) -> tuple[Seen, ...]:
+    """Return the observations that have a time, oldest first."""
+    return tuple(
+        Seen(
+            id=one.id, at=one.created_at[:23], observation=one.value,
+            seconds=statistics.median(one.value.seconds),
+        )
+        for one in sorted(kept, key=lambda one: one.id)
+        if one.value.seconds
+    )  # fmt: skip
+
+
+def observed_picture(found: Sequence[Seen]) -> Picture:
+    """Return observed steps over time beside what the plan promised for them."""
+    shown = thinned([one.seconds for one in found], MOST_POINTS)
+    scale, unit = seconds_scale(min(one.seconds for one in found))
+    some = [found[at] for at in shown]
+    return Picture(
+        name="observed",
+        title="Predicted against observed",
+        words=(
+            f"{_count(len(found))}, the latest took {format_seconds(found[-1].seconds)} where "
+            f"{format_seconds(found[-1].observation.predicted_seconds)} were predicted."
+            f"{_thinning(len(found), len(shown))}"
+        ),
+        figure=figure(
+            [
+                _points("observed", some, [one.seconds / scale for one in some]),
+                {
+                    "type": "scatter", "mode": "lines", "name": "predicted",
+                    "x": [one.at for one in some],
+                    "y": [one.observation.predicted_seconds / scale for one in some],
+                    "line": {"color": "@ink", "width": 1.5, "shape": "hv"}, "hoverinfo": "skip",
+                },
+            ],
+            x=axis("time, UTC", type="date"),
+            y=axis(f"one step, {unit}", rangemode="tozero"),
+        ),
+        header=HEADER,
+        rows=tuple(one.row for one in found),
+    )  # fmt: skip
+
+
+def drift_picture(found: Sequence[Seen]) -> Picture:
+    """Return observed over predicted, of one plan or many, with its rolling median."""
+    shown = thinned([one.ratio for one in found], MOST_POINTS)
+    drift = rolling_median([one.ratio for one in found], WINDOW)
+    some = [found[at] for at in shown]
+    return Picture(
+        name="drift",
+        title="Drift",
+        words=(
+            f"Observed over predicted, less 1. The line is the median of {WINDOW} observations: "
+            f"it ends at {drift[-1] - 1:+.1%}. A line that leaves 0 for good says that the "
+            f"machine is no longer the one that was measured.{_thinning(len(found), len(shown))}"
+        ),
+        figure=figure(
+            [
+                _points("single", some, [one.ratio - 1 for one in some]),
+                {
+                    "type": "scatter", "mode": "lines", "name": f"median of {WINDOW}",
+                    "x": [one.at for one in some], "y": [drift[at] - 1 for at in shown],
+                    "line": {"color": "@accent", "width": 2},
+                    "hovertemplate": "%{x}: %{y:+.1%}<extra>drift</extra>",
+                },
+            ],
+            x=axis("time, UTC", type="date"),
+            y=axis(
+                "observed over predicted − 1", tickformat="+.0%", zeroline=True,
+                zerolinecolor="@muted",
+            ),
+        ),
+        header=(*HEADER, "drift"),
+        rows=tuple((*one.row, rolling) for one, rolling in zip(found, drift, strict=True)),
+    )  # fmt: skip
+
+
+def rolling_median(values: Sequence[float], window: int) -> list[float]:
+    """Return the median of each value and those before it, `window` of them at most."""
+    return [
+        statistics.median(values[max(0, at + 1 - window) : at + 1]) for at in range(len(values))
+    ]
+
+
+def thinned(values: Sequence[float], most: int) -> list[int]:
+    """Return the indices to draw, in order: of each stretch the least and the largest value.
+
+    No outlier is lost. Both ends are kept; with no more values than `most` all of them are.
+    """
+    count = len(values)
+    if count <= most:
+        return list(range(count))
+    stretches = max(1, (most - 2) // 2)
+    kept = {0, count - 1}
+    for stretch in range(stretches):
+        part = range(stretch * count // stretches, (stretch + 1) * count // stretches)
+        kept |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
+    return sorted(kept)
+
+
+def _points(name: str, some: Sequence[Seen], y: Sequence[float]) -> dict[str, object]:
+    return {
+        "type": "scatter", "mode": "markers", "name": name, "x": [one.at for one in some],
+        "y": list(y), "marker": {"color": "@second/0.55", "size": 5},
+        "text": [
+            f"{format_seconds(one.seconds)}, predicted "
+            f"{format_seconds(one.observation.predicted_seconds)}<br>"
+            f"plan {one.observation.plan_id[:6]}, {one.observation.source}"
+            for one in some
+        ],
+        "hovertemplate": "%{x}<br>%{text}<extra></extra>",
+    }  # fmt: skip
+
+
+def _count(count: int) -> str:
+    return f"{count:,} observation{'' if count == 1 else 's'}"
+
+
+def _thinning(count: int, shown: int) -> str:
+    if shown == count:
+        return ""
+    return f" {shown:,} points are drawn, the extremes among them; the CSV file has all."

@@ -1,0 +1,167 @@
+"""The operations of a profile, each with what is known of it over one size."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from moetune.domain.costs import LinearCost
+from moetune.domain.placement import placement_name
+from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.fit.book import Book, Points
+from moetune.fit.curve import Line
+from moetune.fit.pool import CollectiveKey, CopyKey
+
+_NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation over its size.
+
+    Args:
+        name: unique in the profile, such as "all_to_all, 8 ranks, 4 in flight".
+        kind: "collective", "matrix product", "copy", "bound by memory" or "attention".
+        unit: what the size counts: "bytes", "rows", "elements", "sequences" or "MACs".
+        found: the measured points, or the line where nothing was measured.
+        line: the α–β line over the same size.
+        error: of the line's fit; of a matrix product, of its dtype's.
+        label: what its random draws depend on.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    found: Points | Line
+    line: LinearCost | None
+    error: FitError | None
+    label: str
+
+    @property
+    def key(self) -> str:
+        """The name in an address: letters, digits and hyphens."""
+        return _NOT_IN_KEYS.sub("-", self.name.lower()).strip("-")
+
+    @property
+    def num_points(self) -> int:
+        """Measured sizes."""
+        return len(self.found.series.sizes) if isinstance(self.found, Points) else 0
+
+
+def operations_of(profile: Profile) -> tuple[Operation, ...]:
+    """Return everything that the profile knows the time of, what travels first."""
+    book = Book(profile)
+    return (
+        *_collectives(book),
+        *_products(book),
+        *_copies(book),
+        *_rows(book),
+        *_attention(book),
+    )
+
+
+def _collectives(book: Book) -> Iterator[Operation]:
+    lines: dict[CollectiveKey, CollectiveLine] = {
+        (line.op, line.group_size, line.num_nodes, line.in_flight): line
+        for line in book.profile.collective
+    }
+    for key in sorted(book.pool.collective.keys() | lines.keys()):
+        op, group_size, num_nodes, in_flight = key
+        line = lines.get(key)
+        flight = f", {in_flight} in flight" if in_flight > 1 else ""
+        place = placement_name((group_size, num_nodes), book.profile.machine)
+        yield Operation(
+            name=f"{op}, {place}{flight}",
+            kind="collective",
+            unit="bytes",
+            found=book.collective(key),
+            line=line.cost if line else None,
+            error=line.error if line else None,
+            label=f"collective {key}",
+        )
+
+
+def _products(book: Book) -> Iterator[Operation]:
+    lines = {line.dtype: line for line in book.profile.gemm}
+    for dtype, product, shape in sorted(book.pool.gemm):
+        points = book.gemm_points(dtype, product, shape)
+        assert points is not None  # noqa: S101 - the pool names what was measured
+        num_experts, d_in, d_out = shape
+        line = lines.get(dtype)
+        yield Operation(
+            name=f"gemm {dtype} {product}, {num_experts} × {d_in} × {d_out}",
+            kind="matrix product",
+            unit="rows",
+            found=points,
+            line=_per_row(line, macs=num_experts * d_in * d_out) if line else None,
+            error=line.error if line else None,
+            label=points.label,
+        )
+    for line in lines.values():
+        found = book.gemm_line(line.dtype)
+        if found is not None:
+            yield Operation(
+                name=f"gemm {line.dtype}",
+                kind="matrix product",
+                unit="MACs",
+                found=found,
+                line=line.cost,
+                error=line.error,
+                label=f"gemm {line.dtype}",
+            )
+
+
+def _per_row(line: GemmLine, *, macs: int) -> LinearCost:
+    """Return the line over rows, each of so many multiply-accumulates."""
+    return LinearCost(
+        alpha_seconds=line.alpha_seconds, beta_seconds=line.beta_seconds_per_mac * macs
+    )
+
+
+def _copies(book: Book) -> Iterator[Operation]:
+    lines: dict[CopyKey, CopyLine] = {
+        (line.direction, line.pinned, line.both_ways): line for line in book.profile.copy
+    }
+    for key in book.copies():
+        direction, pinned, both_ways = key
+        line = lines.get(key)
+        both = ", both ways" if both_ways else ""
+        yield Operation(
+            name=f"{direction} {'pinned' if pinned else 'pageable'}{both}",
+            kind="copy",
+            unit="bytes",
+            found=book.copy(key),
+            line=line.cost if line else None,
+            error=line.error if line else None,
+            label=f"copy {key}",
+        )
+
+
+def _rows(book: Book) -> Iterator[Operation]:
+    for op, dtype in sorted(book.pool.rows):
+        points = book.rows((op, dtype))
+        assert points is not None  # noqa: S101 - the pool names what was measured
+        yield Operation(
+            name=f"{op} {dtype}",
+            kind="bound by memory",
+            unit="elements",
+            found=points,
+            line=None,
+            error=None,
+            label=points.label,
+        )
+
+
+def _attention(book: Book) -> Iterator[Operation]:
+    for key in sorted(book.pool.attention):
+        dtype, length, num_heads, head_dim, backward = key
+        points = book.attention(key)
+        yield Operation(
+            name=f"attention {dtype}{' backward' if backward else ''}, "
+            f"{length} long, {num_heads} × {head_dim}",
+            kind="attention",
+            unit="sequences",
+            found=points,
+            line=None,
+            error=None,
+            label=points.label,
+        )

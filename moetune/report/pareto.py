@@ -1,0 +1,111 @@
+"""Step time against memory: what every choice costs, and which of them is worth having."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.report.picture import Picture
+from moetune.report.theme import axis, bytes_scale, figure, seconds_scale, upright
+
+_SYMBOLS = ("circle-open", "square-open", "diamond-open", "triangle-up-open", "cross-open")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to run the step.
+
+    Args:
+        group: options that belong together, such as a strategy.
+        memory_bytes: on the device that needs the most.
+    """
+
+    name: str
+    group: str
+    step_seconds: float
+    memory_bytes: int
+    is_chosen: bool = False
+
+
+def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
+    """Return the options that no other beats in both, the least memory first.
+
+    Of equals the first one is taken.
+    """
+    front: list[Option] = []
+    for one in sorted(options, key=lambda option: (option.memory_bytes, option.step_seconds)):
+        if not front or one.step_seconds < front[-1].step_seconds:
+            front.append(one)
+    return tuple(front)
+
+
+def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Picture:
+    """Return every option by memory and time, the front, the choice and the limit."""
+    front = pareto_front(options)
+    seconds, time_unit = seconds_scale(min(one.step_seconds for one in options))
+    size, size_unit = bytes_scale(max(one.memory_bytes for one in options))
+
+    def trace(some: Sequence[Option], **changes: object) -> dict[str, object]:
+        return {
+            "type": "scatter", "x": [one.memory_bytes / size for one in some],
+            "y": [one.step_seconds / seconds for one in some],
+            "text": [_hover(one, limit_bytes) for one in some],
+            "hovertemplate": "%{text}<extra></extra>", **changes,
+        }  # fmt: skip
+
+    groups = list(dict.fromkeys(one.group for one in options))
+    others = [
+        trace(
+            [one for one in options if one.group == group], name=group, mode="markers",
+            marker={"symbol": _SYMBOLS[at % len(_SYMBOLS)], "color": "@second", "size": 8},
+        )
+        for at, group in enumerate(groups)
+    ]  # fmt: skip
+    chosen = [one for one in options if one.is_chosen]
+    limit = {} if limit_bytes is None else upright(limit_bytes / size, "limit")
+    return Picture(
+        name="memory",
+        title="Step time against memory",
+        words=(
+            "Down and to the left is better. What lies on the line is beaten by nothing that is "
+            "both faster and smaller; the filled point is the plan."
+        ),
+        figure=figure(
+            [
+                trace(
+                    front, name="Pareto front", mode="lines", hoverinfo="skip",
+                    hovertemplate=None, line={"color": "@accent/0.6", "width": 1.5, "shape": "hv"},
+                ),
+                *others,
+                trace(
+                    chosen, name="chosen", mode="markers",
+                    marker={
+                        "color": "@accent", "size": 12, "line": {"color": "@surface", "width": 2},
+                    },
+                ),
+            ],
+            x=axis(f"memory of one device, {size_unit}", rangemode="tozero"),
+            y=axis(f"one step, {time_unit}", rangemode="tozero"),
+            **limit,
+        ),
+        header=("option", "group", "memory_bytes", "step_seconds", "on_front", "chosen", "fits"),
+        rows=tuple(
+            (
+                one.name, one.group, one.memory_bytes, one.step_seconds,
+                _yes(is_so=one in front), _yes(is_so=one.is_chosen),
+                _yes(is_so=limit_bytes is None or one.memory_bytes <= limit_bytes),
+            )
+            for one in options
+        ),
+    )  # fmt: skip
+
+
+def _hover(one: Option, limit_bytes: int | None) -> str:
+    over = limit_bytes is not None and one.memory_bytes > limit_bytes
+    return (
+        f"{one.name}<br>{format_seconds(one.step_seconds)}, {format_bytes(one.memory_bytes)}"
+        f"{', does not fit' if over else ''}"
+    )
+
+
+def _yes(*, is_so: bool) -> str:
+    return "yes" if is_so else "no"

@@ -1,0 +1,122 @@
+"""What all figures share. Colours are roles: the stylesheet gives them light and dark values.
+
+"@accent" is the colour of the stylesheet's `--accent`, "@accent/0.2" the same nearly transparent;
+`moetune.js` puts in the values when it draws, and again when the reader changes the theme.
+"""
+
+from collections.abc import Sequence
+
+from moetune.domain.units import format_bytes
+from moetune.report.picture import Figure
+
+ROLES = ("ink", "muted", "grid", "surface", "accent", "second", "third")
+SERIES = ("@accent", "@second", "@third")
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_BYTES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
+_MOST_TICKS = 7
+_SMALL = {"size": 12, "color": "@muted"}
+
+
+def figure(
+    data: Sequence[dict[str, object]],
+    *,
+    x: dict[str, object],
+    y: dict[str, object],
+    **layout: object,
+) -> Figure:
+    """Return the traces in the common layout.
+
+    Args:
+        x, y: axes, as `axis` makes them.
+        layout: what else plotly's layout has, or has otherwise.
+    """
+    common: dict[str, object] = {
+        "font": {"family": "inherit", "size": 13, "color": "@ink"},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 8, "r": 12, "t": 36, "b": 8},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": _SMALL},
+        "hoverlabel": {
+            "bgcolor": "@surface", "bordercolor": "@grid", "font": {"color": "@ink", "size": 12},
+        },
+        "hovermode": "closest",
+        "xaxis": x,
+        "yaxis": y,
+    }  # fmt: skip
+    return {"data": list(data), "layout": {**common, **layout}}
+
+
+def axis(title: str, **changes: object) -> dict[str, object]:
+    """Return an axis with a title that has the unit, and a quiet grid."""
+    return {
+        "title": {"text": title, "font": _SMALL, "standoff": 8},
+        "tickfont": _SMALL,
+        "gridcolor": "@grid",
+        "linecolor": "@grid",
+        "zeroline": False,
+        "automargin": True,
+        **changes,
+    }
+
+
+def log_seconds(title: str) -> dict[str, object]:
+    """Return a logarithmic axis of seconds, labelled "10 µs", "1 ms"."""
+    return axis(title, type="log", tickformat="~s", ticksuffix="s", dtick=1)
+
+
+def log_sizes(title: str, low: float, high: float, *, unit: str) -> dict[str, object]:
+    """Return a logarithmic axis with ticks at powers of two: "64 KiB", or "4k" of a count.
+
+    Args:
+        unit: "bytes", or what is counted.
+    """
+    ticks = _powers(low, high)
+    words = [format_bytes(one) if unit == "bytes" else count_text(one) for one in ticks]
+    if unit == "bytes":
+        words = [word.replace(".00", "").replace(".0", "") for word in words]
+    return axis(title, type="log", tickvals=ticks, ticktext=words)
+
+
+def count_text(count: int) -> str:
+    """Return "512", "8k" (8192), "2M" (2^21), "1G" (2^30)."""
+    for factor, letter in ((2**40, "T"), (2**30, "G"), (2**20, "M"), (2**10, "k")):
+        if count >= factor:
+            return f"{count / factor:.3g}{letter}"
+    return str(count)
+
+
+def seconds_scale(seconds: float) -> tuple[float, str]:
+    """Return the unit that suits a duration: its seconds, and its name."""
+    return next((one for one in _SECONDS if seconds >= one[0]), (1.0, "s"))
+
+
+def bytes_scale(num_bytes: float) -> tuple[float, str]:
+    """Return the unit that suits a size: its bytes, and its name."""
+    return next(((float(one), name) for one, name in _BYTES if num_bytes >= one), (1.0, "B"))
+
+
+def upright(at: float, words: str) -> dict[str, object]:
+    """Return the shape and its label of an upright line across the figure.
+
+    Returns:
+        Entries of plotly's layout: `shapes` and `annotations`.
+    """
+    line = {"color": "@muted", "width": 1, "dash": "dot"}
+    return {
+        "shapes": [
+            {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+        ],
+        "annotations": [note(words, x=at, y=1, yref="paper", xanchor="right", yanchor="top")],
+    }
+
+
+def note(words: str, **place: object) -> dict[str, object]:
+    """Return an annotation without an arrow."""
+    return {"text": words, "showarrow": False, "font": _SMALL, **place}
+
+
+def _powers(low: float, high: float) -> list[int]:
+    """Return powers of two within the range, in even steps, not too many."""
+    exponents = [power for power in range(64) if low <= 2**power <= high]
+    step = -(-len(exponents) // _MOST_TICKS) if exponents else 1
+    return [2**power for power in exponents[::step]]

@@ -1,0 +1,107 @@
+"""The page's addresses. Every page is read by GET; none changes anything."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import RedirectResponse
+
+from moetune.service.pages.compare import compare_sheet
+from moetune.service.pages.library import Library
+from moetune.service.pages.machines import machines_sheet, profile_sheet
+from moetune.service.pages.observed import observed_sheet
+from moetune.service.pages.plans import plan_sheet, plans_sheet
+from moetune.service.pages.sheet import Sheet, address, csv_answer
+from moetune.service.pages.shell import Shell
+from moetune.service.pages.whatif import FIELDS, Form, whatif_sheet
+
+_Text = Annotated[str, Query(max_length=200)]
+
+
+def page_router(library: Library, shell: Shell) -> APIRouter:
+    """Return the routes of all pages; their errors are pages, too."""
+    router = APIRouter(include_in_schema=False, route_class=shell.route_class())
+
+    def show(sheet: Sheet) -> Response:
+        return shell.page(sheet.template, sheet.context, status=sheet.status)
+
+    _add_plans(router, library, show)
+    _add_machines(router, library, show)
+    _add_observed(router, library, show)
+    _add_questions(router, library, show)
+    return router
+
+
+_Show = Callable[[Sheet], Response]
+
+
+def _add_plans(router: APIRouter, library: Library, show: _Show) -> None:
+    @router.get("/")
+    def plans(after: _Text = "") -> Response:
+        return show(plans_sheet(library, after=after))
+
+    @router.get("/plans")
+    def find(plan: _Text = "") -> Response:
+        if not plan.strip():
+            return RedirectResponse("/", 303)
+        return RedirectResponse(address("plans", library.plan(plan.strip().lower()).id), 303)
+
+    @router.get("/plans/{plan_id}/{figure}.csv")
+    def plan_csv(plan_id: str, figure: str) -> Response:
+        return csv_answer(plan_sheet(library, plan_id).pictures, figure)
+
+    @router.get("/plans/{plan_id}")
+    def plan(plan_id: str) -> Response:
+        return show(plan_sheet(library, plan_id))
+
+
+def _add_machines(router: APIRouter, library: Library, show: _Show) -> None:
+    @router.get("/machines")
+    def machines() -> Response:
+        return show(machines_sheet(library))
+
+    @router.get("/profiles/{name:path}/{figure}.csv")
+    def profile_csv(name: str, figure: str, operation: _Text = "") -> Response:
+        return csv_answer(profile_sheet(library, name, operation=operation).pictures, figure)
+
+    @router.get("/profiles/{name:path}")
+    def profile(name: str, operation: _Text = "") -> Response:
+        return show(profile_sheet(library, name, operation=operation))
+
+
+def _add_observed(router: APIRouter, library: Library, show: _Show) -> None:
+    @router.get("/observed/{figure}.csv")
+    def observed_csv(figure: str, plan: _Text = "") -> Response:
+        return csv_answer(observed_sheet(library, plan=plan, after="").pictures, figure)
+
+    @router.get("/observed")
+    def observed(plan: _Text = "", after: _Text = "") -> Response:
+        return show(observed_sheet(library, plan=plan.strip().lower(), after=after))
+
+
+def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
+    def compared(what: str, first: str, second: str) -> Sheet:
+        return compare_sheet(library, what=what, first=first.strip(), second=second.strip())
+
+    def asked(request: Request) -> Sheet:
+        query = request.query_params
+        fields = {name: query.get(name, "").strip()[:200] for name in FIELDS}
+        return whatif_sheet(library, Form(plan=query.get("plan", "").strip(), fields=fields))
+
+    @router.get("/compare/{figure}.csv")
+    def compare_csv(
+        figure: str, what: _Text = "plans", first: _Text = "", second: _Text = ""
+    ) -> Response:
+        return csv_answer(compared(what, first, second).pictures, figure)
+
+    @router.get("/compare")
+    def compare(what: _Text = "plans", first: _Text = "", second: _Text = "") -> Response:
+        return show(compared(what, first, second))
+
+    @router.get("/whatif/{figure}.csv")
+    def whatif_csv(request: Request, figure: str) -> Response:
+        return csv_answer(asked(request).pictures, figure)
+
+    @router.get("/whatif")
+    def whatif(request: Request) -> Response:
+        return show(asked(request))

@@ -1,0 +1,99 @@
+"""What is around every page: the frame, its words for an error, and the kind of answer."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.responses import HTMLResponse
+
+from moetune.domain.errors import MoetuneError
+from moetune.report.html import age, environment
+from moetune.service.pages.static import Addresses
+from moetune.service.problems import problem_of
+
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'",
+}
+"""No script and no style but from the page's own files: not even plotly.js needs another."""
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+NAVIGATION = (
+    ("plans", "/", "Plans"),
+    ("machines", "/machines", "Machines"),
+    ("observed", "/observed", "Observed"),
+    ("whatif", "/whatif", "What if"),
+    ("compare", "/compare", "Compare"),
+)
+
+
+class Shell:
+    """Renders pages.
+
+    Args:
+        location: of the store, without a password.
+
+    Raises:
+        MoetuneError: Jinja2 is not installed.
+    """
+
+    def __init__(self, *, addresses: Addresses, location: str) -> None:
+        self._addresses = addresses
+        self._location = location
+        self._templates = environment(_TEMPLATES)
+
+    def page(
+        self, template: str, context: Mapping[str, object], *, status: int = 200
+    ) -> HTMLResponse:
+        """Return a page in the frame.
+
+        Args:
+            context: has `title`; `here` is the entry of `NAVIGATION` that the page belongs to.
+        """
+        text = self._templates.get_template(template).render(
+            navigation=NAVIGATION,
+            addresses=self._addresses,
+            location=self._location,
+            version=version("moetune"),
+            **{"here": "", **context},
+        )  # fmt: skip
+        return HTMLResponse(text, status, headers=_HEADERS)
+
+    def problem(self, error: MoetuneError) -> HTMLResponse:
+        """Return the page that says what is wrong and what to do next."""
+        problem = problem_of(error)
+        answer = self.page(
+            "problem.html",
+            {"title": problem.title.capitalize(), "what": error.what, "hint": error.hint},
+            status=int(problem.status),
+        )
+        answer.headers.update(problem.headers)
+        return answer
+
+    def route_class(self) -> type[APIRoute]:
+        """Return routes whose errors are pages."""
+        problem = self.problem
+
+        class PageRoute(APIRoute):
+            def get_route_handler(self) -> _Handler:
+                handler = super().get_route_handler()
+
+                async def handle(request: Request) -> Response:
+                    try:
+                        return await handler(request)
+                    except MoetuneError as error:
+                        return problem(error)
+
+                return handle
+
+        return PageRoute
+
+
+def age_now(created_at: str) -> str:
+    """Return how long ago a row was made."""
+    return age(created_at, datetime.now(UTC))

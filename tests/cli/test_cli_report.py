@@ -1,0 +1,87 @@
+"""`moetune report` writes one file that needs nothing else."""
+
+import csv
+import io
+import re
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.cli.running import Cli
+from tests.report.lab import fill
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        yield opened
+        opened.close()
+
+
+def test_a_report_holds_the_profile_the_plans_and_what_was_observed(
+    cli: Cli, home: Path, database: Path, browser: Browser
+) -> None:
+    database.parent.mkdir(parents=True)
+    plans = fill(database, num_observations=60)
+    result = cli("report", "--output", "out.html", "--json")
+    assert (result.code, result.err) == (0, "")
+    document = result.document
+    assert document["schema"] == "moetune.report/1"
+    assert document["profiles"] == ["lab-after"]
+    assert set(document["plans"]) == {plan.id for plan in plans}
+    file = home / "work" / "out.html"
+    text = file.read_text(encoding="utf-8")
+    links = re.findall(r'(?:href|src)="([^"]+)"', text.rpartition("<script>")[0])
+    assert all(link.startswith(("#", "data:text/csv;")) for link in links)
+    data = next(link for link in links if link.startswith("data:"))
+    assert list(csv.reader(io.StringIO(b64decode(data.partition(",")[2]).decode())))
+
+    wrong: list[str] = []
+    page = browser.new_page()
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "request", lambda asked: wrong.append(asked.url) if asked.url != file.as_uri() else None
+    )
+    page.goto(file.as_uri())
+    plots = page.locator(".plot")
+    assert plots.count() == document["num_figures"]
+    for at in range(plots.count()):
+        plots.nth(at).scroll_into_view_if_needed()
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.plot')].every(one => one.hasAttribute('data-drawn'))"
+    )
+    page.close()
+    assert wrong == []
+
+
+def test_a_report_of_one_plan_takes_its_profile(cli: Cli, home: Path) -> None:
+    made = cli(
+        "plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--dtype", "float16",
+        "--output", "plan.json", "--no-save", "--json",
+    )  # fmt: skip
+    assert made.code == 0
+    result = cli("report", "--plan", "plan.json")
+    assert result.code == 0
+    assert "profile rtx2080ti-x64 and 1 plan are in report.html" in result.out
+    assert (home / "work" / "report.html").stat().st_size > 10**6
+
+
+def test_nothing_to_report_is_said_with_what_to_run_first(cli: Cli, home: Path) -> None:
+    result = cli("report", "--json")
+    assert result.code == 5
+    assert "moetune profile --nproc 2" in result.document["hint"]
+    assert not (home / "work" / "report.html").exists()
+
+
+def test_an_unknown_plan_writes_nothing(cli: Cli, home: Path) -> None:
+    result = cli("report", "--plan", "abcdef")
+    assert result.code == 2
+    assert "abcdef" in result.err
+    assert not (home / "work" / "report.html").exists()

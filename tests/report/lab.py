@@ -1,0 +1,160 @@
+"""A measured machine, plans for it, and steps that were observed, all made up but of one piece."""
+
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Plan
+from moetune.domain.ports import Observation
+from moetune.domain.profile import Profile
+from moetune.domain.samples import (
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    InterferencePoint,
+    Point,
+    Product,
+    ResourceClass,
+    RowsPoint,
+    Sample,
+)
+from moetune.fit.profile import fit_profile
+from moetune.solve.choice import Bounds
+from moetune.store import open_store
+from moetune.workflows.plan import PlanRequest, make_plan
+
+MACHINE = Machine(
+    kind="cuda", device="Lab GPU", num_devices=8, devices_per_node=4, memory_bytes=2**30
+)
+LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=8)
+_BLOCKS = 12
+_PRODUCTS: tuple[Product, ...] = ("forward", "grad_input", "grad_weight")
+
+
+@cache
+def lab_profile(name: str = "lab", *, slower: float = 1.0) -> Profile:
+    """Return a measured profile; `slower` than the first lab by that factor on the link."""
+    fingerprint = Fingerprint(
+        hardware={"device": "Lab GPU", "cores": "64"}, software={"torch": "2.13", "nccl": "2.27"}
+    )
+    return fit_profile(
+        name=name, machine=MACHINE, fingerprint=fingerprint, samples=tuple(_samples(slower))
+    )
+
+
+@cache
+def lab_plan(tokens: int = 4096, *, memory_limit_bytes: int | None = None) -> Plan:
+    """Return a plan for the lab."""
+    request = PlanRequest(
+        layer=LAYER, tokens_per_rank=tokens, dtype="float32",
+        memory_limit_bytes=memory_limit_bytes, bounds=Bounds(max_degree=8),
+    )  # fmt: skip
+    return make_plan(request, profile=lab_profile())
+
+
+def observations(plan: Plan, count: int, *, seed: int = 0) -> list[Observation]:
+    """Return steps that first take what was promised, and from the middle on 12 % more."""
+    rng = np.random.default_rng(seed)
+    predicted = plan.predicted.step_seconds
+    return [
+        Observation(
+            plan_id=plan.id,
+            forward_degree=plan.pipeline.forward_degree,
+            backward_degree=plan.pipeline.backward_degree,
+            tokens_per_rank=plan.inputs.tokens_per_rank,
+            predicted_seconds=predicted,
+            seconds=tuple(
+                predicted * (1.12 if at > count // 2 else 1.01) * np.exp(0.03 * rng.normal(size=3))
+            ),
+            source="training",
+        )
+        for at in range(count)
+    ]
+
+
+def fill(file: Path, *, num_observations: int = 300) -> tuple[Plan, Plan]:
+    """Make a database with two profiles, two plans, and observations over ten days."""
+    plans = lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)
+    with open_store(str(file)) as store:
+        store.save_profile(lab_profile())
+        store.save_profile(lab_profile("lab-after", slower=1.3))
+        for plan in plans:
+            store.save_plan(plan)
+        store.add_observations(observations(plans[0], num_observations))
+    _spread_over_days(file)
+    return plans
+
+
+def _spread_over_days(file: Path) -> None:
+    connection = sqlite3.connect(file)
+    with connection:
+        ids = [row[0] for row in connection.execute("SELECT id FROM observations ORDER BY id")]
+        start = datetime.now(UTC) - timedelta(days=10)
+        step = timedelta(days=10) / max(1, len(ids))
+        connection.executemany(
+            "UPDATE observations SET created_at = ? WHERE id = ?",
+            [
+                ((start + at * step).isoformat(timespec="microseconds"), one)
+                for at, one in enumerate(ids)
+            ],
+        )
+    connection.close()
+
+
+def _samples(slower: float) -> Iterator[Sample]:
+    """Yield a line for each operation, with 2 % of noise."""
+    rng = np.random.default_rng(7)
+    for point, seconds in (*_exchanges(slower), *_products(), *_copies(), *_rows(), *_beside()):
+        noise = np.exp(0.02 * rng.normal(size=_BLOCKS))
+        yield Sample(point=point, seconds=tuple((seconds * noise).tolist()))
+
+
+def _exchanges(slower: float) -> Iterator[tuple[Point, float]]:
+    for ranks in (2, 8):
+        for in_flight in (1, 4):
+            for size in (2**power for power in range(12, 27, 2)):
+                point = CollectivePoint(
+                    op="all_to_all", group_size=ranks, num_bytes=size, in_flight=in_flight
+                )
+                yield point, slower * (6e-5 / in_flight + size * 2.2e-10)
+
+
+def _products() -> Iterator[tuple[Point, float]]:
+    for product in _PRODUCTS:
+        for d_in, d_out in ((512, 2048), (2048, 512)):
+            for rows in (2**power for power in range(5, 14, 2)):
+                gemm = GemmPoint(
+                    dtype="float32", product=product, rows=rows, d_in=d_in, d_out=d_out
+                )
+                yield gemm, 2e-5 + gemm.macs * 1.4e-13
+
+
+def _copies() -> Iterator[tuple[Point, float]]:
+    for direction in ("h2d", "d2h"):
+        for both in (False, True):
+            for size in (2**power for power in range(14, 27, 4)):
+                copy = CopyPoint(direction=direction, pinned=True, num_bytes=size, both_ways=both)
+                yield copy, 1e-5 + size * 5e-11 * (1.4 if both else 1.0)
+
+
+def _rows() -> Iterator[tuple[Point, float]]:
+    for op in ("gelu", "gelu_backward", "gather", "scatter_add"):
+        for rows in (64, 512, 4096, 32768):
+            yield RowsPoint(op=op, dtype="float32", rows=rows, width=512), 4e-6 + rows * 2e-9
+
+
+def _beside() -> Iterator[tuple[InterferencePoint, float]]:
+    classes: tuple[ResourceClass, ...] = ("comp", "comm", "mem")
+    speeds = {"comp": 0.95, "comm": 0.82, "mem": 0.7}
+    for victim in classes:
+        others = tuple(one for one in classes if one != victim)
+        yield InterferencePoint(victim=victim), 1e-3
+        for one in others:
+            yield InterferencePoint(victim=victim, others=(one,)), 1e-3 / speeds[victim]
+        yield InterferencePoint(victim=victim, others=others), 1e-3 / speeds[victim] ** 2

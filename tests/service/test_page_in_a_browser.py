@@ -1,0 +1,281 @@
+"""The page in a real browser: figures are drawn, and nothing goes wrong or goes elsewhere."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Page, Response, sync_playwright
+
+from moetune.domain.plan import Plan
+from tests.report.lab import fill
+from tests.service.asking import Served, served
+
+CHROMIUM = "/usr/bin/chromium"
+TIMEOUT_MS = 20_000
+MANY = 10_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("browser")
+
+
+@pytest.fixture(scope="module")
+def plans(home: Path) -> tuple[Plan, Plan]:
+    return fill(home / "full.db", num_observations=MANY)
+
+
+@pytest.fixture(scope="module")
+def site(home: Path, plans: tuple[Plan, Plan]) -> Iterator[Served]:
+    assert plans
+    with served(home, db=home / "full.db") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def empty_site(home: Path) -> Iterator[Served]:
+    with served(home, db=home / "empty.db") as running:
+        yield running
+
+
+Open = Callable[..., Page]
+
+
+@contextmanager
+def watched(browser: Browser, url: str, **options: object) -> Iterator[Page]:
+    """Open a page whose errors, and requests to other hosts, fail the test."""
+    context = browser.new_context(base_url=url, **options)  # type: ignore[arg-type]
+    context.set_default_timeout(TIMEOUT_MS)
+    page = context.new_page()
+    wrong: list[str] = []
+    own = urlsplit(url).netloc
+
+    def answered(response: Response) -> None:
+        if response.status >= 400:
+            wrong.append(f"{response.status} {response.url}")
+
+    page.on(
+        "console",
+        lambda message: (
+            wrong.append(message.text) if message.type in {"error", "warning"} else None
+        ),
+    )
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "request",
+        lambda asked: (
+            wrong.append(asked.url) if urlsplit(asked.url).netloc not in {own, ""} else None
+        ),
+    )
+    page.on("response", answered)
+    yield page
+    context.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def page(browser: Browser, site: Served) -> Iterator[Page]:
+    with watched(browser, site.url, viewport={"width": 1280, "height": 900}) as opened:
+        yield opened
+
+
+def draw_all(page: Page) -> int:
+    """Scroll through the page until every figure is drawn, and return how many there are."""
+    plots = page.locator(".plot")
+    for at in range(plots.count()):
+        plots.nth(at).scroll_into_view_if_needed()
+        page.wait_for_function(
+            "at => document.querySelectorAll('.plot')[at].hasAttribute('data-drawn')", arg=at
+        )
+    return plots.count()
+
+
+def colour(page: Page, selector: str, name: str) -> tuple[int, ...]:
+    text = page.eval_on_selector(
+        selector, f"one => getComputedStyle(one).getPropertyValue('{name}')"
+    )
+    return tuple(int(float(one)) for one in re.findall(r"[\d.]+", text)[:3])
+
+
+def test_an_empty_store_tells_a_newcomer_what_to_run(browser: Browser, empty_site: Served) -> None:
+    with watched(browser, empty_site.url) as page:
+        page.goto("/")
+        assert page.locator("h1").inner_text() == "Nothing measured yet"
+        assert "moetune profile --nproc 2" in page.locator("pre").first.inner_text()
+        page.get_by_role("link", name="machines page").click()
+        page.get_by_role("link", name="rtx2080ti-x64").click()
+        assert draw_all(page) == 2
+
+
+def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
+    page.goto("/machines")
+    page.get_by_role("link", name="lab", exact=True).click()
+    assert draw_all(page) == 3
+    fit = page.locator("[data-picture=fit]")
+    assert fit.locator(".scatterlayer .point").count() > 8 * 12
+    assert fit.locator(".js-fill").count() == 1
+    assert fit.locator("path.js-line").count() >= 2
+    page.get_by_role("link", name="h2d pinned", exact=True).click()
+    assert fit.locator("h3").inner_text() == "h2d pinned"
+    assert draw_all(page) == 3
+
+
+def test_tables_sort_and_filter(page: Page) -> None:
+    page.goto("/profiles/lab")
+    table = page.locator("[data-table=operations]")
+    points = "rows => rows.map(row => row.cells[1].dataset.key).map(key => key && Number(key))"
+    table.get_by_role("button", name="start-up").click()
+    known = [one for one in table.locator("tbody tr").evaluate_all(points) if one is not None]
+    assert known == sorted(known)
+    assert table.locator("th").nth(1).get_attribute("aria-sort") == "ascending"
+    table.get_by_role("button", name="start-up").click()
+    known = [one for one in table.locator("tbody tr").evaluate_all(points) if one is not None]
+    assert known == sorted(known, reverse=True)
+    table.get_by_role("searchbox").fill("h2d both")
+    shown = table.locator("tbody tr:visible")
+    assert shown.count() == 1
+    assert "h2d pinned, both ways" in shown.inner_text()
+
+
+def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[Plan, Plan]) -> None:
+    page.goto("/")
+    page.get_by_role("link", name=plans[0].id[:12]).click()
+    assert draw_all(page) == 4
+    timeline = page.locator("[data-picture=timeline]")
+    degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
+    assert timeline.locator(".bars .point").count() == 3 * degrees
+    page.get_by_label("Tokens per rank").fill("16k")
+    page.get_by_label("Speed of communication").fill("0.5")
+    page.get_by_role("button", name="Plan again").click()
+    assert "16,384 tokens per rank instead of 4,096" in page.locator("main").inner_text()
+    assert draw_all(page) == 2
+    assert page.get_by_label("Tokens per rank").input_value() == "16k"
+
+
+def test_a_wrong_question_is_answered_beside_the_form(
+    browser: Browser, site: Served, plans: tuple[Plan, Plan]
+) -> None:
+    context = browser.new_context(base_url=site.url)
+    page = context.new_page()
+    page.goto(f"/plans/{plans[0].id}")
+    page.get_by_label("Ranks").fill("7")
+    page.get_by_role("button", name="Plan again").click()
+    assert page.get_by_role("alert").is_visible()
+    assert page.get_by_label("Ranks").input_value() == "7"
+    context.close()
+
+
+def test_two_plans_and_two_profiles_are_compared(page: Page, plans: tuple[Plan, Plan]) -> None:
+    page.goto("/compare")
+    page.get_by_label("First plan").fill(plans[0].id[:8])
+    page.get_by_label("Second plan").fill(plans[1].id[:8])
+    page.get_by_role("button", name="Compare").click()
+    assert draw_all(page) == 2
+    assert "inputs.memory_limit_bytes" in page.locator("[data-table=differences]").inner_text()
+    page.get_by_role("link", name="Two profiles").click()
+    page.get_by_label("First profile").select_option("lab")
+    page.get_by_label("Second profile").select_option("lab-after")
+    page.get_by_role("button", name="Compare").click()
+    assert draw_all(page) == 6
+
+
+def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: Page) -> None:
+    page.goto("/observed")
+    assert page.locator("[data-table=observations] tbody tr").count() == 100
+    assert draw_all(page) == 2
+    drawn = page.locator("[data-picture=observed] .scatterlayer .point").count()
+    assert 100 < drawn <= 600
+    with page.expect_download() as downloading:
+        page.locator("[data-picture=observed] .csv").click()
+    assert downloading.value.path().read_text().count("\n") == MANY + 1
+    page.get_by_role("link", name="Older observations").click()
+    assert page.locator("[data-table=observations] tbody tr").count() == 100
+
+
+def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(
+    browser: Browser, site: Served, plans: tuple[Plan, Plan]
+) -> None:
+    with watched(browser, site.url, color_scheme="dark") as page:
+        page.goto(f"/plans/{plans[0].id}")
+        draw_all(page)
+        tick = "[data-picture=degrees] .xtick text"
+        assert max(colour(page, "body", "background-color")) < 40
+        assert min(colour(page, tick, "fill")) > 120
+        button = page.get_by_role("button", name="Theme")
+        button.click()
+        assert button.inner_text() == "Theme: light"
+        page.wait_for_function(
+            "tick => parseInt(getComputedStyle(document.querySelector(tick)).fill.slice(4)) < 120",
+            arg=tick,
+        )
+        assert min(colour(page, "body", "background-color")) > 240
+        page.goto("/observed")
+        assert page.get_by_role("button", name="Theme").inner_text() == "Theme: light"
+        assert min(colour(page, "body", "background-color")) > 240
+
+
+def test_no_page_is_wider_than_a_phone(
+    browser: Browser, site: Served, empty_site: Served, plans: tuple[Plan, Plan]
+) -> None:
+    first, second = (plan.id for plan in plans)
+    pages = (
+        "/", "/machines", "/profiles/lab", f"/plans/{first}", f"/plans/{second}", "/observed",
+        f"/compare?first={first}&second={second}", f"/whatif?plan={first}&world_size=2",
+    )  # fmt: skip
+    size = {"width": 390, "height": 844}
+    for url, paths in ((site.url, pages), (empty_site.url, ("/",))):
+        with watched(browser, url, viewport=size, has_touch=True, is_mobile=True) as page:
+            for path in paths:
+                page.goto(path)
+                draw_all(page)
+                width = page.evaluate("document.documentElement.scrollWidth")
+                assert width <= 390, f"{path} is {width} wide"
+            page.get_by_role("link", name="Machines").first.click()
+            assert page.locator("h1").inner_text() == "Machines"
+
+
+def test_everything_is_reached_with_the_keyboard_alone(
+    page: Page, plans: tuple[Plan, Plan]
+) -> None:
+    def focused(attribute: str = "textContent") -> str:
+        return str(page.evaluate(f"document.activeElement.{attribute}") or "").strip()
+
+    def tab_to(name: str, attribute: str = "textContent") -> None:
+        for _ in range(150):
+            page.keyboard.press("Tab")
+            if focused(attribute).startswith(name):
+                return
+        raise AssertionError(f"{name} is not reached")
+
+    page.goto("/")
+    page.keyboard.press("Tab")
+    assert focused() == "To the content"
+    page.keyboard.press("Enter")
+    assert focused("id") == "main"
+    tab_to("tokens per rank")
+    page.keyboard.press("Enter")
+    assert page.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    tab_to(plans[0].id[:12])
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/plans/{plans[0].id}")
+    tab_to("Theme")
+    page.keyboard.press("Enter")
+    assert page.locator("html").get_attribute("data-theme") == "light"
+    tab_to("world_size", "name")
+    page.keyboard.type("2")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/whatif?**")
+    assert "2 ranks instead of 8" in page.locator("main").inner_text()

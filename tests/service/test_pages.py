@@ -1,0 +1,348 @@
+"""The page as HTML: what is on it, what it refuses, and what it never does."""
+
+import csv
+import io
+import json
+import re
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moetune.config import Settings
+from moetune.domain.plan import Plan
+from moetune.report.assets import STATIC, plotly_script
+from moetune.service.access import Access
+from moetune.service.app import create_app
+from moetune.workflows.desk import Desk, open_desk
+from moetune.workflows.files import bundled_profiles, profile_to_toml
+from moetune.workflows.whatif import WhatIf
+from tests.report.lab import fill, lab_profile
+from tests.service.asking import Client, client_of
+
+NUM_OBSERVATIONS = 250
+MARKUP = '<b onclick="x">&profile'
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages") / "moetune.db"
+
+
+@pytest.fixture(scope="module")
+def plans(file: Path) -> tuple[Plan, Plan]:
+    return fill(file, num_observations=NUM_OBSERVATIONS)
+
+
+@pytest.fixture(scope="module")
+def full_desk(file: Path, plans: tuple[Plan, Plan]) -> Iterator[Desk]:
+    assert plans
+    with open_desk(Settings(db=str(file))) as opened:
+        opened.store.save_profile(replace(lab_profile(), name=MARKUP))
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def full(full_desk: Desk) -> Iterator[Client]:
+    with client_of(create_app(full_desk, Access())) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def addresses(plans: tuple[Plan, Plan]) -> list[str]:
+    first, second = (plan.id for plan in plans)
+    return [
+        "/",
+        f"/plans/{first}",
+        f"/plans/{second}",
+        "/machines",
+        "/profiles/lab",
+        "/profiles/rtx2080ti-x64",
+        "/profiles/lab?operation=h2d-pinned",
+        "/observed",
+        f"/observed?plan={first}",
+        "/compare",
+        f"/compare?what=plans&first={first[:8]}&second={second}",
+        "/compare?what=profiles",
+        "/compare?what=profiles&first=lab&second=lab-after",
+        "/whatif",
+        f"/whatif?plan={first}",
+        f"/whatif?plan={first}&tokens_per_rank=16k&communication=2",
+        "/plans/ffffffff",
+        "/profiles/nobody",
+    ]
+
+
+def words(answer: httpx.Response) -> str:
+    """Return the text of a page."""
+    body = re.sub(r"<script.*?</script>|<style.*?</style>", "", answer.text, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def rows(answer: httpx.Response) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+def test_an_empty_store_says_what_to_run_first(client: Client) -> None:
+    answer = client.get("/")
+    assert answer.status_code == 200
+    text = words(answer)
+    order = [text.index(f"moetune {verb}") for verb in ("profile", "plan", "verify")]
+    assert order == sorted(order)
+    for page in ("/machines", "/observed", "/compare", "/compare?what=profiles", "/whatif"):
+        assert client.get(page).status_code == 200
+    assert "rtx2080ti-x64" in words(client.get("/machines"))
+
+
+def test_every_page_is_whole_and_asks_for_nothing_from_elsewhere(
+    full: Client, addresses: list[str]
+) -> None:
+    for page in addresses:
+        answer = full.get(page)
+        assert answer.status_code in {200, 404}, page
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'self';")
+        assert "unsafe" not in policy
+        html = answer.text
+        assert html.rstrip().endswith("</html>")
+        assert not re.search(r"\sstyle=|\son\w+=\"|javascript:", html), page
+        for tag in re.findall(r"<script[^>]*>", html):
+            assert 'type="application/json"' in tag or 'src="/static/' in tag
+        for link in re.findall(r'(?:href|src|action)="([^"]*)"', html):
+            assert re.match(r"#|/(?!/)", link), (page, link)
+        for figure in re.findall(r'application/json">(.*?)</script>', html, flags=re.DOTALL):
+            assert set(json.loads(figure)) == {"data", "layout"}
+
+
+def test_every_link_on_a_page_leads_somewhere(full: Client, addresses: list[str]) -> None:
+    found: set[str] = set()
+    for page in addresses:
+        found |= set(re.findall(r'(?:href|src)="([^"#]+)', full.get(page).text))
+    assert len(found) > 40
+    for link in sorted(found):
+        status = full.get(unescape(link)).status_code
+        assert status in {200, 303}, link
+
+
+def test_names_are_shown_as_text_and_never_as_markup(full: Client) -> None:
+    answer = full.get("/machines")
+    assert MARKUP not in answer.text
+    assert MARKUP in words(answer)
+    link = next(one for one in re.findall(r'href="(/profiles/[^"]+)"', answer.text) if "%3C" in one)
+    page = full.get(link)
+    assert page.status_code == 200
+    assert MARKUP not in page.text
+
+
+def test_a_profile_is_never_a_file_of_the_machine_that_serves(full: Client, tmp_path: Path) -> None:
+    stray = tmp_path / "stray.toml"
+    stray.write_text(profile_to_toml(replace(lab_profile(), name="stray")))
+    for name in (str(stray), str(stray).replace("/", "%2F"), "..%2Fpyproject.toml"):
+        answer = full.get(f"/profiles/{name}")
+        assert answer.status_code == 404
+        assert "stray" not in words(answer) or "unknown" in words(answer)
+
+
+def test_a_plan_shows_its_answer_its_reason_and_what_lost(
+    full: Client, plans: tuple[Plan, Plan]
+) -> None:
+    plan = plans[0]
+    text = words(full.get(f"/plans/{plan.id[:10]}"))
+    assert f"into {plan.pipeline.forward_degree} chunks forward" in text
+    assert plan.decision.why in text
+    for one in plan.alternatives:
+        assert one.lost_because[1:] in text
+    for strategy in ("S1", "S2", "S3", "S4"):
+        assert f" {strategy} " in text
+
+
+def test_a_plan_is_found_by_the_beginning_of_its_id(full: Client, plans: tuple[Plan, Plan]) -> None:
+    answer = full.get(f"/plans?plan={plans[1].id[:9].upper()}")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == f"/plans/{plans[1].id}"
+    assert full.get("/plans").headers["location"] == "/"
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "said"),
+    [
+        ("/plans/0123456789", 404, "no plan has an id that begins with"),
+        ("/plans/not-an-id", 404, "not-an-id"),
+        ("/profiles/nobody", 404, "nobody"),
+        ("/observed?plan=zz", 404, "zz"),
+        ("/observed?after=-1", 422, "after must be a whole number"),
+        ("/observed?after=99999999999999999999999", 422, "after must be a whole number"),
+        ("/?after=nothing", 404, "nothing"),
+        ("/compare?what=people", 422, "people"),
+        ("/compare?what=plans&first=zz&second=zz", 404, "zz"),
+        ("/machines.csv", 404, ""),
+        ("/profiles/lab/nothing.csv", 404, "fit, residuals, interference"),
+    ],
+)
+def test_what_is_not_there_is_said_with_the_next_step(
+    full: Client, address: str, status: int, said: str
+) -> None:
+    answer = full.get(address)
+    assert answer.status_code == status
+    assert said in words(answer)
+
+
+def test_every_figure_of_every_page_downloads_as_csv(full: Client, addresses: list[str]) -> None:
+    links: dict[str, str] = {}
+    for page in addresses:
+        for link in re.findall(r'class="csv" href="([^"]+)"', full.get(page).text):
+            links[unescape(link)] = page
+    assert len(links) > 15
+    for link in links:
+        answer = full.get(link)
+        assert answer.status_code == 200, link
+        assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+        assert "attachment" in answer.headers["content-disposition"]
+        assert rows(answer), link
+
+
+def test_the_data_of_a_fit_are_the_samples(full: Client) -> None:
+    found = rows(full.get("/profiles/lab/fit.csv?operation=h2d-pinned"))
+    blocks = [float(row["seconds"]) for row in found if row["kind"] == "block"]
+    expected = [
+        seconds
+        for sample in lab_profile().samples
+        if sample.point.kind == "copy"
+        and sample.point.direction == "h2d"
+        and not sample.point.both_ways
+        for seconds in sample.seconds
+    ]
+    assert blocks == expected
+
+
+def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full: Client) -> None:
+    assert 'data-picture="fit"' in full.get("/profiles/lab").text
+    assert "<h3>all_to_all" in full.get("/profiles/lab").text
+    assert "<h3>d2h pinned</h3>" in full.get("/profiles/lab?operation=d2h-pinned").text
+    assert "<h3>all_to_all" in full.get("/profiles/lab?operation=no-such-thing").text
+
+
+def test_what_if_shows_both_plans_and_saves_none(
+    full: Client, full_desk: Desk, plans: tuple[Plan, Plan]
+) -> None:
+    before = full_desk.reading.plans()
+    answer = full.get(f"/whatif?plan={plans[0].id}&tokens_per_rank=16k&communication=0.5")
+    asked = WhatIf(
+        plan_id=plans[0].id, changes={"tokens_per_rank": 16384}, speeds={"communication": 0.5}
+    )
+    expected = full_desk.whatif(asked)
+    text = words(answer)
+    for sentence in expected.words:
+        assert sentence in text
+    assert 'value="16k"' in answer.text
+    assert full_desk.reading.plans() == before
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("tokens_per_rank=many", "tokens_per_rank: count 'many' is not a number"),
+        ("memory_limit_bytes=40XB", "memory_limit_bytes: size '40XB'"),
+        ("communication=fast", "communication must be a number"),
+        ("communication=-1", "communication"),
+        ("communication=nan", "communication"),
+        ("world_size=7", "7"),
+        ("memory_limit_bytes=1", "memory"),
+        ("dtype=int3", "int3"),
+    ],
+)
+def test_a_question_that_makes_no_sense_keeps_the_form_and_says_why(
+    full: Client, plans: tuple[Plan, Plan], query: str, said: str
+) -> None:
+    answer = full.get(f"/whatif?plan={plans[0].id}&{query}")
+    assert 400 <= answer.status_code < 500
+    alert = re.search(r'role="alert">(.*?)</div>', answer.text, flags=re.DOTALL)
+    assert alert is not None
+    assert said in unescape(alert[1])
+    name, _, value = query.partition("=")
+    if name != "dtype":
+        assert f'name="{name}" value="{value}"' in answer.text
+
+
+def test_two_plans_differ_where_their_documents_do(full: Client, plans: tuple[Plan, Plan]) -> None:
+    first, second = plans
+    answer = full.get(f"/compare?what=plans&first={first.id}&second={second.id}")
+    text = words(answer)
+    assert "inputs.memory_limit_bytes" in text
+    assert "inputs.world_size" not in text
+    same = full.get(f"/compare?what=plans&first={first.id}&second={first.id}")
+    assert "they say the same" in words(same)
+
+
+def test_two_profiles_differ_where_one_link_is_slower(full: Client) -> None:
+    text = words(full.get("/compare?what=profiles&first=lab&second=lab-after"))
+    assert "all_to_all 8 ranks beta_seconds_per_byte" in text
+    assert re.search(r"1\.\d\d ×", text)
+    assert "digest" not in text
+
+
+def test_observations_are_paged_and_their_file_has_all(
+    full: Client, plans: tuple[Plan, Plan]
+) -> None:
+    address = f"/observed?plan={plans[0].id}"
+    seen: list[str] = []
+    while address:
+        answer = full.get(address)
+        seen += re.findall(r"<td class=\"\">(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)</td>", answer.text)
+        older = re.search(r'href="([^"]+)">Older observations', answer.text)
+        address = unescape(older[1]) if older else ""
+    assert len(seen) == NUM_OBSERVATIONS
+    assert seen == sorted(seen, reverse=True)
+    found = rows(full.get(f"/observed/observed.csv?plan={plans[0].id}"))
+    assert len(found) == NUM_OBSERVATIONS
+    assert {row["plan"] for row in found} == {plans[0].id}
+
+
+def test_observations_of_several_plans_are_compared_by_their_ratio_alone(
+    file: Path, full: Client, plans: tuple[Plan, Plan]
+) -> None:
+    connection = sqlite3.connect(file)
+    with connection:
+        connection.execute(
+            "UPDATE observations SET plan_id = ? WHERE id = (SELECT max(id) FROM observations)",
+            (plans[1].id,),
+        )
+    try:
+        text = full.get("/observed").text
+        assert re.findall(r'data-picture="(\w+)"', text) == ["drift"]
+        assert re.findall(r'data-picture="(\w+)"', full.get(f"/observed?plan={plans[0].id}").text)
+    finally:
+        with connection:
+            connection.execute("UPDATE observations SET plan_id = ?", (plans[0].id,))
+        connection.close()
+
+
+def test_files_are_kept_by_browsers_until_they_change(full: Client) -> None:
+    page = full.get("/").text
+    for link in re.findall(r'"(/static/[^"]+)"', page):
+        answer = full.get(link)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+        assert "immutable" not in full.get(link.partition("?")[0]).headers["cache-control"]
+    plotly = full.get("/static/plotly.min.js")
+    assert plotly.content == plotly_script().file.read_bytes()
+    assert plotly.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert full.get("/static/moetune.css").content == (STATIC / "moetune.css").read_bytes()
+    assert full.get("/static/..%2Fhtml.py").status_code == 404
+
+
+def test_pages_are_no_part_of_the_api(full: Client) -> None:
+    paths = full.get("/openapi.json").json()["paths"]
+    assert not [
+        path for path in paths if not path.startswith(("/v1/", "/healthz", "/readyz", "/metrics"))
+    ]
+
+
+def test_reference_machines_are_listed_until_the_store_has_their_names(client: Client) -> None:
+    text = words(client.get("/machines"))
+    assert all(name in text for name in bundled_profiles())
