@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test check netlab gpu bench setup postgres
+.PHONY: quickstart test check netlab gpu bench setup postgres chromium
 
 setup: $(READY)
 
@@ -16,6 +16,9 @@ $(READY): pyproject.toml constraints.txt
 postgres:
 	@bash tests/install_postgresql.sh
 
+chromium:
+	@bash tests/install_chromium.sh
+
 quickstart: $(READY)
 	$(BIN)/python -m moetune.cli.quickstart
 
@@ -25,7 +28,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
-test: $(READY) postgres check
+test: $(READY) postgres chromium check
 	$(BIN)/pytest
 
 netlab: $(READY)
