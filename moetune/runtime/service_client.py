@@ -212,7 +212,7 @@ def _difference(asked: Mapping[str, object], given: Mapping[str, object]) -> str
 def _hint(error: ServiceError) -> str:
     if error.status is None:
         return "is `moetune serve` running there? MOETUNE_URL names another"
-    return "set MOETUNE_TOKEN to a token of the service" if error.status in _NO_TOKEN else ""
+    return "set MOETUNE_TOKEN to the service's write token" if error.status in _NO_TOKEN else ""
 
 
 def _report(url: str, troubles: Sequence[tuple[Question, _Answer]]) -> str:
