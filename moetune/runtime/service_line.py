@@ -156,5 +156,5 @@ def _reason(error: Exception) -> str:
 
 def printable(text: str) -> str:
     """Return a foreign text as it may be logged: one line, and not a long one."""
-    line = "".join(one if one.isprintable() else " " for one in text)
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} …"
