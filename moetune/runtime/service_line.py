@@ -123,13 +123,21 @@ def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
 def _refusal(error: HTTPError, end_seconds: float) -> ServiceError:
     status = error.code
     if status in _REDIRECTIONS:
-        target = urlsplit(error.headers.get("Location", "")).netloc.rpartition("@")[2]
-        where = f"elsewhere, to {printable(target)}" if target else "elsewhere"
-        what = f"it sends {where} ({status}), and redirections are not followed"
+        where = _host(error.headers.get("Location", ""))
+        what = f"it sends elsewhere{where} ({status}), and redirections are not followed"
         return ServiceError(what, status=status)
     words = _words(error, end_seconds)
     what = f"it answers {status}: {words}" if words else f"it answers {status}"
     return ServiceError(what, status=status)
+
+
+def _host(location: str) -> str:
+    """Return where a redirection leads, without a name and a password."""
+    try:
+        host = urlsplit(location).netloc.rpartition("@")[2]
+    except ValueError:
+        return ""
+    return f", to {printable(host)}" if host else ""
 
 
 def _words(error: HTTPError, end_seconds: float) -> str:

@@ -140,6 +140,12 @@ FAULTS: dict[str, tuple[Fault, str]] = {
         lambda exchange, _: exchange.reply(302, Location="http://a:b@elsewhere.invalid/x"),
         r"to elsewhere\.invalid \(302\)",
     ),
+    "redirected nowhere": (
+        lambda exchange, _: exchange.reply(300, Location="http://[::1"), r"elsewhere \(300\)"
+    ),
+    "redirected to a broken address": (
+        lambda exchange, _: exchange.reply(302, Location="http://[::1"), "3 tries"
+    ),
     "redirected elsewhere": (
         lambda exchange, _: exchange.reply(307, Location="file:///etc/passwd"), "307"
     ),
