@@ -94,16 +94,12 @@ class ServiceLine:
 
 
 class _Stay(HTTPRedirectHandler):
-    def redirect_request(
-        self,
-        req: Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
+    def http_error_302(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
     ) -> None:
-        """Follow no redirection: it becomes an `HTTPError`."""
+        """Follow no redirection: it becomes an `HTTPError`, whatever address it names."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
