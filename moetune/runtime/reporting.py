@@ -4,7 +4,8 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import chain
 
 from moetune.domain.document import encode
 from moetune.domain.ports import Observation
@@ -30,10 +31,14 @@ def post_observations(line: ServiceLine, batch: Sequence[Observation]) -> None:
 
 def merged(batch: Sequence[Observation]) -> tuple[Observation, ...]:
     """Return one observation for each plan and decision, with the times of all in their order."""
-    seconds: dict[Observation, list[float]] = {}
+    alike: dict[tuple[object, ...], list[Observation]] = {}
     for one in batch:
-        seconds.setdefault(replace(one, seconds=()), []).extend(one.seconds)
-    return tuple(replace(one, seconds=tuple(times)) for one, times in seconds.items())
+        subject = tuple(getattr(one, item.name) for item in fields(one) if item.name != "seconds")
+        alike.setdefault(subject, []).append(one)
+    return tuple(
+        replace(group[0], seconds=tuple(chain.from_iterable(one.seconds for one in group)))
+        for group in alike.values()
+    )
 
 
 class ObservationSender:

@@ -153,7 +153,7 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
     A socket's timeout bounds neither the look-up of a name nor an answer that trickles.
 
     Raises:
-        ServiceError: there was no answer in time, or `call` raised it.
+        ServiceError: there was no answer in time, or `call` or the thread failed.
     """
     outcome: Future[T] = Future()
 
@@ -163,11 +163,15 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
             outcome.set_exception(error)
 
-    threading.Thread(target=run, daemon=True, name="moetune plan service").start()
     try:
+        threading.Thread(target=run, daemon=True, name="moetune plan service").start()
         return outcome.result(seconds)
     except TimeoutError:
         raise ServiceError(f"no answer within {seconds:g} s") from None
+    except ServiceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever happened, the job goes on
+        raise ServiceError(f"it cannot be asked: {printable(repr(error))}") from None
 
 
 def _checked(text: bytes, question: Question, where: str) -> Plan:
@@ -212,7 +216,7 @@ def _difference(asked: Mapping[str, object], given: Mapping[str, object]) -> str
 def _hint(error: ServiceError) -> str:
     if error.status is None:
         return "is `moetune serve` running there? MOETUNE_URL names another"
-    return "set MOETUNE_TOKEN to a token of the service" if error.status in _NO_TOKEN else ""
+    return "set MOETUNE_TOKEN to the service's write token" if error.status in _NO_TOKEN else ""
 
 
 def _report(url: str, troubles: Sequence[tuple[Question, _Answer]]) -> str:

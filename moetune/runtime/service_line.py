@@ -94,16 +94,12 @@ class ServiceLine:
 
 
 class _Stay(HTTPRedirectHandler):
-    def redirect_request(
-        self,
-        req: Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
+    def http_error_302(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
     ) -> None:
-        """Follow no redirection: it becomes an `HTTPError`."""
+        """Follow no redirection: it becomes an `HTTPError`, whatever address it names."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
@@ -123,13 +119,21 @@ def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
 def _refusal(error: HTTPError, end_seconds: float) -> ServiceError:
     status = error.code
     if status in _REDIRECTIONS:
-        target = urlsplit(error.headers.get("Location", "")).netloc.rpartition("@")[2]
-        where = f"elsewhere, to {printable(target)}" if target else "elsewhere"
-        what = f"it sends {where} ({status}), and redirections are not followed"
+        where = _host(error.headers.get("Location", ""))
+        what = f"it sends elsewhere{where} ({status}), and redirections are not followed"
         return ServiceError(what, status=status)
     words = _words(error, end_seconds)
     what = f"it answers {status}: {words}" if words else f"it answers {status}"
     return ServiceError(what, status=status)
+
+
+def _host(location: str) -> str:
+    """Return where a redirection leads, without a name and a password."""
+    try:
+        host = urlsplit(location).netloc.rpartition("@")[2]
+    except ValueError:
+        return ""
+    return f", to {printable(host)}" if host else ""
 
 
 def _words(error: HTTPError, end_seconds: float) -> str:
@@ -156,5 +160,5 @@ def _reason(error: Exception) -> str:
 
 def printable(text: str) -> str:
     """Return a foreign text as it may be logged: one line, and not a long one."""
-    line = "".join(one if one.isprintable() else " " for one in text)
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} …"

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -140,6 +141,12 @@ FAULTS: dict[str, tuple[Fault, str]] = {
         lambda exchange, _: exchange.reply(302, Location="http://a:b@elsewhere.invalid/x"),
         r"to elsewhere\.invalid \(302\)",
     ),
+    "redirected nowhere": (
+        lambda exchange, _: exchange.reply(300, Location="http://[::1"), r"elsewhere \(300\)"
+    ),
+    "redirected to a broken address": (
+        lambda exchange, _: exchange.reply(302, Location="http://[::1"), r"elsewhere \(302\)"
+    ),
     "redirected elsewhere": (
         lambda exchange, _: exchange.reply(307, Location="file:///etc/passwd"), "307"
     ),
@@ -201,6 +208,18 @@ def test_a_service_that_is_not_there_leads_to_the_last_good_plan(
         (warning,) = warnings_of(caplog)
         assert re.search(words, warning)
         assert "moetune serve" in warning
+
+
+def test_a_thread_that_cannot_be_had_is_a_fault_like_any_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    keep(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    assert client_of(closed_port(), tmp_path).resolve(ASKED) == PLAN
+    assert "new thread" in warnings_of(caplog)[0]
 
 
 def test_plain_http_where_tls_is_asked_for_is_a_fault_like_any_other(
