@@ -274,6 +274,16 @@ def test_a_what_if_stores_nothing_and_asks_by_inputs_or_by_id(desk: Desk) -> Non
     assert [one.id for one in desk.reading.plans()] == [plan.id]
 
 
+def test_a_profile_with_absurd_numbers_is_to_blame_for_what_cannot_be_computed(desk: Desk) -> None:
+    published = load_profile_file(bundled_profiles()[PUBLISHED])
+    (line,) = published.collective
+    endless = replace(line, alpha_seconds=1.7e308)
+    desk.store.save_profile(replace(published, name="absurd", collective=(endless,)))
+    with pytest.raises(ProfileError, match="'absurd' has numbers that nothing"):
+        desk.resolve({**ASKED, "profile": "absurd"})
+    assert desk.reading.plans() == ()
+
+
 SMALL = st.fixed_dictionaries(
     {"profile": st.just(PUBLISHED)},
     optional={
