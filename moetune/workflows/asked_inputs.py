@@ -53,7 +53,7 @@ class AskedInputs:
         _check("memory_limit_bytes", self.memory_limit_bytes, LARGEST_BYTES)
         for size in ("d_model", "d_hidden", "num_experts", "top_k") if self.layer else ():
             _check(f"layer.{size}", getattr(self.layer, size), LARGEST_WIDTH)
-        for name in ("model", "profile", "profile_fingerprint"):
+        for name in ("model", "profile", "profile_fingerprint", "dtype"):
             if len(getattr(self, name) or "") > LONGEST_NAME:
                 raise InputError(f"{name} is longer than {LONGEST_NAME} characters")
         if self.profile is not None and (not self.profile or is_path(self.profile)):

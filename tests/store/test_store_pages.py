@@ -44,8 +44,11 @@ def turn_pages(turn: Callable[..., tuple[Any, ...]], limit: int, first: Any) -> 
 
 
 def test_a_new_store_has_empty_pages(store: Store) -> None:
-    assert store.machines() == store.fits() == store.plan_page() == ()
-    assert store.observation_page(None) == store.observation_page("ab" * 32) == ()
+    for page in (
+        store.machines(), store.fits(), store.plan_page(), store.observation_page(None),
+        store.observation_page("ab" * 32),
+    ):  # fmt: skip
+        assert page == ()
     assert store.plan_document("ab" * 32) is None
     assert store.current_fit("nobody") is None
 
@@ -225,7 +228,8 @@ def test_numbers_beyond_every_entry_begin_at_the_beginning(
     store.save_plan(make_plan())
     store.add_observation(observation(make_plan().id))
     assert store.observation_page(None, after=after) == store.observation_page(None)
-    assert store.machines(after=after) == store.fits(after=after) == ()
+    assert store.machines(after=after) == ()
+    assert store.fits(after=after) == ()
 
 
 def test_observations_are_appended_all_or_none(store: Store, make_plan: PlanMaker) -> None:
@@ -233,9 +237,7 @@ def test_observations_are_appended_all_or_none(store: Store, make_plan: PlanMake
     known = make_plan().id
     store.add_observations([])
     with pytest.raises(InputError, match="no plan 'cdcdcdcdcdcd'") as caught:
-        store.add_observations(
-            [observation(known), observation("cd" * 32), observation("ab" * 32)]
-        )
+        store.add_observations([observation(known), observation("cd" * 32), observation("ab" * 32)])
     assert not isinstance(caught.value, BadStoreError)
     with pytest.raises(InputError, match="cannot hold this value"):
         store.add_observations([observation(known), observation(known, 2**70)])
