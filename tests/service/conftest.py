@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from moetune.config import Settings
-from moetune.service.access import LOOPBACK_NAMES, Access
+from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.desk import Desk, open_desk
 from tests.service.asking import Client, client_of
@@ -39,11 +39,23 @@ def client(desk: Desk) -> Iterator[Client]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def steady_desk(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Desk]:
+    """A desk for requests of which nothing is kept."""
+    copy = shutil.copy(empty_database, tmp_path_factory.mktemp("steady") / "moetune.db")
+    with open_desk(Settings(db=str(copy))) as opened:
+        yield opened
+        assert not opened.reading.plans()
+        assert not opened.reading.runs()
+
+
+@pytest.fixture(scope="session")
+def steady(steady_desk: Desk) -> Iterator[Client]:
+    """Asks a service that wants no token, and of which nothing is kept."""
+    with client_of(create_app(steady_desk, Access(max_body_bytes=64 * 1024))) as made:
+        yield made
+
+
 @pytest.fixture
 def inputs() -> dict[str, Any]:
     return {"model": "gpt-s", "profile": "rtx2080ti-x64"}
-
-
-@pytest.fixture
-def hosts() -> tuple[str, ...]:
-    return (*LOOPBACK_NAMES, "testserver")

@@ -1,5 +1,6 @@
 """The service against what schemathesis makes of its own OpenAPI document."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
-from moetune.service.access import Access
+from moetune.config import Settings
+from moetune.service.access import LOOPBACK_NAMES, Access
 from moetune.service.app import create_app
-from moetune.workflows.desk import Desk
+from moetune.workflows import wiring
+from moetune.workflows.desk import open_desk
 from tests.service.asking import client_of
 
 OPERATIONS = (
@@ -32,8 +35,8 @@ OPERATIONS = (
     ("/readyz", "GET"),
 )
 LISTS = ("/v1/plans", "/v1/profiles", "/v1/machines", "/v1/fits", "/v1/observations")
-_BUSY = settings(
-    max_examples=12,
+_FEW = settings(
+    max_examples=10,
     deadline=None,
     derandomize=True,
     database=None,
@@ -41,9 +44,13 @@ _BUSY = settings(
 )
 
 
-@pytest.fixture
-def app(desk: Desk, hosts: tuple[str, ...]) -> FastAPI:
-    return create_app(desk, Access(hosts=hosts))
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
+    """A service that keeps what it is sent, for all of these requests."""
+    settings = Settings(db=str(tmp_path_factory.mktemp("fuzz") / "moetune.db"))
+    with open_desk(settings) as desk:
+        yield create_app(desk, Access(hosts=(*LOOPBACK_NAMES, "testserver")))
+        assert not wiring.check_store(settings)
 
 
 def test_the_document_names_every_address_of_the_interface(app: FastAPI) -> None:
@@ -75,7 +82,7 @@ def _ask(app: FastAPI, path: str, method: str, mode: GenerationMode) -> None:
     schema: Any = schemathesis.openapi.from_asgi("/openapi.json", app)
     operation = schema[path][method]
 
-    @_BUSY
+    @_FEW
     @given(data=st.data())
     def ask(data: st.DataObject) -> None:
         case: Case[Any] = data.draw(operation.as_strategy(generation_mode=mode))
