@@ -14,13 +14,17 @@ from moetune.report.tables import Cell, Table
 from moetune.workflows.profiles import compare_profiles
 
 
-def compare_plans(first: Plan, second: Plan) -> Table:
-    """Return every field of the plan documents in which the two differ, but for what lost."""
+def compare_plans(first: Plan, second: Plan, *, names: tuple[str, str]) -> Table:
+    """Return every field of the plan documents in which the two differ, but for what lost.
+
+    Args:
+        names: what the columns are called.
+    """
     left, right = (dict(_fields(plan)) for plan in (first, second))
     keys = list(dict.fromkeys([*left, *right]))
     return _differences(
         [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)],
-        names=(first.id[:6], second.id[:6]),
+        names=names,
     )
 
 
@@ -80,6 +84,8 @@ def _differences(found: Sequence[tuple[str, object, object]], *, names: tuple[st
 def _value(key: str, value: object) -> Cell:
     if value is None:
         return tables.text("–")
+    if key.endswith("_fingerprint"):
+        return tables.text(str(value)[:12], mark="code")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return tables.text(str(value))
     if key.endswith("_bytes"):

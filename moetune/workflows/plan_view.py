@@ -91,21 +91,22 @@ def _alternatives(plan: Plan, explanation: Explanation) -> Table:
     step = whole.step_seconds if whole else plan.predicted.step_seconds
     listed = {one.strategy for one in explanation.strategies} - {plan.memory.strategy}
     others = [one for one in plan.alternatives if one.layout or one.strategy not in listed]
+    memory = ("memory",) if whole else ()
     return Table(
         name="alternatives",
         title="What lost, and why",
-        header=("choice", "step", "slower by", "memory", "why it lost"),
+        header=("choice", "step", "slower by", *memory, "why it lost"),
         rows=tuple(
             (
                 tables.text(choice_name(one, plan)),
                 tables.seconds(one.step_seconds),
                 tables.share(one.step_seconds / step - 1, sign=True) if step else Cell(text=""),
-                tables.size(one.memory_bytes),
+                *(tables.size(one.memory_bytes) for _ in memory),
                 tables.text(sentence(one.lost_because)),
             )
             for one in others
         ),
-        right=tables.columns(1, 2, 3),
+        right=tables.columns(1, 2, *(3 for _ in memory)),
         empty="The bounds leave no other choice.",
     )
 

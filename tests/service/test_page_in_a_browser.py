@@ -124,8 +124,8 @@ def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
     assert draw_all(page) == 3
     fit = page.locator("[data-picture=fit]")
     assert fit.locator(".scatterlayer .point").count() > 8 * 12
-    assert fit.locator(".js-fill").count() == 1
-    assert fit.locator("path.js-line").count() >= 2
+    assert fit.locator(".scatterlayer .js-fill").count() == 1
+    assert fit.locator(".scatterlayer .js-line").count() >= 2
     page.get_by_role("link", name="h2d pinned", exact=True).click()
     assert fit.locator("h3").inner_text() == "h2d pinned"
     assert draw_all(page) == 3
