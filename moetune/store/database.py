@@ -9,7 +9,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from moetune.domain.errors import MoetuneError, StoreUnavailableError
+from moetune.domain.errors import StoreUnavailableError
 from moetune.store import faults
 from moetune.store.address import Address
 from moetune.store.engine import make_engine, reading, without_transaction

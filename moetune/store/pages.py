@@ -13,7 +13,7 @@ from moetune.domain.ports import FitInfo, Kept, MachineInfo, Observation, PlanIn
 from moetune.store import rows
 from moetune.store.schema import fits, machines, observations, plans, runs, samples
 
-_LARGEST_ID = 2**63 - 1
+_LARGEST_ID = 2**31 - 1  # of an Integer column
 
 
 def all_runs(connection: Connection) -> tuple[RunInfo, ...]:

@@ -191,7 +191,6 @@ class SqlStore:
 
         Observations keep what was predicted when they were made.
         """
-
         self._database.write(lambda connection: statements.keep_plan(connection, plan))
 
     def plan(self, plan_id: str) -> Plan | None:

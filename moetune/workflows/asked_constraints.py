@@ -19,7 +19,7 @@ from moetune.workflows.plan import ALLOW_MODELLED
 
 _NUMBERS = MappingProxyType(
     {
-        "forward-degree": 1024, "backward-degree": 1024, "max-degree": 1024,
+        "forward-degree": 256, "backward-degree": 256, "max-degree": 256,
         "min-chunk-tokens": 2**31,
         "num-layers": 1024, "num-heads": 4096, "seq": 2**24, "vocab": 2**24, "moe-every": 1024,
         "dp": 2**20, "ep": 2**20, "tp": 2**20, "pp": 2**20, "micro-batch": 2**20,
@@ -65,10 +65,8 @@ class Pinned:
             if own is None:
                 flag = next(flag for flag, name in SIZES.items() if name in self.sizes)
                 raise InputError(f"{flag} is for a whole model, and {model} is one layer")
-            return replace(own, **self.sizes)
-        missing = [
-            flag for flag, name in SIZES.items() if name not in {"moe_every", *self.sizes}
-        ]
+            return replace(own, moe=own.moe, **self.sizes)
+        missing = [flag for flag, name in SIZES.items() if name not in {"moe_every", *self.sizes}]
         if layer is None or missing:
             raise InputError(
                 f"a whole model lacks {', '.join(missing) or 'its layer'}",

@@ -92,7 +92,8 @@ class Desk:
             found = self._shelf.find(plan.inputs.profile)
         except ProfileError:
             return explain_from(plan, None)
-        return explain_from(plan, found)
+        with _sound_numbers(plan.inputs.profile):
+            return explain_from(plan, found)
 
     def trace(self, plan_id: str) -> Trace:
         """Return the predicted timelines of a stored plan for a layer.
@@ -104,7 +105,8 @@ class Desk:
         """
         plan = self.plan(plan_id)
         profile = self._profile_behind(plan)
-        trace = trace_plan(plan, profile=profile, num_ranks=None, launch=None, environ={})
+        with _sound_numbers(profile.name):
+            trace = trace_plan(plan, profile=profile, num_ranks=None, launch=None, environ={})
         assert trace is not None  # noqa: S101 - only ranks above 0 have none
         return trace
 
@@ -130,7 +132,7 @@ class Desk:
             asked = self._question(question.inputs)
             profile = asked.profile
             before = self.reading.plan(asked.inputs.plan_id) or self._solve(asked)
-        with self._solvers:
+        with self._solvers, _sound_numbers(profile.name):
             return change_plan(
                 before, profile=profile, changes=question.changes, speeds=question.speeds
             )
@@ -174,7 +176,7 @@ class Desk:
         return plan
 
     def _solve(self, question: Question) -> Plan:
-        with self._solvers:
+        with self._solvers, _sound_numbers(question.profile.name):
             return make_plan(question.request, profile=question.profile)
 
 
@@ -198,3 +200,19 @@ def open_desk(settings: Settings) -> Iterator[Desk]:
         wiring.open_store(settings, read_only=True, patience_seconds=PATIENCE_SECONDS) as reading,
     ):
         yield Desk(store=store, reading=reading, profile=settings.profile, dtype=settings.dtype)
+
+
+@contextmanager
+def _sound_numbers(profile: str) -> Iterator[None]:
+    """Say whose numbers are to blame where arithmetic fails: profiles come from strangers.
+
+    Raises:
+        ProfileError: something overflowed, or was no number.
+    """
+    try:
+        yield
+    except (ArithmeticError, ValueError) as error:
+        raise ProfileError(
+            f"profile {profile!r} has numbers that nothing can be computed from: {error}",
+            "look at it with `moetune profiles show`, and measure it again",
+        ) from error

@@ -1,5 +1,6 @@
 """Two plans beside each other, in words: what is otherwise, and why."""
 
+import math
 from collections.abc import Iterator
 
 from moetune.domain.plan import Plan, PlanInputs
@@ -75,8 +76,11 @@ def _changed_constraints(before: PlanInputs, after: PlanInputs) -> Iterator[str]
 
 def _step(before: Plan, after: Plan) -> str:
     then, now = step_seconds(before), step_seconds(after)
-    text = f"A step takes {format_seconds(now)} instead of {format_seconds(then)}"
-    text += f", {_ratio(now, then)}"
+    text = f"A step takes {format_seconds(now)}"
+    if _is_same(now, then):
+        text += ", as before"
+    else:
+        text += f" instead of {format_seconds(then)}, {_ratio(now, then)}"
     tokens_then, tokens_now = (one.inputs.tokens_per_rank for one in (before, after))
     if tokens_now != tokens_then:
         text += f"; for each token {_ratio(now / tokens_now, then / tokens_then)}"
@@ -136,11 +140,15 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
+def _is_same(now: float, then: float) -> bool:
+    return abs(now - then) <= _SAME * then
+
+
 def _ratio(now: float, then: float) -> str:
     """Return "1.5 % less", "the same" or "2.4 × as long"."""
-    ratio = now / then if then else 1.0
-    if abs(ratio - 1) < _SAME:
+    if _is_same(now, then):
         return "the same"
+    ratio = now / then if then else math.inf
     if 1 / _TWICE < ratio < _TWICE:
         return f"{abs(ratio - 1):.1%} {'more' if ratio > 1 else 'less'}"
     return f"{ratio:.3g} × as long"

@@ -46,9 +46,7 @@ def open_store(
     """
     from moetune import store
 
-    return store.open_store(
-        settings.db, read_only=read_only, patience_seconds=patience_seconds
-    )
+    return store.open_store(settings.db, read_only=read_only, patience_seconds=patience_seconds)
 
 
 @contextmanager

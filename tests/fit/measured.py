@@ -11,6 +11,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
+    Direction,
     GemmPoint,
     InterferencePoint,
     Point,
@@ -32,9 +33,7 @@ def measured_profile(*, name: str = "lab", noise: float = 0.02) -> Profile:
     """Return the profile of four ranks, with every operation that a layer has."""
     rng = np.random.default_rng(0)
     samples = [
-        Sample(
-            point=point, seconds=tuple((seconds * np.exp(noise * rng.normal(size=5))).tolist())
-        )
+        Sample(point=point, seconds=tuple((seconds * np.exp(noise * rng.normal(size=5))).tolist()))
         for point, seconds in _times()
     ]
     return fit_profile(name=name, machine=MACHINE, fingerprint=FINGERPRINT, samples=samples)
@@ -58,7 +57,7 @@ def _times() -> Iterator[tuple[Point, float]]:
             op="all_to_all", group_size=ranks, num_bytes=size, in_flight=several
         )
         yield point_of_size, 5e-5 + size * 4e-10
-    for way, size in product(("h2d", "d2h"), SIZES):
+    for way, size in product(get_args(Direction), SIZES):
         yield CopyPoint(direction=way, pinned=True, num_bytes=size), 1e-5 + size * 1e-10
     yield InterferencePoint(victim="comp"), 1e-3
     yield InterferencePoint(victim="comm"), 2e-3

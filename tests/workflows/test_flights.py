@@ -56,7 +56,9 @@ def test_an_error_reaches_everybody_and_each_has_its_own() -> None:
     assert len({id(one) for one in errors}) == NUM_THREADS
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("a defect"), KeyboardInterrupt(), SystemExit()])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("a defect"), KeyboardInterrupt(), SystemExit()]
+)
 def test_nobody_is_left_waiting_whatever_ends_the_work(error: BaseException) -> None:
     found = Work(Flights(), error).ask_at_once()
     assert found.count(error) == 1
