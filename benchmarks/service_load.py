@@ -97,9 +97,9 @@ def main() -> None:
     lines = [
         "# Speed of the service",
         "",
-        f"Python {platform.python_version()}, on two cores of this kind: {_cpu()}. One process "
-        f"serves on loopback from SQLite with {_NUM_PLANS:,} plans and {_NUM_OBSERVATIONS:,} "
-        "observations; the load comes from another on the same two cores.",
+        f"Python {platform.python_version()}, on two cores of this kind: {_cpu()}.",
+        f"One process serves on loopback from SQLite with {_NUM_PLANS:,} plans and",
+        f"{_NUM_OBSERVATIONS:,} observations; the load comes from another on the same two cores.",
         "",
         "| what | target | measured |",
         "|---|---:|---:|",
@@ -187,8 +187,8 @@ async def _known_plans(url: str, ids: Sequence[str]) -> list[_Row]:
     )
     name = f"known plan by id, {_NUM_CONNECTIONS} connections"
     return [
-        (f"{name}, each asks again at once: requests a second", "1,000", f"{closed.per_second:,.0f}"),
-        (f"… p50, p99", "", _two(closed)),
+        (f"{name}, each asks again at once: a second", "1,000", f"{closed.per_second:,.0f}"),
+        ("… p50, p99", "", _two(closed)),
         (
             f"{name}, {_OFFERED_PER_SECOND:,} requests a second offered: p99",
             "10 ms",

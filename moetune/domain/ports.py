@@ -250,6 +250,10 @@ class Store(Protocol):
         """Return the canonical JSON of the plan with exactly this id, as it is stored."""
         ...
 
+    def plan_documents(self, plan_ids: Sequence[str]) -> Mapping[str, str]:
+        """Return the canonical JSON of the plans with exactly these ids, those that are stored."""
+        ...
+
     def plans(self) -> tuple[PlanInfo, ...]:
         """Return every plan, newest first."""
         ...

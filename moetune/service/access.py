@@ -68,8 +68,8 @@ def check_exposure(access: Access, host: str) -> None:
     """
     if not access.is_open:
         return
-    exposed = () if is_loopback(host) else (host,)
-    exposed += tuple(name for name in access.hosts if name not in {*LOOPBACK_NAMES, host.lower()})
+    exposed = [] if is_loopback(host) else [host]
+    exposed += [name for name in access.hosts if name not in {*LOOPBACK_NAMES, host.lower()}]
     if exposed:
         raise InputError(
             f"{exposed[0]} can be reached from other machines, and no token is set",

@@ -20,14 +20,10 @@ def document(
     headers: Mapping[str, str] | None = None,
 ) -> Response:
     """Return a value as one JSON document."""
-    return Response(
-        canonical_json(value) + "\n", status, headers, media_type="application/json"
-    )
+    return Response(canonical_json(value) + "\n", status, headers, media_type="application/json")
 
 
-def page(
-    schema: str, rows: Sequence[T], *, limit: int, cursor: Callable[[T], object]
-) -> Response:
+def page(schema: str, rows: Sequence[T], *, limit: int, cursor: Callable[[T], object]) -> Response:
     """Return one page of a list, and where the next one begins.
 
     Args:

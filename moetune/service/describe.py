@@ -72,7 +72,7 @@ class ProblemDocument:
     hint: str
 
 
-PLAN_ID: Mapping[str, Any] = {
+PLAN_ID: dict[str, Any] = {
     "parameters": [
         {
             "name": "plan_id",

@@ -13,19 +13,19 @@ from moetune.service.metrics import Metrics
 from moetune.service.problems import defect, problem_response
 
 REQUEST_ID_HEADER = b"x-request-id"
+_CONTENT_SECURITY_POLICY = (
+    b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
+    b"object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+"""Styles may be in line because plotly writes its own while it draws; scripts may not."""
 SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    (
-        b"content-security-policy",
-        b"default-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "
-        b"object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    ),
+    (b"content-security-policy", _CONTENT_SECURITY_POLICY),
 )
-"""Styles may be in line because plotly writes its own while it draws; scripts may not."""
 _KNOWN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _GONE = 499
 _FAILED = 500
@@ -52,7 +52,7 @@ class Front:
             await self._app(scope, receive, answer)
         except ClientDisconnect:
             pass
-        except Exception:
+        except Exception:  # noqa: BLE001 - it is logged, and answered
             _log.exception("request %s failed", request_id)
             if not answer.status:
                 await problem_response(defect(request_id))(scope, receive, answer)

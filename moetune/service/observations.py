@@ -53,9 +53,7 @@ def add_observations(app: FastAPI, office: Office) -> None:
             office.desk.reading.observation_page, plan or None, after=after, limit=limit + 1
         )
         items = tuple(_row(row) for row in rows)
-        return page(
-            "moetune.observations.page/1", items, limit=limit, cursor=lambda row: row["id"]
-        )
+        return page("moetune.observations.page/1", items, limit=limit, cursor=lambda row: row["id"])
 
 
 def observations_in(body: dict[str, object]) -> tuple[Observation, ...]:

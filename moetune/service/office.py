@@ -20,9 +20,10 @@ _NUM_CHECKERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Office:
-    """One application's desk. Its calls block, so each kind of them has threads of its own:
+    """One application's desk, and threads for its calls, which block.
 
-    a crowd that waits for one new plan does not keep known plans, or the health check, waiting.
+    Each kind of call has threads of its own: a crowd that waits for one new plan does not keep
+    known plans, or the health check, waiting.
     """
 
     desk: Desk

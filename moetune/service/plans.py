@@ -17,6 +17,7 @@ from moetune.service import describe
 from moetune.service.answers import document, page, tagged
 from moetune.service.bodies import read_document
 from moetune.service.describe import Limit, PlanCursor
+from moetune.service.known_plans import KnownPlans
 from moetune.service.office import Office
 from moetune.workflows.asked_inputs import AskedInputs
 from moetune.workflows.explain import Explanation
@@ -50,9 +51,11 @@ def add_plans(app: FastAPI, office: Office) -> None:
 
 
 def _add_known_plan(app: FastAPI, office: Office) -> None:
+    known = KnownPlans(office)
+
     async def plan(request: Request) -> Response:
         plan_id = whole_id(request.path_params["plan_id"])
-        text = await office.read(office.desk.reading.plan_document, plan_id)
+        text = await known.document(plan_id)
         if text is None:
             raise _unknown(plan_id)
         return tagged(text + "\n", request.headers.get("if-none-match"))
@@ -177,7 +180,9 @@ def question_in(body: Mapping[str, object]) -> WhatIf:
     known = ("plan_id", "inputs", "changes", "speeds")
     for key in body:
         if key not in known:
-            raise InputError(f"the body has the unknown key {shown(key)}", f"known: {', '.join(known)}")
+            raise InputError(
+                f"the body has the unknown key {shown(key)}", f"known: {', '.join(known)}"
+            )
     plan_id = body.get("plan_id")
     if plan_id is not None and not isinstance(plan_id, str):
         raise InputError(f"plan_id must be a text, got {shown(plan_id)}")

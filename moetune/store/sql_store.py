@@ -44,6 +44,9 @@ from moetune.store.schema import observations as observed
 
 _PREFIX = re.compile(r"[0-9a-f]{1,64}")
 _DOCUMENT = select(cast(plans.c.document, Text)).where(plans.c.id == bindparam("plan_id"))
+_DOCUMENTS = select(plans.c.id, cast(plans.c.document, Text)).where(
+    plans.c.id.in_(bindparam("plan_ids", expanding=True))
+)
 
 
 class SqlStore:
@@ -216,6 +219,12 @@ class SqlStore:
             lambda connection: connection.execute(_DOCUMENT, wanted).scalar()
         )
         return found
+
+    def plan_documents(self, plan_ids: Sequence[str]) -> dict[str, str]:
+        """Return the canonical JSON of the plans with exactly these ids, those that are stored."""
+        wanted = {"plan_ids": list(plan_ids)}
+        found = self._database.read(lambda connection: connection.execute(_DOCUMENTS, wanted).all())
+        return {row[0]: row[1] for row in found}
 
     def plans(self) -> tuple[PlanInfo, ...]:
         """Return every plan, newest first."""

@@ -34,6 +34,7 @@ class Client:
 
     def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
         async def send() -> httpx.Response:
+            self.http.cookies.clear()  # a test that wants a cookie sends it
             return await self.http.request(method, path, **more)
 
         answer: httpx.Response = self.portal.call(send)

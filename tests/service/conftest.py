@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -5,15 +6,24 @@ from typing import Any
 import pytest
 
 from moetune.config import Settings
-from moetune.service.access import LOOPBACK_NAMES, Access
+from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.desk import Desk, open_desk
 from tests.service.asking import Client, client_of
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new database, to be copied: to make one takes longer than most tests."""
+    path = tmp_path_factory.mktemp("service") / "empty.db"
+    with open_desk(Settings(db=str(path))):
+        pass
+    return path
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "moetune.db"
+def database(tmp_path: Path, empty_database: Path) -> Path:
+    return Path(shutil.copy(empty_database, tmp_path / "moetune.db"))
 
 
 @pytest.fixture
@@ -29,11 +39,23 @@ def client(desk: Desk) -> Iterator[Client]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def steady_desk(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Desk]:
+    """A desk for requests of which nothing is kept."""
+    copy = shutil.copy(empty_database, tmp_path_factory.mktemp("steady") / "moetune.db")
+    with open_desk(Settings(db=str(copy))) as opened:
+        yield opened
+        assert not opened.reading.plans()
+        assert not opened.reading.runs()
+
+
+@pytest.fixture(scope="session")
+def steady(steady_desk: Desk) -> Iterator[Client]:
+    """Asks a service that wants no token, and of which nothing is kept."""
+    with client_of(create_app(steady_desk, Access(max_body_bytes=64 * 1024))) as made:
+        yield made
+
+
 @pytest.fixture
 def inputs() -> dict[str, Any]:
     return {"model": "gpt-s", "profile": "rtx2080ti-x64"}
-
-
-@pytest.fixture
-def hosts() -> tuple[str, ...]:
-    return (*LOOPBACK_NAMES, "testserver")

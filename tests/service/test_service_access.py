@@ -27,9 +27,9 @@ def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-@pytest.fixture
-def guarded(desk: Desk) -> Iterator[Client]:
-    with client_of(create_app(desk, Access(read_token=READ, write_token=WRITE))) as made:
+@pytest.fixture(scope="module")
+def guarded(steady_desk: Desk) -> Iterator[Client]:
+    with client_of(create_app(steady_desk, Access(read_token=READ, write_token=WRITE))) as made:
         yield made
 
 
@@ -75,13 +75,13 @@ def test_a_token_in_the_address_opens_nothing(guarded: Client) -> None:
         assert guarded.get(f"/v1/plans?{name}={READ}").status_code == 401
 
 
-def test_health_needs_no_token_and_tells_no_reasons(guarded: Client, database: Path) -> None:
-    assert guarded.get("/healthz").status_code == 200
-    assert guarded.get("/readyz").json()["ready"] is True
-    database.rename(database.with_suffix(".away"))
-    told = guarded.get("/readyz", headers=_bearer(READ))
-    secret = guarded.get("/readyz")
-    database.with_suffix(".away").rename(database)
+def test_health_needs_no_token_and_tells_no_reasons(desk: Desk, database: Path) -> None:
+    with client_of(create_app(desk, Access(read_token=READ))) as client:
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/readyz").json()["ready"] is True
+        database.rename(database.with_suffix(".away"))
+        told = client.get("/readyz", headers=_bearer(READ))
+        secret = client.get("/readyz")
     assert (told.status_code, secret.status_code) == (503, 503)
     assert str(database) in told.text
     assert str(database) not in secret.text
@@ -160,32 +160,32 @@ def test_a_browser_without_a_token_is_led_to_the_form(guarded: Client) -> None:
     assert guarded.get("/v1/plans", headers={"Accept": "text/html"}).status_code == 401
 
 
-def test_where_no_token_is_asked_for_the_form_leads_on(client: Client) -> None:
-    answer = client.get("/login?next=/observed")
+def test_where_no_token_is_asked_for_the_form_leads_on(steady: Client) -> None:
+    answer = steady.get("/login?next=/observed")
     assert (answer.status_code, answer.headers["location"]) == (303, "/observed")
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.", "[::2]", "8.8.8.8"]
 )
-def test_a_name_that_is_not_the_services_is_refused(client: Client, host: str) -> None:
-    answer = client.get("/healthz", headers={"Host": host})
+def test_a_name_that_is_not_the_services_is_refused(steady: Client, host: str) -> None:
+    answer = steady.get("/healthz", headers={"Host": host})
     assert answer.status_code == 421
     assert "--allow-host" in answer.json()["hint"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8642", "[::1]:8642"])
-def test_a_name_of_this_machine_is_answered(client: Client, host: str) -> None:
-    assert client.get("/healthz", headers={"Host": host}).status_code == 200
+def test_a_name_of_this_machine_is_answered(steady: Client, host: str) -> None:
+    assert steady.get("/healthz", headers={"Host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_a_page_of_another_site_may_not_write(client: Client, site: str) -> None:
+def test_a_page_of_another_site_may_not_write(steady: Client, site: str) -> None:
     headers = {"Sec-Fetch-Site": site}
-    assert client.post("/v1/observations", {}, headers=headers).status_code == 403
-    assert client.post("/login", headers=headers).status_code == 403
+    assert steady.post("/v1/observations", {}, headers=headers).status_code == 403
+    assert steady.post("/login", headers=headers).status_code == 403
     own = {"Sec-Fetch-Site": "same-origin"}
-    assert client.post("/v1/observations", {}, headers=own).status_code == 422
+    assert steady.post("/v1/observations", {}, headers=own).status_code == 422
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/plans", "/nowhere", "/login", "/openapi.json"])
@@ -254,8 +254,10 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, text: str) -> Non
     assert "secrets.token_hex" in caught.value.hint
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, lambda path: None])
-def test_a_token_file_that_is_none_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("make", [Path.mkdir, Path.exists])
+def test_a_token_file_that_is_none_is_refused(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
     make(tmp_path / "token")
     with pytest.raises(InputError, match="token file"):
         read_token_file(tmp_path / "token")

@@ -15,10 +15,10 @@ JSON = {"Content-Type": "application/json"}
 POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/observations", "/v1/profiles")
 
 
-@pytest.fixture
-def narrow(desk: Desk) -> Iterator[Client]:
+@pytest.fixture(scope="module")
+def narrow(steady_desk: Desk) -> Iterator[Client]:
     """Asks a service that takes no more than 1,000 bytes."""
-    with client_of(create_app(desk, Access(max_body_bytes=1000))) as made:
+    with client_of(create_app(steady_desk, Access(max_body_bytes=1000))) as made:
         yield made
 
 
@@ -69,9 +69,9 @@ def test_a_length_that_is_too_large_or_none_is_refused(narrow: Client, length: s
     ],
 )
 def test_a_body_that_is_no_document_is_refused(
-    client: Client, path: str, content: bytes, status: int, names: str
+    steady: Client, path: str, content: bytes, status: int, names: str
 ) -> None:
-    answer = client.post(path, content=content, headers=JSON)
+    answer = steady.post(path, content=content, headers=JSON)
     assert answer.status_code == status
     assert names in answer.json()["detail"]
 
@@ -89,16 +89,16 @@ def test_a_body_that_is_no_document_is_refused(
     ],
 )
 def test_a_body_of_another_kind_is_refused_unread(
-    client: Client, path: str, kind: str | None
+    steady: Client, path: str, kind: str | None
 ) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
-    answer = client.post(path, content=b'{"model": "gpt-s"}', headers=headers)
+    answer = steady.post(path, content=b'{"model": "gpt-s"}', headers=headers)
     assert answer.status_code == 415
     assert "application/json" in answer.json()["hint"]
 
 
-def test_a_long_wrong_value_is_not_sent_back_whole(client: Client) -> None:
-    answer = client.post(POSTS[0], {"model": "x" * 50_000, "profile": "rtx2080ti-x64"})
+def test_a_long_wrong_value_is_not_sent_back_whole(steady: Client) -> None:
+    answer = steady.post(POSTS[0], {"model": "x" * 50_000, "profile": "rtx2080ti-x64"})
     assert answer.status_code == 422
     assert len(answer.content) < 6000
 
@@ -106,17 +106,17 @@ def test_a_long_wrong_value_is_not_sent_back_whole(client: Client) -> None:
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "BREW"])
 @pytest.mark.parametrize("path", ["/v1/plans", "/v1/profiles", "/healthz"])
 def test_a_method_that_an_address_lacks_is_a_problem(
-    client: Client, method: str, path: str
+    steady: Client, method: str, path: str
 ) -> None:
-    answer = client.ask(method, path)
+    answer = steady.ask(method, path)
     assert answer.status_code == 405
     assert answer.json()["detail"] == f"{path} does not take {method}"
     assert answer.headers["allow"]
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v2/plans", "/docs", "/redoc", "/v1/plans/"])
-def test_an_address_that_is_none_is_a_problem(client: Client, path: str) -> None:
-    answer = client.get(path)
+def test_an_address_that_is_none_is_a_problem(steady: Client, path: str) -> None:
+    answer = steady.get(path)
     if path == "/" and answer.status_code == 200:
         pytest.skip("the page is here")
     assert answer.status_code == 404
@@ -140,8 +140,8 @@ def test_what_nobody_foresaw_is_a_500_that_names_the_request_and_shows_no_code(
 
 
 @pytest.mark.parametrize("given", ["a b", "x" * 65, "ä", ""])
-def test_a_request_id_that_could_spoil_the_log_is_replaced(client: Client, given: str) -> None:
+def test_a_request_id_that_could_spoil_the_log_is_replaced(steady: Client, given: str) -> None:
     headers = httpx.Headers({"X-Request-ID": given}, encoding="utf-8")
-    answer = client.get("/healthz", headers=headers)
+    answer = steady.get("/healthz", headers=headers)
     assert answer.headers["x-request-id"] != given
     assert len(answer.headers["x-request-id"]) == 16

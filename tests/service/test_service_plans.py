@@ -16,9 +16,7 @@ UNKNOWN = "ab" * 32
 PLANNED = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
 
 
-def _by_command(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], *arguments: str
-) -> str:
+def _by_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     capfd.readouterr()
     assert program.main(("--no-config", "--db", str(tmp_path / "cli.db"), *arguments)) == 0
     return str(capfd.readouterr().out)
@@ -89,9 +87,9 @@ def test_many_that_ask_for_one_new_plan_at_once_get_the_same_bytes(
 @pytest.mark.parametrize("part", ["", "/explain", "/trace"])
 @pytest.mark.parametrize("plan_id", [UNKNOWN, "3f9c21", "x", UNKNOWN.upper()])
 def test_an_unknown_id_is_a_404_that_says_where_the_ids_are(
-    client: Client, plan_id: str, part: str
+    steady: Client, plan_id: str, part: str
 ) -> None:
-    answer = client.get(f"/v1/plans/{plan_id}{part}")
+    answer = steady.get(f"/v1/plans/{plan_id}{part}")
     problem = answer.json()
     assert answer.status_code == problem["status"] == 404
     assert answer.headers["content-type"] == MEDIA_TYPE
@@ -144,26 +142,26 @@ def test_what_if_plans_again_and_stores_nothing(client: Client, inputs: dict[str
     ],
 )
 def test_a_question_without_an_answer_says_why_with_the_command_lines_code(
-    client: Client, inputs: dict[str, Any], change: dict[str, Any], status: int, code: int,
+    steady: Client, inputs: dict[str, Any], change: dict[str, Any], status: int, code: int,
     names: str,
 ) -> None:  # fmt: skip
-    answer = client.post("/v1/plans:resolve", {**inputs, **change})
+    answer = steady.post("/v1/plans:resolve", {**inputs, **change})
     problem = answer.json()
     assert (answer.status_code, problem["status"], problem["code"]) == (status, status, code)
     assert names in problem["detail"] + problem["hint"]
-    assert client.get("/v1/plans").json()["items"] == []
+    assert steady.get("/v1/plans").json()["items"] == []
 
 
 @pytest.mark.parametrize("address", ["/v1/plans:resolve", "/v1/whatif"])
 @pytest.mark.parametrize("name", ["{}", "../secret.toml", "secret.toml"])
 def test_no_file_of_the_services_machine_is_read(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, name: str
+    steady: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, name: str
 ) -> None:
     secret = tmp_path / "secret.toml"
     secret.write_text("password = hunter2")
     monkeypatch.chdir(tmp_path)
     asked: dict[str, Any] = {"model": "gpt-s", "profile": name.format(secret)}
-    answer = client.post(address, asked if "plans" in address else {"inputs": asked})
+    answer = steady.post(address, asked if "plans" in address else {"inputs": asked})
     assert answer.status_code == 422
     assert "profile must be a name" in answer.json()["detail"]
     assert "hunter2" not in answer.text
@@ -184,8 +182,8 @@ def test_no_file_of_the_services_machine_is_read(
     ],
 )
 def test_a_what_if_that_asks_nothing_sensible_is_refused(
-    client: Client, body: dict[str, Any], names: str
+    steady: Client, body: dict[str, Any], names: str
 ) -> None:
-    answer = client.post("/v1/whatif", body)
+    answer = steady.post("/v1/whatif", body)
     assert answer.status_code in {404, 422}
     assert names in answer.json()["detail"]

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.desk import Desk
+from moetune.workflows.desk import Desk, open_desk
 from moetune.workflows.files import bundled_profiles
 from tests.service.asking import Client, client_of
 
@@ -77,8 +78,17 @@ def test_without_its_database_the_service_lives_is_not_ready_and_recovers(
 
 
 def test_a_locked_database_answers_503_to_writers_and_is_read_meanwhile(
-    client: Client, inputs: dict[str, Any], database: Path
+    inputs: dict[str, Any], database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("moetune.workflows.desk.PATIENCE_SECONDS", 0.2)
+    with (
+        open_desk(Settings(db=str(database))) as desk,
+        client_of(create_app(desk, Access())) as client,
+    ):
+        _lock_and_release(client, inputs, database)
+
+
+def _lock_and_release(client: Client, inputs: dict[str, Any], database: Path) -> None:
     plan = client.post("/v1/plans:resolve", inputs)
     row = {
         "plan_id": plan.json()["id"], "forward_degree": 1, "backward_degree": 1,
