@@ -36,7 +36,10 @@ def figure(
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 8, "r": 12, "t": 36, "b": 8},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": _SMALL},
+        "legend": {
+            "orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": _SMALL,
+            "traceorder": "normal",
+        },
         "hoverlabel": {
             "bgcolor": "@surface", "bordercolor": "@grid", "font": {"color": "@ink", "size": 12},
         },

@@ -41,7 +41,13 @@ def timeline_picture(*, forward: Timeline, backward: Timeline) -> Picture:
         ),
         figure=figure(
             data,
-            x={**time, "title": {"text": ""}, "anchor": "y", "matches": "x2", "showticklabels": False},
+            x={
+                **time,
+                "title": {"text": ""},
+                "anchor": "y",
+                "matches": "x2",
+                "showticklabels": False,
+            },
             y={**lane, "domain": list(_DOMAINS[0])},
             xaxis2={**time, "anchor": "y2"},
             yaxis2={**lane, "domain": list(_DOMAINS[1])},

@@ -42,7 +42,8 @@ def view_profile(found: FoundProfile, *, operation: str = "") -> ProfileView:
     """Return a profile's view with one operation drawn.
 
     Args:
-        operation: its key; where there is none such, the all-to-all of the most ranks, else the first.
+        operation: its key; where there is none such, the all-to-all of the most ranks is drawn,
+            else the first operation.
     """
     profile = found.profile
     operations = operations_of(profile)
