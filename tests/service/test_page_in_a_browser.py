@@ -159,7 +159,7 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     box = timeline.locator(".bars .point").first.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert "experts 0" in timeline.locator(".hovertext").inner_text()
+    assert "experts 0" in (timeline.locator(".hovertext").text_content() or "")
     page.get_by_label("Tokens per rank").fill("16k")
     page.get_by_label("Speed of communication").fill("0.5")
     page.get_by_role("button", name="Plan again").click()
