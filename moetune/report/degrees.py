@@ -22,7 +22,7 @@ def degree_picture(plans: Mapping[str, Plan]) -> Picture:
     highest = max((max(row[2:]) for row in ranges), default=1)
     top = max((row[1] for row in ranges), default=1)
     plan = next(iter(plans.values()))
-    mark = {} if several else upright(plan.workload.tokens_per_rank, "this plan")
+    mark = {} if several else upright(plan.workload.tokens_per_rank, "this plan ", is_log=True)
     return Picture(
         name="degrees",
         title="Chunks by batch",

@@ -90,7 +90,7 @@ def residual_picture(operation: Operation) -> Picture | None:
             ],
             x=log_sizes(_size_title(operation), ends[0] / 2, ends[1] * 2, unit=operation.unit),
             y=axis(
-                "predicted over measured − 1", tickformat="+.0%", zeroline=True,
+                "relative miss", tickformat="+.0%", zeroline=True,
                 zerolinecolor="@muted",
             ),
         ),

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from moetune.report.picture import Picture
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+_TICKED = re.compile(r"`([^`]+)`")
 _AGES = (
     (86400 * 365, "year"), (86400 * 30, "month"), (86400, "day"), (3600, "hour"), (60, "minute"),
 )  # fmt: skip
@@ -44,6 +46,7 @@ def environment(*folders: Path) -> "Environment":
         "figure_json": figure_json,
         "data_url": _data_url,
         "count": _count,
+        "ticked": _ticked,
     }
     return made
 
@@ -97,6 +100,13 @@ def report_page(
 
 def _data_url(text: str) -> str:
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
+
+
+def _ticked(text: str) -> str:
+    """Return escaped text in which `this` is set as code."""
+    from markupsafe import Markup, escape
+
+    return Markup(_TICKED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped
 
 
 def _count(number: int) -> str:

@@ -29,7 +29,7 @@ def interference_picture(table: Interference) -> Picture:
         title="Interference",
         words=(
             "Speed of the row's operation while the column's runs beside it; 1.00 is undisturbed, "
-            "and the darker the cell, the slower."
+            "and the stronger the colour, the slower."
         ),
         figure=figure(
             [

@@ -116,7 +116,7 @@ def drift_picture(found: Sequence[Seen]) -> Picture:
             ],
             x=axis("time, UTC", type="date"),
             y=axis(
-                "observed over predicted − 1", tickformat="+.0%", zeroline=True,
+                "relative miss", tickformat="+.0%", zeroline=True,
                 zerolinecolor="@muted",
             ),
         ),

@@ -7,6 +7,8 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.picture import Picture
 from moetune.report.theme import axis, bytes_scale, figure, seconds_scale, upright
 
+_NEAR = 1.25
+"""Times the largest memory up to which the limit is drawn, and does not squeeze the rest."""
 _SYMBOLS = ("circle-open", "square-open", "diamond-open", "triangle-up-open", "cross-open")
 
 
@@ -61,13 +63,16 @@ def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Pic
         for at, group in enumerate(groups)
     ]  # fmt: skip
     chosen = [one for one in options if one.is_chosen]
-    limit = {} if limit_bytes is None else upright(limit_bytes / size, "limit")
+    most = max(one.memory_bytes for one in options)
+    is_near = limit_bytes is not None and limit_bytes <= _NEAR * most
+    limit = upright((limit_bytes or 0) / size, "limit ") if is_near else {}
+    far = f" The limit, {format_bytes(limit_bytes)}, is far." if limit_bytes and not is_near else ""
     return Picture(
         name="memory",
         title="Step time against memory",
         words=(
             "Down and to the left is better. What lies on the line is beaten by nothing that is "
-            "both faster and smaller; the filled point is the plan."
+            "both faster and smaller; the filled point is the plan." + far
         ),
         figure=figure(
             [
@@ -83,8 +88,8 @@ def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Pic
                     },
                 ),
             ],
-            x=axis(f"memory of one device, {size_unit}", rangemode="tozero"),
-            y=axis(f"one step, {time_unit}", rangemode="tozero"),
+            x=axis(f"memory of one device, {size_unit}"),
+            y=axis(f"one step, {time_unit}"),
             **limit,
         ),
         header=("option", "group", "memory_bytes", "step_seconds", "on_front", "chosen", "fits"),

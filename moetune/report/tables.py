@@ -31,6 +31,7 @@ class Table:
         name: of letters, digits and hyphens; unique on its page.
         right: indices of the columns of numbers.
         empty: what to say where there is no row.
+        is_narrow: whether it is easier to read where it does not fill the page.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     right: frozenset[int] = frozenset()
     empty: str = "Nothing yet."
+    is_narrow: bool = False
 
 
 def text(words: str, *, href: str = "", mark: str = "") -> Cell:
@@ -78,4 +80,5 @@ def facts(title: str, rows: Sequence[tuple[str, str]], *, name: str) -> Table:
         title=title,
         header=("fact", "value"),
         rows=tuple((text(key), text(value, mark="code")) for key, value in rows),
+        is_narrow=True,
     )

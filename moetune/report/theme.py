@@ -4,9 +4,10 @@
 `moetune.js` puts in the values when it draws, and again when the reader changes the theme.
 """
 
+import math
 from collections.abc import Sequence
 
-from moetune.domain.units import format_bytes
+from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.picture import Figure
 
 ROLES = ("ink", "muted", "grid", "surface", "accent", "second", "third")
@@ -35,7 +36,10 @@ def figure(
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 8, "r": 12, "t": 36, "b": 8},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": _SMALL},
+        "legend": {
+            "orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": _SMALL,
+            "traceorder": "normal",
+        },
         "hoverlabel": {
             "bgcolor": "@surface", "bordercolor": "@grid", "font": {"color": "@ink", "size": 12},
         },
@@ -61,7 +65,9 @@ def axis(title: str, **changes: object) -> dict[str, object]:
 
 def log_seconds(title: str) -> dict[str, object]:
     """Return a logarithmic axis of seconds, labelled "10 µs", "1 ms"."""
-    return axis(title, type="log", tickformat="~s", ticksuffix="s", dtick=1)
+    decades = [10.0**power for power in range(-9, 4)]
+    words = [format_seconds(one).replace(".00", "").replace(".0", "") for one in decades]
+    return axis(title, type="log", tickvals=decades, ticktext=words)
 
 
 def log_sizes(title: str, low: float, high: float, *, unit: str) -> dict[str, object]:
@@ -95,18 +101,22 @@ def bytes_scale(num_bytes: float) -> tuple[float, str]:
     return next(((float(one), name) for one, name in _BYTES if num_bytes >= one), (1.0, "B"))
 
 
-def upright(at: float, words: str) -> dict[str, object]:
+def upright(at: float, words: str, *, is_log: bool = False) -> dict[str, object]:
     """Return the shape and its label of an upright line across the figure.
+
+    Args:
+        is_log: whether the axis is logarithmic: plotly places words there by the logarithm.
 
     Returns:
         Entries of plotly's layout: `shapes` and `annotations`.
     """
+    place = math.log10(at) if is_log else at
     line = {"color": "@muted", "width": 1, "dash": "dot"}
     return {
         "shapes": [
             {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line}
         ],
-        "annotations": [note(words, x=at, y=1, yref="paper", xanchor="right", yanchor="top")],
+        "annotations": [note(words, x=place, y=0, yref="paper", xanchor="right", yanchor="bottom")],
     }
 
 

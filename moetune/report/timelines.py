@@ -41,7 +41,13 @@ def timeline_picture(*, forward: Timeline, backward: Timeline) -> Picture:
         ),
         figure=figure(
             data,
-            x={**time, "title": {"text": ""}, "anchor": "y", "matches": "x2"},
+            x={
+                **time,
+                "title": {"text": ""},
+                "anchor": "y",
+                "matches": "x2",
+                "showticklabels": False,
+            },
             y={**lane, "domain": list(_DOMAINS[0])},
             xaxis2={**time, "anchor": "y2"},
             yaxis2={**lane, "domain": list(_DOMAINS[1])},
@@ -99,8 +105,8 @@ def _short(name: str) -> str:
 
 
 def _phase_note(phase: str, timeline: Timeline, top: float) -> dict[str, object]:
-    words = f"<b>{phase}</b> {format_seconds(timeline.makespan_seconds)}"
+    words = f"{phase} {format_seconds(timeline.makespan_seconds)}"
     return note(
         words, xref="paper", x=0, xanchor="left", yref="paper", y=top, yanchor="bottom",
-        font={"size": 12, "color": "@ink"},
+        font={"size": 12, "color": "@ink", "weight": 600},
     )  # fmt: skip

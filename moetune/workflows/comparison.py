@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from moetune.domain.document import encode
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.units import format_seconds
+from moetune.domain.units import format_bytes, format_seconds
 from moetune.report import tables
 from moetune.report.fits import overlay_picture
 from moetune.report.operations import operations_of
@@ -13,14 +13,20 @@ from moetune.report.picture import Picture
 from moetune.report.tables import Cell, Table
 from moetune.workflows.profiles import compare_profiles
 
+_RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC")}
 
-def compare_plans(first: Plan, second: Plan) -> Table:
-    """Return every field of the plan documents in which the two differ, but for what lost."""
+
+def compare_plans(first: Plan, second: Plan, *, names: tuple[str, str]) -> Table:
+    """Return every field of the plan documents in which the two differ, but for what lost.
+
+    Args:
+        names: what the columns are called.
+    """
     left, right = (dict(_fields(plan)) for plan in (first, second))
     keys = list(dict.fromkeys([*left, *right]))
     return _differences(
         [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)],
-        names=(first.id[:6], second.id[:6]),
+        names=names,
     )
 
 
@@ -80,13 +86,23 @@ def _differences(found: Sequence[tuple[str, object, object]], *, names: tuple[st
 def _value(key: str, value: object) -> Cell:
     if value is None:
         return tables.text("–")
+    if key.endswith("_fingerprint"):
+        return tables.text(str(value)[:12], mark="code")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return tables.text(str(value))
+    return Cell(text=_number(key, value), key=value)
+
+
+def _number(key: str, value: float) -> str:
+    """Return a number in the unit that its key ends with."""
     if key.endswith("_bytes"):
-        return tables.size(round(value))
+        return format_bytes(value)
     if key.endswith("_seconds"):
-        return Cell(text=format_seconds(value), key=value)
-    return Cell(text=f"{value:,}" if isinstance(value, int) else f"{value:.4g}", key=value)
+        return format_seconds(value)
+    for ending, (factor, name) in _RATES.items():
+        if key.endswith(ending):
+            return f"{format_seconds(value * factor)} a {name}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _ratio(first: object, second: object) -> Cell:

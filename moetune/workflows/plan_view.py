@@ -1,9 +1,9 @@
 """A plan as readers see it, on a page or in a file: words, figures and tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Alternative, Plan
 from moetune.report import tables
 from moetune.report.picture import Picture
 from moetune.report.tables import Cell, Table
@@ -44,7 +44,7 @@ def view_plan(explanation: Explanation) -> PlanView:
     plan = explanation.plan
     remarks = [*plan.warnings, *([explanation.note] if explanation.note else [])]
     found = (
-        _phases(explanation), _alternatives(plan, explanation), _strategies(explanation),
+        _layouts(plan), _phases(explanation), _chunks(plan, explanation), _strategies(explanation),
         _constraints(plan),
     )  # fmt: skip
     return PlanView(
@@ -86,28 +86,51 @@ def _terms(terms: PhaseTerms) -> Iterator[Cell]:
         yield tables.seconds(number)
 
 
-def _alternatives(plan: Plan, explanation: Explanation) -> Table:
+def _layouts(plan: Plan) -> Table | None:
     whole = plan.transformer
-    step = whole.step_seconds if whole else plan.predicted.step_seconds
+    if whole is None:
+        return None
+    return _lost(
+        "layouts", "Layouts that lost, and why",
+        [one for one in plan.alternatives if one.layout], plan, whole.step_seconds,
+    )  # fmt: skip
+
+
+def _chunks(plan: Plan, explanation: Explanation) -> Table:
+    """Return what lost among the chunks; other strategies have a table of their own."""
     listed = {one.strategy for one in explanation.strategies} - {plan.memory.strategy}
-    others = [one for one in plan.alternatives if one.layout or one.strategy not in listed]
+    others = [one for one in plan.alternatives if one.layout is None and one.strategy not in listed]
+    return _lost(
+        "alternatives", "Chunks that lost, and why", others, plan, plan.predicted.step_seconds
+    )
+
+
+def _lost(
+    name: str, title: str, others: Sequence[Alternative], plan: Plan, step_seconds: float
+) -> Table:
+    """Return alternatives beside the chosen step."""
+    memory = ("memory",) if any(one.memory_bytes for one in others) else ()
     return Table(
-        name="alternatives",
-        title="What lost, and why",
-        header=("choice", "step", "slower by", "memory", "why it lost"),
+        name=name,
+        title=title,
+        header=("choice", "step", "slower by", *memory, "why it lost"),
         rows=tuple(
             (
                 tables.text(choice_name(one, plan)),
                 tables.seconds(one.step_seconds),
-                tables.share(one.step_seconds / step - 1, sign=True) if step else Cell(text=""),
-                tables.size(one.memory_bytes),
+                _slower(one.step_seconds, step_seconds),
+                *(tables.size(one.memory_bytes) for _ in memory),
                 tables.text(sentence(one.lost_because)),
             )
             for one in others
         ),
-        right=tables.columns(1, 2, 3),
+        right=tables.columns(1, 2, *(3 for _ in memory)),
         empty="The bounds leave no other choice.",
     )
+
+
+def _slower(seconds: float, best: float) -> Cell:
+    return tables.share(seconds / best - 1, sign=True) if best else Cell(text="")
 
 
 def _strategies(explanation: Explanation) -> Table | None:

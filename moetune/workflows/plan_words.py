@@ -95,7 +95,8 @@ def plan_highlights(explanation: Explanation) -> tuple[Highlight, ...]:
 
 def sentence(text: str) -> str:
     """Return the text with a capital letter and a full stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "`")) else ".")
+    start = text[:1].upper() if text[:2].isalpha() else text[:1]
+    return start + text[1:] + ("" if text.endswith((".", "`")) else ".")
 
 
 def _model_highlights(explanation: Explanation, whole: TransformerPlan) -> tuple[Highlight, ...]:

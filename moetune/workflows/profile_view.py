@@ -42,7 +42,8 @@ def view_profile(found: FoundProfile, *, operation: str = "") -> ProfileView:
     """Return a profile's view with one operation drawn.
 
     Args:
-        operation: its key; where there is none such, the first all-to-all, else the first.
+        operation: its key; where there is none such, the all-to-all of the most ranks is drawn,
+            else the first operation.
     """
     profile = found.profile
     operations = operations_of(profile)
@@ -100,8 +101,10 @@ def worst_quality(profile: Profile) -> str:
 
 
 def _first(operations: Sequence[Operation]) -> Operation | None:
-    exchanges = (one for one in operations if one.name.startswith(_FIRST))
-    return next(exchanges, operations[0] if operations else None)
+    """Return the exchange of the most ranks, alone; without one, whatever comes first."""
+    exchanges = [one for one in operations if one.name.startswith(_FIRST)]
+    alone = [one for one in exchanges if "in flight" not in one.name]
+    return next(iter([*alone[-1:], *exchanges, *operations]), None)
 
 
 def _operation_row(one: Operation, view: ProfileView, here: str) -> tuple[Cell, ...]:

@@ -124,8 +124,8 @@ def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
     assert draw_all(page) == 3
     fit = page.locator("[data-picture=fit]")
     assert fit.locator(".scatterlayer .point").count() > 8 * 12
-    assert fit.locator(".js-fill").count() == 1
-    assert fit.locator("path.js-line").count() >= 2
+    assert fit.locator(".scatterlayer .js-fill").count() == 1
+    assert fit.locator(".scatterlayer .js-line").count() >= 2
     page.get_by_role("link", name="h2d pinned", exact=True).click()
     assert fit.locator("h3").inner_text() == "h2d pinned"
     assert draw_all(page) == 3
@@ -155,6 +155,11 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     timeline = page.locator("[data-picture=timeline]")
     degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
     assert timeline.locator(".bars .point").count() == 3 * degrees
+    timeline.scroll_into_view_if_needed()
+    box = timeline.locator(".bars .point").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert "experts 0" in (timeline.locator(".hovertext").text_content() or "")
     page.get_by_label("Tokens per rank").fill("16k")
     page.get_by_label("Speed of communication").fill("0.5")
     page.get_by_role("button", name="Plan again").click()

@@ -59,9 +59,10 @@ def _plans(library: Library, first: str, second: str) -> _Comparison:
     left, right = library.plan(first), library.plan(second)
     names = left.id[:6], right.id[:6]
     if left.id == right.id:
-        return names, (), compare_plans(left, right)
+        return names, (), compare_plans(left, right, names=names)
     plans = {names[0]: left, names[1]: right}
-    return names, (phases_picture(plans), degree_picture(plans)), compare_plans(left, right)
+    pictures = phases_picture(plans), degree_picture(plans)
+    return names, pictures, compare_plans(left, right, names=names)
 
 
 def _profiles(library: Library, first: str, second: str) -> _Comparison:

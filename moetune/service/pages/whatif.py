@@ -18,6 +18,7 @@ from moetune.workflows.plan_words import plan_answer, plan_name, plan_scope
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer
 
 SPEEDS = ("computation", "communication", "copies")
+NAMES = ("now", "changed")
 FIELDS = ("tokens_per_rank", "world_size", "memory_limit_bytes", "dtype", *SPEEDS)
 
 
@@ -97,7 +98,7 @@ def whatif_sheet(library: Library, form: Form) -> Sheet:
             "answer": answer,
             "after": plan_answer(answer.after) if answer else "",
             "pictures": pictures,
-            "table": compare_plans(answer.before, answer.after) if answer else None,
+            "table": compare_plans(answer.before, answer.after, names=NAMES) if answer else None,
             "csv": lambda picture: address(
                 "whatif", f"{picture.name}.csv", plan=form.plan, **form.fields
             ),
@@ -119,5 +120,5 @@ def _ask(
 
 
 def _pictures(answer: WhatIfAnswer) -> tuple[Picture, ...]:
-    plans = {"now": answer.before, "changed": answer.after}
+    plans = dict(zip(NAMES, (answer.before, answer.after), strict=True))
     return phases_picture(plans), degree_picture(plans)
