@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Literal
@@ -70,13 +69,13 @@ def serve(
 
 
 def _server_module() -> ModuleType:
-    """Return the service's door, which only this command loads, by name: it is no lower layer.
+    """Return the service's door, which only this command loads.
 
     Raises:
         MoetuneError: a library of the service is not installed.
     """
     try:
-        return import_module("moetune.service.server")
+        from moetune.service import server
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("moetune"):
             raise
@@ -84,3 +83,4 @@ def _server_module() -> ModuleType:
             f"the service needs {error.name}, which is not here",
             "run `pip install 'moetune[serve]'`",
         ) from None
+    return server

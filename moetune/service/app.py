@@ -1,9 +1,7 @@
 """The application: the addresses, and what stands around them."""
 
 from http import HTTPStatus
-from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from moetune.domain.errors import InputError, MoetuneError
+from moetune.service import pages
 from moetune.service.access import Access
 from moetune.service.describe import openapi_of
 from moetune.service.front import Front
@@ -25,8 +24,6 @@ from moetune.service.plans import add_plans
 from moetune.service.problems import http_problem, problem_of, problem_response
 from moetune.service.profiles import add_profiles
 from moetune.workflows.desk import Desk
-
-_PAGES = "moetune.service.pages"
 
 
 def create_app(desk: Desk, access: Access) -> FastAPI:
@@ -51,8 +48,7 @@ def create_app(desk: Desk, access: Access) -> FastAPI:
     add_observations(app, office)
     add_health(app, office, version=own_version)
     add_login(app, access)
-    if find_spec(_PAGES) is not None:
-        import_module(_PAGES).mount(app, desk)
+    pages.mount(app, desk)
     _add_openapi(app, own_version)
     _add_problems(app)
     return app
