@@ -92,6 +92,7 @@ def page(browser: Browser, site: Served) -> Iterator[Page]:
 
 def draw_all(page: Page) -> int:
     """Scroll through the page until every figure is drawn, and return how many there are."""
+    page.wait_for_load_state()
     plots = page.locator(".plot")
     for at in range(plots.count()):
         plots.nth(at).scroll_into_view_if_needed()
@@ -127,6 +128,7 @@ def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
     assert fit.locator(".scatterlayer .js-fill").count() == 1
     assert fit.locator(".scatterlayer .js-line").count() >= 2
     page.get_by_role("link", name="h2d pinned", exact=True).click()
+    page.wait_for_load_state()
     assert fit.locator("h3").inner_text() == "h2d pinned"
     assert draw_all(page) == 3
 
@@ -205,6 +207,7 @@ def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: 
         page.locator("[data-picture=observed] .csv").click()
     assert downloading.value.path().read_text().count("\n") == MANY + 1
     page.get_by_role("link", name="Older observations").click()
+    page.wait_for_load_state()
     assert page.locator("[data-table=observations] tbody tr").count() == 100
 
 
