@@ -9,7 +9,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import moetune
+from moetune.runtime.chunked.state import ModelChunks
 from moetune.runtime.links import LocalLink
+from moetune.solve.chunk_cache import NextUses, gathers_of_step
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
@@ -205,8 +207,8 @@ def test_a_checkpoint_in_shards_loads_at_another_number_of_ranks(tmp_path: Path)
     assert run_ranks(_load, 2, str(tmp_path)) == [""] * 2
 
 
-def _count(case: Case) -> tuple[int, int]:
-    """Return the bytes that one rank communicates in a step, and the model's chunk bytes."""
+def _count(case: Case) -> tuple[int, ModelChunks]:
+    """Return the bytes that one rank communicates in a step."""
     model, optimizer = sharded(case)
     chunks = moetune.model_chunks(model)
     before = chunks.traffic
@@ -214,17 +216,23 @@ def _count(case: Case) -> tuple[int, int]:
         before = chunks.traffic
         step_sharded(case, step, model, optimizer)
     chunks.settle()
-    moved = chunks.traffic - before
-    return moved.communicated_bytes, sum(chunk.num_bytes for chunk in chunks.chunks)
+    return (chunks.traffic - before).communicated_bytes, chunks
+
+
+def _model_bytes(chunks: ModelChunks) -> int:
+    return sum(chunk.num_bytes for chunk in chunks.chunks)
 
 
 def _modes() -> None:
-    whole, model_bytes = _count(Case(make=models.Plain, options={"scatter": False}))
-    assert whole == 2 * model_bytes
-    cached, model_bytes = _count(Case(make=models.Plain))
-    assert cached == 2 * model_bytes
-    small, model_bytes = _count(Case(make=models.Plain, places=2))
-    assert small == 2 * model_bytes + 2 * CHUNK_BYTES
+    whole, chunks = _count(Case(make=models.Plain, options={"scatter": False}))
+    assert whole == 2 * _model_bytes(chunks)
+    cached, chunks = _count(Case(make=models.Plain))
+    assert cached == 2 * _model_bytes(chunks)
+    small, chunks = _count(Case(make=models.Plain, places=2))
+    predicted, _ = gathers_of_step(chunks.order, NextUses(chunks.order), 2, ())
+    assert len(predicted) == len(chunks.chunks) + 2
+    gathered = sum(chunks.chunks[one.chunk].num_bytes for one in predicted)
+    assert small == gathered + _model_bytes(chunks)
 
 
 def _another_model() -> None:
