@@ -6,6 +6,7 @@ import socket
 import sqlite3
 import ssl
 import subprocess
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -168,10 +169,12 @@ def test_a_database_of_another_schema_ends_with_7_and_the_command_that_mends_it(
 def test_without_fastapi_the_command_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def missing(_: str) -> object:
-        raise ModuleNotFoundError("No module named 'fastapi'", name="fastapi")
-
-    monkeypatch.setattr("moetune.cli.serve.import_module", missing)
+    loaded = [name for name in sys.modules if name.startswith("moetune.service")]
+    for name in loaded:
+        monkeypatch.delitem(sys.modules, name)
+    # None makes an import fail as that of a module which is not there.
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delattr("moetune.service", raising=False)
     monkeypatch.chdir(tmp_path)
     assert program.main(("--no-config", "serve")) == 1
     assert "pip install 'moetune[serve]'" in capfd.readouterr().err
