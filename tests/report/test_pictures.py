@@ -181,7 +181,7 @@ def test_residuals_are_those_of_points_left_out() -> None:
     picture = residual_picture(shown)
     assert picture is not None
     left_out = [abs(float(row[1])) for row in picture.rows if row[1] is not None]
-    series = shown.found.series  # type: ignore[union-attr]
+    series = shown.found.series  # type: ignore[union-attr] # what has residuals has series
     assert shown.line is not None
     expected = leave_one_out(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=shown.line.alpha_seconds

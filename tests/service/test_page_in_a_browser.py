@@ -55,7 +55,7 @@ Open = Callable[..., Page]
 @contextmanager
 def watched(browser: Browser, url: str, **options: object) -> Iterator[Page]:
     """Open a page whose errors, and requests to other hosts, fail the test."""
-    context = browser.new_context(base_url=url, **options)  # type: ignore[arg-type]
+    context = browser.new_context(base_url=url, **options)  # type: ignore[arg-type] # options of any kind
     context.set_default_timeout(TIMEOUT_MS)
     page = context.new_page()
     wrong: list[str] = []

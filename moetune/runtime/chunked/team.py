@@ -64,13 +64,19 @@ class Team:
 
         return total
 
-    def add_up(self, whole: torch.Tensor) -> Callable[[], None]:
-        """Begin to replace `whole` by the sum over the ranks; the result waits for the end."""
+    def add_up(self, whole: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to replace `whole` by the sum over the ranks; the result waits and returns it."""
         work = self._begin(
             "the reduction of a chunk",
             lambda: dist.all_reduce(whole, group=self._group, async_op=True),
         )
-        return self._waiting("the reduction of a chunk", work, whole)
+        wait = self._waiting("the reduction of a chunk", work, whole)
+
+        def total() -> torch.Tensor:
+            wait()
+            return whole
+
+        return total
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
         """Return the largest of every value over the ranks."""
@@ -87,7 +93,7 @@ class Team:
         """Return the sum of a tensor on the CPU over the ranks."""
         if self.num_ranks > 1:
             value = value.to(self._device)
-            self.add_up(value)()
+            value = self.add_up(value)()
         return value.cpu()
 
     def texts(self, text: str) -> list[str]:
