@@ -80,6 +80,22 @@ class Twice(Plain):
         return logits
 
 
+class Backwards(Plain):
+    """Modules are registered in the reverse order of their use, an idle one first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        order = [nn.Linear(WIDTH, WIDTH), self.head, *reversed(self.blocks), self.embedding]
+        del self.embedding, self.blocks, self.head
+        self.parts = nn.ModuleList(order)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = tokens
+        for part in reversed(self.parts[1:]):
+            x = part(x)
+        return x
+
+
 class Frozen(Plain):
     """Every second block is frozen, and so is the embedding."""
 

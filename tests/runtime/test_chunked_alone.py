@@ -25,6 +25,7 @@ ZOO = {
     "borrowing": models.Borrowing,
     "borrowing a view": lambda: models.Borrowing(through_view=True),
     "called twice": models.Twice,
+    "backwards": models.Backwards,
     "frozen": models.Frozen,
     "checkpointed": lambda: models.Checkpointed(use_reentrant=False),
     "checkpointed, reentrant": lambda: models.Checkpointed(use_reentrant=True),
@@ -70,6 +71,55 @@ def test_chunks_stepped_in_the_backward_pass_end_where_plain_training_ends() -> 
     for make in (models.Plain, models.Tied, models.Twice, models.Frozen):
         check_equals_plain(Case(make=make, places=2, steps=20, options=early), make.__name__)
     check_equals_plain(Case(make=models.Plain, options={**early, "offload": True}), "offloaded")
+
+
+def test_chunks_are_packed_in_the_order_of_first_use() -> None:
+    model, optimizer = sharded(case := Case(make=models.Backwards, places=2))
+    registered = [name for name, _ in model.named_parameters()]
+    step_sharded(case, 0, model, optimizer)
+    packed = [slot.name for chunk in moetune.model_chunks(model).chunks for slot in chunk.slots]
+    used = [name for part in reversed(range(1, 7)) for name in _names(registered, f"parts.{part}.")]
+    assert packed == [*used, *_names(registered, "parts.0.")]
+
+
+def _names(names: list[str], prefix: str) -> list[str]:
+    """Return a part's parameters; those of a block in the order of its forward."""
+    found = [name for name in names if name.startswith(prefix)]
+    return sorted(found, key=lambda name: ("down" in name, "up" in name))
+
+
+def test_a_model_used_in_the_order_of_registration_keeps_its_chunks() -> None:
+    model, optimizer = sharded(case := Case(make=models.Plain, places=2))
+    before = moetune.model_chunks(model).stored
+    step_sharded(case, 0, model, optimizer)
+    assert moetune.model_chunks(model).stored == before
+
+
+def test_chunks_are_packed_anew_with_everything_that_a_step_needs() -> None:
+    for options in (
+        {"step_in_backward": True},
+        {"scatter": False},
+        {"offload": True, "step_in_backward": True},
+    ):
+        check_equals_plain(Case(make=models.Backwards, options=options, steps=10), str(options))
+    momentum = {"lr": 1e-1, "momentum": 0.9}
+    check_equals_plain(
+        Case(make=models.Backwards, places=2, optimizer=torch.optim.SGD, settings=momentum)
+    )
+
+
+def test_gradients_of_the_first_step_stay_where_nobody_forgets_them() -> None:
+    model, optimizer = sharded(case := Case(make=models.Backwards, places=2))
+    twin = case.make().double()
+    twin.load_state_dict(moetune.full_state_dict(model))
+    plain = case.optimizer(twin.parameters(), **case.settings)
+    for _ in range(2):
+        for trained, stepper in ((model, optimizer), (twin, plain)):
+            exact_loss_of(trained, TOKENS).backward()
+            stepper.step()
+    found = moetune.full_state_dict(model)
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
 
 
 def test_what_a_step_in_the_backward_pass_rules_out_is_an_error() -> None:

@@ -37,6 +37,8 @@ def _two_ranks() -> None:
     check_equals_plain(Case(make=models.Twice, places=3, evaluates=True), "twice")
     check_equals_plain(Case(make=models.Frozen, places=2), "frozen")
     check_equals_plain(Case(make=models.Borrowing, places=2), "borrowing")
+    check_equals_plain(Case(make=models.Backwards, places=2, max_norm=0.1), "backwards")
+    check_equals_plain(Case(make=models.Backwards, options={"offload": True}), "both")
     check_equals_plain(Case(make=models.Attentive, places=2, chunk_bytes=10**6), "fused")
 
 
@@ -176,13 +178,18 @@ def _save(folder: str) -> None:
     whole = moetune.full_state_dict(model)
     if whole:
         torch.save(whole, f"{folder}/whole.pt")
-    # One more step on equal batches of all ranks, for those that go on elsewhere.
-    loss = exact_loss_of(model, TOKENS)
-    loss.backward()
-    optimizer.step()
+    _two_more_steps(model, optimizer)
     whole = moetune.full_state_dict(model)
     if whole:
         torch.save(whole, f"{folder}/next.pt")
+
+
+def _two_more_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Step on equal batches of all ranks; a fresh model's chunks are packed anew in between."""
+    for _ in range(2):
+        exact_loss_of(model, TOKENS).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _load(folder: str) -> None:
@@ -193,8 +200,7 @@ def _load(folder: str) -> None:
     found = moetune.full_state_dict(model)
     for name, value in found.items():
         assert torch.equal(value, torch.load(f"{folder}/whole.pt")[name]), name
-    exact_loss_of(model, TOKENS).backward()
-    optimizer.step()
+    _two_more_steps(model, optimizer)
     for name, value in moetune.full_state_dict(model).items():
         torch.testing.assert_close(
             value, torch.load(f"{folder}/next.pt")[name], rtol=0, atol=EXACT, msg=name

@@ -49,6 +49,14 @@ class Cache:
         """The uses of the last whole training step."""
         return self._records[True].known
 
+    def adopt(self, chunks: Sequence[StoredChunk], places: int) -> None:
+        """Hold other chunks from now on, whose order of uses is unknown."""
+        self._chunks, self.places = chunks, places
+        self._records = {True: Record(), False: Record()}
+        self._uses.clear()
+        self._plans.clear()
+        self._fetches.clear()
+
     def begin_step(self, *, trains: bool) -> None:
         """Begin a step, which will repeat the last of its kind if all goes as before."""
         self._trains = trains

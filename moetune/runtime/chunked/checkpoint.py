@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.optim import Optimizer
 
 from moetune.domain.errors import InputError
-from moetune.runtime.chunked.optimizer import ChunkedOptimizer, Piece, first_states
+from moetune.runtime.chunked.optimizer import ChunkedOptimizer
+from moetune.runtime.chunked.pieces import Piece, first_states
 from moetune.runtime.chunked.state import buffers_of, model_chunks
 from moetune.runtime.chunked.units import expert_layers
 

@@ -66,6 +66,16 @@ def guard(parameter: nn.Parameter, name: str, chunk: int, keeper: Keeper) -> Non
     parameter.keeper, parameter.chunk_number, parameter.name_in_model = keeper, chunk, name
 
 
+def is_view(result: object, parameters: Sequence[ChunkedParameter]) -> bool:
+    """Whether a result has a parameter's memory, and will be read without asking."""
+    storages = {each.untyped_storage()._cdata for each in parameters}  # noqa: SLF001 - its identity
+    found = result if isinstance(result, list | tuple) else (result,)
+    return any(
+        isinstance(each, torch.Tensor) and each.untyped_storage()._cdata in storages  # noqa: SLF001
+        for each in found
+    )
+
+
 def _is_harmless(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
     if name == "__get__":

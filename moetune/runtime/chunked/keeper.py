@@ -9,7 +9,8 @@ from torch.autograd import Variable
 
 from moetune.runtime.chunked.cache import Cache
 from moetune.runtime.chunked.calls import Call, outputs_of, with_end
-from moetune.runtime.chunked.guard import ChunkedParameter, guard
+from moetune.runtime.chunked.guard import ChunkedParameter, guard, is_view
+from moetune.runtime.chunked.order import FirstUses
 from moetune.runtime.chunked.stored import StoredChunk
 from moetune.runtime.chunked.structure import Structure
 from moetune.runtime.chunked.units import Unit
@@ -31,25 +32,36 @@ class ChunkKeeper:
         parameters: dict[str, nn.Parameter],
         cache: Cache,
     ) -> None:
-        self.chunks, self.cache = chunks, cache
-        self.parameters = parameters
-        self._home = {name: chunk for chunk in chunks for name in chunk.names}
+        self.cache, self.parameters = cache, parameters
+        self.first_uses = FirstUses()
         self._running: list[Call] = []
         self._open: list[Call] = []
-        self._lingering: list[int] = []
+        self._lingering: dict[int, frozenset[str]] = {}
         self._pending: dict[int, dict[str, torch.Tensor]] = {}
         self._arrived: set[str] = set()
         self.got_gradient: set[str] = set()
         self._is_backward = False
         self._is_new_step = True
         self._structure = Structure(model)
+        self._place_in(chunks)
         for name, parameter in parameters.items():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._arrival(name))
-            guard(parameter, name, self._home[name].number, self)
         self._hook_root(model)
         for unit in units:
             self._hook(unit)
+
+    def adopt(self, chunks: Sequence[StoredChunk], places: int) -> None:
+        """Keep other chunks from now on, which have the same parameters; none is in the cache."""
+        self._place_in(chunks)
+        self.cache.adopt(chunks, places)
+
+    def _place_in(self, chunks: Sequence[StoredChunk]) -> None:
+        self.chunks = chunks
+        self._home = {name: chunk for chunk in chunks for name in chunk.names}
+        self._numbers: dict[str, tuple[int, ...]] = {}
+        for name, parameter in self.parameters.items():
+            guard(parameter, name, self._home[name].number, self)
 
     def end_step(self) -> None:
         """The optimizer has changed the values: what is cached is old, and the next step begins."""
@@ -87,6 +99,7 @@ class ChunkKeeper:
         if not foreign or (_in_backward() and all(self._is_held(each) for each in foreign)):
             return function(*args, **kwargs)
         numbers = tuple(dict.fromkeys(each.chunk_number for each in foreign))
+        self.first_uses.note(each.name_in_model for each in foreign)
         names = frozenset(each.name_in_model for each in foreign)
         trainable = frozenset(each.name_in_model for each in foreign if each.requires_grad)
         call = Call(foreign[0].name_in_model, numbers, names, trainable)
@@ -95,7 +108,7 @@ class ChunkKeeper:
             result = function(*args, **kwargs)
         finally:
             self._end_forward(call, result)
-        if _is_view(result, foreign):
+        if is_view(result, foreign):
             self._linger(numbers, names)
         return result
 
@@ -109,7 +122,7 @@ class ChunkKeeper:
             if number not in self._lingering:
                 self.cache.use((number,), names, self.chunks[number].names[0])
                 self.chunks[number].holds += 1
-                self._lingering.append(number)
+                self._lingering[number] = names
 
     # Calls
 
@@ -128,13 +141,13 @@ class ChunkKeeper:
         model.register_forward_hook(after)
 
     def _hook(self, unit: Unit) -> None:
-        chunks = tuple(dict.fromkeys(self._home[name].number for name in unit.parameters))
         trainable = frozenset(n for n in unit.parameters if self.parameters[n].requires_grad)
         names = frozenset(unit.parameters)
         who = f"{unit.name} ({unit.parameters[0]})"
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
-            return self._forward(Call(who, chunks, names, trainable), (args, kwargs))
+            self.first_uses.note(unit.parameters)
+            return self._forward(Call(who, self._chunks_of(unit), names, trainable), (args, kwargs))
 
         def after(_: nn.Module, __: object, result: object) -> None:
             if self._running and self._running[-1].who == who:
@@ -142,6 +155,12 @@ class ChunkKeeper:
 
         unit.module.register_forward_pre_hook(before, with_kwargs=True)
         unit.module.register_forward_hook(after, always_call=True)
+
+    def _chunks_of(self, unit: Unit) -> tuple[int, ...]:
+        if unit.name not in self._numbers:
+            found = dict.fromkeys(self._home[name].number for name in unit.parameters)
+            self._numbers[unit.name] = tuple(found)
+        return self._numbers[unit.name]
 
     def _forward(self, call: Call, arguments: tuple[Any, Any]) -> tuple[Any, Any]:
         self._hold(call)
@@ -171,12 +190,15 @@ class ChunkKeeper:
             self._release(call.chunks)
 
     def _hold(self, call: Call) -> None:
+        if self.first_uses.is_open:
+            beside = (each.names for each in (*self._running, *self._open))
+            self.first_uses.note_together((call.names, *beside, *self._lingering.values()))
         self.cache.use(call.chunks, call.names, call.who)
         for number in call.chunks:
             self.chunks[number].holds += 1
 
     def _stop_lingering(self) -> None:
-        numbers, self._lingering = self._lingering, []
+        numbers, self._lingering = self._lingering, {}
         self._release(numbers)
 
     def _release(self, numbers: Iterable[int]) -> None:
@@ -232,9 +254,8 @@ class ChunkKeeper:
     # Gradients
 
     def _arrival(self, name: str) -> Callable[[torch.Tensor], None]:
-        chunk = self._home[name]
-
         def hook(parameter: torch.Tensor) -> None:
+            chunk = self._home[name]
             self._begin_backward()
             self._arrived.add(name)
             self.got_gradient.add(name)
@@ -272,13 +293,3 @@ class ChunkKeeper:
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - torch has no public name
-
-
-def _is_view(result: object, parameters: Sequence[ChunkedParameter]) -> bool:
-    """Whether a result has a parameter's memory, and will be read without asking."""
-    storages = {each.untyped_storage()._cdata for each in parameters}  # noqa: SLF001 - its identity
-    found = result if isinstance(result, list | tuple) else (result,)
-    return any(
-        isinstance(each, torch.Tensor) and each.untyped_storage()._cdata in storages  # noqa: SLF001
-        for each in found
-    )

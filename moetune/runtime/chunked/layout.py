@@ -1,7 +1,7 @@
 """Which chunks a model gets, and what all ranks must agree on before it does."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,14 +84,17 @@ def teams_of(model: nn.Module, team: Team) -> tuple[dict[str, Team], dict[str, s
 
 
 def pack_model(
-    model: nn.Module, teams: dict[str, Team], labels: dict[str, str], options: Options
+    parameters: Mapping[str, nn.Parameter],
+    teams: Mapping[str, Team],
+    labels: Mapping[str, str],
+    options: Options,
 ) -> tuple[Chunk, ...]:
-    """Return the model's chunks.
+    """Return the chunks of a model's parameters, in their order.
 
     Raises:
         InputError: a parameter is larger than a chunk, or of a dtype that has none.
     """
-    chunks = pack(
+    return pack(
         (
             PackedParameter(
                 name=name,
@@ -103,12 +106,10 @@ def pack_model(
                     is_trainable=parameter.requires_grad,
                 ),
             )
-            for name, parameter in model.named_parameters()
+            for name, parameter in parameters.items()
         ),
         chunk_bytes=options.chunk_bytes,
     )
-    num_places(chunks, options)
-    return chunks
 
 
 def num_places(chunks: Sequence[Chunk], options: Options) -> int:

@@ -1,39 +1,24 @@
 """A torch optimizer over this rank's shards, one piece for every parameter."""
 
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from moetune.domain.errors import InputError, RankMismatchError
 from moetune.runtime.chunked.early_steps import EarlySteps
 from moetune.runtime.chunked.keeper import ChunkKeeper
+from moetune.runtime.chunked.known_optimizers import over_shards
+from moetune.runtime.chunked.order import Uses
+from moetune.runtime.chunked.pieces import Piece, pieces_of
 from moetune.runtime.chunked.side_stream import SideStream
 from moetune.runtime.chunked.stored import StoredChunk
 from moetune.runtime.chunked.team import Team
 
-_KINDS = (Adam, AdamW, SGD)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A parameter's elements on this rank: a view of its chunk's master.
-
-    Args:
-        low, high: of its elements in the master.
-        first: which of the parameter's elements is the first.
-    """
-
-    name: str
-    chunk: StoredChunk
-    values: nn.Parameter
-    low: int
-    high: int
-    first: int
+Repack = Callable[["ChunkedOptimizer", Uses], None]
 
 
 class ChunkedOptimizer(Optimizer):
@@ -47,6 +32,8 @@ class ChunkedOptimizer(Optimizer):
         optimizer: fresh, over parameters of the model.
         team: the data-parallel ranks.
         leaving: where gradients go to the host.
+        repack: called after the first step with how parameters were used; may give other
+            chunks to `adopt`.
         in_backward: chunks are stepped within the backward pass.
     """
 
@@ -57,32 +44,22 @@ class ChunkedOptimizer(Optimizer):
         team: Team,
         leaving: SideStream,
         *,
+        repack: Repack,
         in_backward: bool,
     ) -> None:
         self._keeper, self._team, self._leaving = keeper, team, leaving
         self._names = sorted(keeper.parameters)
-        self.pieces = pieces_of(keeper.chunks)
-        self._pieces = {
-            number: tuple(pieces)
-            for number, pieces in groupby(self.pieces, key=lambda piece: piece.chunk.number)
-        }
-        by_name = {piece.name: piece for piece in self.pieces}
         names = {id(parameter): name for name, parameter in keeper.parameters.items()}
-        groups: Any = [
-            {
-                **_settings(group),
-                "params": [
-                    by_name[names[id(each)]].values
-                    for each in group["params"]
-                    if names[id(each)] in by_name
-                ],
-            }
-            for group in optimizer.param_groups
+        self._groups = [
+            tuple(names[id(each)] for each in group["params"]) for group in optimizer.param_groups
         ]
-        self._inner: Optimizer = _KINDS[_KINDS.index(type(optimizer))](groups)
+        self._find_pieces()
+        values = [self._values_of(members) for members in self._groups]
+        self._inner = over_shards(optimizer, values)
         super().__init__(self._inner.param_groups, self._inner.defaults)
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
         self._early = EarlySteps(self._step_chunk) if in_backward else None
+        self._repack: Repack | None = repack
         if self._early is not None:
             keeper.cache.on_reduced = self._step_early
 
@@ -102,6 +79,10 @@ class ChunkedOptimizer(Optimizer):
         for chunk in self._keeper.chunks:
             if chunk.number not in done:
                 self._step_chunk(chunk, got)
+        if self._repack is not None:
+            self._keeper.renew()
+            self._repack(self, self._keeper.first_uses.close())
+            self._repack = None
         self._keeper.end_step()
         return loss
 
@@ -144,6 +125,47 @@ class ChunkedOptimizer(Optimizer):
         assert self._early is not None  # noqa: S101 - else nobody calls
         if self._is_complete(chunk):
             self._early.start(chunk)
+
+    @property
+    def chunks(self) -> tuple[StoredChunk, ...]:
+        """The model's chunks on this rank."""
+        return tuple(self._keeper.chunks)
+
+    def pieces_in(self, chunk: StoredChunk) -> tuple[Piece, ...]:
+        """Return this rank's parts of a chunk's parameters."""
+        return self._pieces.get(chunk.number, ())
+
+    def adopt(
+        self,
+        chunks: Sequence[StoredChunk],
+        states: Mapping[str, dict[str, Any]],
+        places: int,
+    ) -> None:
+        """Step other chunks from now on, which have the same parameters.
+
+        Args:
+            states: of this rank's part of every parameter.
+            places: of the cache.
+        """
+        self._keeper.adopt(chunks, places)
+        self._find_pieces()
+        self.state.clear()
+        for group, members in zip(self.param_groups, self._groups, strict=True):
+            group["params"][:] = self._values_of(members)
+        for piece in self.pieces:
+            if piece.name in states:
+                self.state[piece.values] = states[piece.name]
+
+    def _find_pieces(self) -> None:
+        self.pieces = pieces_of(self._keeper.chunks)
+        self._pieces = {
+            number: tuple(pieces)
+            for number, pieces in groupby(self.pieces, key=lambda piece: piece.chunk.number)
+        }
+
+    def _values_of(self, names: Iterable[str]) -> list[nn.Parameter]:
+        values = {piece.name: piece.values for piece in self.pieces}
+        return [values[name] for name in names if name in values]
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -191,7 +213,7 @@ class ChunkedOptimizer(Optimizer):
             return
         if chunk.is_offloaded:
             self._leaving.synchronize()
-        pieces = self._pieces.get(chunk.number, ())
+        pieces = self.pieces_in(chunk)
         for piece in pieces:
             if got is None or piece.name in got:
                 piece.values.grad = chunk.gradient[piece.low : piece.high]
@@ -214,90 +236,3 @@ class ChunkedOptimizer(Optimizer):
                 "every rank must call the same modules in the same order",
             )
         return {name for name, flag in zip(self._names, found, strict=False) if flag}
-
-
-def check_optimizer(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -> None:
-    """Check that an optimizer can step shards of this model.
-
-    Raises:
-        InputError: it is of another kind or another model, or has stepped before.
-    """
-    if type(optimizer) not in _KINDS:
-        known = ", ".join(kind.__name__ for kind in _KINDS)
-        raise InputError(
-            f"{type(optimizer).__name__} cannot step shards of parameters", f"use one of {known}"
-        )
-    if optimizer.state:
-        raise InputError(
-            f"the optimizer has states of {len(optimizer.state)} parameters already",
-            "shard the model before the first step",
-        )
-    known_ids = {id(parameter) for parameter in parameters.values()}
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            if id(parameter) not in known_ids:
-                raise InputError(
-                    f"parameter {place} of the optimizer's group {number}, of shape "
-                    f"{tuple(parameter.shape)}, is not one of the model's {len(known_ids)}",
-                    "build the optimizer on model.parameters()",
-                )
-
-
-def first_states(optimizer: ChunkedOptimizer, piece: Piece) -> dict[str, torch.Tensor]:
-    """Return a piece's states; those before the first step, made now, where it made none."""
-    state: dict[str, Any] = optimizer.state[piece.values]
-    group = next(
-        (
-            group
-            for group in optimizer.param_groups
-            if any(each is piece.values for each in group["params"])
-        ),
-        None,
-    )
-    if not state and group is not None:
-        keys = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"]
-        if "betas" in group:
-            state["step"] = torch.zeros((), device=piece.values.device)
-        elif not group["momentum"]:
-            keys = []
-        if group.get("amsgrad"):
-            keys.append("max_exp_avg_sq")
-        state.update({key: torch.zeros_like(piece.values.detach()) for key in keys})
-    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-
-
-def state_copies(optimizer: Optimizer) -> int:
-    """Return how many values the optimizer keeps for every parameter."""
-    if isinstance(optimizer, SGD):
-        return int(any(group["momentum"] for group in optimizer.param_groups))
-    return 2 + any(group["amsgrad"] for group in optimizer.param_groups)
-
-
-def pieces_of(chunks: Iterable[StoredChunk]) -> tuple[Piece, ...]:
-    """Return this rank's part of every parameter that can be trained."""
-    return tuple(_pieces(chunks))
-
-
-def _pieces(chunks: Iterable[StoredChunk]) -> Iterable[Piece]:
-    for chunk in chunks:
-        if not chunk.chunk.group.is_trainable:
-            continue
-        for slot in chunk.chunk.slots:
-            low, high = chunk.part_of(slot)
-            if low < high:
-                yield Piece(
-                    name=slot.name,
-                    chunk=chunk,
-                    values=nn.Parameter(chunk.master[low - chunk.low : high - chunk.low]),
-                    low=low - chunk.low,
-                    high=high - chunk.low,
-                    first=low - slot.offset,
-                )
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group's settings: fused where the caller leaves the choice."""
-    settings = {key: value for key, value in group.items() if key not in {"params", "param_names"}}
-    if settings.get("fused") is None and not settings.get("foreach"):
-        settings["fused"] = not (settings.get("capturable") or settings.get("differentiable"))
-    return settings

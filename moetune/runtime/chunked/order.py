@@ -1,6 +1,7 @@
 """The recorded order of a step's uses: kept while steps repeat it, recorded anew where not."""
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from moetune.domain.chunk_order import Use
 
@@ -47,3 +48,40 @@ class Record:
         if self._now:
             last = self._now[-1]
             self._now[-1] = replace(last, leaves=(*last.leaves, chunk))
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """How a model used its parameters.
+
+    Args:
+        order: parameters, by their first use.
+        together: those that were needed at the same time.
+    """
+
+    order: tuple[str, ...]
+    together: frozenset[frozenset[str]]
+
+
+class FirstUses:
+    """Writes down how a model uses its parameters, until it is closed."""
+
+    def __init__(self) -> None:
+        self._order: dict[str, None] = {}
+        self._together: set[frozenset[str]] = set()
+        self.is_open = True
+
+    def note(self, names: Iterable[str]) -> None:
+        """Write down that parameters are read."""
+        if self.is_open:
+            self._order.update(dict.fromkeys(names))
+
+    def note_together(self, sets: Iterable[frozenset[str]]) -> None:
+        """Write down that sets of parameters are needed at the same time."""
+        if self.is_open:
+            self._together.add(frozenset().union(*sets))
+
+    def close(self) -> Uses:
+        """Return what was written down; there will be no more."""
+        self.is_open = False
+        return Uses(tuple(self._order), frozenset(self._together))

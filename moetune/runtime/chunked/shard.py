@@ -9,18 +9,19 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.runtime.chunked.cache import Cache
 from moetune.runtime.chunked.keeper import ChunkKeeper
+from moetune.runtime.chunked.known_optimizers import check_optimizer, state_copies
 from moetune.runtime.chunked.layout import (
     Options,
     agree,
     check_host_memory,
     num_places,
-    pack_model,
     teams_of,
 )
-from moetune.runtime.chunked.optimizer import ChunkedOptimizer, check_optimizer, state_copies
+from moetune.runtime.chunked.optimizer import ChunkedOptimizer
+from moetune.runtime.chunked.placement import Placement
+from moetune.runtime.chunked.repacking import Packer, Repacking
 from moetune.runtime.chunked.side_stream import SideStream
 from moetune.runtime.chunked.state import ModelChunks, attach
-from moetune.runtime.chunked.stored import Placement, StoredChunk
 from moetune.runtime.chunked.team import Team
 from moetune.runtime.chunked.traffic import Ledger
 from moetune.runtime.chunked.units import find_units
@@ -70,49 +71,54 @@ def shard(
         AllocationError: the host has no memory for what is offloaded.
     """
     options = _options(chunk_bytes, cache_bytes, scatter, offload, pin, plan)
-    parameters = dict(model.named_parameters())
     team = _team_of(group)
+    packer = _packer(model, optimizer, team, options, device)
+    packed = packer.pack()
+    cache_places = num_places(packed, options)
+    if options.offload:
+        copies = 2 + state_copies(optimizer)
+        agree(team, model, options, check_host_memory(packed, team, copies=copies))
+    chunks = tuple(packer.store(number, chunk) for number, chunk in enumerate(packed))
+    _move_buffers(model, packer.placement.device)
+    cache = Cache(chunks, cache_places)
+    keeper = ChunkKeeper(model, find_units(model), chunks, packer.parameters, cache)
+    stepper = ChunkedOptimizer(
+        optimizer,
+        keeper,
+        team,
+        packer.placement.leaving,
+        repack=Repacking(packer, team).run,
+        in_backward=step_in_backward,
+    )
+    attach(model, ModelChunks(model, keeper, packer.ledger, team))
+    return model, stepper
+
+
+def _packer(
+    model: nn.Module,
+    optimizer: Optimizer,
+    team: Team,
+    options: Options,
+    device: torch.device | str | None,
+) -> Packer:
+    """Return what packs the model, once all ranks want the same."""
+    parameters = dict(model.named_parameters())
     problem: MoetuneError | None = None
     try:
-        if not parameters:
-            raise InputError("the model has no parameters")  # noqa: TRY301 - as the other errors
         check_optimizer(optimizer, parameters)
     except InputError as error:
         problem = error
     agree(team, model, options, problem)
     teams, labels = teams_of(model, team)
-    packed = pack_model(model, teams, labels, options)
-    if options.offload:
-        agree(
-            team,
-            model,
-            options,
-            check_host_memory(packed, team, copies=2 + state_copies(optimizer)),
-        )
     target = next(iter(parameters.values())).device if device is None else torch.device(device)
-    placement = Placement(
-        device=target,
-        scatter=options.scatter,
-        offload=options.offload,
-        pin=options.pin,
-        scale=1 / team.num_ranks,
-        coming=SideStream(target),
-        leaving=SideStream(target),
+    return Packer(
+        parameters=parameters,
+        teams=teams,
+        labels=labels,
+        options=options,
+        placement=_placement(target, options, team),
+        ledger=Ledger(),
     )
-    ledger = Ledger()
-    chunks = tuple(
-        StoredChunk(number, chunk, parameters, teams[chunk.slots[0].name], placement, ledger)
-        for number, chunk in enumerate(packed)
-    )
-    _move_buffers(model, target)
-    keeper = ChunkKeeper(
-        model, find_units(model), chunks, parameters, Cache(chunks, num_places(packed, options))
-    )
-    stepper = ChunkedOptimizer(
-        optimizer, keeper, team, placement.leaving, in_backward=step_in_backward
-    )
-    attach(model, ModelChunks(model, keeper, ledger, team))
-    return model, stepper
 
 
 def _options(
@@ -151,6 +157,18 @@ def _team_of(group: dist.ProcessGroup | None) -> Team:
     if not (dist.is_available() and dist.is_initialized()):
         return Team()
     return Team(dist.get_process_group_ranks(group))
+
+
+def _placement(device: torch.device, options: Options, team: Team) -> Placement:
+    return Placement(
+        device=device,
+        scatter=options.scatter,
+        offload=options.offload,
+        pin=options.pin,
+        scale=1 / team.num_ranks,
+        coming=SideStream(device),
+        leaving=SideStream(device),
+    )
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:

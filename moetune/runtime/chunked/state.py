@@ -109,7 +109,7 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     values: dict[str, torch.Tensor] = {}
     parameters = dict(model.named_parameters())
     for stored in chunks.stored:
-        whole = _whole_master(stored)
+        whole = stored.whole_of(stored.master).cpu()
         for slot in stored.chunk.slots:
             shape = parameters[slot.name].shape
             value = whole[slot.offset : slot.offset + slot.num_elements].view(shape)
@@ -170,17 +170,6 @@ def buffers_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - as state_dict
                 yield f"{prefix}.{name}".strip("."), buffer
-
-
-def _whole_master(stored: StoredChunk) -> torch.Tensor:
-    """Return a chunk's master values on every rank's CPU."""
-    master = stored.master.detach().cpu()
-    if stored.stays or stored.team.num_ranks == 1:
-        return master
-    source = stored.master.detach().to(stored.whole.device)
-    whole = torch.empty(stored.chunk.num_elements, dtype=source.dtype, device=source.device)
-    stored.team.gather(whole, source)()
-    return whole.cpu()
 
 
 def _named(model: nn.Module, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,40 +1,20 @@
 """One chunk's states on this rank: values, master values and gradients, whole and in shards."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
 from moetune.domain.chunking import Chunk, Slot
-from moetune.runtime.chunked.side_stream import SideStream, Wait
+from moetune.runtime.chunked.placement import Placement
+from moetune.runtime.chunked.side_stream import Wait
 from moetune.runtime.chunked.team import Team
 from moetune.runtime.chunked.traffic import Ledger
 
 Phase = Literal["away", "gathering", "values", "gradients", "reducing"]
 """What the whole buffer holds: nothing, values on their way, values (or gradients in the slots
 that arrived), gradients alone, gradients on their way."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where chunks live.
-
-    Args:
-        device: that computes.
-        scale: of summed gradients: 1 / the ranks of the data-parallel group.
-        pin: shards in host memory are page-locked.
-        coming, leaving: where values come in and gradients go out.
-    """
-
-    device: torch.device
-    scatter: bool
-    offload: bool
-    pin: bool
-    scale: float
-    coming: SideStream
-    leaving: SideStream
 
 
 class StoredChunk:
@@ -224,6 +204,29 @@ class StoredChunk:
         if self._payload is not self.master:
             self._payload.copy_(self.master, non_blocking=self.is_offloaded)
 
+    def whole_of(self, shard: torch.Tensor) -> torch.Tensor:
+        """Return the ranks' parts of something, such as the masters, whole on the device."""
+        source = shard.detach().to(self.whole.device)
+        if self.stays or self.team.num_ranks == 1:
+            return source
+        whole = torch.empty(self.chunk.num_elements, dtype=source.dtype, device=source.device)
+        self.team.gather(whole, source)()
+        return whole
+
+    def add_gradient(self, low: int, values: torch.Tensor) -> None:
+        """Add to this rank's gradient, from an element of the chunk on."""
+        gradient = self._own_gradient()
+        if not self.has_gradient:
+            gradient.zero_()
+            self.has_gradient = True
+        gradient[low - self.low : low - self.low + len(values)] += values.to(gradient)
+
+    def retire(self) -> None:
+        """Count this chunk's states as freed: others have its parameters now."""
+        self._ledger.hold(-self._num_own_bytes())
+        if self.gradient is not None and not self.is_offloaded:
+            self._ledger.hold(-_bytes(self.gradient))
+
     def _finish_wait(self) -> None:
         wait, self._wait = self._wait, None
         if wait is not None:
@@ -231,17 +234,22 @@ class StoredChunk:
 
     def _accumulate(self, total: torch.Tensor) -> None:
         """Put the sum, scaled, where this rank keeps its gradient, on top of what is there."""
-        if self.gradient is None:
-            self.gradient = torch.empty_like(self.master, pin_memory=self.master.is_pinned())
-            if not self.is_offloaded:
-                self._ledger.hold(_bytes(self.gradient))
+        gradient = self._own_gradient()
         total = total.to(self.master.dtype)
         if self._placement.scale != 1:
             total.mul_(self._placement.scale)
         if self.has_gradient:
-            total.add_(self.gradient.to(total.device, non_blocking=True))
-        self.gradient.copy_(total, non_blocking=True)
+            total.add_(gradient.to(total.device, non_blocking=True))
+        gradient.copy_(total, non_blocking=True)
         self.has_gradient = True
+
+    def _own_gradient(self) -> torch.Tensor:
+        """Return the room for this rank's gradient."""
+        if self.gradient is None:
+            self.gradient = torch.empty_like(self.master, pin_memory=self.master.is_pinned())
+            if not self.is_offloaded:
+                self._ledger.hold(_bytes(self.gradient))
+        return self.gradient
 
     def _occupy(self) -> None:
         self.whole.untyped_storage().resize_(self.chunk.num_bytes)
