@@ -36,13 +36,14 @@ netlab: $(READY)
 	$(BIN)/python -m benchmarks.layouts
 	$(BIN)/python -m benchmarks.chunks
 
-bench: $(READY)
+bench: $(READY) chromium
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt '.[report]'
 	$(BIN)/python -m benchmarks.pipemoe
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.mpipemoe
 	$(BIN)/python -m benchmarks.ppmoe.table2
 	$(BIN)/python -m benchmarks.layout_search
+	$(BIN)/python -m benchmarks.service
 
 gpu:
 	python3 -m benchmarks.gpu

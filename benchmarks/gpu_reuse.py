@@ -8,7 +8,8 @@ import torch
 
 from benchmarks.mpipemoe.live import live_tensors
 from moetune.domain.layer import Workload
-from moetune.domain.plan import STRATEGIES, Decision, Strategy
+from moetune.domain.plan import Decision
+from moetune.domain.plan_inputs import STRATEGIES, Strategy
 from moetune.runtime.links import Link
 from moetune.solve.eq10 import paper_seconds
 from moetune.solve.memory import layer_memory

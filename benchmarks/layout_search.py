@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from moetune.domain.hardware import Machine
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import PlanInputs
+from moetune.domain.plan_inputs import PlanInputs
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer

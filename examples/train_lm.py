@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 from moetune.runtime.language_stages import staged_language_model
 from moetune.runtime.ranks import join

@@ -7,19 +7,18 @@ it would be), the user's `moetune.toml`, its default.
 
 import os
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from moetune import config_files
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
 from moetune.domain.service_url import check_service_url
 from moetune.domain.units import dtype_bytes, parse_count, parse_seconds
 
-FILE_NAME = "moetune.toml"
 PREFIX = "MOETUNE_"
 
 _TRUE = ("1", "true")
@@ -122,9 +121,9 @@ def load(
     default_db = default_database(environ)
     layers: list[tuple[str, dict[str, object]]] = [("default", {"db": default_db})]
     if file is not None:
-        layers.append((str(file), _read(file)))
+        layers.append((str(file), config_files.read(file)))
     elif not no_files:
-        layers += [layer for layer in (_user_layer(environ), _nearest_layer(directory)) if layer]
+        layers += list(_files(environ, directory))
     layers += [(PREFIX + name.upper(), {name: value}) for name, value in _variables(environ)]
     if db is not None:
         layers.append(("--db", {"db": db}))
@@ -210,65 +209,14 @@ def _home(environ: Mapping[str, str]) -> Path:
         raise InputError("this user has no home folder", "set HOME") from None
 
 
-def _user_layer(environ: Mapping[str, str]) -> tuple[str, dict[str, object]] | None:
+def _files(environ: Mapping[str, str], directory: Path) -> Iterator[tuple[str, dict[str, object]]]:
     home = environ.get("XDG_CONFIG_HOME") or str(_home(environ) / ".config")
-    file = Path(home) / "moetune" / FILE_NAME
-    return (str(file), _read(file)) if file.is_file() else None
-
-
-def _nearest_layer(directory: Path) -> tuple[str, dict[str, object]] | None:
-    for folder in (directory, *directory.parents):
-        if (folder / FILE_NAME).is_file():
-            return str(folder / FILE_NAME), _read(folder / FILE_NAME)
-        project = folder / "pyproject.toml"
-        if project.is_file() and (found := _read_project(project)) is not None:
-            return f"{project} [tool.moetune]", found
-    return None
-
-
-def _read(file: Path) -> dict[str, object]:
-    return _place_files(_parse(file, _read_text(file)), file.parent)
-
-
-def _read_project(file: Path) -> dict[str, object] | None:
-    """Return the project's table, None without one; a broken file without one is let be."""
-    text = _read_text(file)
-    if "moetune" not in text:
-        return None
-    tool = _parse(file, text).get("tool")
-    table = tool.get("moetune") if isinstance(tool, dict) else None
-    return _place_files(table, file.parent) if isinstance(table, dict) else None
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    except UnicodeDecodeError:
-        problem = "is not UTF-8 text"
-    raise InputError(
-        f"settings file {file} {problem}",
-        "name another with --config, or read none with --no-config",
-    )
-
-
-def _parse(file: Path, text: str) -> dict[str, object]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"settings file {file} is not valid TOML: {error}") from None
-
-
-def _place_files(values: dict[str, object], folder: Path) -> dict[str, object]:
-    """Take relative files as beside the settings file, wherever it is used."""
-    placed = dict(values)
-    for key in ("db", "profile"):
-        text = values.get(key)
-        is_file = isinstance(text, str) and (key == "db" or text.endswith(".toml") or "/" in text)
-        if isinstance(text, str) and text and is_file and "://" not in text:
-            placed[key] = str(folder / Path(text).expanduser())
-    return placed
+    file = Path(home) / "moetune" / config_files.FILE_NAME
+    if file.is_file():
+        yield str(file), config_files.read(file)
+    nearest = config_files.nearest(directory)
+    if nearest is not None:
+        yield nearest
 
 
 def _check(origin: str, values: Mapping[str, object]) -> None:

@@ -14,7 +14,8 @@ from benchmarks.layouts.ranks import Variant, Work
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
 from moetune.domain.document import canonical_json, encode
-from moetune.domain.plan import Decision, Layout
+from moetune.domain.plan import Decision
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.profile import Profile
 from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of

@@ -17,7 +17,8 @@ from benchmarks.layouts.balanced import Gates, balanced_gates
 from benchmarks.netlab.cell import Step
 from benchmarks.netlab.ranks import time_steps
 from moetune.domain.document import decode
-from moetune.domain.plan import Decision, Layout
+from moetune.domain.plan import Decision
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.language_model import LanguageModel

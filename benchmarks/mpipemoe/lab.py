@@ -17,7 +17,8 @@ from benchmarks.netlab.experiment import (
 )
 from benchmarks.netlab.lab import Lab
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import STRATEGIES, Plan, Strategy
+from moetune.domain.plan import Plan
+from moetune.domain.plan_inputs import STRATEGIES, Strategy
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.eq10 import paper_seconds

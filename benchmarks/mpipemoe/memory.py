@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.mpipemoe.live import live_tensors
 from moetune.domain.layer import Activation, LayerShape, Workload
-from moetune.domain.plan import Strategy
+from moetune.domain.plan_inputs import Strategy
 from moetune.runtime.layer import MoELayer
 from moetune.solve.memory import layer_memory, total_bytes
 from moetune.solve.peak import States, peak_bytes

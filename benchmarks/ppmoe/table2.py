@@ -17,8 +17,8 @@ from pathlib import Path
 
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layer import ExpertParallel
+from moetune.domain.model_plan import Part
 from moetune.domain.models import find_model
-from moetune.domain.plan import Part
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.fit.costs import costs_of
 from moetune.solve.choice import Bounds

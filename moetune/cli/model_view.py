@@ -2,8 +2,10 @@
 
 from moetune.cli.plan_view import device_word, is_one_chunk, memory_line, sentence
 from moetune.cli.render import Screen, percent, plural
+from moetune.domain.model_plan import Part, TransformerPlan
 from moetune.domain.models import MODELS
-from moetune.domain.plan import Alternative, Chunks, Layout, Part, Plan, TransformerPlan
+from moetune.domain.plan import Alternative, Chunks, Plan
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layout_breakdown import kinds_of
 from moetune.solve.layout_words import WORDS, name_memory

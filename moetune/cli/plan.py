@@ -8,7 +8,7 @@ import typer
 from moetune.cli.plan_request import LayerFlags, ModelFlags, parsed, tokens_of
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
 from moetune.domain.layer import Activation, ExpertParallel
-from moetune.domain.plan import Order, Strategy
+from moetune.domain.plan_inputs import Order, Strategy
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ def trace(
     """Write predicted and measured timelines of a plan for ui.perfetto.dev."""
     from moetune import config
     from moetune.workflows.files import write_text
-    from moetune.workflows.plan import find_plan
+    from moetune.workflows.find_plan import find_plan
     from moetune.workflows.trace import trace_plan
     from moetune.workflows.verify import profile_behind
 

@@ -7,7 +7,6 @@ import typer
 
 from moetune.cli.plan_request import parsed
 from moetune.cli.session import Json, ProfileOption, example, session_of
-from moetune.domain.document import encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.units import parse_bytes, parse_count
 
@@ -53,7 +52,7 @@ def whatif(
     Sizes that were not measured are estimated, and the plan says so.
     """
     from moetune.cli.plan_view import sentence
-    from moetune.workflows.plan import find_plan
+    from moetune.workflows.find_plan import find_plan
     from moetune.workflows.verify import profile_behind
     from moetune.workflows.whatif import change_plan
 
@@ -76,7 +75,7 @@ def whatif(
         )
     answer = change_plan(made, profile=known, changes=changes, speeds=speeds)
     if json:
-        session.screen.document({"schema": "moetune.whatif/1", **encode(answer)})
+        session.screen.document(answer.document)
         return
     first, second, *rest = answer.words
     session.screen.say(sentence(first))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import check_divisible
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 
 
 def check_layout(

@@ -2,109 +2,19 @@
 
 import json
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from moetune.domain.costs import Trust
-from moetune.domain.document import decode_schema, digest
+from moetune.domain.document import decode_schema
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, LayerShape, Workload
+from moetune.domain.layer import Workload
+from moetune.domain.model_plan import TransformerPlan
+from moetune.domain.plan_inputs import Layout, Order, PlanInputs, Strategy
 
 PLAN_SCHEMA = 1
-Order = Literal["dispatch_first", "interleaved"]
-Strategy = Literal["none", "S1", "S2", "S3", "S4"]
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
-"""What the experts received goes to host memory; S2 and S4 send it again (MPipeMoE Table II)."""
-OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
-"""Pre-activations go to host memory; S3 and S4 compute them again."""
 Binding = Literal["communication", "computation", "copies", "memory"]
-ModelBinding = Literal[
-    "computation", "all_to_all", "all_reduce", "bubble", "gradients", "chunks", "memory",
-]  # fmt: skip
-PartName = Literal[
-    "gate", "first all_to_all", "second all_to_all", "MoE all_reduce", "experts", "attention",
-    "attention all_reduce", "dense FFN", "FFN all_reduce", "norms", "launches", "embedding",
-    "head and loss", "vocabulary all_reduce", "stage sends", "gradients", "chunk transfers",
-    "optimizer", "bubble",
-]  # fmt: skip
 Range = tuple[int, int, int, int]
-EXPERT_PARALLEL = "expert-parallel"
-"""Among a plan's constraints: how its ranks have to share the experts."""
-SEQUENCE_PARALLEL = "sequence-parallel"
-"""The same: whether the ranks of a tensor-parallel group have a shard of the tokens each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInputs:
-    """Everything the decision depends on; the plan's id is the hash of it.
-
-    Args:
-        tokens_per_rank: each rank's own; of a tensor-parallel group those that all ranks
-            compute, whether each has all of them or a shard.
-        constraints: what the caller pinned or bounded, by flag name; empty when nothing.
-    """
-
-    model: str | None
-    layer: LayerShape
-    world_size: int
-    tokens_per_rank: int
-    dtype: str
-    memory_limit_bytes: int | None
-    profile: str
-    profile_fingerprint: str
-    constraints: Mapping[str, str]
-
-    @property
-    def plan_id(self) -> str:
-        """sha256 of the canonical inputs."""
-        return digest(self)
-
-    @property
-    def expert_parallel(self) -> ExpertParallel:
-        """How a layer alone has to share its experts: as pinned, else all to all."""
-        is_tensor = self.constraints.get(EXPERT_PARALLEL) == "tensor"
-        return "tensor" if is_tensor else "all_to_all"
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether each rank of the tensor-parallel group has a shard of the tokens."""
-        return self.constraints.get(SEQUENCE_PARALLEL) == "true"
-
-    def workload(self, layout: "Layout") -> Workload:
-        """Return one layer, on the ranks that share its experts."""
-        return Workload(
-            layer=self.layer,
-            world_size=layout.expert_ranks,
-            tokens_per_rank=self.tokens_per_rank,
-            dtype=self.dtype,
-            expert_parallel=layout.expert_parallel,
-            sequence_parallel=self.sequence_parallel,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How ranks share the work."""
-
-    expert_parallel: ExpertParallel
-    dp: int
-    ep: int
-    tp: int
-    pp: int
-
-    @classmethod
-    def of_layer(cls, expert_parallel: ExpertParallel, num_ranks: int) -> "Layout":
-        """Return the layout of one layer alone, whose experts all ranks share."""
-        if expert_parallel == "tensor":
-            return cls(expert_parallel=expert_parallel, dp=1, ep=1, tp=num_ranks, pp=1)
-        return cls(expert_parallel=expert_parallel, dp=num_ranks, ep=num_ranks, tp=1, pp=1)
-
-    @property
-    def expert_ranks(self) -> int:
-        """Ranks that share the experts of one layer."""
-        return self.ep if self.expert_parallel == "all_to_all" else self.tp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,60 +104,6 @@ class Alternative(Choice):
     lost_because: str
     layout: Layout | None = None
     memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one kind of work takes of the model's step, on the slowest stage.
-
-    Args:
-        layer_seconds: one layer's forward pass with one micro-batch; 0 where it has none.
-        forward_seconds: all forward passes of the step.
-        seconds: the whole step; the parts' sum is the step.
-        share: of the step.
-    """
-
-    name: PartName
-    layer_seconds: float
-    forward_seconds: float
-    seconds: float
-    share: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelMemory:
-    """Bytes on the device that needs the most."""
-
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-    activation_bytes: int
-    buffer_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerPlan:
-    """How a whole model runs in the plan's layout.
-
-    Args:
-        zero: optimizer states are sharded over the ranks that hold the same parameters.
-        recompute: blocks keep only their input, and run forward again before their backward pass.
-        step_seconds: of the model, from the first micro-batch to the new parameters.
-    """
-
-    num_layers: int
-    moe_every: int
-    micro_batch_sequences: int
-    micro_batch_tokens: int
-    num_micro_batches: int
-    zero: bool
-    recompute: bool
-    step_seconds: float
-    tokens_per_second_per_rank: float
-    memory: ModelMemory
-    parts: tuple[Part, ...]
-    binding: ModelBinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

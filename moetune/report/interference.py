@@ -1,5 +1,7 @@
 """How operations that run side by side slow each other down, as a matrix."""
 
+from collections.abc import Sequence
+
 from moetune.domain.costs import Interference
 from moetune.domain.samples import ResourceClass
 from moetune.report.picture import Picture
@@ -13,6 +15,8 @@ CLASSES: dict[ResourceClass, str] = {
 _BESIDE = (*CLASSES.values(), "both others")
 _STRONGEST = 0.55
 """How opaque a cell is whose operation stands still: text on it stays readable."""
+_Cell = tuple[int, int, float]
+"""(row, column, speed)."""
 
 
 def interference_picture(table: Interference) -> Picture:
@@ -32,18 +36,7 @@ def interference_picture(table: Interference) -> Picture:
             "and the stronger the colour, the slower."
         ),
         figure=figure(
-            [
-                {
-                    "type": "scatter", "mode": "text", "showlegend": False, "hoverinfo": "text",
-                    "x": [column for _, column, _ in cells], "y": [row for row, _, _ in cells],
-                    "text": [f"{speed:.2f}" for _, _, speed in cells],
-                    "hovertext": [
-                        f"{names[row]} beside {_BESIDE[column]}: {speed:.1%} of its speed"
-                        for row, column, speed in cells
-                    ],
-                    "textfont": {"size": 15, "color": "@ink"},
-                }
-            ],
+            [_numbers(cells, names)],
             x=axis(
                 "", side="top", tickvals=list(range(4)), ticktext=list(_BESIDE), showgrid=False,
                 range=[-0.5, 3.5], showline=False, fixedrange=True, tickangle=0,
@@ -69,6 +62,19 @@ def _speeds(table: Interference, victim: ResourceClass) -> tuple[float | None, .
         None if other == victim else table.speed(victim, frozenset({other})) for other in CLASSES
     )
     return (*alone, table.speed(victim, frozenset(CLASSES)))
+
+
+def _numbers(cells: Sequence[_Cell], names: Sequence[str]) -> dict[str, object]:
+    return {
+        "type": "scatter", "mode": "text", "showlegend": False, "hoverinfo": "text",
+        "x": [column for _, column, _ in cells], "y": [row for row, _, _ in cells],
+        "text": [f"{speed:.2f}" for _, _, speed in cells],
+        "hovertext": [
+            f"{names[row]} beside {_BESIDE[column]}: {speed:.1%} of its speed"
+            for row, column, speed in cells
+        ],
+        "textfont": {"size": 15, "color": "@ink"},
+    }  # fmt: skip
 
 
 def _cell(row: int, column: int, speed: float) -> dict[str, object]:

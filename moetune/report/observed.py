@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moetune.domain.ports import Kept, Observation
+from moetune.domain.records import Kept, Observation
 from moetune.domain.units import format_seconds
 from moetune.report.picture import Picture, Value
 from moetune.report.theme import axis, figure, seconds_scale

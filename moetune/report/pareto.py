@@ -42,30 +42,11 @@ def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
 
 def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Picture:
     """Return every option by memory and time, the front, the choice and the limit."""
+    scales = _Scales.of(options, limit_bytes)
     front = pareto_front(options)
-    seconds, time_unit = seconds_scale(min(one.step_seconds for one in options))
-    size, size_unit = bytes_scale(max(one.memory_bytes for one in options))
-
-    def trace(some: Sequence[Option], **changes: object) -> dict[str, object]:
-        return {
-            "type": "scatter", "x": [one.memory_bytes / size for one in some],
-            "y": [one.step_seconds / seconds for one in some],
-            "text": [_hover(one, limit_bytes) for one in some],
-            "hovertemplate": "%{text}<extra></extra>", **changes,
-        }  # fmt: skip
-
-    groups = list(dict.fromkeys(one.group for one in options))
-    others = [
-        trace(
-            [one for one in options if one.group == group], name=group, mode="markers",
-            marker={"symbol": _SYMBOLS[at % len(_SYMBOLS)], "color": "@second", "size": 8},
-        )
-        for at, group in enumerate(groups)
-    ]  # fmt: skip
-    chosen = [one for one in options if one.is_chosen]
     most = max(one.memory_bytes for one in options)
     is_near = limit_bytes is not None and limit_bytes <= _NEAR * most
-    limit = upright((limit_bytes or 0) / size, "limit ") if is_near else {}
+    limit = upright((limit_bytes or 0) / scales.size, "limit ") if is_near else {}
     far = f" The limit, {format_bytes(limit_bytes)}, is far." if limit_bytes and not is_near else ""
     return Picture(
         name="memory",
@@ -75,21 +56,9 @@ def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Pic
             "both faster and smaller; the filled point is the plan." + far
         ),
         figure=figure(
-            [
-                trace(
-                    front, name="Pareto front", mode="lines", hoverinfo="skip",
-                    hovertemplate=None, line={"color": "@accent/0.6", "width": 1.5, "shape": "hv"},
-                ),
-                *others,
-                trace(
-                    chosen, name="chosen", mode="markers",
-                    marker={
-                        "color": "@accent", "size": 12, "line": {"color": "@surface", "width": 2},
-                    },
-                ),
-            ],
-            x=axis(f"memory of one device, {size_unit}"),
-            y=axis(f"one step, {time_unit}"),
+            _traces(options, front, scales),
+            x=axis(f"memory of one device, {scales.size_unit}"),
+            y=axis(f"one step, {scales.time_unit}"),
             **limit,
         ),
         header=("option", "group", "memory_bytes", "step_seconds", "on_front", "chosen", "fits"),
@@ -102,6 +71,56 @@ def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Pic
             for one in options
         ),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """What the axes count in."""
+
+    seconds: float
+    time_unit: str
+    size: float
+    size_unit: str
+    limit_bytes: int | None
+
+    @classmethod
+    def of(cls, options: Sequence[Option], limit_bytes: int | None) -> "_Scales":
+        times = seconds_scale(min(one.step_seconds for one in options))
+        sizes = bytes_scale(max(one.memory_bytes for one in options))
+        return cls(*times, *sizes, limit_bytes)
+
+    def trace(self, some: Sequence[Option], **changes: object) -> dict[str, object]:
+        """Return options as points."""
+        return {
+            "type": "scatter", "x": [one.memory_bytes / self.size for one in some],
+            "y": [one.step_seconds / self.seconds for one in some],
+            "text": [_hover(one, self.limit_bytes) for one in some],
+            "hovertemplate": "%{text}<extra></extra>", **changes,
+        }  # fmt: skip
+
+
+def _traces(
+    options: Sequence[Option], front: Sequence[Option], scales: _Scales
+) -> list[dict[str, object]]:
+    """Return the front, each group, and the choice on top."""
+    groups = list(dict.fromkeys(one.group for one in options))
+    return [
+        scales.trace(
+            front, name="Pareto front", mode="lines", hoverinfo="skip", hovertemplate=None,
+            line={"color": "@accent/0.6", "width": 1.5, "shape": "hv"},
+        ),
+        *(
+            scales.trace(
+                [one for one in options if one.group == group], name=group, mode="markers",
+                marker={"symbol": _SYMBOLS[at % len(_SYMBOLS)], "color": "@second", "size": 8},
+            )
+            for at, group in enumerate(groups)
+        ),
+        scales.trace(
+            [one for one in options if one.is_chosen], name="chosen", mode="markers",
+            marker={"color": "@accent", "size": 12, "line": {"color": "@surface", "width": 2}},
+        ),
+    ]  # fmt: skip
 
 
 def _hover(one: Option, limit_bytes: int | None) -> str:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.model_plan import TransformerPlan
+from moetune.domain.plan import Plan
 from moetune.domain.units import format_seconds
 from moetune.report.picture import Picture
 from moetune.report.theme import SERIES, axis, figure, seconds_scale
@@ -21,17 +22,6 @@ def phases_picture(plans: Mapping[str, Plan]) -> Picture:
         for name, plan in plans.items()
     }
     scale, unit = seconds_scale(max(sum(each) for each in parts.values()))
-    data: list[dict[str, object]] = [
-        {
-            "type": "bar", "orientation": "h", "name": phase, "y": list(parts),
-            "x": [each[at] / scale for each in parts.values()],
-            "marker": {"color": SERIES[at], "line": {"color": "@surface", "width": 1}},
-            "hovertext": [f"{phase}: {format_seconds(each[at])}" for each in parts.values()],
-            "hoverinfo": "text",
-        }
-        for at, phase in enumerate(PHASES)
-        if any(each[at] for each in parts.values())
-    ]  # fmt: skip
     return Picture(
         name="phases",
         title="One step of the layer",
@@ -40,7 +30,7 @@ def phases_picture(plans: Mapping[str, Plan]) -> Picture:
             "sorting around them."
         ),
         figure=figure(
-            data,
+            _stacked(parts, scale),
             x=axis(unit, rangemode="tozero"),
             y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
             barmode="stack",
@@ -56,6 +46,23 @@ def phases_picture(plans: Mapping[str, Plan]) -> Picture:
             for at, phase in enumerate(PHASES)
         ),
     )  # fmt: skip
+
+
+def _stacked(
+    parts: Mapping[str, tuple[float, float, float]], scale: float
+) -> list[dict[str, object]]:
+    """Return a bar for each phase that anything takes time of."""
+    return [
+        {
+            "type": "bar", "orientation": "h", "name": phase, "y": list(parts),
+            "x": [each[at] / scale for each in parts.values()],
+            "marker": {"color": SERIES[at], "line": {"color": "@surface", "width": 1}},
+            "hovertext": [f"{phase}: {format_seconds(each[at])}" for each in parts.values()],
+            "hoverinfo": "text",
+        }
+        for at, phase in enumerate(PHASES)
+        if any(each[at] for each in parts.values())
+    ]  # fmt: skip
 
 
 def parts_picture(whole: TransformerPlan) -> Picture:

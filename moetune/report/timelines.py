@@ -1,9 +1,11 @@
 """A simulated step as a Gantt chart."""
 
+from collections.abc import Sequence
+
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_seconds
 from moetune.report.interference import CLASSES
-from moetune.report.picture import Picture, Value
+from moetune.report.picture import Figure, Picture, Value
 from moetune.report.theme import axis, figure, note, seconds_scale
 from moetune.solve.timeline import Span, Timeline
 
@@ -12,56 +14,56 @@ _TEXT: dict[ResourceClass, str] = {"comp": "@surface", "comm": "@surface", "mem"
 _DOMAINS = ((0.57, 1.0), (0.0, 0.43))
 
 
-def timeline_picture(*, forward: Timeline, backward: Timeline) -> Picture:
+def timeline_picture(
+    *, forward: Timeline, backward: Timeline, title: str = "Timeline of one step"
+) -> Picture:
     """Return both phases of a step, one lane a stream, on one scale of time."""
-    longest = max(forward.makespan_seconds, backward.makespan_seconds)
-    scale, unit = seconds_scale(longest)
     phases = (("forward", forward), ("backward", backward))
-    data = [
-        trace
-        for at, (phase, timeline) in enumerate(phases)
-        for trace in _bars(phase, timeline, at, scale)
-    ]
     rows: list[tuple[Value, ...]] = [
         (phase, span.name, CLASSES[span.resource], span.stream, span.start_seconds,
          span.end_seconds)
         for phase, timeline in phases
         for span in timeline.spans
     ]  # fmt: skip
-    reach = [0, 1.02 * longest / scale]
-    time = axis(unit, range=reach)
-    lane = axis("", autorange="reversed", showgrid=False, fixedrange=True)
     return Picture(
         name="timeline",
-        title="Timeline of one step",
+        title=title,
         words=(
             f"The simulated forward pass takes {format_seconds(forward.makespan_seconds)}, the "
             f"backward pass {format_seconds(backward.makespan_seconds)}. D, E and C are a chunk's "
             "dispatch, experts and combine."
         ),
-        figure=figure(
-            data,
-            x={
-                **time,
-                "title": {"text": ""},
-                "anchor": "y",
-                "matches": "x2",
-                "showticklabels": False,
-            },
-            y={**lane, "domain": list(_DOMAINS[0])},
-            xaxis2={**time, "anchor": "y2"},
-            yaxis2={**lane, "domain": list(_DOMAINS[1])},
-            barmode="overlay",
-            bargap=0.25,
-            uniformtext={"mode": "hide", "minsize": 9},
-            annotations=[
-                _phase_note(phase, timeline, domain[1])
-                for (phase, timeline), domain in zip(phases, _DOMAINS, strict=True)
-            ],
-            legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.04, "yanchor": "bottom"},
-        ),
+        figure=_chart(phases),
         header=("phase", "span", "class", "stream", "start_seconds", "end_seconds"),
         rows=tuple(rows),
+    )
+
+
+def _chart(phases: Sequence[tuple[str, Timeline]]) -> Figure:
+    """Return the figure: one phase above the other."""
+    longest = max(timeline.makespan_seconds for _, timeline in phases)
+    scale, unit = seconds_scale(longest)
+    time = axis(unit, range=[0, 1.02 * longest / scale])
+    lane = axis("", autorange="reversed", showgrid=False, fixedrange=True)
+    above = {"title": {"text": ""}, "anchor": "y", "matches": "x2", "showticklabels": False}
+    return figure(
+        [
+            trace
+            for at, (phase, timeline) in enumerate(phases)
+            for trace in _bars(phase, timeline, at, scale)
+        ],
+        x={**time, **above},
+        y={**lane, "domain": list(_DOMAINS[0])},
+        xaxis2={**time, "anchor": "y2"},
+        yaxis2={**lane, "domain": list(_DOMAINS[1])},
+        barmode="overlay",
+        bargap=0.25,
+        uniformtext={"mode": "hide", "minsize": 9},
+        annotations=[
+            _phase_note(phase, timeline, domain[1])
+            for (phase, timeline), domain in zip(phases, _DOMAINS, strict=True)
+        ],
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.04, "yanchor": "bottom"},
     )
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import STRATEGIES, Decision, Plan, Strategy
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.plan_inputs import STRATEGIES, Strategy
 from moetune.runtime.planbook import PlanBook, read_plans
 
 

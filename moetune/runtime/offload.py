@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.plan_inputs import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.runtime.copies import Copies, Copy
 from moetune.runtime.host_pool import HostPool, Loan
 

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from moetune.domain.document import canonical_json, decode, digest
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import Decision, Plan, Strategy, plan_from_json
-from moetune.domain.ports import Settled
+from moetune.domain.plan import Decision, Plan, plan_from_json
+from moetune.domain.plan_inputs import Strategy
+from moetune.domain.records import Settled
 from moetune.runtime.council import Council
 from moetune.runtime.online_shelf import Desk, OnlineShelf, Search
 from moetune.runtime.planbook import PlanBook

@@ -7,7 +7,8 @@ from statistics import fmean
 
 import torch
 
-from moetune.domain.plan import Decision, Plan, Strategy
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.plan_inputs import Strategy
 from moetune.runtime.planbook import Shelf
 from moetune.runtime.stopwatch import CallWatch, Clock, NoWatch, Watch
 from moetune.solve.adaptive import AdaptiveRanges

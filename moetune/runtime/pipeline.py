@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moetune.domain.plan import Order as IssueOrder
+from moetune.domain.plan_inputs import Order as IssueOrder
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.account import Account
 from moetune.runtime.dispatch import Dispatch, Order

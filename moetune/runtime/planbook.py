@@ -12,7 +12,8 @@ import torch.distributed as dist
 from moetune.domain.document import canonical_json, digest
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan, Strategy, plan_from_json
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan, plan_from_json
+from moetune.domain.plan_inputs import Strategy
 from moetune.runtime.council import Council
 from moetune.runtime.stopwatch import NoWatch, Watch
 

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout_check import check_ranks
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.gloo_link import link_of
 from moetune.runtime.layer import MoELayer

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from itertools import chain
 
 from moetune.domain.document import encode
-from moetune.domain.ports import Observation
+from moetune.domain.records import Observation
 from moetune.runtime.service_line import ServiceLine
 
 OBSERVATIONS_SCHEMA = "moetune.observations/1"

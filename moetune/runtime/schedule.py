@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from moetune.domain.plan import Order
+from moetune.domain.plan_inputs import Order
 
 Step = tuple[Literal["dispatch", "compute", "combine"], int]
 _INTERLEAVED_LEAD = 2

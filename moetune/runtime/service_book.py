@@ -9,8 +9,9 @@ import torch.distributed as dist
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan, Strategy, plan_from_json
-from moetune.domain.ports import Observation
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan, plan_from_json
+from moetune.domain.plan_inputs import Strategy
+from moetune.domain.records import Observation
 from moetune.runtime.council import Council
 from moetune.runtime.planbook import PlanBook, Shelf
 from moetune.runtime.reporting import ObservationSender

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from moetune.domain.plan import Decision, Plan, Strategy
-from moetune.domain.ports import Settled
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.plan_inputs import Strategy
+from moetune.domain.records import Settled
 from moetune.solve.space import Space
 
 

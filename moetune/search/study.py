@@ -19,7 +19,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from moetune.domain.plan import STRATEGIES, Decision
+from moetune.domain.plan import Decision
+from moetune.domain.plan_inputs import STRATEGIES
 from moetune.solve.probing import REPEATS, Tried, best_tried, is_clearly_worse, next_decision
 from moetune.solve.space import Space
 

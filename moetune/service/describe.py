@@ -12,8 +12,8 @@ from fastapi import FastAPI, Query
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from moetune.domain.ports import Observation
 from moetune.domain.profile import Profile
+from moetune.domain.records import Observation
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE
 from moetune.workflows.asked_inputs import AskedInputs

@@ -5,12 +5,14 @@ load that is done once for dozens of requests, and a lone request waits for nobo
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from moetune.domain.errors import MoetuneError
 from moetune.service.office import Office
 
 _MAX_BATCH = 500
+_Answer: TypeAlias = "asyncio.Future[str | None]"
 
 
 class KnownPlans:
@@ -18,7 +20,7 @@ class KnownPlans:
 
     def __init__(self, office: Office) -> None:
         self._office = office
-        self._asked: dict[str, asyncio.Future[str | None]] = {}
+        self._asked: dict[str, list[_Answer]] = {}
         self._reader: asyncio.Task[None] | None = None
 
     async def document(self, plan_id: str) -> str | None:
@@ -27,32 +29,36 @@ class KnownPlans:
         Raises:
             MoetuneError: the database cannot be read.
         """
-        answer = self._asked.get(plan_id)
-        if answer is None:
-            answer = self._asked[plan_id] = asyncio.get_running_loop().create_future()
+        answer: _Answer = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(plan_id, []).append(answer)
         if self._reader is None:
             self._reader = asyncio.create_task(self._read())
-        # Others wait for the same answer: who goes away must not take it along.
-        return await asyncio.shield(answer)
+        return await answer
 
     async def _read(self) -> None:
         try:
             while self._asked:
                 ids = list(self._asked)[:_MAX_BATCH]
-                batch = {plan_id: self._asked.pop(plan_id) for plan_id in ids}
-                await self._answer(batch)
+                await self._answer({plan_id: self._asked.pop(plan_id) for plan_id in ids})
         finally:
             self._reader = None
 
-    async def _answer(self, batch: Mapping[str, "asyncio.Future[str | None]"]) -> None:
+    async def _answer(self, batch: Mapping[str, Sequence[_Answer]]) -> None:
+        """Answer everybody who has not gone away."""
+        found: Mapping[str, str] = {}
+        problem: Exception | None = None
         try:
             found = await self._office.read(self._office.desk.reading.plan_documents, tuple(batch))
         except Exception as error:  # noqa: BLE001 - it is raised where the plans are waited for
-            for answer in batch.values():
-                answer.set_exception(_own(error))
-        else:
-            for plan_id, answer in batch.items():
-                answer.set_result(found.get(plan_id))
+            problem = error
+        for plan_id, answers in batch.items():
+            for answer in answers:
+                if answer.done():
+                    continue
+                if problem is None:
+                    answer.set_result(found.get(plan_id))
+                else:
+                    answer.set_exception(_own(problem))
 
 
 def _own(error: Exception) -> Exception:

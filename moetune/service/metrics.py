@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from moetune.domain.errors import MoetuneError
-from moetune.domain.ports import FitInfo, Observation
+from moetune.domain.records import FitInfo, Observation
 from moetune.workflows.desk import Desk
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -25,6 +25,7 @@ class Metrics:
 
     def __init__(self, desk: Desk) -> None:
         self._registry = CollectorRegistry()
+        self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter(
             "moetune_requests",
             "Requests answered.",
@@ -54,9 +55,17 @@ class Metrics:
         Args:
             route: the pattern of the address, "" where it matched none.
         """
+        count, times = self._children_of(method, route, status)
+        count.inc()
+        times.observe(seconds)
+
+    def _children_of(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
+        """Return the two series of such a request; to look them up takes longer than to count."""
         known = method if method in _METHODS else "other"
-        self._requests.labels(known, route or "none", status).inc()
-        self._seconds.labels(route or "none").observe(seconds)
+        key = known, route or "none", status
+        if key not in self._children:
+            self._children[key] = self._requests.labels(*key), self._seconds.labels(key[1])
+        return self._children[key]
 
     def observed(self, observations: Sequence[Observation]) -> None:
         """Count stored observations by how well they were predicted."""

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError
-from moetune.domain.ports import Kept, Observation
+from moetune.domain.records import Kept, Observation
 from moetune.service import describe
 from moetune.service.answers import document, page
 from moetune.service.bodies import read_document

@@ -23,10 +23,9 @@ from moetune.workflows.asked_inputs import AskedInputs
 from moetune.workflows.explain import Explanation
 from moetune.workflows.files import plan_to_json
 from moetune.workflows.trace import Trace
-from moetune.workflows.whatif import WhatIf, WhatIfAnswer
+from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
 
 INPUTS_SCHEMA = "moetune.inputs/1"
-WHATIF_SCHEMA = "moetune.whatif/1"
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -137,7 +136,8 @@ def _add_whatif(app: FastAPI, office: Office) -> None:
         asked = question_in(await read_document(request, office, schema=WHATIF_SCHEMA))
         if asked.plan_id is not None:
             await _require(office, asked.plan_id)
-        return document(whatif_document(await office.solve(office.desk.whatif, asked)))
+        found = await office.solve(office.desk.whatif, asked)
+        return document(found.document)
 
 
 def _add_list(app: FastAPI, office: Office) -> None:
@@ -164,11 +164,6 @@ def trace_document(found: Trace) -> dict[str, object]:
         "predicted": found.predicted,
         "measured": found.measured,
     }
-
-
-def whatif_document(found: WhatIfAnswer) -> dict[str, object]:
-    """Return what `moetune whatif --json` prints."""
-    return {"schema": WHATIF_SCHEMA, **encode(found)}
 
 
 def question_in(body: Mapping[str, object]) -> WhatIf:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Order, Strategy
+from moetune.domain.plan_inputs import Order, Strategy
 from moetune.solve.degree import TIE
 from moetune.solve.phases import PHASES, LayerCosts, Phase
 from moetune.solve.predict import PhaseTime

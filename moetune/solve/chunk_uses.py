@@ -10,9 +10,10 @@ from itertools import groupby
 
 from moetune.domain.chunk_order import Use
 from moetune.domain.chunking import Chunk, ChunkGroup, PackedParameter
-from moetune.domain.plan import Layout, PartName
+from moetune.domain.model_plan import PartName
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
-from moetune.solve.layout_parts import Piece
+from moetune.solve.layout_pieces import Piece
 from moetune.solve.layout_prices import Priced
 
 _QUERY_KEY_VALUE = 3

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from moetune.domain.chunk_order import Use
 from moetune.domain.chunking import Chunk, PackedParameter, pack, rounded_elements
 from moetune.domain.costs import Estimate
-from moetune.domain.plan import Chunks, ModelMemory
+from moetune.domain.model_plan import ModelMemory
+from moetune.domain.plan import Chunks
 from moetune.domain.units import dtype_bytes
 from moetune.solve.chunk_cache import FEWEST_PLACES, fewest_places, replay
 from moetune.solve.chunk_prices import ChunkPrices, trust_of_all

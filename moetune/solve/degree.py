@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 
 from moetune.domain.costs import LinearCost
-from moetune.domain.plan import Order
+from moetune.domain.plan_inputs import Order
 
 TIE = 1e-12
 """Relative difference below which two times are one, and the smaller degree is taken."""

@@ -5,7 +5,7 @@ times nor how a pipeline fills. Plans are decided by the timeline (`solve.reuse`
 """
 
 from moetune.domain.costs import Interference
-from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.plan_inputs import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.units import dtype_bytes
 from moetune.solve.memory import middle_elements
 from moetune.solve.phases import PHASES, LayerCosts, Phase

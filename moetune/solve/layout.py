@@ -5,16 +5,9 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs
 from moetune.domain.errors import ProfileError
-from moetune.domain.plan import (
-    EXPERT_PARALLEL,
-    Alternative,
-    Chunks,
-    ModelBinding,
-    Part,
-    Plan,
-    PlanInputs,
-    TransformerPlan,
-)
+from moetune.domain.model_plan import ModelBinding, Part, TransformerPlan
+from moetune.domain.plan import Alternative, Chunks, Plan
+from moetune.domain.plan_inputs import EXPERT_PARALLEL, PlanInputs
 from moetune.domain.profile import Provenance
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from moetune.domain.costs import Trust, least_trust
-from moetune.domain.plan import ModelBinding, Part, PartName
+from moetune.domain.model_plan import ModelBinding, Part, PartName
 from moetune.solve.layout_candidates import Candidate
-from moetune.solve.layout_parts import Piece
+from moetune.solve.layout_pieces import Piece
 from moetune.solve.layout_stages import Stage
 
 KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(

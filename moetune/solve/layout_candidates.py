@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
-from moetune.domain.plan import Layout, ModelMemory
+from moetune.domain.model_plan import ModelMemory
+from moetune.domain.plan_inputs import Layout
 from moetune.solve.chunks import ChunkChoice
 from moetune.solve.layout_prices import Priced
 from moetune.solve.layout_stages import PipelineTime

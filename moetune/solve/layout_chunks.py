@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.chunking import pack
 from moetune.domain.costs import Costs
-from moetune.domain.plan import Chunks, Layout, ModelMemory
+from moetune.domain.model_plan import ModelMemory
+from moetune.domain.plan import Chunks
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.units import dtype_bytes
 from moetune.solve.chunk_cache import fewest_places
 from moetune.solve.chunk_prices import ChunkPrices

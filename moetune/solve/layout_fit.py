@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Layout, PlanInputs
+from moetune.domain.plan_inputs import Layout, PlanInputs
 from moetune.solve.layout_chunks import can_offload
 from moetune.solve.layout_search import Search
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch

@@ -6,7 +6,9 @@ ranks, T tokens of a micro-batch.
 
 from dataclasses import dataclass
 
-from moetune.domain.plan import Layout, Memory, ModelMemory
+from moetune.domain.model_plan import ModelMemory
+from moetune.domain.plan import Memory
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layout_parts import FULL_BYTES, NORMS_OF_A_BLOCK

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
-from moetune.domain.plan import PartName
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
 from moetune.solve.choice import Bounds
 from moetune.solve.layer_costs import layer_costs
 from moetune.solve.layout_moe import best_moe_step, sum_over
+from moetune.solve.layout_pieces import Backbone, MoePieces, Piece
 from moetune.solve.layout_ranks import Group
 from moetune.solve.layout_traits import OURS, Traits
 from moetune.solve.phases import NOTHING, PHASE_PRODUCTS, PHASES, Phase, total
@@ -24,44 +24,6 @@ from moetune.solve.predict import PhaseTime, StepTime
 NORMS_OF_A_BLOCK = 2
 FULL_BYTES = 4
 """Of an element in full precision: of the loss, and of gradients and optimizer states."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """One part of a block, or of the first or the last stage."""
-
-    name: PartName
-    forward: Estimate
-    backward: Estimate
-
-    @property
-    def seconds(self) -> float:
-        """Both passes."""
-        return self.forward.seconds + self.backward.seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backbone:
-    """Everything but the experts.
-
-    Args:
-        attention: what each block has before its network.
-        ffn: a dense network.
-        first, last: what the first and the last stage have besides.
-    """
-
-    attention: tuple[Piece, ...]
-    ffn: tuple[Piece, ...]
-    first: tuple[Piece, ...]
-    last: tuple[Piece, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoePieces:
-    """One MoE layer at its best degrees."""
-
-    step: StepTime
-    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,13 @@ from typing import TypeVar, cast
 
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import ExpertParallel
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
 from moetune.solve.layout_memory import Share, share_of, state_bytes
-from moetune.solve.layout_parts import Backbone, MoePieces, Parts, Piece
+from moetune.solve.layout_parts import Parts
+from moetune.solve.layout_pieces import Backbone, MoePieces, Piece
 from moetune.solve.layout_ranks import Group, Groups, groups_of
 from moetune.solve.layout_sends import send_time
 from moetune.solve.layout_stages import Stage, cut_into_stages

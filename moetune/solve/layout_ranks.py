@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
-from moetune.domain.plan import Layout, ModelMemory
+from moetune.domain.model_plan import ModelMemory
+from moetune.domain.plan_inputs import Layout
 from moetune.solve.layout_candidates import Candidate, Found, Setting, Unfit
 from moetune.solve.layout_chunks import Chunker, can_chunk, can_offload
 from moetune.solve.layout_memory import footprint_of, stage_memory

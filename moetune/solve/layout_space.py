@@ -12,7 +12,7 @@ from itertools import chain
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 from moetune.solve.layout_traits import OURS, Traits
 

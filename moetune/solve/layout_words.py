@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
-from moetune.domain.plan import Layout, ModelBinding, ModelMemory, Part
+from moetune.domain.model_plan import ModelBinding, ModelMemory, Part
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.chunks import ChunkChoice

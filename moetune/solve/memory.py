@@ -5,7 +5,8 @@ on this rank, n chunks. The paper has k = E_l = 1 and H = 4·M.
 """
 
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Memory, Strategy
+from moetune.domain.plan import Memory
+from moetune.domain.plan_inputs import Strategy
 from moetune.domain.units import dtype_bytes
 
 STATE_COPIES = 4

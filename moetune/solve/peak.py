@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from moetune.domain.layer import Workload
-from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.plan_inputs import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.units import dtype_bytes
 from moetune.solve.memory import middle_elements, summed_hidden, summed_rows, summed_tokens
 

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from moetune.domain.costs import Costs, Estimate, Interference, LinearCost, SideBySide, least_trust
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Order
+from moetune.domain.plan_inputs import Order
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp, Product
 from moetune.domain.units import dtype_bytes
 from moetune.solve.degree import best_degree, makespan

@@ -3,19 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from moetune.domain.costs import Costs, Trust, least_trust
-from moetune.domain.plan import (
-    OFFLOADS_INPUT,
-    OFFLOADS_MIDDLE,
-    Alternative,
-    Choice,
-    Layout,
-    Order,
-    Pipeline,
-    Plan,
-    PlanInputs,
-    Predicted,
-    Verdict,
-)
+from moetune.domain.plan import Alternative, Choice, Pipeline, Plan, Predicted, Verdict
+from moetune.domain.plan_inputs import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Layout, Order, PlanInputs
 from moetune.domain.profile import Provenance
 from moetune.solve.choice import Bounds
 from moetune.solve.feasible import check_pins
@@ -90,6 +79,7 @@ def solve_plan(
         rivals=strategies.rivals,
     )
     others = ranking.others()
+    assumed_spread = len(resamples) > 0 and not ranking.chooser.is_measured
     return Plan(
         id=inputs.plan_id,
         inputs=inputs,
@@ -104,12 +94,7 @@ def solve_plan(
             *(_other_strategy(ranking, loser) for loser in strategies.losers),
         ),
         warnings=(
-            *_doubts(
-                ranking,
-                inputs.profile,
-                provenance,
-                assumed_spread=len(resamples) > 0 and not ranking.chooser.is_measured,
-            ),
+            *_doubts(ranking, inputs.profile, provenance, assumed_spread=assumed_spread),
             *ranking.pin_warnings(),
         ),
     )

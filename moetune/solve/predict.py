@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from moetune.domain.costs import Estimate, Trust, least_trust
-from moetune.domain.plan import Order, Strategy
+from moetune.domain.plan_inputs import Order, Strategy
 from moetune.solve.phases import NOTHING, LayerCosts, Phase
 
 OVERHEAD_SHARE = 0.05

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from moetune.domain.plan import Order, Strategy
+from moetune.domain.plan_inputs import Order, Strategy
 from moetune.solve.choice import NOISE, Bounds, DegreeChooser
 from moetune.solve.degree import TIE
 from moetune.solve.phases import PHASES, LayerCosts, Phase

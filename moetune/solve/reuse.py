@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Estimate
-from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.plan_inputs import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
 from moetune.domain.samples import Product
 from moetune.domain.units import dtype_bytes
 from moetune.solve.memory import middle_elements

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import Workload
-from moetune.domain.plan import Memory, PlanInputs, Strategy
+from moetune.domain.plan import Memory
+from moetune.domain.plan_inputs import PlanInputs, Strategy
 from moetune.domain.units import format_bytes
 from moetune.solve.memory import layer_memory, tokens_that_fit, total_bytes
 

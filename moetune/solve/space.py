@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass, replace
 
 from moetune.domain.layer import Workload
-from moetune.domain.plan import STRATEGIES, Decision, Plan, Strategy
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.plan_inputs import STRATEGIES, Strategy
 from moetune.solve.adaptive import REACH, Gap
 from moetune.solve.choice import recorded_bounds
 from moetune.solve.memory import layer_memory, total_bytes

@@ -1,6 +1,6 @@
 """The time of a phase and of a step with any strategy: one door to both predictors."""
 
-from moetune.domain.plan import Order, Strategy
+from moetune.domain.plan_inputs import Order, Strategy
 from moetune.solve.phases import PHASES, LayerCosts, Phase
 from moetune.solve.predict import PhaseTime, StepTime, phase_time
 from moetune.solve.reuse import reuse_time

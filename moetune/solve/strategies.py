@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
-from moetune.domain.plan import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Memory, Strategy
+from moetune.domain.plan import Memory
+from moetune.domain.plan_inputs import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Strategy
 from moetune.domain.units import format_bytes
 from moetune.solve.choice import NOISE, WORTH, Bounds
 from moetune.solve.degree import TIE

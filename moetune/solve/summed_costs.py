@@ -7,7 +7,7 @@ T·k/r pairs, which are its `rows` as everywhere; the experts of one rank comput
 from dataclasses import dataclass
 
 from moetune.domain.costs import Estimate, LinearCost, SideBySide
-from moetune.domain.plan import Order
+from moetune.domain.plan_inputs import Order
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.units import dtype_bytes
 from moetune.solve.degree import best_summed_degree, summed_makespan

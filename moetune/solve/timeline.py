@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from moetune.domain.costs import Interference
-from moetune.domain.plan import Order
+from moetune.domain.plan_inputs import Order
 from moetune.domain.samples import ResourceClass
 
 LINK = "link"

@@ -13,15 +13,16 @@ from moetune.solve.timeline import Span, Timeline, pipeline_tasks, simulate, sum
 MICROSECONDS = 1e6
 
 
-def plan_timelines(*, plan: Plan, costs: Costs) -> tuple[Timeline, Timeline]:
-    """Return the simulated forward and backward pass of the plan.
+def plan_timelines(*, plan: Plan, costs: Costs, num_nodes: int = 0) -> tuple[Timeline, Timeline]:
+    """Return the simulated forward and backward pass of the plan's layer.
 
     Args:
         plan: any plan for the machine that the costs describe.
         costs: the ones it was solved with, for the times it predicted.
+        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
     """
     workload = plan.workload
-    layer = layer_costs(workload=workload, costs=costs)
+    layer = layer_costs(workload=workload, costs=costs, num_nodes=num_nodes)
 
     strategy = plan.memory.strategy
     one_chunk = max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) == 1

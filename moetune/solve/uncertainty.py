@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs
-from moetune.domain.plan import Order, Strategy
+from moetune.domain.plan_inputs import Order, Strategy
 from moetune.solve.degree import TIE
 from moetune.solve.phases import PHASES, LayerCosts
 from moetune.solve.predict import PhaseTime, StepTime

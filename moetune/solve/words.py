@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from moetune.domain.costs import Interference, Trust
-from moetune.domain.plan import Binding, Strategy
+from moetune.domain.plan import Binding
+from moetune.domain.plan_inputs import Strategy
 from moetune.domain.profile import Provenance
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.degree import TIE

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, func, select, tuple_
 
 from moetune.domain.errors import NotFoundError
-from moetune.domain.ports import FitInfo, Kept, MachineInfo, Observation, PlanInfo, RunInfo
+from moetune.domain.records import FitInfo, Kept, MachineInfo, Observation, PlanInfo, RunInfo
 from moetune.store import rows
 from moetune.store.schema import fits, machines, observations, plans, runs, samples
 

@@ -12,7 +12,8 @@ from moetune.domain.document import decode, digest, encode
 from moetune.domain.errors import BadStoreError, InputError
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.plan import Plan, plan_from_document
-from moetune.domain.ports import (
+from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.records import (
     FitInfo,
     Kept,
     MachineInfo,
@@ -21,7 +22,6 @@ from moetune.domain.ports import (
     RunInfo,
     Settled,
 )
-from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import Sample
 
 Values = dict[str, Any]

@@ -24,7 +24,8 @@ from sqlalchemy import (
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Plan
-from moetune.domain.ports import (
+from moetune.domain.profile import Profile
+from moetune.domain.records import (
     FitInfo,
     Kept,
     MachineInfo,
@@ -34,7 +35,6 @@ from moetune.domain.ports import (
     RunStatus,
     Settled,
 )
-from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.store import pages, rows, statements
 from moetune.store.database import Database

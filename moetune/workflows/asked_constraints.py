@@ -9,7 +9,7 @@ from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.models import find_model
-from moetune.domain.plan import EXPERT_PARALLEL, SEQUENCE_PARALLEL
+from moetune.domain.plan_inputs import EXPERT_PARALLEL, SEQUENCE_PARALLEL
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
 from moetune.solve.layout_space import LayoutPins

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import PlanInputs
+from moetune.domain.plan_inputs import PlanInputs
 from moetune.domain.profile import Profile
 from moetune.domain.units import dtype_bytes
 from moetune.workflows.asked_constraints import read_constraints

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from moetune.domain.hardware import Cluster, Machine
 from moetune.domain.placement import Group, placement_name
-from moetune.domain.ports import RunStatus, Store
+from moetune.domain.ports import Store
 from moetune.domain.profile import FitError, Profile
+from moetune.domain.records import RunStatus
 from moetune.domain.samples import CollectiveOp, CollectivePoint, Point, Quality, Sample
 
 if TYPE_CHECKING:

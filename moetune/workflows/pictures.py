@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from moetune.domain.costs import Costs
 from moetune.domain.errors import ProfileError
-from moetune.domain.plan import Alternative, Layout, Plan, Strategy
+from moetune.domain.plan import Alternative, Plan
+from moetune.domain.plan_inputs import Layout, Strategy
 from moetune.fit.costs import costs_of
 from moetune.report.degrees import degree_picture
 from moetune.report.pareto import Option, pareto_picture
@@ -13,6 +14,7 @@ from moetune.report.steps import parts_picture, phases_picture
 from moetune.report.timelines import timeline_picture
 from moetune.solve.choice import recorded_bounds
 from moetune.solve.layer_costs import layer_costs
+from moetune.solve.layout_ranks import groups_of
 from moetune.solve.layout_words import name_layout
 from moetune.solve.memory import layer_memory, total_bytes
 from moetune.solve.step import step_time
@@ -27,21 +29,30 @@ _FEWEST_OPTIONS = 2
 def plan_pictures(explanation: Explanation) -> tuple[Picture, ...]:
     """Return what can be drawn of a plan: less where its profile cannot be had."""
     plan = explanation.plan
-    costs = _costs(explanation)
-    pictures: list[Picture] = []
-    if plan.transformer is not None:
-        pictures.append(parts_picture(plan.transformer))
-    elif costs is not None:
-        forward, backward = plan_timelines(plan=plan, costs=costs)
-        pictures.append(timeline_picture(forward=forward, backward=backward))
-    else:
-        pictures.append(phases_picture({"this plan": plan}))
+    pictures = list(time_pictures(explanation))
     options = options_of(explanation)
     if len(options) >= _FEWEST_OPTIONS:
         pictures.append(pareto_picture(options, limit_bytes=explanation.memory_limit_bytes))
     if plan.pipeline.ranges:
         pictures.append(degree_picture({"this plan": plan}))
     return tuple(pictures)
+
+
+def time_pictures(explanation: Explanation) -> Iterator[Picture]:
+    """Yield what the step's time goes to: the parts of a model's, and a layer's timeline."""
+    plan, whole = explanation.plan, explanation.plan.transformer
+    costs = _costs(explanation)
+    if whole is not None:
+        yield parts_picture(whole)
+    elif costs is None:
+        yield phases_picture({"this plan": plan})
+    if explanation.profile is None or costs is None or (whole is not None and not whole.moe_every):
+        return
+    per_node = explanation.profile.machine.devices_per_node
+    num_nodes = 0 if whole is None else groups_of(plan.layout, per_node=per_node).experts.num_nodes
+    forward, backward = plan_timelines(plan=plan, costs=costs, num_nodes=num_nodes)
+    title = "Timeline of one step" if whole is None else "One MoE layer with one micro-batch"
+    yield timeline_picture(forward=forward, backward=backward, title=title)
 
 
 def options_of(explanation: Explanation) -> tuple[Option, ...]:

@@ -11,7 +11,8 @@ from moetune.domain.errors import InputError
 from moetune.domain.hardware import HOST_MEMORY
 from moetune.domain.layer import LayerShape
 from moetune.domain.models import find_model
-from moetune.domain.plan import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Plan, PlanInputs
+from moetune.domain.plan import Plan
+from moetune.domain.plan_inputs import EXPERT_PARALLEL, SEQUENCE_PARALLEL, PlanInputs
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
@@ -25,9 +26,8 @@ from moetune.solve.room import MEMORY_TAKEN
 from moetune.workflows import wiring
 from moetune.workflows.asked_layer import check_shards, check_tensor
 from moetune.workflows.asked_layout import layout_constraints, reject_pins
-from moetune.workflows.files import load_plan_file, plan_to_json, write_text
+from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.profiles import FoundProfile, find_profile
-from moetune.workflows.wiring import StoreFinder
 
 NUM_RESAMPLES = 100
 SEED = 0
@@ -225,28 +225,6 @@ def default_dtype(profile: Profile) -> str:
     known += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
     wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
     return next((dtype for dtype in (*wanted, *known) if dtype in known), "float32")
-
-
-def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
-    """Return the plan of a file, else of an id or the beginning of one in the store.
-
-    Args:
-        wanted: an id prefix, or a path that ends in .json or has a folder.
-
-    Raises:
-        InputError: the file is missing or broken, or no or several plans have such an id.
-    """
-    if wanted.endswith(".json") or "/" in wanted:
-        return load_plan_file(Path(wanted))
-    with stores() as store:
-        plan = store.plan(wanted) if store and wanted else None
-        newest = store.plan_page(limit=1) if store and plan is None else ()
-    if plan is not None:
-        return plan
-    hint = (
-        f"the newest is {newest[0].id[:6]}" if newest else "make one:  moetune plan --model gpt-s"
-    )
-    raise InputError(f"no plan has an id that begins with {wanted!r}", hint)
 
 
 def _layer_and_tokens(request: PlanRequest, world_size: int) -> tuple[LayerShape, int]:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.models import MODELS
-from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layout_words import WORDS, name_layout
 from moetune.solve.memory import total_bytes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from moetune import config
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Settled
+from moetune.domain.records import Settled
 from moetune.domain.service_url import check_service_url
 from moetune.workflows import wiring
 
@@ -168,7 +168,7 @@ def _url(asked: _Asked) -> str | None:
 
 def _find(one: object, db: str | None) -> Iterable[Plan]:
     from moetune.runtime.planbook import read_plans
-    from moetune.workflows.plan import find_plan
+    from moetune.workflows.find_plan import find_plan
 
     if isinstance(one, Plan):
         return (one,)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from moetune.domain.errors import MoetuneError, ProfileError
-from moetune.domain.ports import RunInfo, Store
+from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, Provenance
+from moetune.domain.records import RunInfo
 from moetune.fit.pool import CollectiveKey, pool
 from moetune.fit.segments import Segments, fit_segments
 from moetune.workflows import wiring

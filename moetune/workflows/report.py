@@ -18,7 +18,7 @@ from moetune.report.picture import Picture
 from moetune.report.tables import Table
 from moetune.workflows.explain import explain_found
 from moetune.workflows.files import write_text
-from moetune.workflows.plan import find_plan
+from moetune.workflows.find_plan import find_plan
 from moetune.workflows.plan_view import PlanView, view_plan
 from moetune.workflows.profile_view import ProfileView, operations_table, view_profile
 from moetune.workflows.profiles import FoundProfile, find_profile

@@ -8,7 +8,8 @@ from functools import partial
 
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan, PlanInputs
+from moetune.domain.plan import Plan
+from moetune.domain.plan_inputs import PlanInputs
 from moetune.runtime.reporting import ObservationSender, post_observations
 from moetune.runtime.service_book import Found, Reports
 from moetune.runtime.service_client import ServiceClient

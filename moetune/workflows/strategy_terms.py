@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetune.domain.layer import Workload
-from moetune.domain.plan import Plan, Strategy
+from moetune.domain.plan import Plan
+from moetune.domain.plan_inputs import Strategy
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.choice import recorded_bounds

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.ports import Settled, Store
+from moetune.domain.ports import Store
+from moetune.domain.records import Settled
 from moetune.runtime.tuner import Task
 from moetune.search import TuningStudy
 

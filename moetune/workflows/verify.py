@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from moetune.config import Launch
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan, Strategy
-from moetune.domain.ports import Observation
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.plan_inputs import Strategy
 from moetune.domain.profile import Profile
+from moetune.domain.records import Observation
 from moetune.fit.costs import costs_of
 from moetune.solve.layer_costs import layer_costs
 from moetune.solve.step import step_time

@@ -12,6 +12,8 @@ from moetune.workflows.asked_inputs import question_of, read_inputs
 from moetune.workflows.plan import ALLOW_MODELLED, make_plan
 from moetune.workflows.whatif_words import compare_plans, name_changes
 
+WHATIF_SCHEMA = "moetune.whatif/1"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
@@ -37,11 +39,19 @@ class WhatIfAnswer:
 
     Args:
         words: sentences, the most important first.
+        profile: what the second plan was made from.
     """
 
     before: Plan
     after: Plan
     words: tuple[str, ...]
+    profile: Profile
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The answer as `moetune whatif --json` prints it; both plans name their profiles."""
+        plans = {"before": encode(self.before), "after": encode(self.after)}
+        return {"schema": WHATIF_SCHEMA, **plans, "words": list(self.words)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +100,7 @@ def change_plan(
             name_changes(before.inputs, after.inputs, faster),
             *compare_plans(before, after),
         ),
+        profile=used,
     )
 
 

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from moetune.domain.plan import Plan, PlanInputs
+from moetune.domain.plan import Plan
+from moetune.domain.plan_inputs import PlanInputs
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.scaled import Speeds
 from moetune.solve.layout_words import WORDS, name_layout

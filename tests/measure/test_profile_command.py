@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from moetune.cli import app
-from moetune.domain.ports import RunInfo
+from moetune.domain.records import RunInfo
 from moetune.domain.samples import Sample
 from moetune.store import open_store
 

@@ -5,7 +5,8 @@ import pytest
 from benchmarks.layouts.experiment import Case, CaseResult, Outcome
 from benchmarks.layouts.report import ratios, regret, report
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import SAFE_DECISION, Layout
+from moetune.domain.plan import SAFE_DECISION
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 
 CASE = Case(

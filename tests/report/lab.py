@@ -11,8 +11,8 @@ import numpy as np
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Observation
 from moetune.domain.profile import Profile
+from moetune.domain.records import Observation
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,

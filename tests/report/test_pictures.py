@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Kept
+from moetune.domain.records import Kept
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import leave_one_out
 from moetune.fit.resample import resample_costs

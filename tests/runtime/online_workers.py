@@ -12,7 +12,7 @@ import torch.distributed as dist
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.ports import Settled
+from moetune.domain.records import Settled
 from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.layer import MoELayer
 from moetune.runtime.online import OnlineBook, share_online

@@ -1,18 +1,13 @@
 """A small plan for tests."""
 
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import (
+from moetune.domain.plan import Memory, Pipeline, Plan, Predicted, Range, Verdict
+from moetune.domain.plan_inputs import (
     EXPERT_PARALLEL,
     SEQUENCE_PARALLEL,
     Layout,
-    Memory,
-    Pipeline,
-    Plan,
     PlanInputs,
-    Predicted,
-    Range,
     Strategy,
-    Verdict,
 )
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 from moetune.runtime.expert_layer import ExpertLayer
 from moetune.runtime.language_model import LanguageModel, next_token_loss

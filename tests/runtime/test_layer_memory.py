@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from benchmarks.mpipemoe.memory import measure_step
 from moetune.domain.layer import Activation, LayerShape, Workload
-from moetune.domain.plan import STRATEGIES, Decision, Strategy
+from moetune.domain.plan import Decision
+from moetune.domain.plan_inputs import STRATEGIES, Strategy
 from moetune.runtime.layer import MoELayer
 from moetune.solve.memory import layer_memory, total_bytes
 from moetune.solve.peak import States, peak_bytes

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from moetune.domain.errors import AllocationError
-from moetune.domain.plan import Strategy
+from moetune.domain.plan_inputs import Strategy
 from moetune.runtime.account import Account
 from moetune.runtime.layer import MoELayer
 from tests.ranks import run_ranks

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from moetune.domain.document import encode
-from moetune.domain.ports import Observation
+from moetune.domain.records import Observation
 from moetune.runtime import reporting
 from moetune.runtime.reporting import ObservationSender, merged, post_observations
 from moetune.runtime.service_line import ServiceLine

@@ -9,7 +9,7 @@ import torch
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.ports import Observation
+from moetune.domain.records import Observation
 from moetune.runtime.layer import MoELayer
 from moetune.runtime.reporting import ObservationSender
 from moetune.runtime.service_book import Found, Reports, ServiceBook, share_found

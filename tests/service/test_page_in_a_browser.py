@@ -116,7 +116,7 @@ def test_an_empty_store_tells_a_newcomer_what_to_run(browser: Browser, empty_sit
         assert "moetune profile --nproc 2" in page.locator("pre").first.inner_text()
         page.get_by_role("link", name="machines page").click()
         page.get_by_role("link", name="rtx2080ti-x64").click()
-        assert draw_all(page) == 2
+        assert draw_all(page) == 3
 
 
 def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:

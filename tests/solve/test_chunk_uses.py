@@ -3,7 +3,7 @@ import torch
 
 from moetune.domain.chunking import pack
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 from moetune.runtime.language_model import LanguageModel
 from moetune.runtime.layer import MoELayer

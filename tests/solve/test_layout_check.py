@@ -12,7 +12,7 @@ from moetune.domain.layout_check import (
     nearest_divisors,
     stage_blocks,
 )
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 
 
 def check(

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from moetune.domain.model_plan import ModelMemory
 from moetune.domain.models import find_model
-from moetune.domain.plan import Layout, ModelMemory
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 from moetune.solve.layout_memory import footprint_of, share_of, stage_memory, state_bytes
 from moetune.solve.layout_parts import Parts

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.transformer import Transformer
 from moetune.solve.layout_ranks import Group, groups_of
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch

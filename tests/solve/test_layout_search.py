@@ -8,7 +8,7 @@ import pytest
 
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import Layout
+from moetune.domain.plan_inputs import Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds

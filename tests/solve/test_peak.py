@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import STRATEGIES, Strategy
+from moetune.domain.plan_inputs import STRATEGIES, Strategy
 from moetune.solve.memory import layer_memory, total_bytes
 from moetune.solve.peak import Peak, States, peak_bytes
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
-from moetune.domain.plan import Order, Plan, Strategy
+from moetune.domain.plan import Plan
+from moetune.domain.plan_inputs import Order, Strategy
 from moetune.domain.samples import ResourceClass
 from moetune.solve.choice import Bounds
 from moetune.solve.plan import solve_plan

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Decision, Plan, Strategy
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.plan_inputs import Strategy
 from moetune.solve.adaptive import Gap
 from moetune.solve.degree import makespan
 from moetune.solve.memory import layer_memory, total_bytes

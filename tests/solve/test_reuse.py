@@ -17,7 +17,7 @@ from moetune.domain.costs import (
     MemSpeed,
 )
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import Order, Strategy
+from moetune.domain.plan_inputs import Order, Strategy
 from moetune.solve.degree import makespan
 from moetune.solve.eq10 import paper_seconds
 from moetune.solve.layer_costs import layer_costs

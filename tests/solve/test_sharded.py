@@ -10,7 +10,8 @@ from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, Line
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Plan, plan_from_json
+from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan_inputs import EXPERT_PARALLEL, SEQUENCE_PARALLEL
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.choice import Bounds
 from moetune.solve.layout_moe import best_moe_step

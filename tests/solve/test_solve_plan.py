@@ -16,7 +16,8 @@ from moetune.domain.costs import (
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Plan, PlanInputs, plan_from_json
+from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.plan_inputs import PlanInputs
 from moetune.domain.profile import Provenance
 from moetune.domain.samples import Product
 from moetune.domain.units import format_seconds

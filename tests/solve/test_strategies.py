@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost, MemSpeed
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
-from moetune.domain.plan import STRATEGIES, Plan, Strategy
+from moetune.domain.plan import Plan
+from moetune.domain.plan_inputs import STRATEGIES, Strategy
 from moetune.solve.choice import WORTH, Bounds
 from moetune.solve.layer_costs import layer_costs
 from moetune.solve.memory import layer_memory, total_bytes

@@ -19,17 +19,8 @@ from sqlalchemy import URL
 
 from moetune.domain.hardware import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import (
-    Alternative,
-    Choice,
-    Layout,
-    Memory,
-    Pipeline,
-    Plan,
-    PlanInputs,
-    Predicted,
-    Verdict,
-)
+from moetune.domain.plan import Alternative, Choice, Memory, Pipeline, Plan, Predicted, Verdict
+from moetune.domain.plan_inputs import Layout, PlanInputs
 from moetune.domain.profile import CollectiveLine, FitError, GemmLine, Profile
 from moetune.domain.samples import (
     CollectivePoint,

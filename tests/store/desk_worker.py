@@ -8,7 +8,7 @@ import threading
 from itertools import count
 
 from moetune.config import Settings
-from moetune.domain.ports import Observation
+from moetune.domain.records import Observation
 from moetune.workflows.desk import Desk, open_desk
 
 NUM_THREADS = 4

@@ -13,8 +13,9 @@ from sqlalchemy import text
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.ports import Observation, RunStatus, Settled, Store
+from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
+from moetune.domain.records import Observation, RunStatus, Settled
 from moetune.domain.samples import GemmPoint, Sample
 from moetune.store import check, open_store
 from moetune.store.address import parse_address

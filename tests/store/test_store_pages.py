@@ -16,8 +16,9 @@ from moetune.domain.document import canonical_json
 from moetune.domain.errors import BadStoreError, InputError, NotFoundError
 from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.ports import Observation, Store
+from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
+from moetune.domain.records import Observation
 from moetune.domain.samples import Sample
 from moetune.store import SqlStore, open_store, rows
 from moetune.store.address import parse_address

@@ -12,7 +12,7 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.models import MODELS
-from moetune.domain.plan import PlanInputs
+from moetune.domain.plan_inputs import PlanInputs
 from moetune.domain.profile import Profile
 from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds

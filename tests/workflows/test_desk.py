@@ -24,8 +24,8 @@ from moetune.domain.errors import (
     StoreUnavailableError,
 )
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Observation
 from moetune.domain.profile import Profile
+from moetune.domain.records import Observation
 from moetune.workflows import desk as desk_module
 from moetune.workflows.desk import Desk, open_desk
 from moetune.workflows.files import bundled_profiles, load_profile_file

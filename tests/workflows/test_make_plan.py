@@ -7,7 +7,7 @@ from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.hardware import DeviceKind
 from moetune.domain.layer import LayerShape
 from moetune.domain.models import MODELS
-from moetune.domain.plan import Order
+from moetune.domain.plan_inputs import Order
 from moetune.domain.profile import GemmLine, Profile
 from moetune.domain.samples import CollectivePoint, GemmPoint, Sample
 from moetune.solve.choice import Bounds

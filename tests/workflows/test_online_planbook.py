@@ -10,7 +10,7 @@ import torch
 import moetune
 from moetune.domain.errors import MoetuneError
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Settled
+from moetune.domain.records import Settled
 from moetune.store import open_store
 from moetune.workflows import wiring
 from tests.runtime.online_workers import SHAPE, train

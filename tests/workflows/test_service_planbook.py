@@ -12,7 +12,7 @@ import torch
 import moetune
 from moetune.domain.document import canonical_json, decode
 from moetune.domain.errors import InputError
-from moetune.domain.ports import Observation
+from moetune.domain.records import Observation
 from moetune.store import open_store
 from tests.ranks import run_ranks
 from tests.runtime.online_workers import SHAPE, train

@@ -7,7 +7,8 @@ from threading import Lock
 
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.plan import Plan
-from moetune.domain.ports import FitInfo, Kept, Observation, PlanInfo, Store
+from moetune.domain.ports import Store
+from moetune.domain.records import FitInfo, Kept, Observation, PlanInfo
 from moetune.workflows.desk import Desk
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.plan_view import PlanView, view_plan

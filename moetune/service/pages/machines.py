@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from moetune.domain.ports import FitInfo, MachineInfo
+from moetune.domain.records import FitInfo, MachineInfo
 from moetune.report import tables
 from moetune.report.tables import Cell, Table
 from moetune.service.pages.library import Library

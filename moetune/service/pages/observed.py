@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from moetune.domain.ports import Kept, Observation
+from moetune.domain.records import Kept, Observation
 from moetune.report import tables
 from moetune.report.observed import (
     WINDOW,

@@ -1,6 +1,6 @@
 """The plans, and one of them."""
 
-from moetune.domain.ports import PlanInfo
+from moetune.domain.records import PlanInfo
 from moetune.domain.units import DTYPE_BYTES
 from moetune.report import tables
 from moetune.report.observed import drift_picture, seen

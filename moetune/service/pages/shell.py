@@ -16,12 +16,6 @@ from moetune.service.pages.static import Addresses
 from moetune.service.problems import problem_of
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
-_HEADERS = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
-    "form-action 'self'; frame-ancestors 'none'",
-}
-"""No script and no style but from the page's own files: not even plotly.js needs another."""
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 NAVIGATION = (
     ("plans", "/", "Plans"),
@@ -62,7 +56,7 @@ class Shell:
             version=version("moetune"),
             **{"here": "", **context},
         )  # fmt: skip
-        return HTMLResponse(text, status, headers=_HEADERS)
+        return HTMLResponse(text, status, headers={"Cache-Control": "no-cache"})
 
     def problem(self, error: MoetuneError) -> HTMLResponse:
         """Return the page that says what is wrong and what to do next."""

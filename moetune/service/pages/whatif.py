@@ -1,7 +1,7 @@
 """A plan, asked again with something changed."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
@@ -14,6 +14,8 @@ from moetune.service.pages.plans import plan_words
 from moetune.service.pages.sheet import Sheet, address
 from moetune.service.problems import problem_of
 from moetune.workflows.comparison import compare_plans
+from moetune.workflows.explain import explain_plan
+from moetune.workflows.pictures import time_pictures
 from moetune.workflows.plan_words import plan_answer, plan_name, plan_scope
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer
 
@@ -121,4 +123,6 @@ def _ask(
 
 def _pictures(answer: WhatIfAnswer) -> tuple[Picture, ...]:
     plans = dict(zip(NAMES, (answer.before, answer.after), strict=True))
-    return phases_picture(plans), degree_picture(plans)
+    explained = explain_plan(answer.after, profile=answer.profile)
+    changed = (replace(one, title=f"{one.title}, changed") for one in time_pictures(explained))
+    return phases_picture(plans), *changed, degree_picture(plans)

@@ -1,6 +1,6 @@
 """How fast `moetune serve` answers: known plans, one new plan for many, its start, its page.
 
-    python -m benchmarks.service_load
+    python -m benchmarks.service
 
 The service is a process of its own with 10,000 stored plans; this process is the load. On two
 cores each has one, and shares it with what the kernel does for both.
@@ -9,27 +9,27 @@ cores each has one, and shares it with what the kernel does for both.
 import asyncio
 import json
 import platform
-import re
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from benchmarks.service.connection import Connection, Latencies, get, load, together
+from benchmarks.service.page import page_seconds
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Observation
+from moetune.domain.records import Observation
 from moetune.domain.units import format_seconds
 from moetune.store import open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file, write_text
 from moetune.workflows.plan import PlanRequest, make_plan
 
-_RESULT = Path(__file__).parents[1] / "docs/results/service.md"
+_RESULT = Path(__file__).parents[2] / "docs/results/service.md"
 _PROFILE = "rtx2080ti-x64"
 _NUM_PLANS = 10_000
 _NUM_OBSERVATIONS = 10_000
@@ -38,50 +38,8 @@ _NUM_RANKS = 256
 _OFFERED_PER_SECOND = 1000
 _LOAD_SECONDS = 15.0
 _NUM_STARTS = 5
+_NUM_VISITS = 6
 _Row = tuple[str, str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latencies:
-    """Times of single requests while a load ran, and how many came in a second."""
-
-    seconds: Sequence[float]
-    per_second: float
-
-    def quantile(self, share: float) -> float:
-        """Return the time that `share` of the requests kept to."""
-        ordered = sorted(self.seconds)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-class Connection:
-    """One kept HTTP/1.1 connection that sends prepared requests and checks the answers."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    @classmethod
-    async def open(cls, url: str) -> "Connection":
-        """Connect to the service."""
-        place = urlsplit(url)
-        return cls(*await asyncio.open_connection(place.hostname, place.port, limit=2**24))
-
-    async def ask(self, request: bytes) -> bytes:
-        """Send a request and return the body of its answer, which must be 200."""
-        self._writer.write(request)
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head)
-        assert length is not None  # noqa: S101 - every answer here has one
-        body = await self._reader.readexactly(int(length[1]))
-        if not head.startswith(b"HTTP/1.1 200 "):
-            raise RuntimeError(f"{head.decode()}{body.decode()[:500]}")
-        return body
-
-    async def close(self) -> None:
-        """Close it."""
-        self._writer.close()
-        await self._writer.wait_closed()
 
 
 def main() -> None:
@@ -94,6 +52,7 @@ def main() -> None:
             rows += asyncio.run(_known_plans(url, ids))
             rows += asyncio.run(_one_new_plan(url))
             rows += asyncio.run(_observed(url))
+            rows += _page(url)
     lines = [
         "# Speed of the service",
         "",
@@ -179,11 +138,15 @@ def _start_seconds(db: Path) -> str:
 
 
 async def _known_plans(url: str, ids: Sequence[str]) -> list[_Row]:
-    requests = [_get(f"/v1/plans/{one}") for one in ids]
-    await _load(url, requests, num_seconds=2.0)
-    closed = await _load(url, requests, num_seconds=_LOAD_SECONDS)
-    paced = await _load(
-        url, requests, num_seconds=_LOAD_SECONDS, offered_per_second=_OFFERED_PER_SECOND
+    requests = [get(f"/v1/plans/{one}") for one in ids]
+    await load(url, requests, num_connections=_NUM_CONNECTIONS, num_seconds=2.0)
+    closed = await load(url, requests, num_connections=_NUM_CONNECTIONS, num_seconds=_LOAD_SECONDS)
+    paced = await load(
+        url,
+        requests,
+        num_connections=_NUM_CONNECTIONS,
+        num_seconds=_LOAD_SECONDS,
+        offered_per_second=_OFFERED_PER_SECOND,
     )
     name = f"known plan by id, {_NUM_CONNECTIONS} connections"
     return [
@@ -197,42 +160,6 @@ async def _known_plans(url: str, ids: Sequence[str]) -> list[_Row]:
         ("… p50, requests a second", "",
          f"{format_seconds(paced.quantile(0.5))}, {paced.per_second:,.0f}"),
     ]  # fmt: skip
-
-
-async def _load(
-    url: str,
-    requests: Sequence[bytes],
-    *,
-    num_seconds: float,
-    offered_per_second: int | None = None,
-) -> Latencies:
-    """Ask over all connections at once.
-
-    Args:
-        offered_per_second: requests that are due in a second, whatever became of those before;
-            a late one's time counts from when it was due. None for as many as are answered.
-    """
-    connections = [await Connection.open(url) for _ in range(_NUM_CONNECTIONS)]
-    begin = time.perf_counter()
-    end = begin + num_seconds
-    seconds: list[float] = []
-
-    async def ask(index: int, connection: Connection) -> None:
-        turn = index
-        while (now := time.perf_counter()) < end:
-            due = now
-            if offered_per_second is not None:
-                due = begin + turn / offered_per_second
-                await asyncio.sleep(max(0.0, due - now))
-            # Plans are asked for in an order without a pattern that a cache could profit from.
-            await connection.ask(requests[turn * 7919 % len(requests)])
-            seconds.append(time.perf_counter() - due)
-            turn += _NUM_CONNECTIONS
-
-    await _together([ask(index, one) for index, one in enumerate(connections)])
-    spent = time.perf_counter() - begin
-    await _together([one.close() for one in connections])
-    return Latencies(seconds=seconds, per_second=len(seconds) / spent)
 
 
 async def _one_new_plan(url: str) -> list[_Row]:
@@ -261,38 +188,34 @@ async def _resolve(url: str, *, num_ranks: int, tokens: int) -> float:
     start = time.perf_counter()
     answers = await asyncio.gather(*(one.ask(request) for one in connections))
     spent = time.perf_counter() - start
-    await _together([one.close() for one in connections])
+    await together([one.close() for one in connections])
     if len(set(answers)) != 1:
         raise RuntimeError("ranks were given different plans")
     return spent
 
 
 async def _observed(url: str) -> list[_Row]:
-    rows: list[_Row] = []
-    for what, path in (
-        ("500 of them as JSON", "/v1/observations?limit=500"),
-        ("the page", "/observed"),
-    ):
-        connection = await Connection.open(url)
-        start = time.perf_counter()
-        try:
-            body = await connection.ask(_get(path))
-        except RuntimeError:
-            measured = "no page"
-        else:
-            spent = format_seconds(time.perf_counter() - start)
-            measured = f"{spent}, {len(body) / 2**20:.2f} MiB"
-        await connection.close()
-        rows.append((f"{_NUM_OBSERVATIONS:,} observations, {what}", "1 s", measured))
-    return rows
+    connection = await Connection.open(url)
+    start = time.perf_counter()
+    body = await connection.ask(get("/v1/observations?limit=500"))
+    spent = format_seconds(time.perf_counter() - start)
+    await connection.close()
+    name = f"{_NUM_OBSERVATIONS:,} observations"
+    return [(f"{name}, 500 of them as JSON", "", f"{spent}, {len(body) / 2**20:.2f} MiB")]
 
 
-def _get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n".encode()
-
-
-async def _together(work: Sequence[Awaitable[None]]) -> None:
-    await asyncio.gather(*work)
+def _page(url: str) -> list[_Row]:
+    seconds = page_seconds(f"{url}/observed", num_visits=_NUM_VISITS)
+    name = f"{_NUM_OBSERVATIONS:,} observations on the page, in Chromium"
+    return [
+        (f"{name}: first visit, text readable", "1 s", format_seconds(seconds[0].readable)),
+        ("… every figure in view drawn", "1 s", format_seconds(seconds[0].drawn)),
+        (
+            f"… median of {_NUM_VISITS - 1} further visits, drawn",
+            "1 s",
+            format_seconds(statistics.median(one.drawn for one in seconds[1:])),
+        ),
+    ]
 
 
 def _two(latencies: Latencies) -> str:

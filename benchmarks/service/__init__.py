@@ -1,0 +1,1 @@
+"""The plan service under load: its answers, its start, its page in a browser."""

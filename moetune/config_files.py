@@ -1,0 +1,73 @@
+"""Files with settings: `moetune.toml`, or a table of a `pyproject.toml`."""
+
+import tomllib
+from pathlib import Path
+
+from moetune.domain.errors import InputError
+
+FILE_NAME = "moetune.toml"
+
+
+def nearest(directory: Path) -> tuple[str, dict[str, object]] | None:
+    """Return the settings file of a directory or the next one above it, by its name.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    for folder in (directory, *directory.parents):
+        if (folder / FILE_NAME).is_file():
+            return str(folder / FILE_NAME), read(folder / FILE_NAME)
+        project = folder / "pyproject.toml"
+        if project.is_file() and (found := _read_project(project)) is not None:
+            return f"{project} [tool.moetune]", found
+    return None
+
+
+def read(file: Path) -> dict[str, object]:
+    """Return the settings in a file.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    return _place_files(_parse(file, _read_text(file)), file.parent)
+
+
+def _read_project(file: Path) -> dict[str, object] | None:
+    """Return the project's table, None without one; a broken file without one is let be."""
+    text = _read_text(file)
+    if "moetune" not in text:
+        return None
+    tool = _parse(file, text).get("tool")
+    table = tool.get("moetune") if isinstance(tool, dict) else None
+    return _place_files(table, file.parent) if isinstance(table, dict) else None
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError:
+        problem = "is not UTF-8 text"
+    raise InputError(
+        f"settings file {file} {problem}",
+        "name another with --config, or read none with --no-config",
+    )
+
+
+def _parse(file: Path, text: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"settings file {file} is not valid TOML: {error}") from None
+
+
+def _place_files(values: dict[str, object], folder: Path) -> dict[str, object]:
+    """Take relative files as beside the settings file, wherever it is used."""
+    placed = dict(values)
+    for key in ("db", "profile"):
+        text = values.get(key)
+        is_file = isinstance(text, str) and (key == "db" or text.endswith(".toml") or "/" in text)
+        if isinstance(text, str) and text and is_file and "://" not in text:
+            placed[key] = str(folder / Path(text).expanduser())
+    return placed

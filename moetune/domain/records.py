@@ -1,0 +1,159 @@
+"""What a store's rows say: runs, machines, fits, observations, decisions, plans."""
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from moetune.domain.errors import InputError
+from moetune.domain.hardware import DeviceKind
+from moetune.domain.plan import Decision
+from moetune.domain.plan_inputs import Strategy
+from moetune.domain.profile import Provenance
+
+T = TypeVar("T")
+
+RunStatus = Literal["running", "complete", "partial"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(Generic[T]):
+    """A value with the number and the time that the store gave it.
+
+    Args:
+        id: larger for what came later.
+        created_at: UTC, ISO 8601.
+    """
+
+    id: int
+    created_at: str
+    value: T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """One measuring run, or one imported profile.
+
+    Args:
+        created_at: UTC, ISO 8601.
+    """
+
+    id: int
+    name: str
+    provenance: Provenance
+    device: str
+    num_devices: int
+    preset: str
+    status: RunStatus
+    num_samples: int
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineInfo:
+    """One kind of machine that something was measured on, or published of.
+
+    Args:
+        facts: of the hardware; empty for published ones.
+        created_at: when it was first met; UTC, ISO 8601.
+    """
+
+    id: int
+    device: str
+    kind: DeviceKind
+    num_devices: int
+    devices_per_node: int
+    memory_bytes: int
+    hardware_id: str
+    facts: Mapping[str, str]
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitInfo:
+    """One fit: a profile as it was saved at one time.
+
+    Args:
+        profile: its name.
+        num_samples: that it was fitted to.
+        created_at: UTC, ISO 8601.
+    """
+
+    id: int
+    profile: str
+    machine_id: int
+    provenance: Provenance
+    num_samples: int
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A measured step beside the plan that predicted it.
+
+    Args:
+        seconds: raw times of single steps, in order.
+        source: who measured ("verify", "quickstart", "training").
+
+    Raises:
+        InputError: a count below 1, no times, or one that is negative or not finite.
+    """
+
+    plan_id: str
+    forward_degree: int
+    backward_degree: int
+    tokens_per_rank: int
+    predicted_seconds: float
+    seconds: tuple[float, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        for name in ("forward_degree", "backward_degree", "tokens_per_rank"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.seconds:
+            raise InputError("seconds is empty: an observation has at least one time")
+        if not all(0 <= one < math.inf for one in (self.predicted_seconds, *self.seconds)):
+            raise InputError("seconds must be finite and not negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What a search in training decided for one number of tokens.
+
+    Args:
+        plan_id: the plan whose answer the search began with.
+        hardware_id: of the machine that trained.
+        memory_reuse: the strategy that the layer was told to use, None where it was free.
+        tokens_per_rank: the group's agreed number.
+        seconds: raw times of one call's pipelined part, forward and backward, step by step.
+        planned_seconds: the median of the same with the plan's answer.
+        num_steps: steps that the whole search took, those that warmed up among them.
+    """
+
+    plan_id: str
+    hardware_id: str
+    memory_reuse: Strategy | None
+    tokens_per_rank: int
+    decision: Decision
+    seconds: tuple[float, ...]
+    planned_seconds: float
+    num_steps: int
+
+    @property
+    def median_seconds(self) -> float:
+        """The median of the steps."""
+        return statistics.median(self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInfo:
+    """One stored plan in a list."""
+
+    id: str
+    model: str | None
+    profile: str
+    world_size: int
+    tokens_per_rank: int
+    created_at: str
