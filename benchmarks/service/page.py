@@ -22,8 +22,11 @@ class Visit:
     drawn: float
 
 
-def page_seconds(url: str, *, num_visits: int) -> list[Visit]:
-    """Visit a page; the first time nothing of it is in the browser's cache."""
+def page_seconds(url: str, *, from_url: str, num_visits: int) -> list[Visit]:
+    """Visit a page, as a reader who comes back to it from another one.
+
+    The first time nothing of it is in the browser's cache, and plotly.js has to be compiled.
+    """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
         page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
@@ -34,6 +37,6 @@ def page_seconds(url: str, *, num_visits: int) -> list[Visit]:
             page.wait_for_function(_DRAWN)
             drawn = page.evaluate(_NOW)
             visits.append(Visit(readable=page.evaluate(_READABLE), drawn=drawn))
-            page.goto("about:blank")
+            page.goto(from_url)
         browser.close()
         return visits

@@ -23,7 +23,7 @@ def page_router(library: Library, shell: Shell) -> APIRouter:
     router = APIRouter(include_in_schema=False, route_class=shell.route_class())
 
     def show(sheet: Sheet) -> Response:
-        return shell.page(sheet.template, sheet.context, status=sheet.status)
+        return shell.page(sheet)
 
     _add_plans(router, library, show)
     _add_machines(router, library, show)

@@ -1,6 +1,6 @@
 """What is around every page: the frame, its words for an error, and the kind of answer."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse
 
 from moetune.domain.errors import MoetuneError
 from moetune.report.html import age, environment
+from moetune.service.pages.sheet import Sheet
 from moetune.service.pages.static import Addresses
 from moetune.service.problems import problem_of
 
@@ -41,30 +42,33 @@ class Shell:
         self._location = location
         self._templates = environment(_TEMPLATES)
 
-    def page(
-        self, template: str, context: Mapping[str, object], *, status: int = 200
-    ) -> HTMLResponse:
+    def page(self, sheet: Sheet) -> HTMLResponse:
         """Return a page in the frame.
 
         Args:
-            context: has `title`; `here` is the entry of `NAVIGATION` that the page belongs to.
+            sheet: its context has `title`; `here` is the entry of `NAVIGATION` that the page
+                belongs to.
         """
-        text = self._templates.get_template(template).render(
+        text = self._templates.get_template(sheet.template).render(
             navigation=NAVIGATION,
             addresses=self._addresses,
             location=self._location,
             version=version("moetune"),
-            **{"here": "", **context},
+            has_figures=bool(sheet.pictures),
+            **{"here": "", **sheet.context},
         )  # fmt: skip
-        return HTMLResponse(text, status, headers={"Cache-Control": "no-cache"})
+        return HTMLResponse(text, sheet.status, headers={"Cache-Control": "no-cache"})
 
     def problem(self, error: MoetuneError) -> HTMLResponse:
         """Return the page that says what is wrong and what to do next."""
         problem = problem_of(error)
+        title = problem.title.capitalize()
         answer = self.page(
-            "problem.html",
-            {"title": problem.title.capitalize(), "what": error.what, "hint": error.hint},
-            status=int(problem.status),
+            Sheet(
+                template="problem.html",
+                context={"title": title, "what": error.what, "hint": error.hint},
+                status=int(problem.status),
+            )
         )
         answer.headers.update(problem.headers)
         return answer
