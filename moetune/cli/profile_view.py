@@ -64,6 +64,10 @@ def _rows(profile: Profile) -> Iterator[tuple[str, ...]]:
         both = ", both ways" if copy.both_ways else ""
         pinned = "pinned" if copy.pinned else "pageable"
         yield _line_row(f"{copy.direction} {pinned}{both}", copy)
+    for rows in profile.rows:
+        rate = f"{1 / rows.beta_seconds_per_element / _GIGA:.3g} G/s"
+        name = f"{rows.op} {rows.dtype}"
+        yield (name, format_seconds(rows.alpha_seconds), rate, *_quality(None))
 
 
 def _gemm_row(line: GemmLine) -> tuple[str, ...]:

@@ -44,7 +44,8 @@ def trace(
     made = find_plan(plan, stores=session.find_store)
     known = profile_behind(made, wanted=profile, stores=session.find_store)
     launch = config.launch(environ)
-    if known is None and nproc is None and launch is None:
+    is_real = nproc is not None or launch is not None
+    if known is None and not is_real and made.transformer is None:
         raise ProfileError(
             f"the profile of plan {made.id[:6]} is gone or has changed: nothing to draw",
             "name it with --profile, or record a real step with --nproc",

@@ -45,6 +45,21 @@ class ModelMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """One pipeline stage with one micro-batch.
+
+    Args:
+        backward_seconds: with what runs forward again before.
+        send_seconds: to the next stage, or back from it; 0 for the last one.
+    """
+
+    num_blocks: int
+    forward_seconds: float
+    backward_seconds: float
+    send_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerPlan:
     """How a whole model runs in the plan's layout.
 
@@ -52,6 +67,7 @@ class TransformerPlan:
         zero: optimizer states are sharded over the ranks that hold the same parameters.
         recompute: blocks keep only their input, and run forward again before their backward pass.
         step_seconds: of the model, from the first micro-batch to the new parameters.
+        stages: in their order; empty in plans of before they were kept.
     """
 
     num_layers: int
@@ -66,3 +82,4 @@ class TransformerPlan:
     memory: ModelMemory
     parts: tuple[Part, ...]
     binding: ModelBinding
+    stages: tuple[StageTime, ...] = ()

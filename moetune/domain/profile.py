@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moetune.domain.costs import Interference, LinearCost
-from moetune.domain.document import decode_schema, digest
+from moetune.domain.document import decode_schema, digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
@@ -105,10 +105,32 @@ class CopyLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowsLine:
+    """α–β line of an operation bound by memory, by the names of `RowsPoint.op`."""
+
+    op: str
+    dtype: str
+    alpha_seconds: float
+    beta_seconds_per_element: float
+
+    def __post_init__(self) -> None:
+        dtype_bytes(self.dtype)
+        _check_line(self.alpha_seconds, self.beta_seconds_per_element)
+
+    @property
+    def cost(self) -> LinearCost:
+        """The line over elements."""
+        return LinearCost(
+            alpha_seconds=self.alpha_seconds, beta_seconds=self.beta_seconds_per_element
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """One machine's costs with where they come from.
 
     Args:
+        rows: of published profiles; measured ones have samples, whose curves are no lines.
         samples: the raw measurements of a measured profile.
     """
 
@@ -120,6 +142,7 @@ class Profile:
     gemm: tuple[GemmLine, ...] = ()
     collective: tuple[CollectiveLine, ...] = ()
     copy: tuple[CopyLine, ...] = ()
+    rows: tuple[RowsLine, ...] = ()
     interference: Interference = field(default_factory=Interference)
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     samples: tuple[Sample, ...] = ()
@@ -133,7 +156,10 @@ class Profile:
     @property
     def digest(self) -> str:
         """Hash of all but the name: what a plan that was made from it records."""
-        return digest(replace(self, name=""))
+        plain = encode(replace(self, name=""))
+        if not self.rows:
+            del plain["rows"]  # so that plans of before there were any know their profile
+        return digest(plain)
 
 
 def profile_from_document(document: object) -> Profile:

@@ -55,7 +55,8 @@ class Book:
             (line.direction, line.pinned, line.both_ways): line for line in profile.copy
         }
         self._surfaces: dict[tuple[str, Product], Surface] = {}
-        self._rows: dict[RowsKey, Points | None] = {}
+        self._rows_lines = {(line.op, line.dtype): line for line in profile.rows}
+        self._rows: dict[RowsKey, Points | Line | None] = {}
 
     @cached_property
     def pool(self) -> Pool:
@@ -157,12 +158,17 @@ class Book:
             return _line(self._copy_lines[key])
         return _points(f"copy {key}", series, self._copy_lines.get(key))
 
-    def rows(self, key: RowsKey) -> Points | None:
-        """Return the points over elements, None where the operation was not measured."""
+    def rows(self, key: RowsKey) -> Points | Line | None:
+        """Return what is known over elements; None for an operation that nothing is known of."""
         if key not in self._rows:
-            series = self.pool.rows.get(key)
-            self._rows[key] = None if series is None else _points(f"rows {key}", series, None)
+            series, line = self.pool.rows.get(key), self._rows_lines.get(key)
+            known = None if line is None else Line(cost=line.cost)
+            self._rows[key] = known if series is None else _points(f"rows {key}", series, None)
         return self._rows[key]
+
+    def rows_keys(self) -> tuple[RowsKey, ...]:
+        """Return the operations that `rows` knows."""
+        return tuple(sorted(self.pool.rows.keys() | self._rows_lines.keys()))
 
     def attention(self, key: AttentionKey) -> Points:
         """Return the points over sequences of one of the pool's shapes."""

@@ -112,8 +112,8 @@ class ProfileCosts:
         """Return the time of an operation bound by memory, None where it was not measured."""
         key = (op, dtype)
         if key not in self._rows:
-            points = self._book.rows(key)
-            self._rows[key] = self._curves.through(points) if points else None
+            known = self._book.rows(key)
+            self._rows[key] = None if known is None else self._predictor(known, f"rows {key}")
         found = self._rows[key]
         return found.predict(rows * width) if found else None
 

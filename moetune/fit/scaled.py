@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from moetune.domain.errors import InputError
-from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile, RowsLine
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
@@ -77,6 +77,7 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         gemm=tuple(_gemm_line(line, speeds.computation) for line in profile.gemm),
         collective=tuple(_byte_line(line, speeds.communication) for line in profile.collective),
         copy=tuple(_byte_line(line, speeds.copies) for line in profile.copy),
+        rows=tuple(_rows_line(line, speeds.computation) for line in profile.rows),
         # The same ratios but for the last digit, by which costs know them as the samples' own.
         interference=interference_of(pool(samples).interference) if own else profile.interference,
         samples=samples,
@@ -102,6 +103,14 @@ def _gemm_line(line: GemmLine, factor: float) -> GemmLine:
         alpha_seconds=line.alpha_seconds / factor,
         beta_seconds_per_mac=line.beta_seconds_per_mac / factor,
         error=_error(line.error, factor),
+    )
+
+
+def _rows_line(line: RowsLine, factor: float) -> RowsLine:
+    return replace(
+        line,
+        alpha_seconds=line.alpha_seconds / factor,
+        beta_seconds_per_element=line.beta_seconds_per_element / factor,
     )
 
 

@@ -137,17 +137,17 @@ def _copies(book: Book) -> Iterator[Operation]:
 
 
 def _rows(book: Book) -> Iterator[Operation]:
-    for op, dtype in sorted(book.pool.rows):
-        points = book.rows((op, dtype))
-        assert points is not None  # noqa: S101 - the pool names what was measured
+    for op, dtype in book.rows_keys():
+        known = book.rows((op, dtype))
+        assert known is not None  # noqa: S101 - it is one of the keys
         yield Operation(
             name=f"{op} {dtype}",
             kind="bound by memory",
             unit="elements",
-            found=points,
-            line=None,
+            found=known,
+            line=known.cost if isinstance(known, Line) else None,
             error=None,
-            label=points.label,
+            label=f"rows {(op, dtype)}",
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs
 from moetune.domain.errors import ProfileError
-from moetune.domain.model_plan import ModelBinding, Part, TransformerPlan
+from moetune.domain.model_plan import ModelBinding, Part, StageTime, TransformerPlan
 from moetune.domain.plan import Alternative, Chunks, Plan
 from moetune.domain.plan_inputs import EXPERT_PARALLEL, PlanInputs
 from moetune.domain.profile import Provenance
@@ -117,7 +117,7 @@ def solve_layout(question: Question) -> Plan:
             *_too_large(search, found),
         ),
         warnings=tuple(dict.fromkeys((*layer.warnings, *_doubts(question, found, best)))),
-        transformer=_transformer(question, best, parts, binding),
+        transformer=_transformer(question, best, parts, binding, stages_of(search, best)),
     )
 
 
@@ -202,7 +202,11 @@ def _chunks(search: Search, best: Candidate) -> Chunks | None:
 
 
 def _transformer(
-    question: Question, best: Candidate, parts: tuple[Part, ...], binding: ModelBinding
+    question: Question,
+    best: Candidate,
+    parts: tuple[Part, ...],
+    binding: ModelBinding,
+    stages: tuple[StageTime, ...],
 ) -> TransformerPlan:
     model, setting = question.model, best.setting
     return TransformerPlan(
@@ -218,6 +222,22 @@ def _transformer(
         memory=best.memory,
         parts=parts,
         binding=binding,
+        stages=stages,
+    )
+
+
+def stages_of(search: Search, best: Candidate) -> tuple[StageTime, ...]:
+    """Return what each stage takes of a micro-batch."""
+    seconds, recompute = best.priced.seconds, best.setting.recompute
+    sends = [*(hop.seconds for hop in best.hops), 0.0]
+    return tuple(
+        StageTime(
+            num_blocks=stage.num_blocks,
+            forward_seconds=seconds.forward(stage),
+            backward_seconds=seconds.stage(stage, recompute=recompute) - seconds.forward(stage),
+            send_seconds=send,
+        )
+        for stage, send in zip(search.prices.stages(best.layout.pp), sends, strict=True)
     )
 
 

@@ -63,6 +63,13 @@ class Candidate:
         return self.pipeline.seconds + self.transfers.seconds + after
 
     @property
+    def is_roomy(self) -> bool:
+        """Whether nothing was given up for memory on the device."""
+        chunks = self.chunks
+        comes_once = chunks is None or chunks.num_gathers <= chunks.num_chunks
+        return comes_once and not (self.setting.recompute or self.setting.offload)
+
+    @property
     def order(self) -> tuple[float, int, bool, bool]:
         """What candidates are sorted by: time, then the simpler one."""
         setting = self.setting

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """One micro-batch on each thing that stages consist of, both passes; blocks also forward."""
+    """One micro-batch on each thing that stages consist of: both passes, and forward alone."""
 
     dense: float
     moe: float
@@ -37,13 +37,23 @@ class Seconds:
     last: float
     dense_forward: float
     moe_forward: float
+    first_forward: float
+    last_forward: float
 
     def stage(self, stage: Stage, *, recompute: bool) -> float:
         """Return one micro-batch's forward and backward pass on the stage."""
         seconds = stage.num_dense * self.dense + stage.num_moe * self.moe
         if recompute:
-            seconds += stage.num_dense * self.dense_forward + stage.num_moe * self.moe_forward
+            seconds += self._blocks_forward(stage)
         return seconds + stage.is_first * self.first + stage.is_last * self.last
+
+    def forward(self, stage: Stage) -> float:
+        """Return one micro-batch's forward pass on the stage."""
+        ends = stage.is_first * self.first_forward + stage.is_last * self.last_forward
+        return self._blocks_forward(stage) + ends
+
+    def _blocks_forward(self, stage: Stage) -> float:
+        return stage.num_dense * self.dense_forward + stage.num_moe * self.moe_forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +273,8 @@ def _seconds(backbone: Backbone, moe: MoePieces) -> Seconds:
         last=_both(backbone.last),
         dense_forward=_forward(dense),
         moe_forward=_forward(with_experts),
+        first_forward=_forward(backbone.first),
+        last_forward=_forward(backbone.last),
     )
 
 

@@ -1,5 +1,6 @@
 """The fastest layout: every one that fits into memory, with every micro-batch, in order of time."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.model_plan import ModelMemory
 from moetune.domain.plan_inputs import Layout
+from moetune.solve.choice import NOISE
 from moetune.solve.layout_candidates import Candidate, Found, Setting, Unfit
 from moetune.solve.layout_chunks import Chunker, can_chunk, can_offload
 from moetune.solve.layout_memory import footprint_of, stage_memory
@@ -83,23 +85,35 @@ class Trial:
                 return  # more sequences take more memory
 
     def _ways(self, sequences: int) -> Iterator[Candidate]:
-        """Yield what fits with so many sequences; states leave the device only where they must."""
-        fits_whole = False
+        """Yield what fits with so many sequences.
+
+        States leave the device where they do not fit, or where what room they leave slows the
+        step: a cache so small that chunks come twice, or blocks that run forward again.
+        """
+        on_device = []
         for zero in self._zeros():
             setting = self._first_that_fits(sequences, zero=zero)
             if setting is not None:
-                fits_whole = fits_whole or not setting.recompute
-                yield self.timed(setting)
-        for offload in self._chunk_ways():
-            if offload and fits_whole:
-                return
-            for recompute in (False, True):
-                found = self._chunked(sequences, offload=offload, recompute=recompute)
-                if found is not None:
-                    fits_whole = fits_whole or not (offload or recompute)
-                    yield found
-                    if not offload:
-                        break
+                on_device.append(self.timed(setting))
+        ways = self._chunk_ways()
+        if False in ways:
+            on_device += self._first_chunked(sequences)
+        yield from on_device
+        if True not in ways or any(one.is_roomy for one in on_device):
+            return
+        fastest = min((one.seconds for one in on_device), default=math.inf)
+        for recompute in (False, True):
+            found = self._chunked(sequences, offload=True, recompute=recompute)
+            if found is not None and not (1 - NOISE) * fastest <= found.seconds <= fastest:
+                yield found
+
+    def _first_chunked(self, sequences: int) -> list[Candidate]:
+        """Return chunks on the device; blocks run forward again only where they must."""
+        for recompute in (False, True):
+            found = self._chunked(sequences, offload=False, recompute=recompute)
+            if found is not None:
+                return [found]
+        return []
 
     def smallest(self) -> Unfit:
         """Return what takes the least memory."""

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 from moetune.domain.costs import Costs
+from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer_costs import layer_costs
 from moetune.solve.phases import Phase
 from moetune.solve.reuse import reuse_timeline
+from moetune.solve.stage_timeline import stage_timeline
 from moetune.solve.timeline import Span, Timeline, pipeline_tasks, simulate, summing_tasks
 
 MICROSECONDS = 1e6
@@ -69,21 +71,33 @@ def trace_events(
     """
     backward_start = forward.makespan_seconds
     return [
-        {
-            "name": f"{phase} {span.name}",
-            "cat": span.resource,
-            "ph": "X",
-            "pid": process,
-            "tid": span.stream,
-            "ts": (start + span.start_seconds) * MICROSECONDS,
-            "dur": (span.end_seconds - span.start_seconds) * MICROSECONDS,
-        }
+        _event(span, name=f"{phase} {span.name}", start_seconds=start, process=process)
         for phase, start, timeline in (
             ("forward", 0.0, forward),
             ("backward", backward_start, backward),
         )
         for span in timeline.spans
     ]
+
+
+def stage_events(whole: TransformerPlan, *, process: str = "predicted") -> list[dict[str, object]]:
+    """Return a whole model's passes and sends, without gradients and optimizer, as such events."""
+    found = stage_timeline(whole.stages, num_micro_batches=whole.num_micro_batches)
+    return [
+        _event(span, name=span.name, start_seconds=0.0, process=process) for span in found.spans
+    ]
+
+
+def _event(span: Span, *, name: str, start_seconds: float, process: str) -> dict[str, object]:
+    return {
+        "name": name,
+        "cat": span.resource,
+        "ph": "X",
+        "pid": process,
+        "tid": span.stream,
+        "ts": (start_seconds + span.start_seconds) * MICROSECONDS,
+        "dur": (span.end_seconds - span.start_seconds) * MICROSECONDS,
+    }
 
 
 def overlap_share(spans: Sequence[Span]) -> float:

@@ -96,16 +96,16 @@ class Desk:
             return explain_from(plan, found)
 
     def trace(self, plan_id: str) -> Trace:
-        """Return the predicted timelines of a stored plan for a layer.
+        """Return the predicted timelines of a stored plan.
 
         Raises:
             NotFoundError: there is no such plan.
-            InputError: it is for a whole model.
-            ProfileError: its profile is gone or has changed.
+            InputError: it is for a whole model, of before such plans kept their stages.
+            ProfileError: a layer's profile is gone or has changed.
         """
         plan = self.plan(plan_id)
-        profile = self._profile_behind(plan)
-        with _sound_numbers(profile.name):
+        profile = None if plan.transformer is not None else self._profile_behind(plan)
+        with _sound_numbers(plan.inputs.profile):
             trace = trace_plan(plan, profile=profile, num_ranks=None, launch=None, environ={})
         assert trace is not None  # noqa: S101 - only ranks above 0 have none
         return trace

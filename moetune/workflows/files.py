@@ -19,13 +19,14 @@ from moetune.domain.profile import (
     CopyLine,
     GemmLine,
     Profile,
+    RowsLine,
     profile_from_document,
 )
 from moetune.domain.samples import Sample
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_Row: TypeAlias = GemmLine | CollectiveLine | CopyLine | Sample
+_Row: TypeAlias = GemmLine | CollectiveLine | CopyLine | RowsLine | Sample
 
 
 def load_profile_file(path: Path) -> Profile:
@@ -163,6 +164,7 @@ def _profile_lines(profile: Profile) -> Iterator[str]:
         ("gemm", profile.gemm),
         ("collective", profile.collective),
         ("copy", profile.copy),
+        ("rows", profile.rows),
     ):
         yield from _rows(key, rows)
     if not profile.interference.is_none:

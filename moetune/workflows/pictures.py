@@ -10,6 +10,7 @@ from moetune.fit.costs import costs_of
 from moetune.report.degrees import degree_picture
 from moetune.report.pareto import Option, pareto_picture
 from moetune.report.picture import Picture
+from moetune.report.stages import stages_picture
 from moetune.report.steps import parts_picture, phases_picture
 from moetune.report.timelines import timeline_picture
 from moetune.solve.choice import recorded_bounds
@@ -44,6 +45,8 @@ def time_pictures(explanation: Explanation) -> Iterator[Picture]:
     costs = _costs(explanation)
     if whole is not None:
         yield parts_picture(whole)
+        if len(whole.stages) > 1:
+            yield stages_picture(whole.stages, num_micro_batches=whole.num_micro_batches)
     elif costs is None:
         yield phases_picture({"this plan": plan})
     if explanation.profile is None or costs is None or (whole is not None and not whole.moe_every):

@@ -67,7 +67,7 @@ def _phases(explanation: Explanation) -> Table | None:
     rows = (("forward", forward), ("backward", backward))
     return Table(
         name="phases-terms",
-        title="What the time consists of",
+        title="What the time consists of" + _of_layer(explanation.plan),
         header=(
             "phase", "chunks", "one transfer", "one chunk's experts", "all experts", "exposed",
             "hidden", "planned",
@@ -101,8 +101,14 @@ def _chunks(plan: Plan, explanation: Explanation) -> Table:
     listed = {one.strategy for one in explanation.strategies} - {plan.memory.strategy}
     others = [one for one in plan.alternatives if one.layout is None and one.strategy not in listed]
     return _lost(
-        "alternatives", "Chunks that lost, and why", others, plan, plan.predicted.step_seconds
-    )
+        "alternatives", f"Chunks that lost{_of_layer(plan)}, and why", others, plan,
+        plan.predicted.step_seconds,
+    )  # fmt: skip
+
+
+def _of_layer(plan: Plan) -> str:
+    """Return what a title says where the plan is for more than the layer."""
+    return "" if plan.transformer is None else " in one MoE layer"
 
 
 def _lost(

@@ -269,6 +269,9 @@ def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
         label = f"{copy.direction} {'pinned' if copy.pinned else 'pageable'}{both}"
         yield f"{label} alpha_seconds", copy.alpha_seconds
         yield f"{label} beta_seconds_per_byte", copy.beta_seconds_per_byte
+    for rows in profile.rows:
+        yield f"{rows.op} {rows.dtype} alpha_seconds", rows.alpha_seconds
+        yield f"{rows.op} {rows.dtype} beta_seconds_per_element", rows.beta_seconds_per_element
     yield from _speeds(profile)
     for key, value in profile.fingerprint.hardware.items():
         yield f"hardware {key}", value

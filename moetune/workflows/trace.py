@@ -5,12 +5,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
+from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
+from moetune.domain.model_plan import TransformerPlan
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.timeline import COMPUTE, LINK, Span
-from moetune.solve.trace import MICROSECONDS, overlap_share, plan_timelines, trace_events
+from moetune.solve.trace import (
+    MICROSECONDS,
+    overlap_share,
+    plan_timelines,
+    stage_events,
+    trace_events,
+)
 from moetune.workflows.plan import ALLOW_MODELLED
 from moetune.workflows.verify import workload_of
 
@@ -62,9 +70,11 @@ def trace_plan(
         num_ranks: to start for a measured step; None with no launch leaves that out.
 
     Raises:
-        InputError: the plan is for a whole model.
+        InputError: a whole model is to be run, or its plan has no stages.
         MoetuneError: a rank failed.
     """
+    if plan.transformer is not None and num_ranks is None and launch is None:
+        return _trace_stages(plan, plan.transformer)
     workload = workload_of(plan)
     events: list[Mapping[str, object]] = []
     predicted = measured = None
@@ -89,6 +99,15 @@ def trace_plan(
         events += _measured_events(spans)
         measured = overlap_of(spans)
     return Trace(events=tuple(events), predicted=predicted, measured=measured)
+
+
+def _trace_stages(plan: Plan, whole: TransformerPlan) -> Trace:
+    """Return the micro-batches' ways through the stages, which the plan itself says."""
+    if not whole.stages:
+        raise InputError(
+            f"plan {plan.id[:6]} was made before plans kept their stages", "make the plan again"
+        )
+    return Trace(events=tuple(stage_events(whole)), predicted=None, measured=None)
 
 
 def overlap_of(spans: "Sequence[RecordedSpan]") -> Overlap:

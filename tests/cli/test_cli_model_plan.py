@@ -1,5 +1,6 @@
 """Whole models through the command line: plan, explain, models, and what is wrong."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -27,6 +28,7 @@ SMALL = (
 WHOLE_KEYS = {
     "num_layers", "moe_every", "micro_batch_sequences", "micro_batch_tokens", "num_micro_batches",
     "zero", "recompute", "step_seconds", "tokens_per_second_per_rank", "memory", "parts", "binding",
+    "stages",
 }  # fmt: skip
 
 
@@ -157,6 +159,15 @@ def test_a_dense_model_over_the_limit_fills_chunks(cli: Cli) -> None:
     assert plan["transformer"]["memory"]["total_bytes"] <= 40 * 2**30
 
 
+def test_the_server_of_the_paper_offloads_what_its_device_has_no_room_for(cli: Cli) -> None:
+    plan = cli(*OFFLOADED[:-1], "a100-x4", "--json").document
+    assert plan["chunks"]["offload"]
+    named = {part["name"]: part["seconds"] for part in plan["transformer"]["parts"]}
+    assert named["optimizer"] > 0
+    assert "the optimizer" not in " ".join(plan["warnings"])
+    assert cli(*OFFLOADED[:-3], "2", "--profile", "a100-x4", "--json").document["chunks"]
+
+
 @pytest.mark.usefixtures("copies")
 def test_plan_and_explain_say_what_is_cached_what_moves_and_what_shows(cli: Cli) -> None:
     result = cli(*OFFLOADED)
@@ -246,10 +257,18 @@ def test_wrong_input_about_a_whole_model_says_what_and_what_next(
         assert word in result.err
 
 
-def test_verify_and_trace_say_that_they_run_layers(cli: Cli) -> None:
+@pytest.mark.parametrize("command", [("verify",), ("trace", "--nproc", "2")])
+def test_what_runs_a_plan_says_that_it_runs_layers(cli: Cli, command: tuple[str, ...]) -> None:
     assert cli(*PLAN, "--output", "plan.json").code == 0
-    for command in (("verify", "plan.json"), ("trace", "plan.json", "--profile", "./cluster.toml",
-                                              "--output", "trace.json")):  # fmt: skip
-        result = cli(*command)
-        assert result.code == 2
-        assert "is for a whole model" in result.err
+    result = cli(*command, "plan.json")
+    assert result.code == 2
+    assert "is for a whole model" in result.err
+
+
+def test_trace_of_a_whole_model_is_its_stages(cli: Cli) -> None:
+    plan = cli(*PLAN, "--output", "plan.json", "--json").document
+    assert cli("trace", "plan.json", "--output", "trace.json").code == 0
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert len({event["tid"] for event in events}) == plan["layout"]["pp"]
+    num_passes = 2 * plan["layout"]["pp"] * plan["transformer"]["num_micro_batches"]
+    assert sum(event["cat"] == "comp" for event in events) == num_passes

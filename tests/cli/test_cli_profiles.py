@@ -6,7 +6,7 @@ import pytest
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from tests.cli.running import Cli
 
-NAMES = ("rtx2080ti-x16", "rtx2080ti-x32", "rtx2080ti-x64", "v100-x256")
+NAMES = ("a100-x4", "rtx2080ti-x16", "rtx2080ti-x32", "rtx2080ti-x64", "v100-x256")
 
 
 @pytest.fixture

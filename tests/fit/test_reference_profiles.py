@@ -2,13 +2,16 @@
 
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from benchmarks import elixir_server
 from benchmarks.ppmoe import v100
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
+from moetune.workflows.plan import host_memory_bytes
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 FIG_6B = {16: (1.72e-5, 2.96e-10), 32: (2.09e-4, 3.54e-10), 64: (7.83e-4, 3.84e-10)}
@@ -41,8 +44,27 @@ def test_every_shipped_profile_is_read_under_its_own_file_name(path: Path) -> No
     assert read(path.stem).name == path.stem
 
 
-def test_the_v100_profile_is_what_its_generator_writes() -> None:
-    assert (PROFILES / v100.PROFILE.name).read_text() == v100.text()
+@pytest.mark.parametrize("generator", [v100, elixir_server])
+def test_a_modelled_profile_is_what_its_generator_writes(generator: ModuleType) -> None:
+    assert (PROFILES / generator.PROFILE.name).read_text() == generator.text()
+
+
+def test_the_a100_profile_has_the_wires_and_the_memory_of_the_data_sheets() -> None:
+    profile = read("a100-x4")
+    costs = costs_of(profile)
+    # PCIe 4.0 moves 31.5 GB/s; of 4 ranks' shares 3 arrive; Adam moves 30 bytes a parameter.
+    copied = costs.copy(direction="h2d", pinned=True, num_bytes=31.5e9)
+    gathered = costs.collective(op="all_gather", group_size=4, num_bytes=31.5e9 / 3)
+    assert [one.seconds for one in (copied, gathered)] == pytest.approx([1, 1], rel=1e-3)
+    stepped = [
+        costs.rows_op(op=op, dtype="bfloat16", rows=1e9, width=1) for op in ("adam", "host_adam")
+    ]
+    assert [one.seconds for one in stepped if one] == pytest.approx(
+        [30 / 1935, 30 / 409.6], rel=0.01
+    )
+    assert {one.trust for one in stepped if one} == {"modelled"}
+    assert costs.copy_mode == "pinned"
+    assert host_memory_bytes(profile) == 500e9
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.model_plan import StageTime
 from moetune.domain.plan import Plan
 from moetune.domain.records import Kept
 from moetune.fit.costs import costs_of
@@ -42,9 +43,11 @@ from moetune.report.observed import (
 from moetune.report.operations import Operation, operations_of
 from moetune.report.pareto import Option, pareto_front, pareto_picture
 from moetune.report.picture import Picture
+from moetune.report.stages import stages_picture
 from moetune.report.steps import parts_picture, phases_picture
 from moetune.report.theme import ROLES, count_text
 from moetune.report.timelines import timeline_picture
+from moetune.solve.layout_space import LayoutPins
 from moetune.solve.trace import plan_timelines
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -316,6 +319,45 @@ def test_a_whole_models_parts_make_up_its_step_and_its_layouts_are_options() -> 
     assert [one.is_chosen for one in options_of(found)].count(True) == 1
     for picture in plan_pictures(found):
         go.Figure(resolved(picture.figure))
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [LayoutPins(), LayoutPins(ep=16), LayoutPins(tp=4, dp=4), LayoutPins(ep=2, pp=8)],
+)
+def test_a_whole_models_layer_has_the_timeline_that_it_was_planned_with(
+    pins: LayoutPins,
+) -> None:
+    profile = cluster_profile(num_devices=16, between=2 * GB)
+    plan = make_plan(PlanRequest(model="ppmoe-6.7b", pins=pins), profile=profile)
+    pictures = plan_pictures(explain_plan(plan, profile=profile))
+    (timeline,) = (one for one in pictures if one.name == "timeline")
+    wanted = (plan.predicted.forward_seconds, plan.predicted.backward_seconds)
+    for phase, seconds in zip(("forward", "backward"), wanted, strict=True):
+        ends = [float(row[5] or 0) for row in timeline.rows if row[0] == phase]
+        assert max(ends) == pytest.approx(seconds)
+
+
+def test_a_pipeline_is_drawn_with_every_pass_of_its_first_micro_batches() -> None:
+    stage = StageTime(num_blocks=1, forward_seconds=1.0, backward_seconds=2.0, send_seconds=0.0)
+    whole = stages_picture([stage] * 4, num_micro_batches=8)
+    passes = [row for row in whole.rows if str(row[1]).split()[0] != "send"]
+    assert len(passes) == 4 * 8 * 2
+    # 1F1B: (m + p - 1) (f + b), of which every stage works m (f + b).
+    assert "33.0 s" in whole.words
+    assert "27% of it" in whole.words
+    long = stages_picture([stage] * 4, num_micro_batches=1000)
+    assert "the first 75 of 1000 micro-batches" in long.words
+    go.Figure(resolved(long.figure))
+
+
+def test_a_dense_model_has_no_timeline_of_experts() -> None:
+    profile = load_profile_file(bundled_profiles()["a100-x4"])
+    request = PlanRequest(model="gpt-2.7b", memory_limit_bytes=40 * 2**30)
+    plan = make_plan(request, profile=profile)
+    names = [one.name for one in plan_pictures(explain_plan(plan, profile=profile))]
+    assert names[0] == "parts"
+    assert "timeline" not in names
 
 
 def test_a_plan_without_its_profile_still_shows_its_phases() -> None:

@@ -1,5 +1,6 @@
 """Plans that keep model states in chunks."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -142,6 +143,25 @@ def test_replicas_that_keep_all_need_no_price_for_shards() -> None:
     chunks = solve_layout(replace(asked, costs=costs_of(profile))).chunks
     assert chunks is not None
     assert not chunks.scatter
+
+
+@pytest.mark.parametrize("gib", [10.5, 12, 14, 20, 40])
+def test_states_are_where_the_step_is_fastest_whatever_else_would_fit(gib: float) -> None:
+    def seconds(*, offload: bool | None) -> tuple[float, Plan | None]:
+        pins = LayoutPins(dp=8, offload=offload, micro_batch=1)
+        try:
+            plan = solve_layout(question(world_size=8, gib=gib, pins=pins, copied=50 * GB))
+        except InfeasiblePlanError:
+            return math.inf, None
+        assert plan.transformer is not None
+        return plan.transformer.step_seconds, plan
+
+    free, plan = seconds(offload=None)
+    assert free <= 1.0101 * min(seconds(offload=True)[0], seconds(offload=False)[0])
+    assert plan is not None
+    assert plan.chunks is not None
+    is_offloaded = seconds(offload=True)[0] < 0.99 * seconds(offload=False)[0]
+    assert plan.chunks.offload == is_offloaded
 
 
 def test_no_offload_is_kept_or_refused_with_the_way_out() -> None:

@@ -30,6 +30,7 @@ from moetune.workflows import desk as desk_module
 from moetune.workflows.desk import Desk, open_desk
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.trace import trace_plan
 from moetune.workflows.whatif import WhatIf
 from tests.fit.measured import measured_profile
 
@@ -204,12 +205,24 @@ def test_a_plan_that_is_not_there_is_not_found(desk: Desk, plan_id: str) -> None
         assert len(str(caught.value)) < 300
 
 
-def test_a_whole_model_is_resolved_and_explained_but_has_no_trace(desk: Desk) -> None:
+def test_a_whole_model_is_resolved_explained_and_traced_by_its_stages(desk: Desk) -> None:
     plan = desk.resolve({"model": "ppmoe-6.7b", "world_size": 8, "profile": "v100-x256"})
     assert plan.transformer is not None
     assert desk.explain(plan.id).profile is not None
-    with pytest.raises(InputError, match="whole model"):
-        desk.trace(plan.id)
+    num_passes = 2 * plan.layout.pp * plan.transformer.num_micro_batches
+    events = desk.trace(plan.id).events
+    assert sum(event["cat"] == "comp" for event in events) == num_passes
+    assert {event["tid"] for event in events} == {
+        f"stage {1 + one}" for one in range(plan.layout.pp)
+    }
+
+
+def test_a_whole_model_whose_plan_is_older_than_its_stages_has_no_trace(desk: Desk) -> None:
+    plan = desk.resolve({"model": "ppmoe-6.7b", "world_size": 8, "profile": "v100-x256"})
+    assert plan.transformer is not None
+    old = replace(plan, transformer=replace(plan.transformer, stages=()))
+    with pytest.raises(InputError, match="make the plan again"):
+        trace_plan(old, profile=None, num_ranks=None, launch=None, environ={})
 
 
 def test_reading_cannot_write(desk: Desk) -> None:

@@ -125,4 +125,4 @@ def _pictures(answer: WhatIfAnswer) -> tuple[Picture, ...]:
     plans = dict(zip(NAMES, (answer.before, answer.after), strict=True))
     explained = explain_plan(answer.after, profile=answer.profile)
     changed = (replace(one, title=f"{one.title}, changed") for one in time_pictures(explained))
-    return phases_picture(plans), *changed, degree_picture(plans)
+    return phases_picture(plans), degree_picture(plans), *changed
