@@ -25,9 +25,9 @@ from moetune.solve.choice import Bounds
 from moetune.solve.layout import Question, search_layouts
 from moetune.solve.layout_breakdown import parts_of
 from moetune.solve.layout_candidates import Candidate
-from moetune.solve.layout_search import Search
 from moetune.solve.layout_space import LayoutPins
 from moetune.solve.layout_traits import Traits
+from moetune.solve.layout_trial import Search
 from moetune.workflows.plan import PlanRequest, plan_inputs
 
 PAPERS = Traits(

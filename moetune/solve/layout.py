@@ -16,9 +16,10 @@ from moetune.solve.layout_candidates import Candidate, Found, Unfit
 from moetune.solve.layout_chunks import can_chunk
 from moetune.solve.layout_fit import what_would_fit
 from moetune.solve.layout_prices import Prices, one_chunk_of
-from moetune.solve.layout_search import Search
+from moetune.solve.layout_search import try_all
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
 from moetune.solve.layout_traits import OURS, Traits
+from moetune.solve.layout_trial import Search
 from moetune.solve.layout_words import (
     explain_chunks,
     explain_layout,
@@ -154,7 +155,7 @@ def search_layouts(question: Question) -> tuple[Search, Found]:
         limit_bytes=question.limit_bytes,
         host_bytes=question.host_bytes,
     )
-    found = search.all(layouts)
+    found = try_all(search, layouts)
     if not found.best and found.unpriced:
         raise found.unpriced[0][1]
     if not found.best:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from moetune.domain.errors import InputError
 from moetune.domain.plan_inputs import Layout, PlanInputs
 from moetune.solve.layout_chunks import can_offload
-from moetune.solve.layout_search import Search
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.layout_trial import Search
 
 MOST_DOUBLINGS = 8
 COPIES = "states on the host have no price, the profile has no copies: run `moetune profile`"

@@ -14,9 +14,10 @@ from moetune.domain.transformer import Transformer
 from moetune.solve.choice import Bounds
 from moetune.solve.layout_candidates import Found
 from moetune.solve.layout_prices import Prices
-from moetune.solve.layout_search import Search
+from moetune.solve.layout_search import try_all
 from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
 from moetune.solve.layout_traits import Traits
+from moetune.solve.layout_trial import Search
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 
 WORLD, PER_NODE, TOKENS = 16, 4, 256
@@ -262,7 +263,8 @@ def search(limit_bytes: int, pins: LayoutPins | None = None) -> Found:
         bounds=Bounds(max_degree=1), per_node=PER_NODE, traits=Traits(shards_in_chunks=False),
     )  # fmt: skip
     layouts = find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)
-    return Search(prices=prices, batch=batch, pins=pins, limit_bytes=limit_bytes).all(layouts)
+    search = Search(prices=prices, batch=batch, pins=pins, limit_bytes=limit_bytes)
+    return try_all(search, layouts)
 
 
 def _key(layout: Layout) -> tuple[object, ...]:
