@@ -1,0 +1,99 @@
+"""Ask the command line a case's questions, and compare the answers with the frozen ones.
+
+`python -m tests.golden.answers` writes them anew, `python -m tests.golden.answers NAME …` some.
+"""
+
+import contextlib
+import io
+import json
+import math
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from moetune.cli import app
+from tests.golden.cases import CASES, Case
+
+FOLDER = Path(__file__).with_name("answers")
+PROSE = frozenset({"why", "lost_because", "warnings", "words", "note", "file"})
+"""Texts for people: they may be written better at any time."""
+IDENTITY = frozenset({"schema", "id", "before_id", "after_id"})
+"""A new version of a schema has new ids."""
+RELATIVE_ERROR = 1e-12
+
+
+def ask(case: Case, folder: Path) -> dict[str, Any]:
+    """Return the documents that the commands print, by the name of the question.
+
+    Args:
+        folder: for the plan's file and the traces.
+    """
+    profile = case.plan[case.plan.index("--profile") + 1]
+    plan, trace = folder / "plan.json", folder / "trace.json"
+    found = {"plan": _document("plan", *case.plan, "--no-save", "--output", str(plan))}
+    for name, (command, *flags) in case.questions.items():
+        arguments = [command, str(plan), *flags, "--profile", profile]
+        if command == "trace":
+            arguments += ["--output", str(trace)]
+        answer = _document(*arguments)
+        if command == "trace":
+            answer["events"] = json.loads(trace.read_text())["traceEvents"]
+        found[name] = {key: value for key, value in answer.items() if key not in {"plan", "before"}}
+    return found
+
+
+def differences(expected: object, actual: object, where: str = "") -> list[str]:
+    """Return the places where the answers differ; what was added is no difference."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        found = [f"{where}.{key} is missing" for key in expected if key not in actual]
+        for key in set(expected) & set(actual) - PROSE - IDENTITY:
+            found += differences(expected[key], actual[key], f"{where}.{key}")
+        return found
+    if isinstance(expected, list) and isinstance(actual, list):
+        if len(expected) != len(actual):
+            return [f"{where} has {len(actual)} entries instead of {len(expected)}"]
+        pairs = enumerate(zip(expected, actual, strict=True))
+        return [
+            text for index, (one, other) in pairs
+            for text in differences(one, other, f"{where}[{index}]")
+        ]  # fmt: skip
+    if isinstance(expected, int | float) and isinstance(actual, int | float):
+        if math.isclose(expected, actual, rel_tol=RELATIVE_ERROR, abs_tol=1e-15):
+            return []
+    elif expected == actual:
+        return []
+    return [f"{where} is {actual!r} instead of {expected!r}"]
+
+
+def frozen(name: str) -> dict[str, Any]:
+    """Return a case's frozen answers."""
+    found = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def freeze(name: str) -> None:
+    """Write a case's answers anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = ask(CASES[name], Path(folder))
+    lines = (f"{json.dumps(key)}: {json.dumps(found[key], sort_keys=True)}" for key in found)
+    FOLDER.mkdir(exist_ok=True)
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    (FOLDER / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def _document(*arguments: str) -> dict[str, Any]:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = app.main(("--no-config", *arguments, "--json"))
+    assert code == 0, (arguments, code, out.getvalue(), err.getvalue())
+    found = json.loads(out.getvalue())
+    assert isinstance(found, dict)
+    return found
+
+
+if __name__ == "__main__":
+    for case_name in sys.argv[1:] or CASES:
+        freeze(case_name)
+        print(case_name)  # noqa: T201 - a tool for the developer's terminal

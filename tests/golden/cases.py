@@ -1,0 +1,121 @@
+"""The questions whose answers are frozen: plans, and what is asked of each of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LAB = str(Path(__file__).with_name("lab.toml"))
+"""A profile measured once on two ranks of a laptop-sized machine, samples and all."""
+
+_BERT = ("--model", "bert-l", "--profile", "rtx2080ti-x64")
+_A100 = ("--model", "bert-l", "--world-size", "4", "--profile", "a100-x4")
+_XL = ("--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
+_TOP2 = (
+    "--d-model", "1024", "--d-hidden", "8192", "--num-experts", "64", "--top-k", "2",
+    "--tokens", "4096", "--dtype", "float16", "--profile", "rtx2080ti-x64",
+)  # fmt: skip
+_LAB = (
+    "--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
+    "--profile", LAB,
+)  # fmt: skip
+_TENSOR = (*_LAB, "--expert-parallel", "tensor", "--world-size", "2", "--allow-modelled")
+_SMALL = ("--model", "ppmoe-6.7b", "--world-size", "32", "--profile", "v100-x256")
+_LARGE = ("--model", "ppmoe-143b", "--world-size", "128", "--profile", "v100-x256")
+_SIZES = (
+    "--d-model", "1024", "--d-hidden", "4096", "--num-experts", "32", "--num-layers", "6",
+    "--num-heads", "16", "--seq", "1024", "--vocab", "50k", "--tokens", "8k",
+    "--world-size", "16", "--profile", "v100-x256",
+)  # fmt: skip
+_DENSE = ("--model", "gpt-2.7b", "--world-size", "1", "--profile", "a100-x4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One plan, and the questions that are asked about it.
+
+    Args:
+        plan: arguments of `moetune plan`.
+        questions: arguments of other commands, by name; the plan's file is their argument.
+    """
+
+    plan: tuple[str, ...]
+    questions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+EXPLAIN: Mapping[str, tuple[str, ...]] = {"explain": ("explain",)}
+TRACE = {"trace": ("trace",)}
+BOTH = {**EXPLAIN, **TRACE}
+
+CASES = {
+    "bert-l": Case(
+        plan=_BERT,
+        questions={
+            **BOTH,
+            "tokens": ("whatif", "--tokens", "32k"),
+            "ranks": ("whatif", "--world-size", "16"),
+            "link": ("whatif", "--speed", "communication=2", "--speed", "computation=1.5"),
+            "memory": ("whatif", "--memory-limit", "4GiB"),
+            "pinned": ("whatif", "--constraint", "strategy=S4", "--constraint", "max-degree=8"),
+        },
+    ),
+    "bert-l-x16": Case(plan=("--model", "bert-l", "--profile", "rtx2080ti-x16"), questions=BOTH),
+    "gpt-s-x32": Case(plan=("--model", "gpt-s", "--profile", "rtx2080ti-x32"), questions=EXPLAIN),
+    "gpt-xl": Case(plan=(*_XL, "--tokens", "16k"), questions=BOTH),
+    "gpt-xl-memory": Case(
+        plan=(*_XL, "--tokens", "16k", "--memory-limit", "2500MiB"), questions=BOTH
+    ),
+    "gpt-xl-taken": Case(plan=(*_XL, "--memory-taken", "7GiB"), questions=EXPLAIN),
+    "tm-1": Case(plan=("--model", "tm-1", "--profile", "rtx2080ti-x64"), questions=BOTH),
+    "rm-2": Case(plan=("--model", "rm-2", "--profile", "rtx2080ti-x16"), questions=EXPLAIN),
+    "top2": Case(plan=_TOP2, questions=EXPLAIN),
+    "top2-interleaved": Case(plan=(*_TOP2, "--order", "interleaved"), questions=BOTH),
+    "top2-swiglu": Case(plan=(*_TOP2, "--activation", "swiglu"), questions=EXPLAIN),
+    "degrees": Case(
+        plan=(*_BERT, "--forward-degree", "5", "--backward-degree", "3"), questions=BOTH
+    ),
+    "max-degree": Case(
+        plan=(*_BERT, "--max-degree", "3", "--min-chunk-tokens", "900"), questions=EXPLAIN
+    ),
+    "strategy-none": Case(plan=(*_BERT, "--strategy", "none"), questions=EXPLAIN),
+    "strategy-s1": Case(plan=(*_A100, "--strategy", "S1"), questions=BOTH),
+    "strategy-s2": Case(plan=(*_A100, "--strategy", "S2"), questions=BOTH),
+    "strategy-s3": Case(plan=(*_A100, "--strategy", "S3"), questions=BOTH),
+    "strategy-s4": Case(
+        plan=(*_BERT, "--strategy", "S4", "--order", "interleaved"), questions=BOTH
+    ),
+    "modelled": Case(plan=(*_BERT, "--world-size", "8", "--allow-modelled"), questions=EXPLAIN),
+    "lab": Case(
+        plan=_LAB,
+        questions={
+            **BOTH,
+            "tokens": ("whatif", "--tokens", "4k"),
+            "link": ("whatif", "--speed", "communication=0.2"),
+        },
+    ),
+    "lab-s4": Case(plan=(*_LAB, "--strategy", "S4"), questions=BOTH),
+    "lab-degrees": Case(plan=(*_LAB, "--forward-degree", "4", "--strategy", "S1"), questions=BOTH),
+    "lab-one-rank": Case(plan=(*_LAB, "--world-size", "1"), questions=EXPLAIN),
+    "lab-tensor": Case(plan=_TENSOR, questions=BOTH),
+    "lab-shards": Case(plan=(*_TENSOR, "--sequence-parallel"), questions=BOTH),
+    "model": Case(
+        plan=_SMALL,
+        questions={**BOTH, "ranks": ("whatif", "--world-size", "16")},
+    ),
+    "model-pinned": Case(plan=(*_SMALL, "--tp", "4", "--pp", "2"), questions=BOTH),
+    "model-a2a": Case(
+        plan=(*_SMALL, "--expert-parallel", "all_to_all", "--micro-batch", "1"), questions=EXPLAIN
+    ),
+    "model-tensor": Case(
+        plan=(*_SMALL, "--expert-parallel", "tensor", "--no-zero"), questions=EXPLAIN
+    ),
+    "model-sizes": Case(plan=(*_SIZES, "--moe-every", "3"), questions=BOTH),
+    "model-143b": Case(plan=_LARGE, questions=EXPLAIN),
+    "chunks": Case(plan=(*_DENSE, "--memory-limit", "40GiB"), questions=BOTH),
+    "chunks-resident": Case(
+        plan=(*_DENSE, "--no-offload", "--memory-limit", "79GiB"), questions=EXPLAIN
+    ),
+    "chunks-x4": Case(
+        plan=("--model", "gpt-20b", "--world-size", "4", "--profile", "a100-x4"), questions=EXPLAIN
+    ),
+}
+"""Layers, whole models and chunks; every strategy, order, pin and profile."""

@@ -1,0 +1,14 @@
+"""The answers of before: plans, explanations, what-ifs and traces hold their numbers."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.golden.answers import ask, differences, frozen
+from tests.golden.cases import CASES
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_hold(name: str, tmp_path: Path) -> None:
+    found = differences(frozen(name), ask(CASES[name], tmp_path))
+    assert not found, "\n".join(found[:20])
