@@ -25,7 +25,7 @@ from benchmarks.gpu_reuse import reuse_rows, reuse_table
 from moetune import config
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.models import MODELS, Model
+from moetune.domain.model import MODELS, Model
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, GemmPoint
@@ -33,11 +33,11 @@ from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
 from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.staged_link import HostStagedLink
-from moetune.solve.phases import LayerCosts
-from moetune.solve.step import step_time
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.reuse import step_time
 from moetune.workflows.files import profile_to_toml, write_text
+from moetune.workflows.measuring import ProfileRequest, Setting
 from moetune.workflows.profile import measure_profile
-from moetune.workflows.profile_request import ProfileRequest, Setting
 from moetune.workflows.steps import MeasuredSteps, measure_steps, random_steps
 
 DEGREES = (1, 2, 4, 8, 16)

@@ -28,10 +28,10 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 import moetune
 from moetune.domain.layer import LayerShape
-from moetune.domain.transformer import Transformer
-from moetune.runtime.language_model import LanguageModel, next_token_loss
-from moetune.runtime.layer import MoELayer
+from moetune.domain.model import Transformer
 from moetune.runtime.links import LocalLink
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.language_model import LanguageModel, next_token_loss
 
 _CAP_BYTES = 40 * 10**9
 _ROUNDS, _WARM_UP = 3, 2

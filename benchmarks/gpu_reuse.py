@@ -9,12 +9,11 @@ import torch
 from benchmarks.mpipemoe.live import live_tensors
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
-from moetune.domain.plan_inputs import STRATEGIES, Strategy
+from moetune.domain.request import STRATEGIES, Strategy
 from moetune.runtime.links import Link
-from moetune.solve.eq10 import paper_seconds
-from moetune.solve.memory import layer_memory
-from moetune.solve.phases import LayerCosts
-from moetune.solve.step import step_time
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.memory import layer_memory
+from moetune.solve.layer.reuse import paper_seconds, step_time
 from moetune.workflows.steps import Steps, measure_steps, random_steps
 
 DEGREES = (4, 8)

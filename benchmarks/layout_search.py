@@ -6,16 +6,16 @@ A model of 96 layers on 1,024 ranks; every cost is a line.
 import time
 from dataclasses import replace
 
-from moetune.domain.hardware import Machine
+from moetune.domain.cluster import Machine
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan_inputs import PlanInputs
+from moetune.domain.model import Transformer
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
+from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
-from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of
-from moetune.solve.choice import Bounds
-from moetune.solve.layout import Question, search_layouts, solve_layout
-from moetune.solve.layout_space import LayoutPins
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layout.plan import Question, search_layouts, solve_layout
+from moetune.solve.layout.space import LayoutPins
 
 NUM_RANKS = 1024
 PER_NODE = 8

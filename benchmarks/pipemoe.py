@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.theorem1 import Theorem1
 from moetune.domain.costs import LinearCost
-from moetune.solve.degree import best_degree, makespan
+from moetune.solve.layer.degree import best_degree, makespan
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "pipemoe.md"
 MAX_DEGREE = 64

@@ -16,13 +16,13 @@ from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Profile
 from moetune.domain.units import format_seconds
-from moetune.runtime.planbook import PlanBook
-from moetune.solve.degree import best_degree
+from moetune.runtime.plans.book import PlanBook
+from moetune.solve.layer.degree import best_degree
 from moetune.store import open_store
 from moetune.workflows.files import load_profile_file, write_text
+from moetune.workflows.measuring import ProfileRequest, Setting
 from moetune.workflows.plan import PlanRequest, make_plan
 from moetune.workflows.profile import measure_profile
-from moetune.workflows.profile_request import ProfileRequest, Setting
 
 _RESULT = Path(__file__).parents[1] / "docs/results/speed.md"
 _LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)

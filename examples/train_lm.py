@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan_inputs import Layout
-from moetune.domain.transformer import Transformer
-from moetune.runtime.language_stages import staged_language_model
-from moetune.runtime.ranks import join
+from moetune.domain.model import Transformer
+from moetune.domain.request import Layout
+from moetune.runtime.parallel.groups import join
+from moetune.runtime.parallel.language_model import staged_language_model
 
 BALANCE = 0.01
 

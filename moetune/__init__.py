@@ -24,13 +24,17 @@ if TYPE_CHECKING:
     )
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
-    from moetune.runtime.chunked.checkpoint import ShardedStates
-    from moetune.runtime.chunked.shard import shard
-    from moetune.runtime.chunked.state import full_state_dict, load_full_state_dict, model_chunks
-    from moetune.runtime.ddp import prepare_ddp
-    from moetune.runtime.layer import MoELayer
-    from moetune.runtime.planbook import PlanBook
-    from moetune.runtime.tensor_layer import TensorExpertLayer
+    from moetune.runtime.moe.layer import MoELayer
+    from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+    from moetune.runtime.parallel.gradients import prepare_ddp
+    from moetune.runtime.plans.book import PlanBook
+    from moetune.runtime.sharded.shard import shard
+    from moetune.runtime.sharded.state import (
+        ShardedStates,
+        full_state_dict,
+        load_full_state_dict,
+        model_chunks,
+    )
     from moetune.workflows.planbook import open_planbook
 
 __all__ = [
@@ -62,18 +66,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "MoELayer": "moetune.runtime.layer",
+    "MoELayer": "moetune.runtime.moe.layer",
     "Plan": "moetune.domain.plan",
-    "PlanBook": "moetune.runtime.planbook",
+    "PlanBook": "moetune.runtime.plans.book",
     "Profile": "moetune.domain.profile",
-    "ShardedStates": "moetune.runtime.chunked.checkpoint",
-    "TensorExpertLayer": "moetune.runtime.tensor_layer",
-    "full_state_dict": "moetune.runtime.chunked.state",
-    "load_full_state_dict": "moetune.runtime.chunked.state",
-    "model_chunks": "moetune.runtime.chunked.state",
+    "ShardedStates": "moetune.runtime.sharded.state",
+    "TensorExpertLayer": "moetune.runtime.moe.tensor_layer",
+    "full_state_dict": "moetune.runtime.sharded.state",
+    "load_full_state_dict": "moetune.runtime.sharded.state",
+    "model_chunks": "moetune.runtime.sharded.state",
     "open_planbook": "moetune.workflows.planbook",
-    "prepare_ddp": "moetune.runtime.ddp",
-    "shard": "moetune.runtime.chunked.shard",
+    "prepare_ddp": "moetune.runtime.parallel.gradients",
+    "shard": "moetune.runtime.sharded.shard",
 }
 _ERRORS = "moetune.domain.errors"
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.chunking import (
+from moetune.domain.chunks import (
     ALIGNMENT_BYTES,
     ChunkGroup,
     PackedParameter,

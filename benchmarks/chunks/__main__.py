@@ -13,7 +13,7 @@ from benchmarks.netlab.__main__ import describe_machine
 from benchmarks.netlab.lab import check_supported
 from benchmarks.netlab.peers import ensure_peer
 from moetune.domain.layer import LayerShape
-from moetune.domain.transformer import Transformer
+from moetune.domain.model import Transformer
 
 RESULTS = Path("docs/results")
 _MIB = 2**20

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moetune.domain.transformer import Transformer
+from moetune.domain.model import Transformer
 
 NUM_RANKS = 2
 DTYPE = "float32"

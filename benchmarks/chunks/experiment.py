@@ -17,8 +17,7 @@ from benchmarks.chunks.ranks import Work
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.peers import peer_env
 from moetune.domain.document import canonical_json, encode
-from moetune.domain.model_plan import TransformerPlan
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Plan, TransformerPlan
 
 PLANNED = "moetune planned"
 VARIANTS = (

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import lil_array
 
-from moetune.domain.chunk_order import Use
+from moetune.domain.chunks import Use
 
 
 def fewest_gathers(order: Sequence[Use], num_places: int) -> int:

@@ -7,7 +7,7 @@ from benchmarks.chunks.case import DTYPE, NUM_RANKS, Case
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
 from moetune.domain.plan import Plan
-from moetune.solve.layout_space import LayoutPins
+from moetune.solve.layout.space import LayoutPins
 from moetune.workflows.plan import PlanRequest, make_plan
 
 

@@ -20,8 +20,8 @@ from benchmarks.chunks.oracle import fewest_gathers
 from benchmarks.chunks.variants import make_model, make_step, traffic
 from moetune import InputError, model_chunks
 from moetune.domain.document import decode
-from moetune.domain.transformer import Transformer
-from moetune.runtime.language_model import LanguageModel
+from moetune.domain.model import Transformer
+from moetune.runtime.parallel.language_model import LanguageModel
 from moetune.workflows.launch import leave
 
 _TIMEOUT = timedelta(minutes=5)

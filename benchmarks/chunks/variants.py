@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import moetune
-from moetune.domain.transformer import Transformer
-from moetune.runtime.chunked.traffic import Traffic
-from moetune.runtime.language_model import LanguageModel, next_token_loss
-from moetune.runtime.layer import MoELayer
+from moetune.domain.model import Transformer
 from moetune.runtime.links import LocalLink
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.language_model import LanguageModel, next_token_loss
+from moetune.runtime.sharded.streams import Traffic
 
 LEARNING_RATE = 1e-3
 _SEED = 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.layouts.experiment import Case, run_case, write_results
 from benchmarks.layouts.report import report
 from moetune.domain.layer import LayerShape
-from moetune.domain.transformer import Transformer
+from moetune.domain.model import Transformer
 
 RESULTS = Path("docs/results")
 _LAYERS = (

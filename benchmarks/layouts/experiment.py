@@ -14,16 +14,16 @@ from benchmarks.layouts.ranks import Variant, Work
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
 from moetune.domain.document import canonical_json, encode
+from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
-from moetune.domain.plan_inputs import Layout
 from moetune.domain.profile import Profile
-from moetune.domain.transformer import Transformer
+from moetune.domain.request import Layout
 from moetune.fit.costs import costs_of
-from moetune.solve.choice import Bounds
-from moetune.solve.layout import Question, search_layouts
-from moetune.solve.layout_breakdown import parts_of
-from moetune.solve.layout_candidates import Candidate
-from moetune.solve.layout_space import LayoutPins
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layout.plan import Question, search_layouts
+from moetune.solve.layout.search import Candidate
+from moetune.solve.layout.space import LayoutPins
+from moetune.solve.layout.words import parts_of
 from moetune.workflows.plan import PlanRequest, plan_inputs
 
 NUM_RANKS, RANKS_PER_NODE = 4, 2

@@ -17,14 +17,13 @@ from benchmarks.layouts.balanced import Gates, balanced_gates
 from benchmarks.netlab.cell import Step
 from benchmarks.netlab.ranks import time_steps
 from moetune.domain.document import decode
+from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
-from moetune.domain.plan_inputs import Layout
-from moetune.domain.transformer import Transformer
-from moetune.runtime.expert_layer import ExpertLayer
-from moetune.runtime.language_model import LanguageModel
-from moetune.runtime.language_stages import staged_language_model
-from moetune.runtime.ranks import join
-from moetune.runtime.stages import Stages
+from moetune.domain.request import Layout
+from moetune.runtime.moe.layer import ExpertLayer
+from moetune.runtime.parallel.groups import join
+from moetune.runtime.parallel.language_model import LanguageModel, staged_language_model
+from moetune.runtime.parallel.stages import Stages
 from moetune.workflows.launch import leave
 
 _TIMEOUT = timedelta(minutes=2)

@@ -25,7 +25,7 @@ from moetune.domain.costs import Interference
 from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.solve.memory import layer_memory
+from moetune.solve.layer.memory import layer_memory
 from moetune.workflows.files import write_text
 
 _FOLDER = Path(__file__).parents[2] / "docs/results"

@@ -18,15 +18,14 @@ from benchmarks.netlab.experiment import (
 from benchmarks.netlab.lab import Lab
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
-from moetune.domain.plan_inputs import STRATEGIES, Strategy
 from moetune.domain.profile import Profile
+from moetune.domain.request import STRATEGIES, Strategy
 from moetune.fit.costs import costs_of
-from moetune.solve.eq10 import paper_seconds
-from moetune.solve.layer_costs import layer_costs
-from moetune.solve.memory import layer_memory, total_bytes
-from moetune.solve.peak import peak_bytes
-from moetune.solve.phases import LayerCosts
-from moetune.solve.step import step_time
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.layer.reuse import paper_seconds, step_time
+from moetune.solve.layer.tensor import layer_costs
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.plan import PlanRequest, make_plan
 

@@ -11,10 +11,10 @@ import torch
 
 from benchmarks.mpipemoe.live import live_tensors
 from moetune.domain.layer import Activation, LayerShape, Workload
-from moetune.domain.plan_inputs import Strategy
-from moetune.runtime.layer import MoELayer
-from moetune.solve.memory import layer_memory, total_bytes
-from moetune.solve.peak import States, peak_bytes
+from moetune.domain.request import Strategy
+from moetune.runtime.moe.layer import MoELayer
+from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.peak import States, peak_bytes
 
 MODELS = {"GPT-S/4": (192, 768), "GPT-XL/4": (512, 2048), "BERT-L/4": (256, 1024)}
 TOKENS = (4096, 8192, 16384, 32768)
@@ -44,7 +44,7 @@ class Row:
 
     Args:
         bound_bytes: states + 2 · activations − 2Δ (Eq. 4 to 6).
-        predicted_bytes: of `moetune.solve.peak`.
+        predicted_bytes: of `moetune.solve.layer.peak`.
         unsaved_bytes: states + 2 · activations, what Eq. 6 compares with.
         none: strategy none in as many chunks, measured.
     """

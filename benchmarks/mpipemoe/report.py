@@ -8,7 +8,7 @@ from benchmarks.mpipemoe.lab import Step, StrategyCell
 from benchmarks.mpipemoe.memory import Row
 from benchmarks.netlab.report import Target
 from moetune.domain.costs import Interference
-from moetune.domain.plan_inputs import STRATEGIES, Strategy
+from moetune.domain.request import STRATEGIES, Strategy
 
 _MAX_OVER_BOUND = 1.02
 _MAX_MEMORY_ERROR = 0.02

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.netlab.cell import Cell, Step
-from moetune.runtime.gloo_link import GlooLink
+from moetune.runtime.links import GlooLink
 
 # N rows of this rank after dispatch, R rows of one of its experts, D model, H hidden, L experts
 

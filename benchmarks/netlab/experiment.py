@@ -14,7 +14,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.solve.choice import Bounds
+from moetune.solve.layer.choose import Bounds
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.plan import PlanRequest, make_plan
 from moetune.workflows.wiring import configure, open_store

@@ -6,8 +6,8 @@ from typing import TextIO
 
 from benchmarks.netlab.lab import Lab
 from moetune.domain.errors import ProfileError
+from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
-from moetune.domain.transformer import Transformer
 from moetune.workflows.wiring import configure, open_store
 
 _NAME = "lab"

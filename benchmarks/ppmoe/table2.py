@@ -17,17 +17,16 @@ from pathlib import Path
 
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layer import ExpertParallel
-from moetune.domain.model_plan import Part
-from moetune.domain.models import find_model
+from moetune.domain.model import find_model
+from moetune.domain.plan import Part
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.fit.costs import costs_of
-from moetune.solve.choice import Bounds
-from moetune.solve.layout import Question, search_layouts
-from moetune.solve.layout_breakdown import parts_of
-from moetune.solve.layout_candidates import Candidate
-from moetune.solve.layout_space import LayoutPins
-from moetune.solve.layout_traits import Traits
-from moetune.solve.layout_trial import Search
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layout.plan import Question, search_layouts
+from moetune.solve.layout.search import Candidate, Search
+from moetune.solve.layout.space import LayoutPins
+from moetune.solve.layout.words import parts_of
+from moetune.solve.model.traits import Traits
 from moetune.workflows.plan import PlanRequest, plan_inputs
 
 PAPERS = Traits(

@@ -22,7 +22,7 @@ def explain(
     """Say why a plan is as it is: terms, what lost, other sizes, and how sure it is."""
     from moetune.cli.explain_view import show_explanation
     from moetune.workflows.explain import explain_found
-    from moetune.workflows.find_plan import find_plan
+    from moetune.workflows.files import find_plan
 
     session = session_of(context)
     made = find_plan(plan, stores=session.find_store)

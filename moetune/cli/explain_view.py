@@ -3,10 +3,9 @@
 from moetune.cli.model_view import model_title, show_layouts, show_parts
 from moetune.cli.plan_view import how_sure, is_one_chunk, is_tensor, sentence, title
 from moetune.cli.render import Screen, plural, seconds_span
-from moetune.domain.model_plan import TransformerPlan
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.solve.words import HOW
+from moetune.solve.layer.words import HOW
 from moetune.workflows.explain import Explanation, PhaseTerms
 
 

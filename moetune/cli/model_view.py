@@ -2,13 +2,11 @@
 
 from moetune.cli.plan_view import device_word, is_one_chunk, memory_line, sentence
 from moetune.cli.render import Screen, percent, plural
-from moetune.domain.model_plan import Part, TransformerPlan
-from moetune.domain.models import MODELS
-from moetune.domain.plan import Alternative, Chunks, Plan
-from moetune.domain.plan_inputs import Layout
+from moetune.domain.model import MODELS
+from moetune.domain.plan import Alternative, Chunks, Part, Plan, TransformerPlan
+from moetune.domain.request import Layout
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.solve.layout_breakdown import kinds_of
-from moetune.solve.layout_words import WORDS, name_memory
+from moetune.solve.layout.words import WORDS, kinds_of, name_memory
 from moetune.workflows.explain import Explanation
 
 HEADER = ("dp", "ep", "tp", "pp", "experts", "step", "tokens/s", "memory", "because")

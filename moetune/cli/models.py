@@ -6,7 +6,7 @@ import typer
 
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
-from moetune.domain.models import MODELS, Model, find_model
+from moetune.domain.model import MODELS, Model, find_model
 
 app = typer.Typer(help="The named models that a plan can be made for.", rich_markup_mode=None)
 

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.plan_request import LayerFlags, ModelFlags, parsed, tokens_of
+from moetune.cli.flags import LayerFlags, ModelFlags, parsed, tokens_of
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
 from moetune.domain.layer import Activation, ExpertParallel
-from moetune.domain.plan_inputs import Order, Strategy
+from moetune.domain.request import Order, Strategy
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def plan(
     json: Json = False,
 ) -> None:
     """Solve for the chunks of a layer's passes, or the layout of a whole model, and say why."""
-    from moetune.solve.choice import Bounds
-    from moetune.solve.layout_space import LayoutPins
+    from moetune.solve.layer.choose import Bounds
+    from moetune.solve.layout.space import LayoutPins
     from moetune.workflows.plan import PlanRequest
 
     session = session_of(context)

@@ -1,11 +1,11 @@
 """A plan and its explanation in words."""
 
 from moetune.cli.render import Screen, percent, plural, seconds_span
-from moetune.domain.models import MODELS
+from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.solve.memory import total_bytes
-from moetune.solve.words import HOW
+from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.words import HOW
 from moetune.workflows.explain import Explanation, PhaseTerms
 
 WORTH_SAYING = 5e-4

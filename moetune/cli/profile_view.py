@@ -5,8 +5,7 @@ import math
 from collections.abc import Iterator
 
 from moetune.cli.render import Screen, plural
-from moetune.domain.hardware import Machine
-from moetune.domain.placement import placement_name
+from moetune.domain.cluster import Machine, placement_name
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.segments import Segments

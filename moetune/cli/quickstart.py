@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from moetune import config
-from moetune.cli.profile_progress import ScreenProgress
+from moetune.cli.profile import ScreenProgress
 from moetune.cli.render import Screen
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
@@ -51,8 +51,8 @@ def quickstart() -> int:
 
 
 def _profile(screen: Screen) -> None:
+    from moetune.workflows.measuring import ProfileRequest, Setting
     from moetune.workflows.profile import profile_machine
-    from moetune.workflows.profile_request import ProfileRequest, Setting
 
     request = ProfileRequest(
         name=_NAME,

@@ -34,8 +34,7 @@ def trace(
 ) -> None:
     """Write predicted and measured timelines of a plan for ui.perfetto.dev."""
     from moetune import config
-    from moetune.workflows.files import write_text
-    from moetune.workflows.find_plan import find_plan
+    from moetune.workflows.files import find_plan, write_text
     from moetune.workflows.trace import trace_plan
     from moetune.workflows.verify import profile_behind
 

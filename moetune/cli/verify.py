@@ -34,7 +34,7 @@ def verify(
 ) -> None:
     """Run the plan's layer at every degree: equal numbers, predicted against measured."""
     from moetune import config
-    from moetune.workflows.find_plan import find_plan
+    from moetune.workflows.files import find_plan
     from moetune.workflows.verify import profile_behind, verify_plan
 
     session = session_of(context)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from moetune.cli.plan_request import parsed
+from moetune.cli.flags import parsed
 from moetune.cli.session import Json, ProfileOption, example, session_of
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.units import parse_bytes, parse_count
@@ -52,7 +52,7 @@ def whatif(
     Sizes that were not measured are estimated, and the plan says so.
     """
     from moetune.cli.plan_view import sentence
-    from moetune.workflows.find_plan import find_plan
+    from moetune.workflows.files import find_plan
     from moetune.workflows.verify import profile_behind
     from moetune.workflows.whatif import change_plan
 

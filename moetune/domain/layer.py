@@ -11,6 +11,8 @@ ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 ExpertParallel = Literal["all_to_all", "tensor"]
 """How ranks share the experts: tokens travel to them, or every rank sees all tokens and the
 experts' outputs are added up (PPMoE §3.3)."""
+Phase = Literal["forward", "backward"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

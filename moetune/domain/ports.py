@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from moetune.domain.hardware import Cluster, Fingerprint
+from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import (

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.costs import Interference, LinearCost
 from moetune.domain.document import decode_schema, digest, encode
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
 from moetune.domain.units import dtype_bytes
 

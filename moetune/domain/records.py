@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from moetune.domain.cluster import DeviceKind
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import DeviceKind
 from moetune.domain.plan import Decision
-from moetune.domain.plan_inputs import Strategy
 from moetune.domain.profile import Provenance
+from moetune.domain.request import Strategy
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Literal
 
+from moetune.domain.cluster import Group
 from moetune.domain.errors import InputError
-from moetune.domain.placement import Group
 
 Product = Literal["forward", "grad_input", "grad_weight"]
 CollectiveOp = Literal["all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"]

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import get_args
 
+from moetune.domain.cluster import Group, canonical
 from moetune.domain.costs import (
     CopyMode,
     Estimate,
@@ -13,16 +14,14 @@ from moetune.domain.costs import (
     Trust,
     least_trust,
 )
-from moetune.domain.placement import Group, canonical
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction, Product
-from moetune.fit.attention import nearest_attention, work_ratio
-from moetune.fit.book import Book, Points
+from moetune.fit.book import Book, Points, copy_name, missing_collective, missing_copy, missing_gemm
+from moetune.fit.collectives import Source, nearest_source
 from moetune.fit.curve import Line
-from moetune.fit.missing import copy_name, missing_collective, missing_copy, missing_gemm
+from moetune.fit.gemm import nearest_attention, work_ratio
 from moetune.fit.pool import AttentionKey, CollectiveKey, RowsKey, Shape
 from moetune.fit.predictor import Curves, ExactCurves, Predictor, capped, stretched
-from moetune.fit.sources import Source, nearest_source
 
 _FREE = Estimate(seconds=0.0, trust="measured")
 

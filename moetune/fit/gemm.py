@@ -1,7 +1,7 @@
 """Matrix products of expert shapes, measured or between measured ones."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through, leave_one_out
 from moetune.fit.line import Floats
-from moetune.fit.pool import Series, Shape
+from moetune.fit.pool import AttentionKey, Series, Shape
 
 Bools = NDArray[np.bool_]
 
@@ -214,3 +214,28 @@ def _non_negative_least_squares(features: Floats) -> Floats:
                 best, least = np.zeros(count), missed
                 best[columns] = found
     return best
+
+
+def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> AttentionKey | None:
+    """Return the known shape of that dtype and direction whose length is nearest, then its heads.
+
+    Near is near in ratio; of two as near, the smaller.
+    """
+    dtype, *shape, backward = wanted
+    alike = [key for key in known if (key[0], key[-1]) == (dtype, backward)]
+
+    def distance(key: AttentionKey) -> tuple[float, ...]:
+        _, *there, _ = key
+        return (*(abs(math.log(a / b)) for a, b in zip(there, shape, strict=True)), *there)
+
+    return min(alike, key=distance, default=None)
+
+
+def work_ratio(wanted: AttentionKey, known: AttentionKey) -> float:
+    """Return how many sequences of the known shape are as much work as one of the wanted.
+
+    Work is length² · heads · head_dim, of both products.
+    """
+    _, length, heads, width, _ = wanted
+    _, length_there, heads_there, width_there, _ = known
+    return (length / length_there) ** 2 * heads * width / (heads_there * width_there)

@@ -9,9 +9,10 @@ from types import MappingProxyType
 
 import torch
 
+from moetune.domain.cluster import HOST_MEMORY, Cluster, DeviceKind, Fingerprint, Machine
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import HOST_MEMORY, Cluster, DeviceKind, Fingerprint, Machine
-from moetune.hardware import cuda, host
+from moetune.hardware import facts as cuda
+from moetune.hardware import facts as host
 from moetune.hardware.facts import UNKNOWN, Facts
 
 _PREFIXES = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GLOO_")

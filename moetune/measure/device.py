@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from moetune.domain.hardware import DeviceKind
+from moetune.domain.cluster import DeviceKind
 
 _FLUSHED_L2_SIZES = 2
 

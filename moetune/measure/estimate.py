@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from moetune.domain.cluster import Group
 from moetune.domain.errors import InputError
-from moetune.domain.placement import Group
 from moetune.domain.samples import (
     AttentionPoint,
     CollectivePoint,

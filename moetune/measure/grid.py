@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from moetune.domain.hardware import DeviceKind
-from moetune.domain.placement import Group
+from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmPoint, Product
 
 Preset = Literal["quick", "full"]

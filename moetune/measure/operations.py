@@ -18,7 +18,8 @@ from moetune.domain.samples import (
     ResourceClass,
     RowsPoint,
 )
-from moetune.measure import model_ops, products
+from moetune.measure import expert_kernels as products
+from moetune.measure import model_kernels as model_ops
 from moetune.measure.device import Device, drop
 from moetune.measure.ranks import Ranks
 

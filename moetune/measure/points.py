@@ -6,10 +6,10 @@ All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Whi
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from moetune.domain.cluster import Cluster, DeviceKind, Group, spread_groups
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import Cluster, DeviceKind
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
-from moetune.domain.placement import Group, spread_groups
+from moetune.domain.model import Transformer
 from moetune.domain.samples import (
     AttentionPoint,
     CollectivePoint,
@@ -21,7 +21,6 @@ from moetune.domain.samples import (
     ResourceClass,
     RowsPoint,
 )
-from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import (
     GRIDS,

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from moetune.domain.hardware import DeviceKind
-from moetune.domain.placement import Group
+from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.samples import (
     AttentionPoint,
     CollectivePoint,
@@ -13,9 +12,9 @@ from moetune.domain.samples import (
 )
 from moetune.measure.device import CpuDevice, Device
 from moetune.measure.estimate import Rates, Wire
+from moetune.measure.expert_kernels import gemm
 from moetune.measure.grid import IN_FLIGHT, Preset, collective
 from moetune.measure.operations import Representatives
-from moetune.measure.products import gemm
 from moetune.measure.timing import FailedPointError, Timing
 
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20

@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from moetune.domain.cluster import Group, members
 from moetune.domain.errors import CollectiveError
-from moetune.domain.placement import Group, members
 
 T = TypeVar("T")
 

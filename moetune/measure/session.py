@@ -9,11 +9,18 @@ import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
-from moetune.measure.again import AGAIN_SHARE, next_noisy
 from moetune.measure.device import Device
 from moetune.measure.estimate import Rates, levels, point_seconds, within_budget
 from moetune.measure.grid import Preset
-from moetune.measure.load import BUSY, THROTTLED, Load, num_sharers, own_cores
+from moetune.measure.noise import (
+    AGAIN_SHARE,
+    BUSY,
+    THROTTLED,
+    Load,
+    next_noisy,
+    num_sharers,
+    own_cores,
+)
 from moetune.measure.operations import Makers, Representatives, set_scene
 from moetune.measure.probe import probe, representatives
 from moetune.measure.ranks import Ranks

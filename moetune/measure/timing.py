@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.samples import USABLE_SPREAD, CollectivePoint, Point
-from moetune.measure.crowd import Crowd
+from moetune.measure.background import Crowd
 from moetune.measure.device import Device
 from moetune.measure.operations import Scene
 from moetune.measure.ranks import Ranks

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from moetune.domain.hardware import DeviceKind
-from moetune.domain.placement import Group
+from moetune.domain.cluster import DeviceKind, Group
+from moetune.domain.model import Transformer
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH, AttentionPoint, Point, RowsPoint
-from moetune.domain.transformer import Transformer
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Grid, collective, products
 

@@ -11,7 +11,7 @@ from moetune.fit.curve import curve_through, left_out_errors
 from moetune.fit.predictor import Predictor
 from moetune.fit.resample import drawn_predictors
 from moetune.report.operations import Operation
-from moetune.report.picture import Picture, Value
+from moetune.report.section import Picture, Value
 from moetune.report.theme import SERIES, axis, figure, log_seconds, log_sizes
 
 NUM_DRAWS = 100

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from moetune.domain.records import Kept, Observation
 from moetune.domain.units import format_seconds
-from moetune.report.picture import Picture, Value
+from moetune.report.section import Picture, Value
 from moetune.report.theme import axis, figure, seconds_scale
 
 WINDOW = 21

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from moetune.domain.model_plan import StageTime
+from moetune.domain.plan import StageTime
 from moetune.domain.units import format_seconds
-from moetune.report.picture import Figure, Picture
+from moetune.report.section import Figure, Picture
 from moetune.report.theme import axis, figure, seconds_scale
-from moetune.solve.stage_timeline import BACKWARD, FORWARD, SEND, stage_timeline
-from moetune.solve.timeline import Span
+from moetune.solve.layer.timeline import Span
+from moetune.solve.model.stages import BACKWARD, FORWARD, SEND, stage_timeline
 
 _MOST_PASSES = 600
 """Bars that a reader, and a browser, can still tell apart."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.picture import Figure
+from moetune.report.section import Figure
 
 ROLES = ("ink", "muted", "grid", "surface", "accent", "second", "third")
 SERIES = ("@accent", "@second", "@third")

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_seconds
-from moetune.report.interference import CLASSES
-from moetune.report.picture import Figure, Picture, Value
+from moetune.report.operations import CLASSES
+from moetune.report.section import Figure, Picture, Value
 from moetune.report.theme import axis, figure, note, seconds_scale
-from moetune.solve.timeline import Span, Timeline
+from moetune.solve.layer.timeline import Span, Timeline
 
 _COLORS: dict[ResourceClass, str] = {"comp": "@accent", "comm": "@second", "mem": "@third"}
 _TEXT: dict[ResourceClass, str] = {"comp": "@surface", "comm": "@surface", "mem": "@ink"}

@@ -1,12 +1,79 @@
-"""Links: how rows travel between ranks, asynchronously and in the order of issue."""
+"""Exchanges that a torch.distributed group is busy with, and the error that names one."""
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
-from moetune.runtime.group_transfer import GroupTransfer, collective_failed
+from moetune.domain.errors import CollectiveError
+
+
+class GroupTransfer:
+    """What a group was given to do, in one or several pieces of work."""
+
+    def __init__(
+        self,
+        works: Sequence[dist.Work],
+        tensors: tuple[torch.Tensor, ...],
+        name: str,
+        where: str,
+    ) -> None:
+        self._works = works
+        self._tensors: tuple[torch.Tensor, ...] = tensors
+        self._name = name
+        self._where = where
+        self._watched: torch.futures.Future[object] | None = None
+
+    def wait(self) -> None:
+        """Order the current stream, or the caller, behind the end of all of it.
+
+        Raises:
+            CollectiveError: a piece failed.
+        """
+        try:
+            if self._watched is None:
+                for work in self._works:
+                    work.wait()
+            else:
+                self._watched.wait()
+        except RuntimeError as error:
+            raise collective_failed(self._name, self._where, error) from error
+        self._works, self._tensors = (), ()
+
+    def future(self) -> torch.futures.Future[object]:
+        """Return the group's future, or one that a thread completes.
+
+        gloo has none for a reduce-scatter, nor for sends and receives.
+        """
+        if self._watched is not None:
+            return self._watched
+        if len(self._works) == 1:
+            with contextlib.suppress(RuntimeError):
+                return self._works[0].get_future()
+        self._watched = torch.futures.Future()
+        threading.Thread(target=_watch, args=(self._works, self._watched)).start()
+        return self._watched
+
+
+def _watch(works: Sequence[dist.Work], watched: "torch.futures.Future[object]") -> None:
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        watched.set_exception(error)
+    else:
+        watched.set_result(None)
+
+
+def collective_failed(name: str, where: str, error: Exception) -> CollectiveError:
+    """Return the error that names an exchange and the rank that saw it fail."""
+    return CollectiveError(
+        f"{name} failed on {where}: {str(error).splitlines()[0] if str(error) else error!r}",
+        "a rank died, left early or was too slow: look at the other ranks' output",
+    )
 
 
 class Transfer(Protocol):
@@ -241,3 +308,58 @@ class GroupLink:
     def where(self) -> str:
         """This rank, for an error."""
         return f"rank {self.rank} of {self.num_ranks}"
+
+
+_NUM_TAGS = 2**20
+
+
+class GlooLink(GroupLink):
+    """Point-to-point exchanges between CPU tensors, in the order of issue on every pair."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        super().__init__(group)
+        self._issued = 0
+
+    def exchange(
+        self,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        name: str,
+        *,
+        is_alone: bool,
+    ) -> Transfer:
+        """Post all receives, then all sends; in a queue, leave it to gloo."""
+        if not is_alone:
+            return super().exchange(
+                output, rows, output_splits, input_splits, name, is_alone=is_alone
+            )
+        tag = self._issued % _NUM_TAGS
+        self._issued += 1
+        arriving, leaving = output.split(list(output_splits)), rows.split(list(input_splits))
+        others = [(self.rank + step) % self.num_ranks for step in range(1, self.num_ranks)]
+        try:
+            works = [
+                dist.irecv(arriving[rank], group=self._group, group_src=rank, tag=tag)
+                for rank in reversed(others)
+                if len(arriving[rank])
+            ]
+            works += [
+                dist.isend(leaving[rank], group=self._group, group_dst=rank, tag=tag)
+                for rank in others
+                if len(leaving[rank])
+            ]
+        except RuntimeError as error:
+            raise collective_failed(name, self.where, error) from error
+        arriving[self.rank].copy_(leaving[self.rank])
+        return GroupTransfer([work for work in works if work], (output, rows), name, self.where)
+
+
+def link_of(group: dist.ProcessGroup | None, *, device: torch.device) -> Link:
+    """Return the link of a group: None is the world, or one rank without torch.distributed."""
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return LocalLink()
+    if dist.get_world_size(group) == 1:
+        return LocalLink()
+    return GlooLink(group) if device.type == "cpu" else GroupLink(group)

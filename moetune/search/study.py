@@ -20,9 +20,15 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from moetune.domain.plan import Decision
-from moetune.domain.plan_inputs import STRATEGIES
-from moetune.solve.probing import REPEATS, Tried, best_tried, is_clearly_worse, next_decision
-from moetune.solve.space import Space
+from moetune.domain.request import STRATEGIES
+from moetune.solve.layer.online import (
+    REPEATS,
+    Space,
+    Tried,
+    best_tried,
+    is_clearly_worse,
+    next_decision,
+)
 
 _MOST = 2**20
 # The same in every study: a resumed one may have other bounds, and Optuna refuses to change

@@ -1,8 +1,9 @@
-"""The application: the addresses, and what stands around them."""
+"""Addresses for who runs the service: is it alive, can it work, and how is it doing."""
 
 from http import HTTPStatus
 from importlib.metadata import version
 
+from anyio import move_on_after
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -10,20 +11,57 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.service import pages
+from moetune.service import describe, pages
 from moetune.service.access import Access
+from moetune.service.bodies import document
 from moetune.service.describe import openapi_of
-from moetune.service.front import Front
-from moetune.service.guard import Guard
-from moetune.service.health import add_health
 from moetune.service.login import add_login
-from moetune.service.metrics import Metrics
-from moetune.service.observations import add_observations
-from moetune.service.office import Office
+from moetune.service.metrics import CONTENT_TYPE, Metrics
+from moetune.service.middleware import Front, Guard, right_in
 from moetune.service.plans import add_plans
-from moetune.service.problems import http_problem, problem_of, problem_response
-from moetune.service.profiles import add_profiles
-from moetune.workflows.desk import Desk
+from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_of, problem_response
+from moetune.service.profiles import add_observations, add_profiles
+from moetune.service.workers import Office
+from moetune.workflows.planner import Desk
+
+_PATIENCE_SECONDS = 3.0
+
+
+def add_health(app: FastAPI, office: Office, *, version: str) -> None:
+    """Add the addresses."""
+
+    @app.get(
+        "/healthz", summary="Is the process alive", responses=describe.answers(dict[str, object])
+    )
+    async def healthz() -> Response:
+        """Answer without the database."""
+        return document({"schema": "moetune.health/1", "status": "ok", "version": version})
+
+    @app.get(
+        "/readyz", summary="Can the database be used", responses=describe.answers(dict[str, object])
+    )
+    async def readyz(request: Request) -> Response:
+        """Answer 200, or 503 with the reasons; these only for who may read."""
+        found = await _problems(office)
+        told = found if right_in(request.scope) != "none" else ()
+        return document(
+            {"schema": "moetune.ready/1", "ready": not found, "problems": told},
+            status=HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK,
+            headers={"Retry-After": str(RETRY_AFTER_SECONDS)} if found else None,
+        )
+
+    @app.get("/metrics", summary="Metrics for Prometheus")
+    async def metrics() -> Response:
+        """Return the text exposition format."""
+        return Response(
+            await office.check(office.metrics.text), headers={"Content-Type": CONTENT_TYPE}
+        )
+
+
+async def _problems(office: Office) -> tuple[str, ...]:
+    with move_on_after(_PATIENCE_SECONDS):
+        return await office.check(office.desk.problems)
+    return (f"the database does not answer within {_PATIENCE_SECONDS:.0f} s",)
 
 
 def create_app(desk: Desk, access: Access) -> FastAPI:

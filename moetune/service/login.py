@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from moetune.service.access import Access
 from moetune.service.bodies import read_body
-from moetune.service.guard import COOKIE, LOGIN_PATH, LOGOUT_PATH
+from moetune.service.middleware import COOKIE, LOGIN_PATH, LOGOUT_PATH
 
 _FORM = "application/x-www-form-urlencoded"
 _PAGE = """<!doctype html>

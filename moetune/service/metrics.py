@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.records import FitInfo, Observation
-from moetune.workflows.desk import Desk
+from moetune.workflows.planner import Desk
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

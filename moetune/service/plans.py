@@ -14,14 +14,12 @@ from moetune.domain.document import encode, shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
 from moetune.service import describe
-from moetune.service.answers import document, page, tagged
-from moetune.service.bodies import read_document
+from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
-from moetune.service.known_plans import KnownPlans
-from moetune.service.office import Office
-from moetune.workflows.asked_inputs import AskedInputs
+from moetune.service.workers import KnownPlans, Office
 from moetune.workflows.explain import Explanation
 from moetune.workflows.files import plan_to_json
+from moetune.workflows.inputs import AskedInputs
 from moetune.workflows.trace import Trace
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
 

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from moetune.domain.costs import Costs
-from moetune.domain.model_plan import TransformerPlan
-from moetune.domain.plan import Plan
+from moetune.domain.layer import Phase
+from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.samples import ResourceClass
-from moetune.solve.layer_costs import layer_costs
-from moetune.solve.phases import Phase
-from moetune.solve.reuse import reuse_timeline
-from moetune.solve.stage_timeline import stage_timeline
-from moetune.solve.timeline import Span, Timeline, pipeline_tasks, simulate, summing_tasks
+from moetune.solve.layer.reuse import reuse_timeline
+from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.timeline import Span, Timeline, pipeline_tasks, simulate, summing_tasks
+from moetune.solve.model.stages import stage_timeline
 
 MICROSECONDS = 1e6
 

@@ -1,8 +1,7 @@
 """The database of profiles, plans and observations. SQLAlchemy and Alembic live only here."""
 
 from moetune.store.address import database_file
-from moetune.store.admin import check, current, upgrade
-from moetune.store.backup import backup
+from moetune.store.admin import backup, check, current, upgrade
 from moetune.store.migrate import SchemaState
 from moetune.store.opening import open_store
 from moetune.store.sql_store import SqlStore

@@ -1,12 +1,17 @@
 """What `moetune db` does: upgrade, current and check. `backup` has its own module."""
 
-from collections.abc import Callable
-from contextlib import closing
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 
 from sqlalchemy import Connection
 
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, MoetuneError
 from moetune.store.address import Address, parse_address
 from moetune.store.database import Database
 from moetune.store.migrate import (
@@ -109,3 +114,110 @@ def _document_problems(store: SqlStore) -> tuple[str, ...]:
         except InputError as error:
             problems.append(error.what)
     return tuple(problems)
+
+
+def backup(url: str, target: Path) -> Path:
+    """Copy the database to a new file: of SQLite a database, of PostgreSQL a `pg_dump` archive.
+
+    Returns:
+        The file's absolute path.
+
+    Raises:
+        InputError: there is no database, or the target exists or has no folder.
+        MoetuneError: the database cannot be read, the disk is full, or `pg_dump` is missing or
+            failed. There is no target then.
+    """
+    address = parse_address(url)
+    check_place(address, must_exist=True)
+    target = target.absolute()
+    if target.exists():
+        raise InputError(f"{target} exists already", "name a new file: backups are not replaced")
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder {target.parent}", "make it, or name another file")
+    database = Database.connect(address, read_only=True)
+    try:
+        if database.read(read_state).found is None:
+            raise no_database(address)
+        with _whole_or_nothing(target) as temporary:
+            if address.path is None:
+                _dump_postgresql(database, temporary)
+            else:
+                _copy_sqlite(database, temporary)
+    except OSError as error:
+        raise MoetuneError(f"backup {target} failed: {error}", "name another folder") from error
+    finally:
+        database.close()
+    return target
+
+
+@contextmanager
+def _whole_or_nothing(target: Path) -> Iterator[Path]:
+    """Yield a name in a folder of its own beside the target; rename it when all went well."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".moetune-backup-") as folder:
+        temporary = Path(folder) / target.name
+        yield temporary
+        temporary.replace(target)
+
+
+def _copy_sqlite(database: Database, target: Path) -> None:
+    def work(connection: Connection) -> None:
+        source = connection.connection.driver_connection
+        if not isinstance(source, sqlite3.Connection):
+            raise TypeError(f"expected a connection of sqlite3, got {source!r}")
+        try:
+            with closing(sqlite3.connect(target)) as copy:
+                source.backup(copy)
+                # One file, with no journal beside it that could be left behind.
+                copy.execute("PRAGMA journal_mode = delete")
+                problems = copy.execute("PRAGMA integrity_check").fetchall()
+        except sqlite3.Error as error:
+            raise MoetuneError(
+                f"the copy of {database.address.shown} cannot be written: {error}",
+                "check the free space",
+            ) from error
+        if problems != [("ok",)]:
+            raise InputError(
+                f"database {database.address.shown} is damaged: {problems[0][0]}",
+                "keep the older backups",
+            )
+
+    database.outside(work)
+
+
+def _dump_postgresql(database: Database, target: Path) -> None:
+    program = shutil.which("pg_dump")
+    if program is None:
+        raise MoetuneError(
+            "pg_dump is not installed: it makes the backup of PostgreSQL",
+            "install postgresql-client of the server's version",
+        )
+    passwords = target.with_name("passwords")
+    command = [program, "--format=custom", f"--file={target}", "--no-password"]
+    connection = _connection_text(database, passwords)
+    done = subprocess.run(  # noqa: S603 - a list of arguments, no shell
+        [*command, f"--dbname={connection}"],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode:
+        raise MoetuneError(
+            f"pg_dump of {database.address.shown} failed: "
+            f"{database.address.scrub(' '.join(done.stderr.split()))}",
+            "check the server, and that pg_dump is as new as it",
+        )
+
+
+def _connection_text(database: Database, passwords: Path) -> str:
+    """Return libpq's connection text; a password goes into a file: others can read arguments."""
+    from psycopg.conninfo import make_conninfo
+
+    _, options = database.engine.dialect.create_connect_args(database.address.url)
+    options.pop("context", None)  # psycopg's own, not libpq's
+    if password := options.pop("password", None):
+        escaped = str(password).replace("\\", r"\\").replace(":", r"\:")
+        passwords.touch(mode=0o600)
+        passwords.write_text(f"*:*:*:*:{escaped}\n")
+        options["passfile"] = str(passwords)
+    return make_conninfo("", **options)

@@ -4,6 +4,7 @@ Revisions are files `NNNN_name.py` in one line, so that opening a database needs
 more than the file names and does not import Alembic.
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,12 @@ from typing import Any
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import SchemaItem
 
-from moetune.domain.errors import BadStoreError, MoetuneError, SchemaMismatchError
+from moetune.domain.errors import (
+    BadStoreError,
+    MoetuneError,
+    SchemaMismatchError,
+    StoreUnavailableError,
+)
 from moetune.store.address import Address
 from moetune.store.database import Database
 from moetune.store.schema import VERSION_TABLE, metadata
@@ -187,3 +193,50 @@ def foreign_key_problems(connection: Connection) -> tuple[str, ...]:
         return ()
     rows = connection.execute(text("PRAGMA foreign_key_check")).all()
     return tuple(f"row {row[1]} of {row[0]} refers to a missing row of {row[2]}" for row in rows)
+
+
+LEAST_FREE_BYTES = 2**20
+
+
+def check_ready(database: Database) -> None:
+    """Read the schema, and take the write lock of a database open for writing; write nothing.
+
+    How full the disk is can be seen of a SQLite file only: a full server says so when it is
+    written to.
+
+    Raises:
+        StoreUnavailableError: it is locked, full or away.
+        SchemaMismatchError: it has another schema.
+    """
+    state = database.read(read_state)
+    if state.found is None:
+        raise no_database(database.address)
+    check_head(state, database.address)
+    if database.read_only:
+        return
+    if not database.write(_can_write):
+        raise StoreUnavailableError(
+            f"database {database.address.shown} is read-only", "connect to the primary server"
+        )
+    if database.address.path is not None:
+        _check_space(database.address.path)
+
+
+def _can_write(connection: Connection) -> bool:
+    """Return whether the transaction, which has begun, may write."""
+    if connection.dialect.name == "sqlite":
+        return True  # it has the write lock
+    return connection.exec_driver_sql("SHOW transaction_read_only").scalar() == "off"
+
+
+def _check_space(file: Path) -> None:
+    try:
+        free_bytes = shutil.disk_usage(file.parent).free
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"the folder {file.parent} cannot be read: {error.strerror}", "is it mounted?"
+        ) from None
+    if free_bytes < LEAST_FREE_BYTES:
+        raise StoreUnavailableError(
+            f"database {file} cannot grow: its disk is full", "free some space"
+        )

@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.document import decode, digest, encode
 from moetune.domain.errors import BadStoreError, InputError
-from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.plan import Plan, plan_from_document
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.records import (

@@ -21,8 +21,8 @@ from sqlalchemy import (
     update,
 )
 
+from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import (
@@ -36,9 +36,11 @@ from moetune.domain.records import (
     Settled,
 )
 from moetune.domain.samples import Sample
-from moetune.store import pages, rows, statements
+from moetune.store import queries as pages
+from moetune.store import queries as statements
+from moetune.store import rows
 from moetune.store.database import Database
-from moetune.store.readiness import check_ready
+from moetune.store.migrate import check_ready
 from moetune.store.schema import fits, plans, runs, settled_sizes
 from moetune.store.schema import observations as observed
 

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 from moetune.config import Configuration, without_password
+from moetune.domain.cluster import Cluster
 from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError
-from moetune.domain.hardware import Cluster
 from moetune.workflows import wiring
 
 T = TypeVar("T")

@@ -7,27 +7,25 @@ from functools import partial
 from pathlib import Path
 
 from moetune.config import Settings
+from moetune.domain.cluster import HOST_MEMORY
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import HOST_MEMORY
 from moetune.domain.layer import LayerShape
-from moetune.domain.models import find_model
+from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan
-from moetune.domain.plan_inputs import EXPERT_PARALLEL, SEQUENCE_PARALLEL, PlanInputs
 from moetune.domain.profile import Profile
+from moetune.domain.request import EXPERT_PARALLEL, SEQUENCE_PARALLEL, PlanInputs
 from moetune.domain.samples import CollectiveOp
-from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of
 from moetune.fit.resample import resample_costs
-from moetune.solve.choice import Bounds
-from moetune.solve.layout import Question, solve_layout
-from moetune.solve.layout_space import LayoutPins
-from moetune.solve.plan import solve_plan
-from moetune.solve.room import MEMORY_TAKEN
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layer.memory import MEMORY_TAKEN
+from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layout.plan import Question, solve_layout
+from moetune.solve.layout.space import LayoutPins
 from moetune.workflows import wiring
-from moetune.workflows.asked_layer import check_shards, check_tensor
-from moetune.workflows.asked_layout import layout_constraints, reject_pins
 from moetune.workflows.files import plan_to_json, write_text
 from moetune.workflows.profiles import FoundProfile, find_profile
+from moetune.workflows.request import check_shards, check_tensor, layout_constraints, reject_pins
 
 NUM_RESAMPLES = 100
 SEED = 0

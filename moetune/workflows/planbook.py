@@ -1,26 +1,199 @@
-"""Open a plan book in a training job: a service, the store or files on one rank, for all."""
+"""What a training job asks a plan service for, and what it tells it afterwards."""
 
+import difflib
 import importlib.util
+import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from moetune import config
+from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.ports import Store
 from moetune.domain.records import Settled
+from moetune.domain.request import PlanInputs
 from moetune.domain.service_url import check_service_url
+from moetune.runtime.plans.client import ServiceClient
+from moetune.runtime.plans.observe import ObservationSender, post_observations
+from moetune.runtime.plans.search import Task
+from moetune.runtime.plans.service import Found, Reports
+from moetune.search import TuningStudy
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from moetune.runtime.planbook import PlanBook
-    from moetune.runtime.service_book import Found
-    from moetune.workflows.tuning import StudyTuner
+    from moetune.runtime.plans.book import PlanBook
+    from moetune.runtime.plans.service import Found
+
+
+EXAMPLE = 'open_planbook({"model": "gpt-s", "tokens_per_rank": 8192}, service="http://…")'
+_ID = re.compile("[0-9a-f]{64}")
+
+
+def checked_inputs(inputs: Mapping[object, object], *, num_ranks: int) -> dict[str, object]:
+    """Return a plan's inputs as they are sent: plain values, without what is None.
+
+    Args:
+        num_ranks: the world size where none is given.
+
+    Raises:
+        InputError: a key is unknown, a value cannot be sent, or there is nothing to plan for.
+    """
+    names = [item.name for item in fields(PlanInputs)]
+    for key in inputs:
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+            raise InputError(f"a plan has no input {key!r}", hint)
+    plain: dict[str, object] = {
+        str(key): encode(value) for key, value in inputs.items() if value is not None
+    }
+    if "model" not in plain and "layer" not in plain:
+        raise InputError("the inputs lack 'model' or 'layer'", f"as in {EXAMPLE}")
+    plain.setdefault("world_size", num_ranks)
+    try:
+        canonical_json(plain)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"a plan's inputs cannot be sent: {error}", "give texts, whole numbers and tables"
+        ) from None
+    return plain
+
+
+def is_served(source: object, url: str | None) -> bool:
+    """Return whether a service is asked for it: for inputs, and for whole ids where there is one.
+
+    A file, a folder and the beginning of an id are looked up here.
+    """
+    if isinstance(source, Mapping):
+        return True
+    return url is not None and isinstance(source, str) and _ID.fullmatch(source) is not None
+
+
+def ask_service(
+    url: str | None,
+    sources: Sequence[object],
+    *,
+    others: Sequence[Plan],
+    num_ranks: int,
+    observe_every: int,
+) -> Found:
+    """Return the service's plans behind those from elsewhere, and where to report.
+
+    Args:
+        sources: plans' inputs, and whole ids.
+        num_ranks: the world size of inputs that give none.
+        observe_every: calls of a layer between two that are reported; 0 reports none.
+
+    Raises:
+        InputError: there is no service, or inputs are wrong.
+    """
+    if url is None:
+        raise InputError(
+            "there is no plan service to ask for these inputs",
+            "name one with service=…, MOETUNE_URL or the setting `url`",
+        )
+    if observe_every < 0:
+        raise InputError(f"observe_every must be at least 0, got {observe_every}")
+    questions = [
+        checked_inputs(one, num_ranks=num_ranks) if isinstance(one, Mapping) else str(one)
+        for one in sources
+    ]
+    client = wiring.service_client(url)
+    answers = client.ask(questions)
+    served = [plan for plan in answers if plan is not None]
+    is_reporting = served and observe_every
+    return Found(
+        plans=(*others, *served),
+        is_complete=len(served) == len(answers),
+        reports=_reports(client, served, observe_every) if is_reporting else None,
+    )
+
+
+def _reports(client: ServiceClient, served: Sequence[Plan], every: int) -> Reports:
+    send = partial(post_observations, client.line)
+    sender = ObservationSender(send, is_quiet=client.was_refused)
+    return Reports(sender=sender, plan_ids=frozenset(plan.id for plan in served), every=every)
+
+
+_LOGGER = logging.getLogger("moetune")
+
+
+class StudyTuner:
+    """Implements `moetune.runtime.plans.search.Tuner`.
+
+    Args:
+        folder: of the studies' files.
+        hardware_id: of this machine: what it finds is no other's.
+        stores: opens the store to write.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        hardware_id: str,
+        stores: Callable[[], AbstractContextManager[Store]],
+    ) -> None:
+        self._folder, self._hardware_id, self._stores = folder, hardware_id, stores
+        self._task: Task | None = None
+        self._study: TuningStudy | None = None
+        self._trying: Decision | None = None
+
+    def begin(self, task: Task) -> Decision | Settled:
+        """Begin a search, or go on with what its file knows."""
+        how = task.memory_reuse or "planned"
+        name = f"{task.plan.id[:16]}-{self._hardware_id}-{how}-{task.tokens_per_rank}"
+        self._task = task
+        self._study = TuningStudy(file=self._folder / f"{name}.log", name=name, space=task.space)
+        return self._next(task, self._study)
+
+    def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
+        """Take one step's times."""
+        task, study, trying = self._task, self._study, self._trying
+        assert task is not None, "tell before begin"  # noqa: S101 - our own bug
+        assert study is not None  # noqa: S101
+        assert trying is not None  # noqa: S101
+        if study.report(forward_seconds=forward_seconds, backward_seconds=backward_seconds):
+            return trying
+        return self._next(task, study)
+
+    def _next(self, task: Task, study: TuningStudy) -> Decision | Settled:
+        self._trying = study.ask()
+        if self._trying is not None:
+            return self._trying
+        best, planned = study.best(), study.planned()
+        settled = Settled(
+            plan_id=task.plan.id,
+            hardware_id=self._hardware_id,
+            memory_reuse=task.memory_reuse,
+            tokens_per_rank=task.tokens_per_rank,
+            decision=best.decision,
+            seconds=best.seconds,
+            planned_seconds=(planned or best).median_seconds,
+            num_steps=study.num_steps,
+        )
+        self._keep(task.plan, settled)
+        return settled
+
+    def _keep(self, plan: Plan, settled: Settled) -> None:
+        """Store it; a job that cannot still trains with it, and its study is not lost."""
+        try:
+            with self._stores() as store:
+                if store.plan(plan.id) is None:
+                    store.save_plan(plan)
+                store.add_settled(settled)
+        except MoetuneError as error:
+            _LOGGER.warning("what a search decided is not in the store: %s", error)
+
 
 _One: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]
 
@@ -73,12 +246,12 @@ def open_planbook(
     """
     asked = _Asked(source=source, db=db, service=service, observe_every=observe_every)
     if online:
-        from moetune.runtime.online import share_online
+        from moetune.runtime.plans.search import share_online
 
         return share_online(
             lambda: _load_online(asked, group), make_tuner=partial(_make_tuner, db), group=group
         )
-    from moetune.runtime.service_book import share_found
+    from moetune.runtime.plans.service import share_found
 
     return share_found(lambda: _find_all(asked, group), group=group)
 
@@ -116,7 +289,6 @@ def _load_online(
 
 
 def _make_tuner(db: str | None) -> "StudyTuner":
-    from moetune.workflows.tuning import StudyTuner
 
     settings = wiring.configure(db=db).settings
     return StudyTuner(
@@ -128,9 +300,8 @@ def _make_tuner(db: str | None) -> "StudyTuner":
 
 def _find_all(asked: _Asked, group: "dist.ProcessGroup | None") -> "Found":
     """Return what the book holds; on the group's first rank only."""
-    from moetune.runtime.council import Council
-    from moetune.runtime.service_book import Found
-    from moetune.workflows.service_plans import ask_service, is_served
+    from moetune.runtime.agree import Council
+    from moetune.runtime.plans.service import Found
 
     if config.is_disabled(config.environment()):
         return Found(plans=())
@@ -158,8 +329,6 @@ def _url(asked: _Asked) -> str | None:
     if url is None:
         url = wiring.configure(db=asked.db).settings.url
     elif asked.source is None:
-        from moetune.workflows.service_plans import EXAMPLE
-
         raise InputError(
             "a plan service is asked for a job's own plans, and none is named", f"as in {EXAMPLE}"
         )
@@ -167,8 +336,8 @@ def _url(asked: _Asked) -> str | None:
 
 
 def _find(one: object, db: str | None) -> Iterable[Plan]:
-    from moetune.runtime.planbook import read_plans
-    from moetune.workflows.find_plan import find_plan
+    from moetune.runtime.plans.book import read_plans
+    from moetune.workflows.files import find_plan
 
     if isinstance(one, Plan):
         return (one,)

@@ -4,22 +4,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.hardware import Cluster
+from moetune.domain.cluster import Cluster
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Point, Sample
 from moetune.fit.profile import fit_profile
-from moetune.measure.drift import DRIFT, mark_drift
+from moetune.measure.noise import DRIFT, mark_drift
 from moetune.measure.points import choose_points, default_group_sizes
 from moetune.workflows.measuring import (
     GroupSummary,
+    ProfileRequest,
     Progress,
     Recorder,
+    Setting,
     SilentProgress,
     StoredRun,
     summarize,
 )
-from moetune.workflows.profile_request import ProfileRequest, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +114,7 @@ def take_part(request: ProfileRequest, setting: Setting) -> None:
         CollectiveError: a rank is gone.
     """
     from moetune.measure.session import Assignment
-    from moetune.workflows.session import measure_on_ranks
+    from moetune.workflows.launch import measure_on_ranks
 
     assignment = Assignment(points=(), preset=request.preset)
     measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, hear=lambda _: None)
@@ -200,7 +201,7 @@ def _measure(
     """Measure what is not known yet."""
     from moetune.measure.probe import default_dtypes
     from moetune.measure.session import Assignment
-    from moetune.workflows.session import measure_on_ranks
+    from moetune.workflows.launch import measure_on_ranks
 
     group_sizes = request.group_sizes or default_group_sizes(cluster.machine.num_devices)
     dtypes = request.dtypes or default_dtypes(cluster.machine.kind, request.preset)

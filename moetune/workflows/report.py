@@ -11,14 +11,11 @@ from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.report.fits import fit_picture
 from moetune.report.html import report_page
-from moetune.report.interference import interference_picture
 from moetune.report.observed import drift_picture, observed_picture, seen
-from moetune.report.operations import Operation
-from moetune.report.picture import Picture
-from moetune.report.tables import Table
+from moetune.report.operations import Operation, interference_picture
+from moetune.report.section import Picture, Table
 from moetune.workflows.explain import explain_found
-from moetune.workflows.files import write_text
-from moetune.workflows.find_plan import find_plan
+from moetune.workflows.files import find_plan, write_text
 from moetune.workflows.plan_view import PlanView, view_plan
 from moetune.workflows.profile_view import ProfileView, operations_table, view_profile
 from moetune.workflows.profiles import FoundProfile, find_profile

@@ -1,6 +1,7 @@
-"""Real steps of the layer on this rank: their times, and that chunks change no number.
+"""Whole blocks of a model, so small that starting their operations is all they take.
 
-T tokens of a rank, D model width, E experts.
+A block's products, norms and exchanges are measured one by one; what the host needs to start
+the many small operations between them is measured here, on the runtime's own blocks.
 """
 
 import time
@@ -10,14 +11,64 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from moetune.domain.layer import Workload
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.runtime.expert_layer import ExpertLayer
-from moetune.runtime.layer import MoELayer
-from moetune.runtime.links import Link
-from moetune.runtime.recorder import HostRecorder, NoRecorder, RecordedSpan
-from moetune.runtime.tensor_layer import TensorExpertLayer
+from moetune.domain.samples import RowsPoint
+from moetune.measure.device import Device, drop
+from moetune.measure.operations import Makers
+from moetune.runtime.links import Link, LocalLink
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.trace import HostRecorder, NoRecorder, RecordedSpan
+from moetune.runtime.parallel.language_model import Attention, Block, FeedForward
+
+_NUM_EXPERTS = 2
+
+
+def block_makers() -> Makers:
+    """Return what runs a block forward, or a step of it, by the name of its point."""
+    return {
+        "dense_block": partial(_forward, _dense),
+        "dense_block_step": partial(_step, _dense),
+        "moe_block": partial(_forward, _moe),
+        "moe_block_step": partial(_step, _moe),
+    }
+
+
+def _dense(width: int) -> nn.Module:
+    return FeedForward(width, width, LocalLink())
+
+
+def _moe(width: int) -> nn.Module:
+    return MoELayer(width, width, _NUM_EXPERTS, pipeline=False, link=LocalLink(), device="cpu")
+
+
+def _block(
+    make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
+) -> tuple[Block, torch.Tensor]:
+    attention = Attention(point.width, 1, LocalLink())
+    block = Block(attention, make_ffn(point.width), point.width, balance=0.0)
+    dtype = getattr(torch, point.dtype)
+    x_BSD = torch.ones(1, point.rows, point.width, dtype=dtype, device=device.torch_device)
+    return block.to(device.torch_device, dtype), x_BSD.requires_grad_()
+
+
+def _forward(
+    make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
+) -> Callable[[], None]:
+    block, x_BSD = _block(make_ffn, point, device)
+    return lambda: drop(block(x_BSD))
+
+
+def _step(
+    make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
+) -> Callable[[], None]:
+    block, x_BSD = _block(make_ffn, point, device)
+    grad_BSD = torch.ones_like(x_BSD)
+    return lambda: drop(block(x_BSD).backward(grad_BSD))
+
 
 _WARM_UP_ROUNDS = 2
 _SEED = 20240229

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 from moetune.config import Launch
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
-from moetune.domain.model_plan import TransformerPlan
-from moetune.domain.plan import Decision, Plan
+from moetune.domain.plan import Decision, Plan, TransformerPlan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
-from moetune.solve.timeline import COMPUTE, LINK, Span
+from moetune.solve.layer.timeline import COMPUTE, LINK, Span
 from moetune.solve.trace import (
     MICROSECONDS,
     overlap_share,
@@ -23,7 +22,7 @@ from moetune.workflows.plan import ALLOW_MODELLED
 from moetune.workflows.verify import workload_of
 
 if TYPE_CHECKING:
-    from moetune.runtime.recorder import RecordedSpan
+    from moetune.runtime.moe.trace import RecordedSpan
 
 _WARM_UP_STEPS = 3
 

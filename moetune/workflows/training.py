@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.domain.transformer import Transformer
-from moetune.runtime.ddp import prepare_ddp
-from moetune.runtime.language_model import LanguageModel, next_token_loss
-from moetune.runtime.layer import MoELayer
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.gradients import prepare_ddp
+from moetune.runtime.parallel.language_model import LanguageModel, next_token_loss
 from moetune.workflows.steps import MeasuredSteps, Steps, measure_steps
 
 AUX_WEIGHT = 0.01

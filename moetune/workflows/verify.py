@@ -9,12 +9,12 @@ from moetune.config import Launch
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.domain.plan_inputs import Strategy
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
+from moetune.domain.request import Strategy
 from moetune.fit.costs import costs_of
-from moetune.solve.layer_costs import layer_costs
-from moetune.solve.step import step_time
+from moetune.solve.layer.reuse import step_time
+from moetune.solve.layer.tensor import layer_costs
 from moetune.workflows.plan import ALLOW_MODELLED
 from moetune.workflows.profiles import find_profile, named_profile
 from moetune.workflows.wiring import StoreFinder

@@ -1,16 +1,164 @@
-"""What would a plan be if the batch, the ranks, the memory or the machine were others?"""
+"""Two plans beside each other, in words: what is otherwise, and why."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.request import PlanInputs
+from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.workflows.asked_inputs import question_of, read_inputs
+from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.words import HOW
+from moetune.solve.layout.words import WORDS, name_layout
+from moetune.workflows.inputs import question_of, read_inputs
 from moetune.workflows.plan import ALLOW_MODELLED, make_plan
-from moetune.workflows.whatif_words import compare_plans, name_changes
+
+_SAME = 5e-4
+_TWICE = 2.0
+
+
+def name_changes(before: PlanInputs, after: PlanInputs, speeds: Speeds) -> str:
+    """Return what was asked for: "With 32,768 tokens per rank instead of 8,192, …"."""
+    named = [
+        *_changed_sizes(before, after),
+        *_changed_constraints(before, after),
+        *(f"{part} {factor:g} × as fast as measured" for part, factor in speeds.changed.items()),
+    ]
+    return f"With {', '.join(named)}." if named else "This is what the plan is for already."
+
+
+def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
+    """Yield how the second plan differs from the first, the most important first, and why."""
+    yield _step(before, after)
+    yield from _layout(before, after)
+    if after.transformer is None or after.transformer.moe_every:
+        yield _chunks(before, after)
+    yield from _strategy(before, after)
+    yield _binding(before, after)
+    yield _memory(before, after)
+    yield _sentence(after.decision.why)
+    if after.predicted.trust != before.predicted.trust:
+        was = before.predicted.trust
+        yield f"The times are {after.predicted.trust}, those of the first plan {was}."
+    for warning in after.warnings:
+        if warning not in before.warnings:
+            yield _sentence(warning)
+
+
+def step_seconds(plan: Plan) -> float:
+    """Return the step of the whole model, else of the layer."""
+    return plan.transformer.step_seconds if plan.transformer else plan.predicted.step_seconds
+
+
+def _changed_sizes(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
+    if after.world_size != before.world_size:
+        yield f"{after.world_size:,} ranks instead of {before.world_size:,}"
+    if after.layer.num_experts != before.layer.num_experts:
+        yield f"{after.layer.num_experts:,} experts instead of {before.layer.num_experts:,}"
+    if after.tokens_per_rank != before.tokens_per_rank:
+        yield f"{after.tokens_per_rank:,} tokens per rank instead of {before.tokens_per_rank:,}"
+    if after.dtype != before.dtype:
+        yield f"{after.dtype} instead of {before.dtype}"
+    if after.memory_limit_bytes != before.memory_limit_bytes:
+        now, then = (_limit(one.memory_limit_bytes) for one in (after, before))
+        yield f"{now} of a device's memory instead of {then}"
+
+
+def _changed_constraints(before: PlanInputs, after: PlanInputs) -> Iterator[str]:
+    then, now = before.constraints, after.constraints
+    for flag in dict.fromkeys((*then, *now)):
+        if flag == ALLOW_MODELLED:
+            continue  # the plan's warnings say what was estimated
+        if flag not in now:
+            yield f"without --{flag} {then[flag]}"
+        elif now[flag] != then.get(flag):
+            was = f" instead of {then[flag]}" if flag in then else ""
+            yield f"--{flag} {now[flag]}{was}"
+
+
+def _step(before: Plan, after: Plan) -> str:
+    then, now = step_seconds(before), step_seconds(after)
+    text = f"A step takes {format_seconds(now)}"
+    if _is_same(now, then):
+        text += ", as before"
+    else:
+        text += f" instead of {format_seconds(then)}, {_ratio(now, then)}"
+    tokens_then, tokens_now = (one.inputs.tokens_per_rank for one in (before, after))
+    if tokens_now != tokens_then:
+        text += f"; for each token {_ratio(now / tokens_now, then / tokens_then)}"
+    return f"{text}."
+
+
+def _layout(before: Plan, after: Plan) -> Iterator[str]:
+    if before.transformer is None or after.transformer is None:
+        return
+    then, now = name_layout(before.layout), name_layout(after.layout)
+    yield f"The layout is {now} instead of {then}." if now != then else f"The layout stays {now}."
+
+
+def _chunks(before: Plan, after: Plan) -> str:
+    (forward, backward), (was_forward, was_backward) = (
+        (one.pipeline.forward_degree, one.pipeline.backward_degree) for one in (after, before)
+    )
+    if (forward, backward) == (was_forward, was_backward):
+        return f"The chunks stay: {forward} forward and {backward} backward."
+    return (
+        f"The chunks are {forward} forward and {backward} backward instead of "
+        f"{was_forward} and {was_backward}."
+    )
+
+
+def _strategy(before: Plan, after: Plan) -> Iterator[str]:
+    then, now = before.memory.strategy, after.memory.strategy
+    if now != then:
+        yield f"The strategy is {now} instead of {then}: {HOW[now]}."
+
+
+def _binding(before: Plan, after: Plan) -> str:
+    then, now = _what_binds(before), _what_binds(after)
+    start = f"{now[:1].upper()}{now[1:]}"
+    return f"{start} still takes most." if now == then else f"{start} binds instead of {then}."
+
+
+def _what_binds(plan: Plan) -> str:
+    return WORDS[plan.transformer.binding] if plan.transformer else plan.decision.binding
+
+
+def _memory(before: Plan, after: Plan) -> str:
+    then, now = (format_bytes(_needed_bytes(one)) for one in (before, after))
+    same = "as before" if now == then else f"instead of {then}"
+    return f"A device needs {now} of memory, {same}."
+
+
+def _needed_bytes(plan: Plan) -> int:
+    return plan.transformer.memory.total_bytes if plan.transformer else total_bytes(plan.memory)
+
+
+def _limit(limit_bytes: int | None) -> str:
+    return "all" if limit_bytes is None else format_bytes(limit_bytes)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
+def _is_same(now: float, then: float) -> bool:
+    return abs(now - then) <= _SAME * then
+
+
+def _ratio(now: float, then: float) -> str:
+    """Return "1.5 % less", "the same" or "2.4 × as long"."""
+    if _is_same(now, then):
+        return "the same"
+    ratio = now / then if then else math.inf
+    if 1 / _TWICE < ratio < _TWICE:
+        return f"{abs(ratio - 1):.1%} {'more' if ratio > 1 else 'less'}"
+    return f"{ratio:.3g} × as long"
+
 
 WHATIF_SCHEMA = "moetune.whatif/1"
 

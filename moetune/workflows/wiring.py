@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from moetune import config
 from moetune.config import Configuration, Settings
-from moetune.domain.hardware import Cluster
+from moetune.domain.cluster import Cluster
 from moetune.domain.ports import Store
 
 if TYPE_CHECKING:
-    from moetune.runtime.service_client import ServiceClient
+    from moetune.runtime.plans.client import ServiceClient
     from moetune.store import SchemaState
 
 StoreFinder: TypeAlias = Callable[[], AbstractContextManager[Store | None]]
@@ -77,7 +77,7 @@ def service_client(url: str) -> "ServiceClient":
     Raises:
         InputError: MOETUNE_TOKEN holds no token, or there is no folder for the cache.
     """
-    from moetune.runtime.service_client import ServiceClient
+    from moetune.runtime.plans.client import ServiceClient
 
     environ = config.environment()
     return ServiceClient(url, config.service_token(environ), config.cache_folder(environ) / "plans")

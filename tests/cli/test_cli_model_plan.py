@@ -10,7 +10,7 @@ import pytest
 from moetune.domain.plan import plan_from_json
 from moetune.domain.profile import CopyLine
 from moetune.domain.samples import Direction
-from moetune.runtime.planbook import PlanBook
+from moetune.runtime.plans.book import PlanBook
 from moetune.workflows.files import profile_to_toml
 from tests.cli.running import Cli
 from tests.solve.clusters import cluster_profile

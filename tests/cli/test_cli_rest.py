@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.domain.models import MODELS
+from moetune.domain.model import MODELS
 from tests.cli.running import Cli
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 import numpy as np
 
-from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.profile import Profile
 from moetune.domain.samples import (
     CollectivePoint,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.errors import ProfileError
-from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile
 from moetune.domain.samples import (
     AttentionPoint,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import ProfileError
-from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.samples import (
     CollectivePoint,
@@ -22,8 +22,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.fit.costs import costs_of
-from moetune.fit.profile import fit_profile
-from moetune.fit.quality import label
+from moetune.fit.profile import fit_profile, label
 
 MACHINE = Machine(
     kind="cuda", device="Lab GPU", num_devices=16, devices_per_node=8, memory_bytes=2**34

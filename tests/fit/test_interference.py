@@ -2,7 +2,7 @@
 
 import pytest
 
-from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.samples import CollectivePoint, InterferencePoint, ResourceClass, Sample
 from moetune.fit.costs import ProfileCosts, costs_of
 from moetune.fit.interference import Loss

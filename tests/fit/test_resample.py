@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.costs import CommSpeed, Costs, Interference
-from moetune.domain.hardware import Fingerprint, Machine
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.samples import (
     AttentionPoint,

@@ -7,8 +7,7 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.hardware import detect
-from moetune.hardware.facts import UNKNOWN
-from moetune.hardware.host import cpu_flags, cpu_model, memory_bytes, num_numa_nodes
+from moetune.hardware.facts import UNKNOWN, cpu_flags, cpu_model, memory_bytes, num_numa_nodes
 
 GIB = 2**30
 

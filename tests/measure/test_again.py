@@ -1,7 +1,7 @@
 """Noisy points are measured again, each in its turn, and sure ones are not."""
 
 from moetune.domain.samples import CopyPoint, Point, Sample
-from moetune.measure.again import doubt_of, next_noisy
+from moetune.measure.noise import doubt_of, next_noisy
 
 CALM, WILD, WILDER = (
     CopyPoint(direction="h2d", pinned=True, num_bytes=2**size) for size in range(3)

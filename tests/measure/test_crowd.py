@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.measure.crowd import Crowd, overlap, proves
+from moetune.measure.background import Crowd, overlap, proves
 from moetune.measure.device import CpuDevice
 from moetune.measure.operations import Scene, local_operation
 from moetune.measure.ranks import Ranks

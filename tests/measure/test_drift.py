@@ -1,7 +1,7 @@
 """A session that changed while it ran is marked, and one that was only noisy is not."""
 
 from moetune.domain.samples import CopyPoint, GemmPoint, Point, Sample
-from moetune.measure.drift import DRIFT, mark_drift
+from moetune.measure.noise import DRIFT, mark_drift
 
 FIRST = GemmPoint(dtype="float32", rows=8, d_in=8, d_out=8)
 SECOND = GemmPoint(dtype="float32", rows=16, d_in=8, d_out=8)

@@ -1,6 +1,6 @@
 """In which group a point is shown while it is measured, and after the fit."""
 
-from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.samples import AttentionPoint, CollectivePoint, RowsPoint, Sample
 from moetune.fit.profile import fit_profile
 from moetune.workflows.measuring import group_of, summarize

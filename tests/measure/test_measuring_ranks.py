@@ -20,12 +20,11 @@ from moetune.domain.samples import (
     RowsPoint,
     Sample,
 )
-from moetune.measure.load import num_sharers
+from moetune.measure.noise import num_sharers
 from moetune.measure.session import Assignment, Estimates, News, shuffled
 from moetune.workflows import launch
-from moetune.workflows.launch import cores_of
-from moetune.workflows.profile_request import Setting
-from moetune.workflows.session import measure_on_ranks
+from moetune.workflows.launch import cores_of, measure_on_ranks
+from moetune.workflows.measuring import Setting
 from tests.measure import measure_workers
 from tests.ranks import run_ranks
 

@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 
-from moetune.domain.hardware import Machine
-from moetune.domain.placement import (
+from moetune.domain.cluster import (
     Group,
+    Machine,
     canonical,
     members,
     nodes_of,

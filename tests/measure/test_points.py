@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.cluster import Cluster, DeviceKind, Fingerprint, Machine
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import Cluster, DeviceKind, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.samples import (
     CollectiveOp,

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.costs import Estimate
-from moetune.domain.hardware import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
 from moetune.domain.samples import AttentionPoint, Point, Product, RowsPoint, Sample
-from moetune.domain.transformer import Transformer
 from moetune.fit.costs import ProfileCosts, costs_of
 from moetune.measure.grid import Preset
 from moetune.measure.points import choose_points

@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.netlab.experiment import CellResult
 from benchmarks.netlab.report import Summary, cell_table, check_targets, degree_table
-from moetune.domain.hardware import Machine
+from moetune.domain.cluster import Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
-from moetune.solve.choice import Bounds
+from moetune.solve.layer.choose import Bounds
 from moetune.workflows.plan import PlanRequest, make_plan
 
 _GOOD = {

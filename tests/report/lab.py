@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from moetune.domain.hardware import Fingerprint, Machine
+from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
@@ -25,7 +25,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.fit.profile import fit_profile
-from moetune.solve.choice import Bounds
+from moetune.solve.layer.choose import Bounds
 from moetune.store import open_store
 from moetune.workflows.plan import PlanRequest, make_plan
 

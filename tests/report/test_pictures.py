@@ -16,14 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
-from moetune.domain.model_plan import StageTime
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Plan, StageTime
 from moetune.domain.records import Kept
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import leave_one_out
 from moetune.fit.resample import resample_costs
-from moetune.report.assets import STATIC, plotly_script
-from moetune.report.degrees import degree_picture
 from moetune.report.fits import (
     NUM_DRAWS,
     SEED,
@@ -31,8 +28,7 @@ from moetune.report.fits import (
     overlay_picture,
     residual_picture,
 )
-from moetune.report.html import figure_json
-from moetune.report.interference import interference_picture
+from moetune.report.html import STATIC, figure_json, plotly_script
 from moetune.report.observed import (
     drift_picture,
     observed_picture,
@@ -40,18 +36,24 @@ from moetune.report.observed import (
     seen,
     thinned,
 )
-from moetune.report.operations import Operation, operations_of
-from moetune.report.pareto import Option, pareto_front, pareto_picture
-from moetune.report.picture import Picture
+from moetune.report.operations import Operation, interference_picture, operations_of
+from moetune.report.plan_figures import (
+    Option,
+    degree_picture,
+    pareto_front,
+    pareto_picture,
+    parts_picture,
+    phases_picture,
+)
+from moetune.report.section import Picture
 from moetune.report.stages import stages_picture
-from moetune.report.steps import parts_picture, phases_picture
 from moetune.report.theme import ROLES, count_text
 from moetune.report.timelines import timeline_picture
-from moetune.solve.layout_space import LayoutPins
+from moetune.solve.layout.space import LayoutPins
 from moetune.solve.trace import plan_timelines
 from moetune.workflows.explain import explain_plan
+from moetune.workflows.figures import options_of, plan_pictures
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.pictures import options_of, plan_pictures
 from moetune.workflows.plan import PlanRequest, make_plan
 from tests.report.lab import lab_plan, lab_profile, observations
 from tests.solve.clusters import GB, cluster_profile

@@ -16,10 +16,10 @@ from moetune.domain.errors import (
     InputError,
     RankMismatchError,
 )
-from moetune.runtime.account import Account
-from moetune.runtime.ddp import prepare_ddp
-from moetune.runtime.layer import MoELayer
-from moetune.runtime.planbook import read_plans, share_plans
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.workspace import Account
+from moetune.runtime.parallel.gradients import prepare_ddp
+from moetune.runtime.plans.book import read_plans, share_plans
 from tests.runtime.workers import relative_error
 
 

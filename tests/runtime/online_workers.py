@@ -10,17 +10,14 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerShape, Phase
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
-from moetune.runtime.expert_layer import ExpertLayer
-from moetune.runtime.layer import MoELayer
-from moetune.runtime.online import OnlineBook, share_online
-from moetune.runtime.recorder import Phase
-from moetune.runtime.stopwatch import Interval
-from moetune.runtime.tuner import Task, Tuner
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.plans.search import OnlineBook, Task, Tuner, share_online
+from moetune.runtime.plans.stopwatch import Interval
 from moetune.store import open_store
-from moetune.workflows.tuning import StudyTuner
+from moetune.workflows.planbook import StudyTuner
 from tests.runtime.faults import make
 from tests.runtime.plans import small_plan
 from tests.runtime.workers import relative_error

@@ -2,13 +2,7 @@
 
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import Memory, Pipeline, Plan, Predicted, Range, Verdict
-from moetune.domain.plan_inputs import (
-    EXPERT_PARALLEL,
-    SEQUENCE_PARALLEL,
-    Layout,
-    PlanInputs,
-    Strategy,
-)
+from moetune.domain.request import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Layout, PlanInputs, Strategy
 
 
 def small_plan(

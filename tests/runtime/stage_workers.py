@@ -14,14 +14,16 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan_inputs import Layout
-from moetune.domain.transformer import Transformer
-from moetune.runtime.expert_layer import ExpertLayer
-from moetune.runtime.language_model import LanguageModel, next_token_loss
-from moetune.runtime.language_stages import staged_language_model
-from moetune.runtime.layer import MoELayer
-from moetune.runtime.ranks import join
-from moetune.runtime.stages import Stages
+from moetune.domain.model import Transformer
+from moetune.domain.request import Layout
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.parallel.groups import join
+from moetune.runtime.parallel.language_model import (
+    LanguageModel,
+    next_token_loss,
+    staged_language_model,
+)
+from moetune.runtime.parallel.stages import Stages
 
 SEED = 3
 BATCH, LENGTH = 8, 6

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from moetune.domain.errors import AllocationError, CollectiveError, RankMismatchError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
-from moetune.runtime.account import Account
-from moetune.runtime.gloo_link import link_of
-from moetune.runtime.layer import MoELayer
-from moetune.runtime.planbook import PlanBook
-from moetune.runtime.tensor_layer import TensorExpertLayer
+from moetune.runtime.links import link_of
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.workspace import Account
+from moetune.runtime.plans.book import PlanBook
 from tests.runtime.plans import small_plan
 from tests.runtime.reference import dense_moe
 from tests.runtime.workers import (

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import moetune
-from moetune.runtime.chunked import layout
+from moetune.runtime.sharded import layout
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
     CHUNK_BYTES,

@@ -11,9 +11,9 @@ from torch import nn
 
 import moetune
 from moetune.domain.layer import LayerShape
-from moetune.domain.transformer import Transformer
-from moetune.runtime.language_model import LanguageModel
+from moetune.domain.model import Transformer
 from moetune.runtime.links import LocalLink
+from moetune.runtime.parallel.language_model import LanguageModel
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (

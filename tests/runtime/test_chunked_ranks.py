@@ -9,9 +9,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import moetune
-from moetune.runtime.chunked.state import ModelChunks
 from moetune.runtime.links import LocalLink
-from moetune.solve.chunk_cache import NextUses, gathers_of_step
+from moetune.runtime.sharded.state import ModelChunks
+from moetune.solve.chunks.cache import NextUses, gathers_of_step
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (

@@ -5,8 +5,8 @@ from itertools import combinations
 
 import torch
 
-from moetune.domain.chunk_order import Use
-from moetune.runtime.chunked.schedule import Fetch, plan_fetches
+from moetune.domain.chunks import Use
+from moetune.runtime.sharded.schedule import Fetch, plan_fetches
 
 
 def _random_order(seed: int, *, num_chunks: int, length: int) -> tuple[Use, ...]:

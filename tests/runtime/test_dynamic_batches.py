@@ -7,7 +7,7 @@ import torch
 
 import moetune
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan_inputs import Strategy
+from moetune.domain.request import Strategy
 from tests.runtime.plans import small_plan
 
 LAYER = LayerShape(d_model=32, d_hidden=64, num_experts=4, top_k=2)

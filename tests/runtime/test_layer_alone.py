@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.runtime.layer import MoELayer
-from moetune.runtime.planbook import PlanBook
-from moetune.runtime.schedule import issue_order
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.schedule import issue_order
+from moetune.runtime.plans.book import PlanBook
 from tests.runtime.faults import make
 from tests.runtime.plans import small_plan
 

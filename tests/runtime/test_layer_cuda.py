@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from moetune.domain.plan import Decision
-from moetune.runtime.expert_layer import ExpertLayer
-from moetune.runtime.layer import MoELayer
 from moetune.runtime.links import LocalLink
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.staged_link import HostStagedLink
-from moetune.runtime.tensor_layer import TensorExpertLayer
 from tests.runtime.workers import relative_error
 
 pytestmark = [

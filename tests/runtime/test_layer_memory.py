@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from benchmarks.mpipemoe.memory import measure_step
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.domain.plan_inputs import STRATEGIES, Strategy
-from moetune.runtime.layer import MoELayer
-from moetune.solve.memory import layer_memory, total_bytes
-from moetune.solve.peak import States, peak_bytes
+from moetune.domain.request import STRATEGIES, Strategy
+from moetune.runtime.moe.layer import MoELayer
+from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.peak import States, peak_bytes
 
 MIB = 2**20
 PAGE_BYTES = 4096
@@ -80,7 +80,7 @@ def test_a_step_stays_within_two_percent_of_the_papers_bound(
 _CHILD = """
 import torch
 from pathlib import Path
-from moetune.runtime.layer import MoELayer
+from moetune.runtime.moe.layer import MoELayer
 
 def resident(key):
     lines = Path("/proc/self/status").read_text().splitlines()

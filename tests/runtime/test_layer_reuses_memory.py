@@ -6,8 +6,8 @@ import torch
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision
-from moetune.runtime.experts import Blocks, GradientSum
-from moetune.runtime.layer import MoELayer
+from moetune.runtime.moe.experts import Blocks, GradientSum
+from moetune.runtime.moe.layer import MoELayer
 from tests.ranks import run_ranks
 from tests.runtime import workers
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from moetune.domain.errors import AllocationError
-from moetune.domain.plan_inputs import Strategy
-from moetune.runtime.account import Account
-from moetune.runtime.layer import MoELayer
+from moetune.domain.request import Strategy
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.workspace import Account
 from tests.ranks import run_ranks
 from tests.runtime import faults
 
@@ -93,7 +93,7 @@ import resource
 from pathlib import Path
 import torch
 from moetune.domain.errors import AllocationError
-from moetune.runtime.layer import MoELayer
+from moetune.runtime.moe.layer import MoELayer
 
 layer = MoELayer(64, 256, 4, pipeline=4, memory_reuse={!r})
 

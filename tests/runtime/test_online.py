@@ -10,10 +10,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from moetune.domain.plan import Decision
-from moetune.runtime import online
-from moetune.runtime.online import OnlineBook
-from moetune.runtime.stopwatch import CallWatch, device_clock
-from moetune.runtime.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.plans import search as online
+from moetune.runtime.plans.search import OnlineBook
+from moetune.runtime.plans.stopwatch import CallWatch, device_clock
 from moetune.store import open_store
 from tests.ranks import run_ranks
 from tests.runtime import online_workers

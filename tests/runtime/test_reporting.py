@@ -12,9 +12,9 @@ import pytest
 
 from moetune.domain.document import encode
 from moetune.domain.records import Observation
-from moetune.runtime import reporting
-from moetune.runtime.reporting import ObservationSender, merged, post_observations
-from moetune.runtime.service_line import ServiceLine
+from moetune.runtime.plans import observe as reporting
+from moetune.runtime.plans.line import ServiceLine
+from moetune.runtime.plans.observe import ObservationSender, merged, post_observations
 from tests.runtime.stub_service import serving
 
 ONE = Observation(

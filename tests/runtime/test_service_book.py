@@ -10,9 +10,9 @@ import torch
 from moetune.domain.errors import MoetuneError
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Observation
-from moetune.runtime.layer import MoELayer
-from moetune.runtime.reporting import ObservationSender
-from moetune.runtime.service_book import Found, Reports, ServiceBook, share_found
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.plans.observe import ObservationSender
+from moetune.runtime.plans.service import Found, Reports, ServiceBook, share_found
 from tests.runtime.online_workers import SHAPE, MadeUp, train
 from tests.runtime.plans import small_plan
 

@@ -15,8 +15,8 @@ import pytest
 
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.layer import LayerShape
-from moetune.runtime import service_line
-from moetune.runtime.service_client import ServiceClient
+from moetune.runtime.plans import line as service_line
+from moetune.runtime.plans.client import ServiceClient
 from tests.runtime.plans import small_plan
 from tests.runtime.stub_service import Exchange, Seen, serving
 

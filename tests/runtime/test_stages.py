@@ -10,8 +10,8 @@ import torch.distributed as dist
 from examples import train_lm
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.transformer import Transformer
-from moetune.runtime.layer import MoELayer
+from moetune.domain.model import Transformer
+from moetune.runtime.moe.layer import MoELayer
 from tests.ranks import run_ranks
 from tests.runtime import stage_workers
 from tests.runtime.stage_workers import Case, layout_of, losses_of_one_process, shape_of

@@ -9,9 +9,9 @@ import torch
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.runtime.layer import MoELayer
-from moetune.runtime.planbook import PlanBook
-from moetune.runtime.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.plans.book import PlanBook
 from moetune.workflows.steps import random_steps
 from moetune.workflows.trace import overlap_of
 from tests.ranks import run_ranks

@@ -9,9 +9,9 @@ from benchmarks.mpipemoe.live import live_tensors
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.runtime.links import LocalLink
-from moetune.runtime.tensor_layer import TensorExpertLayer
-from moetune.solve.memory import layer_memory
-from moetune.solve.peak import States, peak_bytes
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.solve.layer.memory import layer_memory
+from moetune.solve.layer.peak import States, peak_bytes
 
 GRADIENTS = States(parameter=0, gradient=4, optimizer=0)
 

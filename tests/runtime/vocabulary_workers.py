@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from moetune.runtime.gloo_link import link_of
-from moetune.runtime.links import Link
-from moetune.runtime.vocabulary import (
+from moetune.runtime.links import Link, link_of
+from moetune.runtime.parallel.vocabulary import (
     SharedEmbedding,
     SharedHead,
     share_of,

@@ -8,7 +8,7 @@ import pytest
 from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.desk import Desk, open_desk
+from moetune.workflows.planner import Desk, open_desk
 from tests.service.asking import Client, client_of
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import StoreUnavailableError
-from moetune.service.known_plans import KnownPlans
 from moetune.service.metrics import Metrics
-from moetune.service.office import Office
+from moetune.service.workers import KnownPlans, Office
 from moetune.store import SqlStore
-from moetune.workflows.desk import Desk
+from moetune.workflows.planner import Desk
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ import pytest
 
 from moetune.config import Settings
 from moetune.domain.plan import Plan
-from moetune.report.assets import STATIC, plotly_script
+from moetune.report.html import STATIC, plotly_script
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.desk import Desk, open_desk
 from moetune.workflows.files import bundled_profiles, profile_to_toml
+from moetune.workflows.planner import Desk, open_desk
 from moetune.workflows.whatif import WhatIf
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.service.access import Access, check_exposure, is_loopback, names_of
+from moetune.service.access import Access, check_exposure, is_loopback, names_of, read_token_file
 from moetune.service.app import create_app
-from moetune.service.front import SECURITY_HEADERS
+from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import Options, access_of, check_tls
-from moetune.service.tokens import read_token_file
-from moetune.workflows.desk import Desk
+from moetune.workflows.planner import Desk
 from tests.service.asking import Client, client_of
 
 READ, WRITE = "read-token-0123456789", "write-token-0123456789"

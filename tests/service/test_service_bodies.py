@@ -8,7 +8,7 @@ import pytest
 
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.desk import Desk
+from moetune.workflows.planner import Desk
 from tests.service.asking import Client, client_of
 
 JSON = {"Content-Type": "application/json"}

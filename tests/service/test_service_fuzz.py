@@ -14,7 +14,7 @@ from moetune.config import Settings
 from moetune.service.access import LOOPBACK_NAMES, Access
 from moetune.service.app import create_app
 from moetune.workflows import wiring
-from moetune.workflows.desk import open_desk
+from moetune.workflows.planner import open_desk
 from tests.service.asking import client_of
 
 OPERATIONS = (

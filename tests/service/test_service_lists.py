@@ -9,7 +9,7 @@ import pytest
 
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.service.observations import MAX_OBSERVATIONS, observations_in
+from moetune.service.profiles import MAX_OBSERVATIONS, observations_in
 from moetune.workflows.files import (
     bundled_profiles,
     load_profile_file,

@@ -1,6 +1,6 @@
 """A profile of lines for a cluster, from the bandwidths of its wires."""
 
-from moetune.domain.hardware import Machine
+from moetune.domain.cluster import Machine
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.samples import CollectiveOp
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from moetune.domain.costs import CopyMode, Estimate, Interference, LinearCost, SideBySide, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan_inputs import PlanInputs
+from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp, Direction, Product
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)

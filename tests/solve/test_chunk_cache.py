@@ -6,15 +6,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.chunks.oracle import fewest_gathers as optimum
-from moetune.domain.chunk_order import Use
+from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError
-from moetune.solve.chunk_cache import (
-    AT_START,
-    NextUses,
-    fewest_places,
-    gathers_of_step,
-    replay,
-)
+from moetune.solve.chunks.cache import AT_START, NextUses, fewest_places, gathers_of_step, replay
 
 Cache = frozenset[int]
 

@@ -6,22 +6,20 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InfeasiblePlanError, InputError
-from moetune.domain.models import find_model
+from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.profile import CopyLine, Profile
 from moetune.domain.samples import Direction
-from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of
-from moetune.solve.choice import Bounds
-from moetune.solve.chunk_cache import fewest_places, replay
-from moetune.solve.chunk_prices import ChunkPrices
-from moetune.solve.chunk_time import Machine, simulate
-from moetune.solve.chunk_uses import modules_of, timed, uses_of
-from moetune.solve.chunks import HIDDEN, ChunkRoom, choose_chunks, pack_modules
-from moetune.solve.layout import Question, search_layouts, solve_layout
-from moetune.solve.layout_prices import Prices
-from moetune.solve.layout_space import LayoutPins
-from moetune.solve.layout_traits import OURS
+from moetune.solve.chunks.cache import fewest_places, replay
+from moetune.solve.chunks.choose import HIDDEN, ChunkRoom, choose_chunks, pack_modules
+from moetune.solve.chunks.time import ChunkPrices, Machine, simulate
+from moetune.solve.chunks.uses import modules_of, timed, uses_of
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layout.plan import Question, search_layouts, solve_layout
+from moetune.solve.layout.space import LayoutPins
+from moetune.solve.model.prices import Prices
+from moetune.solve.model.traits import OURS
 from moetune.workflows.files import plan_to_json
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import plan_inputs

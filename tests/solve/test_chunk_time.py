@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.chunk_order import Use
-from moetune.solve.chunk_cache import fewest_places, replay
-from moetune.solve.chunk_time import ChunkCost, ChunkTime, Machine, simulate
+from moetune.domain.chunks import Use
+from moetune.solve.chunks.cache import fewest_places, replay
+from moetune.solve.chunks.time import ChunkCost, ChunkTime, Machine, simulate
 
 GPU = Machine(copies_inline=False, updates_on_host=True)
 ON_DEVICE = Machine(copies_inline=False, updates_on_host=False)

@@ -1,16 +1,16 @@
 import pytest
 import torch
 
-from moetune.domain.chunking import pack
+from moetune.domain.chunks import pack
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan_inputs import Layout
-from moetune.domain.transformer import Transformer
-from moetune.runtime.language_model import LanguageModel
-from moetune.runtime.layer import MoELayer
-from moetune.solve.choice import Bounds
-from moetune.solve.chunk_uses import modules_of, timed, uses_of
-from moetune.solve.layout_prices import Prices
-from moetune.solve.layout_traits import OURS
+from moetune.domain.model import Transformer
+from moetune.domain.request import Layout
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.language_model import LanguageModel
+from moetune.solve.chunks.uses import modules_of, timed, uses_of
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.model.prices import Prices
+from moetune.solve.model.traits import OURS
 from tests.solve.costs_by_hand import LinearCosts
 
 WITH_EXPERTS = Transformer(

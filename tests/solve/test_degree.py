@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.costs import LinearCost
-from moetune.solve.degree import best_degree, makespan
+from moetune.solve.layer.degree import best_degree, makespan
 from tests.solve.costs_by_hand import event_by_event, link_order
 
 seconds = st.floats(min_value=1e-6, max_value=10.0)

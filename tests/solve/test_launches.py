@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
-from moetune.domain.transformer import Transformer
-from moetune.solve.layout_parts import Parts
-from moetune.solve.layout_pieces import Piece
-from moetune.solve.layout_ranks import Group
+from moetune.solve.model.costs import Parts, Piece
+from moetune.solve.model.groups import Group
 from tests.solve.costs_by_hand import LinearCosts
 
 MODEL = Transformer(

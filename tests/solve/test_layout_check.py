@@ -6,13 +6,8 @@ from hypothesis import strategies as st
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
-from moetune.domain.layout_check import (
-    check_layout,
-    check_micro_batches,
-    nearest_divisors,
-    stage_blocks,
-)
-from moetune.domain.plan_inputs import Layout
+from moetune.domain.layout import check_layout, check_micro_batches, nearest_divisors, stage_blocks
+from moetune.domain.request import Layout
 
 
 def check(

@@ -2,16 +2,15 @@
 
 from dataclasses import replace
 
-from moetune.domain.model_plan import ModelMemory
-from moetune.domain.models import find_model
-from moetune.domain.plan_inputs import Layout
-from moetune.domain.transformer import Transformer
-from moetune.solve.layout_memory import footprint_of, share_of, stage_memory, state_bytes
-from moetune.solve.layout_parts import Parts
-from moetune.solve.layout_ranks import Group
-from moetune.solve.layout_stages import cut_into_stages, in_flight
-from moetune.solve.layout_traits import OURS
-from moetune.solve.memory import layer_memory
+from moetune.domain.model import Transformer, find_model
+from moetune.domain.plan import ModelMemory
+from moetune.domain.request import Layout
+from moetune.solve.layer.memory import layer_memory
+from moetune.solve.model.costs import Parts
+from moetune.solve.model.groups import Group
+from moetune.solve.model.memory import footprint_of, share_of, stage_memory, state_bytes
+from moetune.solve.model.stages import cut_into_stages, in_flight
+from moetune.solve.model.traits import OURS
 from tests.solve.costs_by_hand import LinearCosts
 
 TOKENS = 2048

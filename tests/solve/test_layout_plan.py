@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.models import find_model
+from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan, plan_from_document, plan_from_json
 from moetune.domain.samples import CollectiveOp
-from moetune.domain.transformer import Transformer
 from moetune.fit.costs import costs_of
-from moetune.solve.choice import Bounds, DegreeChooser
-from moetune.solve.layer_costs import layer_costs
-from moetune.solve.layout import Question, search_layouts, solve_layout
-from moetune.solve.layout_breakdown import trust_of
-from moetune.solve.layout_space import LayoutPins
-from moetune.solve.layout_traits import Traits
+from moetune.solve.layer.choose import Bounds, DegreeChooser
+from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layout.plan import Question, search_layouts, solve_layout
+from moetune.solve.layout.space import LayoutPins
+from moetune.solve.layout.words import trust_of
+from moetune.solve.model.traits import Traits
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 

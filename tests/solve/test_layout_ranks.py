@@ -3,10 +3,10 @@ import math
 import pytest
 
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan_inputs import Layout
-from moetune.domain.transformer import Transformer
-from moetune.solve.layout_ranks import Group, groups_of
-from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
+from moetune.domain.model import Transformer
+from moetune.domain.request import Layout
+from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.model.groups import Group, groups_of
 
 MODEL = Transformer(
     moe=LayerShape(d_model=16, d_hidden=48, num_experts=12), num_layers=6, num_heads=4,

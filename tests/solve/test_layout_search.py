@@ -8,16 +8,14 @@ import pytest
 
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan_inputs import Layout
+from moetune.domain.model import Transformer
+from moetune.domain.request import Layout
 from moetune.domain.samples import CollectiveOp
-from moetune.domain.transformer import Transformer
-from moetune.solve.choice import Bounds
-from moetune.solve.layout_candidates import Found
-from moetune.solve.layout_prices import Prices
-from moetune.solve.layout_search import try_all
-from moetune.solve.layout_space import LayoutPins, find_layouts, whole_batch
-from moetune.solve.layout_traits import Traits
-from moetune.solve.layout_trial import Search
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layout.search import Found, Search, try_all
+from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.model.prices import Prices
+from moetune.solve.model.traits import Traits
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 
 WORLD, PER_NODE, TOKENS = 16, 4, 256

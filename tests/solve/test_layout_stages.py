@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.layer import LayerShape
-from moetune.domain.transformer import Transformer
-from moetune.solve.layout_stages import cut_into_stages, in_flight, one_f_one_b
+from moetune.domain.model import Transformer
+from moetune.solve.model.stages import cut_into_stages, in_flight, one_f_one_b
 from tests.solve.stage_events import event_by_event, most_kept, program_of
 
 seconds = st.floats(0.1, 3.0)

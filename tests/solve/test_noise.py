@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.layer import LayerShape
-from moetune.solve.choice import NOISE, WORTH, Bounds, DegreeChooser
-from moetune.solve.phases import PHASES, LayerCosts, Phase
+from moetune.domain.layer import PHASES, LayerShape, Phase
+from moetune.solve.layer.choose import NOISE, WORTH, Bounds, DegreeChooser
+from moetune.solve.layer.costs import LayerCosts
 from tests.solve.costs_by_hand import LinearCosts
 
 LAYER = LayerShape(d_model=512, d_hidden=1024, num_experts=8)

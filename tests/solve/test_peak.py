@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan_inputs import STRATEGIES, Strategy
-from moetune.solve.memory import layer_memory, total_bytes
-from moetune.solve.peak import Peak, States, peak_bytes
+from moetune.domain.request import STRATEGIES, Strategy
+from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.peak import Peak, States, peak_bytes
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 

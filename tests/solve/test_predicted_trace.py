@@ -6,11 +6,11 @@ import pytest
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
 from moetune.domain.plan import Plan
-from moetune.domain.plan_inputs import Order, Strategy
+from moetune.domain.request import Order, Strategy
 from moetune.domain.samples import ResourceClass
-from moetune.solve.choice import Bounds
-from moetune.solve.plan import solve_plan
-from moetune.solve.timeline import Span
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.timeline import Span
 from moetune.solve.trace import overlap_share, plan_timelines, trace_events
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 

@@ -10,20 +10,21 @@ from hypothesis import strategies as st
 
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.plan_inputs import Strategy
-from moetune.solve.adaptive import Gap
-from moetune.solve.degree import makespan
-from moetune.solve.memory import layer_memory, total_bytes
-from moetune.solve.probing import (
+from moetune.domain.request import Strategy
+from moetune.solve.layer.degree import makespan
+from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.online import (
     GAIN,
     MAX_TRIALS,
     REPEATS,
+    Space,
     Tried,
     best_tried,
     is_clearly_worse,
     next_decision,
+    search_space,
 )
-from moetune.solve.space import Space, search_space
+from moetune.solve.layer.settled import Gap
 from tests.runtime.plans import small_plan
 
 SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4)

@@ -14,14 +14,13 @@ from moetune.domain.costs import (
     Interference,
     LinearCost,
 )
-from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.plan import Range
 from moetune.domain.samples import CollectiveOp, Product
-from moetune.solve.choice import NOISE, WORTH, Bounds, DegreeChooser
-from moetune.solve.layer_costs import layer_costs
-from moetune.solve.phases import PHASES, Phase
-from moetune.solve.predict import phase_time
-from moetune.solve.ranges import solve_ranges
+from moetune.solve.layer.choose import NOISE, WORTH, Bounds, DegreeChooser
+from moetune.solve.layer.predict import phase_time
+from moetune.solve.layer.ranges import solve_ranges
+from moetune.solve.layer.tensor import layer_costs
 from tests.solve.costs_by_hand import LinearCosts
 
 TOKENS = 3000

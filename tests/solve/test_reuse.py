@@ -16,14 +16,19 @@ from moetune.domain.costs import (
     LinearCost,
     MemSpeed,
 )
-from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.plan_inputs import Order, Strategy
-from moetune.solve.degree import makespan
-from moetune.solve.eq10 import paper_seconds
-from moetune.solve.layer_costs import layer_costs
-from moetune.solve.phases import LayerCosts, Phase
-from moetune.solve.reuse import Chunk, at_least_seconds, reuse_tasks, reuse_time
-from moetune.solve.timeline import simulate
+from moetune.domain.layer import LayerShape, Phase, Workload
+from moetune.domain.request import Order, Strategy
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.degree import makespan
+from moetune.solve.layer.reuse import (
+    Chunk,
+    at_least_seconds,
+    paper_seconds,
+    reuse_tasks,
+    reuse_time,
+)
+from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.timeline import simulate
 from tests.solve.costs_by_hand import LinearCosts
 
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=4)

@@ -17,12 +17,12 @@ from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.plan_inputs import PlanInputs
 from moetune.domain.profile import Provenance
+from moetune.domain.request import PlanInputs
 from moetune.domain.samples import Product
 from moetune.domain.units import format_seconds
-from moetune.solve.choice import Bounds
-from moetune.solve.plan import solve_plan
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layer.plan import solve_plan
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 KEEP_ALL = Bounds(strategy="none")

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.model_plan import StageTime
-from moetune.solve.layout_space import LayoutPins
-from moetune.solve.layout_stages import one_f_one_b
-from moetune.solve.stage_timeline import stage_timeline
-from moetune.solve.timeline import Span, Timeline
+from moetune.domain.plan import StageTime
+from moetune.solve.layer.timeline import Span, Timeline
+from moetune.solve.layout.space import LayoutPins
+from moetune.solve.model.stages import one_f_one_b, stage_timeline
 from moetune.workflows.plan import PlanRequest, make_plan
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.stage_events import event_by_event, program_of

@@ -11,13 +11,13 @@ from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost,
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Plan
-from moetune.domain.plan_inputs import STRATEGIES, Strategy
-from moetune.solve.choice import WORTH, Bounds
-from moetune.solve.layer_costs import layer_costs
-from moetune.solve.memory import layer_memory, total_bytes
-from moetune.solve.plan import solve_plan
-from moetune.solve.step import step_time
-from moetune.solve.strategies import choose_strategy
+from moetune.domain.request import STRATEGIES, Strategy
+from moetune.solve.layer.choose import WORTH, Bounds
+from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.reuse import step_time
+from moetune.solve.layer.strategies import choose_strategy
+from moetune.solve.layer.tensor import layer_costs
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 MIB = 2**20

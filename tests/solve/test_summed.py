@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
-from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.plan_inputs import EXPERT_PARALLEL, Layout
-from moetune.solve.choice import Bounds
-from moetune.solve.degree import best_summed_degree, summed_makespan
-from moetune.solve.layout_moe import best_moe_step
-from moetune.solve.memory import total_bytes
-from moetune.solve.phases import PHASES
-from moetune.solve.plan import solve_plan
-from moetune.solve.timeline import simulate, summing_tasks
+from moetune.domain.request import EXPERT_PARALLEL, Layout
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layer.degree import best_summed_degree, summed_makespan
+from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.timeline import simulate, summing_tasks
+from moetune.solve.model.costs import best_moe_step
 from moetune.solve.trace import plan_timelines
 from tests.solve.costs_by_hand import LinearCosts, event_by_event, plan_inputs
 

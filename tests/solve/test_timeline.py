@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
-from moetune.domain.plan_inputs import Order
-from moetune.solve.degree import makespan
-from moetune.solve.timeline import Task, pipeline_tasks, simulate
+from moetune.domain.request import Order
+from moetune.solve.layer.degree import makespan
+from moetune.solve.layer.timeline import Task, pipeline_tasks, simulate
 from tests.solve.costs_by_hand import event_by_event, link_order
 
 seconds = st.floats(min_value=1e-3, max_value=10.0)

@@ -17,11 +17,11 @@ import psycopg
 import pytest
 from sqlalchemy import URL
 
-from moetune.domain.hardware import Cluster, Fingerprint, Machine
+from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Alternative, Choice, Memory, Pipeline, Plan, Predicted, Verdict
-from moetune.domain.plan_inputs import Layout, PlanInputs
 from moetune.domain.profile import CollectiveLine, FitError, GemmLine, Profile
+from moetune.domain.request import Layout, PlanInputs
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,

@@ -9,7 +9,7 @@ from itertools import count
 
 from moetune.config import Settings
 from moetune.domain.records import Observation
-from moetune.workflows.desk import Desk, open_desk
+from moetune.workflows.planner import Desk, open_desk
 
 NUM_THREADS = 4
 NUM_OBSERVATIONS = 3

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from moetune.domain.hardware import Cluster, Fingerprint, Machine
+from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.samples import CopyPoint, Sample
 from moetune.store import open_store
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL
 
+from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.hardware import Cluster
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
 from moetune.store import backup, check, engine, open_store, upgrade

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.errors import InputError
-from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile

@@ -15,12 +15,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, event
 
+from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.hardware import Cluster
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
-from moetune.store import SqlStore, backup, check, current, database, engine, open_store, upgrade
+from moetune.store import (
+    SqlStore,
+    backup,
+    check,
+    current,
+    database,
+    engine,
+    open_store,
+    upgrade,
+)
 
 Maker = Callable[[], object]
 

@@ -12,8 +12,8 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
+from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
-from moetune.domain.hardware import Cluster
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, CopyPoint, Sample

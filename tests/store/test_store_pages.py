@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
+from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import BadStoreError, InputError, NotFoundError
-from moetune.domain.hardware import Cluster, Fingerprint
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile

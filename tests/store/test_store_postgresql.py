@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 from sqlalchemy import URL, Connection, event, text
 
+from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.hardware import Cluster
 from moetune.store import check, current, database, open_store, upgrade
 from moetune.store.address import parse_address
 from moetune.store.database import Database

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.domain.hardware import Cluster
+from moetune.domain.cluster import Cluster
 from moetune.domain.samples import CopyPoint
 from moetune.store import check, open_store
 

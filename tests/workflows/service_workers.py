@@ -14,7 +14,7 @@ import torch.distributed as dist
 import moetune
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Decision
-from moetune.runtime.layer import MoELayer
+from moetune.runtime.moe.layer import MoELayer
 from tests.runtime.faults import make
 from tests.runtime.online_workers import train
 from tests.runtime.workers import relative_error

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape
-from moetune.domain.models import MODELS
-from moetune.domain.plan_inputs import PlanInputs
+from moetune.domain.model import MODELS, Transformer
 from moetune.domain.profile import Profile
-from moetune.domain.transformer import Transformer
-from moetune.solve.choice import Bounds
-from moetune.solve.layout_space import LayoutPins
-from moetune.workflows.asked_inputs import question_of, read_inputs
+from moetune.domain.request import PlanInputs
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layout.space import LayoutPins
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.inputs import question_of, read_inputs
 from moetune.workflows.plan import PlanRequest, plan_inputs
 from tests.solve.clusters import GB, cluster_profile
 

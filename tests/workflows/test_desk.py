@@ -26,10 +26,10 @@ from moetune.domain.errors import (
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
-from moetune.workflows import desk as desk_module
-from moetune.workflows.desk import Desk, open_desk
+from moetune.workflows import planner as desk_module
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.planner import Desk, open_desk
 from moetune.workflows.trace import trace_plan
 from moetune.workflows.whatif import WhatIf
 from tests.fit.measured import measured_profile

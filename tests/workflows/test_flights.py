@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from moetune.domain.errors import InfeasiblePlanError, InputError, MoetuneError
-from moetune.workflows.flights import Flights
+from moetune.workflows.planner import Flights
 
 NUM_THREADS = 16
 

@@ -2,15 +2,15 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.cluster import DeviceKind
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference
 from moetune.domain.errors import InputError, ProfileError
-from moetune.domain.hardware import DeviceKind
 from moetune.domain.layer import LayerShape
-from moetune.domain.models import MODELS
-from moetune.domain.plan_inputs import Order
+from moetune.domain.model import MODELS
 from moetune.domain.profile import GemmLine, Profile
+from moetune.domain.request import Order
 from moetune.domain.samples import CollectivePoint, GemmPoint, Sample
-from moetune.solve.choice import Bounds
+from moetune.solve.layer.choose import Bounds
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import PlanRequest, default_dtype, make_plan, plan_inputs

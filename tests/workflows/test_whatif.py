@@ -9,7 +9,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.solve.choice import Bounds
+from moetune.solve.layer.choose import Bounds
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import PlanRequest, make_plan
 from moetune.workflows.whatif import change_plan

@@ -1,5 +1,5 @@
 """The page: machines, profiles, plans and what became of them, in a browser."""
 
-from moetune.service.pages.mount import mount
+from moetune.service.pages.routes import mount
 
 __all__ = ["mount"]

@@ -9,13 +9,12 @@ from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.records import FitInfo, Kept, Observation, PlanInfo
-from moetune.workflows.desk import Desk
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.plan_view import PlanView, view_plan
+from moetune.workflows.planner import Desk, ProfileShelf
 from moetune.workflows.profile_view import machine_scope, worst_quality
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.report import MOST_OBSERVATIONS
-from moetune.workflows.shelf import ProfileShelf
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_SUMMARIES = 1000

@@ -3,17 +3,23 @@
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from starlette.responses import RedirectResponse
 
-from moetune.service.pages.compare import compare_sheet
 from moetune.service.pages.library import Library
-from moetune.service.pages.machines import machines_sheet, profile_sheet
-from moetune.service.pages.observed import observed_sheet
-from moetune.service.pages.plans import plan_sheet, plans_sheet
+from moetune.service.pages.machines import machines_sheet, observed_sheet, profile_sheet
+from moetune.service.pages.plans import (
+    FIELDS,
+    Form,
+    compare_sheet,
+    plan_sheet,
+    plans_sheet,
+    whatif_sheet,
+)
 from moetune.service.pages.sheet import Sheet, address, csv_answer
 from moetune.service.pages.shell import Shell
-from moetune.service.pages.whatif import FIELDS, Form, whatif_sheet
+from moetune.service.pages.static import static_router
+from moetune.workflows.planner import Desk
 
 _Text = Annotated[str, Query(max_length=200)]
 
@@ -105,3 +111,15 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
     @router.get("/whatif")
     def whatif(request: Request) -> Response:
         return show(asked(request))
+
+
+def mount(app: FastAPI, desk: Desk) -> None:
+    """Serve the page and the files that it needs; all of it reads, nothing writes.
+
+    Raises:
+        MoetuneError: plotly or Jinja2 is not installed.
+    """
+    static, addresses = static_router()
+    shell = Shell(addresses=addresses, location=desk.reading.location)
+    app.include_router(static)
+    app.include_router(page_router(Library(desk), shell))

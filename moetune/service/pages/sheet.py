@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 from starlette.responses import Response
 
 from moetune.domain.errors import NotFoundError
-from moetune.report.picture import Picture
+from moetune.report.section import Picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

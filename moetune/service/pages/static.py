@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import FileResponse
 
 from moetune.domain.errors import NotFoundError
-from moetune.report.assets import STATIC, plotly_script
+from moetune.report.html import STATIC, plotly_script
 
 _FOR_EVER = "public, max-age=31536000, immutable"
 _TYPES = {

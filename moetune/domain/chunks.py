@@ -1,0 +1,165 @@
+"""What a training step needs of the chunks, and when: the recorded order that plans them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from moetune.domain.errors import InputError
+from moetune.domain.units import dtype_bytes, format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """One module's need for chunks, at its forward or its backward.
+
+    An order is the uses of one training step, forward then backward.
+
+    Args:
+        chunks: indices into the packed chunks; fused ones never appear.
+        leaves: chunks that are reduced after this use and leave the cache.
+        seconds: what the module computes in this use, for the planner.
+    """
+
+    chunks: tuple[int, ...]
+    leaves: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+ALIGNMENT_BYTES = 64
+"""Every parameter begins at a multiple of it: vector loads and grouped GEMMs ask for 16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkGroup:
+    """What parameters of one chunk have in common.
+
+    Args:
+        ranks: the ranks that have replicas of them, which share the chunk's states.
+        label: tells groups of as many ranks apart.
+        is_trainable: whether they get gradients.
+    """
+
+    dtype: str
+    ranks: int
+    label: str = ""
+    is_trainable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedParameter:
+    """A parameter as chunks see it."""
+
+    name: str
+    num_elements: int
+    group: ChunkGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A parameter's place in its chunk, in elements."""
+
+    name: str
+    offset: int
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Parameters that travel together.
+
+    Args:
+        num_elements: room in it; divides by the group's ranks.
+        is_fused: it holds a whole group that is too small for chunks, and stays where it is.
+    """
+
+    group: ChunkGroup
+    num_elements: int
+    slots: tuple[Slot, ...]
+    is_fused: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole chunk in its parameters' dtype."""
+        return self.num_elements * dtype_bytes(self.group.dtype)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of its parameters."""
+        return sum(slot.num_elements for slot in self.slots) * dtype_bytes(self.group.dtype)
+
+
+def pack(parameters: Iterable[PackedParameter], *, chunk_bytes: int) -> tuple[Chunk, ...]:
+    """Pack every group's parameters, in their order, into chunks of up to `chunk_bytes`.
+
+    No parameter straddles two chunks. What a chunk does not need at its end is left away: it
+    takes a place of `chunk_bytes`, and travels shorter. A group of less than a chunk becomes one
+    fused chunk. Chunks come in the order of their first parameters.
+
+    Args:
+        parameters: in the order of their first use.
+        chunk_bytes: at most, of a chunk; rounded up so that a group's ranks share it evenly.
+
+    Raises:
+        InputError: a parameter of a group that is larger than a chunk does not fit into one.
+    """
+    order = list(parameters)
+    place = {parameter.name: number for number, parameter in enumerate(order)}
+    groups: dict[ChunkGroup, list[PackedParameter]] = {}
+    for parameter in order:
+        groups.setdefault(parameter.group, []).append(parameter)
+    chunks = [
+        chunk
+        for group, members in groups.items()
+        for chunk in _pack_group(group, members, chunk_bytes)
+    ]
+    return tuple(sorted(chunks, key=lambda chunk: place[chunk.slots[0].name]))
+
+
+def rounded_elements(group: ChunkGroup, num_bytes: int) -> int:
+    """Return how many elements a chunk of at least so many bytes has: shares stay aligned."""
+    grain = ALIGNMENT_BYTES // dtype_bytes(group.dtype) * group.ranks
+    elements = -(-num_bytes // dtype_bytes(group.dtype))
+    return -(-elements // grain) * grain
+
+
+def _pack_group(
+    group: ChunkGroup, members: Sequence[PackedParameter], chunk_bytes: int
+) -> list[Chunk]:
+    room = rounded_elements(group, chunk_bytes)
+    places = _places(group, members, room)
+    runs = [
+        tuple(slot for _, slot in slots) for _, slots in groupby(places, key=lambda place: place[0])
+    ]
+    used = sum(slot.num_elements for slot in runs[0]) * dtype_bytes(group.dtype)
+    is_fused = len(runs) == 1 and used < chunk_bytes
+    return [
+        Chunk(group=group, num_elements=_extent(group, slots), slots=slots, is_fused=is_fused)
+        for slots in runs
+    ]
+
+
+def _extent(group: ChunkGroup, slots: Sequence[Slot]) -> int:
+    last = slots[-1]
+    return rounded_elements(group, (last.offset + last.num_elements) * dtype_bytes(group.dtype))
+
+
+def _places(
+    group: ChunkGroup, members: Sequence[PackedParameter], room: int
+) -> list[tuple[int, Slot]]:
+    """Return (number of the chunk, slot) of every parameter."""
+    grain = ALIGNMENT_BYTES // dtype_bytes(group.dtype)
+    places: list[tuple[int, Slot]] = []
+    number = offset = 0
+    for each in members:
+        if each.num_elements > room:
+            num_bytes = each.num_elements * dtype_bytes(group.dtype)
+            raise InputError(
+                f"{each.name} needs {format_bytes(num_bytes)}, but a chunk has "
+                f"{format_bytes(room * dtype_bytes(group.dtype))}",
+                f"use chunks of at least {num_bytes} bytes",
+            )
+        if offset + each.num_elements > room:
+            number, offset = number + 1, 0
+        places.append((number, Slot(name=each.name, offset=offset, num_elements=each.num_elements)))
+        offset += -(-each.num_elements // grain) * grain
+    return places

@@ -1,0 +1,132 @@
+"""The machine: what it is (identity) and the software on it (validity)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from moetune.domain.document import digest
+from moetune.domain.errors import InputError
+
+DeviceKind = Literal["cpu", "cuda"]
+HOST_MEMORY = "host_memory_bytes"
+"""Among the hardware facts of a CUDA machine; a CPU's own memory is its host's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One kind of device, how many there are and how they are grouped.
+
+    Args:
+        memory_bytes: memory of one device.
+    """
+
+    kind: DeviceKind
+    device: str
+    num_devices: int
+    devices_per_node: int
+    memory_bytes: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_devices", "devices_per_node", "memory_bytes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Facts in two parts: hardware tells machines apart, software says if numbers hold.
+
+    No host name and no serial number: nodes of one type share what they measured.
+    """
+
+    hardware: Mapping[str, str] = field(default_factory=dict)
+    software: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def hardware_id(self) -> str:
+        """Hash of the hardware facts."""
+        return digest(self.hardware)[:16]
+
+    @property
+    def software_id(self) -> str:
+        """Hash of the software facts."""
+        return digest(self.software)[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A detected machine with its fingerprint; `notes` are what could not be read."""
+
+    machine: Machine
+    fingerprint: Fingerprint
+    notes: tuple[str, ...] = field(default=())
+
+
+Group = tuple[int, int]
+"""Ranks, and the nodes they are spread over evenly; 0 for consecutive ranks."""
+
+
+def nodes_of(group: Group, machine: Machine) -> int:
+    """Return the nodes that the group's ranks are on."""
+    size, num_nodes = group
+    return num_nodes or math.ceil(size / machine.devices_per_node)
+
+
+def canonical(group: Group, machine: Machine) -> Group:
+    """Return the group with 0 nodes where consecutive ranks are on as many."""
+    size, num_nodes = group
+    return (size, 0 if num_nodes == nodes_of((size, 0), machine) else num_nodes)
+
+
+def placement_name(group: Group, machine: Machine) -> str:
+    """Return "4 ranks", and where the machine has several nodes, "4 ranks on 2 nodes"."""
+    size, num_nodes = group
+    if not num_nodes and machine.num_devices <= machine.devices_per_node:
+        return f"{size} ranks"
+    nodes = nodes_of(group, machine)
+    return f"{size} ranks on {nodes} node{'s' if nodes > 1 else ''}"
+
+
+def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
+    """Return the even spreads of groups of those sizes that layouts of the machine have.
+
+    Tensor parallelism takes consecutive ranks; an expert- or data-parallel group then takes
+    every T-th rank, T a divisor of the node, so that ranks of k = devices_per_node / T places
+    in each node belong to it; stages follow one another from node to node.
+
+    Returns:
+        Each size's spreads, those with the fewest ranks in a node first.
+    """
+    per_node = machine.devices_per_node
+    num_nodes = machine.num_devices // per_node
+    found = [
+        (size, size // here)
+        for size in sorted(sizes)
+        for here in range(1, per_node + 1)
+        if size % here == 0 and per_node % here == 0 and 1 < size // here <= num_nodes
+    ]
+    return tuple(group for group in found if canonical(group, machine) == group)
+
+
+def members(group: Group, *, num_ranks: int, ranks_per_node: int) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of every group of that kind; together they tile the ranks.
+
+    Consecutive groups and nodes that the ranks do not fill are left over.
+    """
+    size, num_nodes = group
+    if not num_nodes:
+        firsts = range(0, num_ranks - size + 1, size)
+        return tuple(tuple(range(first, first + size)) for first in firsts)
+    here = size // num_nodes
+    stride = ranks_per_node // here
+    nodes = range(0, num_ranks // ranks_per_node - num_nodes + 1, num_nodes)
+    return tuple(
+        tuple(
+            node * ranks_per_node + lane + place * stride
+            for node in range(first, first + num_nodes)
+            for place in range(here)
+        )
+        for first in nodes
+        for lane in range(stride)
+    )

@@ -1,0 +1,122 @@
+"""Which of the collectives that a profile knows stands for the one that is asked for."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moetune.domain.cluster import Group, Machine, nodes_of
+from moetune.domain.costs import Trust, least_trust
+from moetune.domain.samples import CollectiveOp
+from moetune.fit.book import Book, Points
+from moetune.fit.curve import Line
+
+
+def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
+    """Return the bytes on the slowest wire for each input byte of one rank.
+
+    Inside a node that is what one rank sends, between nodes what one node does: in a ring one
+    rank of each of its groups sends to another node, in an all-to-all every rank does.
+
+    Source: ring all-reduce sends 2·(g − 1)/g of its input, Patarasuk and Yuan, JPDC 69 (2009).
+    """
+    size, _ = group
+    passed = {
+        "all_reduce": 2 * (size - 1) / size,
+        "reduce_scatter": (size - 1) / size,
+        "all_gather": size - 1.0,
+        "all_to_all": (size - 1) / size,
+        "send": 1.0,
+    }[op]
+    nodes = nodes_of(group, machine)
+    if nodes == 1:
+        return passed
+    here = math.ceil(size / nodes)
+    if op == "all_to_all":
+        return machine.devices_per_node * (size - here) / size
+    return passed * machine.devices_per_node / here
+
+
+def nearest_group(
+    op: CollectiveOp, wanted: Group, known: Sequence[Group], machine: Machine
+) -> tuple[Group, float]:
+    """Return the known group that stands in for another, and how many of its bytes stand for one.
+
+    Groups on the same kind of wire, inside a node or between nodes, come first; of them, those
+    placed alike, and then the size nearest in ratio. Another wire says nothing of this one, so
+    its times are taken as they are.
+    """
+
+    def crosses(group: Group) -> bool:
+        return nodes_of(group, machine) > 1
+
+    def distance(group: Group) -> tuple[float, ...]:
+        size, nodes = group
+        return (
+            crosses(group) != crosses(wanted),
+            (nodes == 0) != (wanted[1] == 0),
+            abs(math.log(size / wanted[0])),
+            size,
+            abs(nodes - wanted[1]),
+            nodes,
+        )
+
+    nearest = min(known, key=distance)
+    if crosses(nearest) != crosses(wanted):
+        return nearest, 1.0
+    return nearest, wire_share(op, wanted, machine) / wire_share(op, nearest, machine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The nearest thing known of a collective.
+
+    Args:
+        factor: its bytes that stand for one of what was asked for.
+        cap: the best label of a prediction from it.
+    """
+
+    found: Points | Line
+    label: str
+    factor: float
+    cap: Trust
+
+
+def nearest_source(
+    book: Book, op: CollectiveOp, group: Group, in_flight: int, *, allow_modelled: bool
+) -> Source | None:
+    """Return what to predict the collective from, None where nothing may stand for it.
+
+    Args:
+        allow_modelled: whether another group may.
+    """
+    known = book.groups(op)
+    cap: Trust = "measured"
+    factor = 1.0
+    if group not in known:
+        if not (known and allow_modelled):
+            return None
+        cap = "modelled"
+        group, factor = nearest_group(op, group, known, book.profile.machine)
+    flight, flight_cap = _nearest_flight(in_flight, book.in_flight(op, group))
+    key = (op, *group, flight)
+    return Source(
+        found=book.collective(key),
+        label=f"collective {key}",
+        factor=factor,
+        cap=least_trust((cap, flight_cap)),
+    )
+
+
+def _nearest_flight(wanted: int, known: Sequence[int]) -> tuple[int, Trust]:
+    """Return the known number in flight that stands for another, and the best label of it."""
+    if wanted in known:
+        return wanted, "measured"
+    several = [one for one in known if one > 1]
+    if wanted > 1 and several:
+        return _nearest(wanted, several), "interpolated"
+    return _nearest(wanted, known), "extrapolated"
+
+
+def _nearest(wanted: int, known: Sequence[int]) -> int:
+    """Return the known number nearest in ratio, the smaller of two as near."""
+    return min(known, key=lambda one: (abs(math.log(one / wanted)), one))

@@ -1,0 +1,175 @@
+"""The experts' product as the layer computes it, and what else touches its rows.
+
+E experts, N rows of all of them together, equally many of each.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from moetune.domain.errors import InputError
+from moetune.domain.samples import GemmPoint, RowsPoint
+from moetune.measure import model_kernels as model_ops
+from moetune.measure.device import Device, drop, tensor_maker
+
+_TOP_K = 2
+_ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
+
+
+def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
+    """Return the function that multiplies once, its tensors already filled."""
+    rows, experts = point.rows, point.num_experts
+    make = tensor_maker(device, point.dtype)
+    weights = make(experts, point.d_in, point.d_out)
+    if point.product == "grad_weight":
+        x, y = make(rows * experts, point.d_in), make(rows * experts, point.d_out)
+        return lambda: _accumulate(weights, x, y, rows)
+    if point.product == "grad_input":
+        weights = weights.transpose(1, 2)
+    x = make(rows * experts, weights.shape[1])
+    out = make(rows * experts, weights.shape[2])
+    return lambda: _multiply(x, weights, rows, out)
+
+
+def _multiply(x: torch.Tensor, weights: torch.Tensor, rows: int, out: torch.Tensor) -> None:
+    """Multiply every expert's rows: one grouped kernel where there is one, else one by one."""
+    if len(weights) > 1 and _has_grouped(x, weights):
+        ends = [(expert + 1) * rows for expert in range(len(weights))]
+        offsets = torch.tensor(ends, dtype=torch.int32, device=x.device)
+        torch._grouped_mm(x, weights, offs=offsets)  # noqa: SLF001 - no public name in 2.10
+        return
+    for expert in range(len(weights)):
+        low, high = expert * rows, (expert + 1) * rows
+        torch.mm(x[low:high], weights[expert], out=out[low:high])
+
+
+def _accumulate(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor, rows: int) -> None:
+    for expert in range(len(total)):
+        low, high = expert * rows, (expert + 1) * rows
+        total[expert].addmm_(x[low:high].T, y[low:high])
+
+
+def _has_grouped(x: torch.Tensor, weights: torch.Tensor) -> bool:
+    """Whether one kernel can take all experts: CUDA's grouped GEMM wants 16-byte rows."""
+    aligned = all(size * x.element_size() % 16 == 0 for size in weights.shape[1:])
+    return x.is_cuda and x.dtype == torch.bfloat16 and aligned and hasattr(torch, "_grouped_mm")
+
+
+def rows_op(point: RowsPoint, device: Device) -> Callable[[], None]:
+    """Return the function that runs the operation once, its tensors already filled.
+
+    Raises:
+        InputError: the operation is unknown.
+    """
+    forward = point.op.removesuffix("_backward")
+    if forward in _ACTIVATIONS:
+        make = _activation_grad if point.op.endswith("_backward") else _activation
+        return make(point, device, forward)
+    known = {
+        "gather": _gather,
+        "scatter_add": _scatter_add,
+        "gate": _gate,
+        "gate_backward": _gate_backward,
+        "norm": model_ops.norm,
+        "norm_backward": model_ops.norm_backward,
+        "cross_entropy": model_ops.cross_entropy,
+        "cross_entropy_backward": model_ops.cross_entropy_backward,
+        "adam": model_ops.adam,
+        "host_adam": model_ops.host_adam,
+    }
+    if point.op not in known:
+        raise InputError(f"row operation {point.op!r} is unknown", f"known: {', '.join(known)}")
+    return known[point.op](point, device)
+
+
+def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], None]:
+    """act(x + b) in buffers that are used again, or silu(x)·y for swiglu, which has no bias.
+
+    The bias is written under the product that is then added to it, as `addmm` does.
+    """
+    make = tensor_maker(device, point.dtype)
+    x, y, bias = make(point.rows, point.width), make(point.rows, point.width), make(point.width)
+    out = torch.empty_like(x)
+
+    def run() -> None:
+        if name == "swiglu":
+            torch.ops.aten.silu.out(x, out=out).mul_(y)
+            return
+        x.copy_(bias)
+        if name == "relu":
+            x.relu_()
+        elif name == "gelu":
+            torch.ops.aten.gelu.out(x, out=out)
+        else:
+            torch.ops.aten.silu.out(x, out=out)
+
+    return run
+
+
+def _activation_grad(point: RowsPoint, device: Device, name: str) -> Callable[[], None]:
+    """grad·act'(x) and the bias's gradient; for swiglu both factors' gradients."""
+    make = tensor_maker(device, point.dtype)
+    x, grad, y = (make(point.rows, point.width) for _ in range(3))
+    total, out = make(point.width), torch.empty_like(x)
+
+    def run() -> None:
+        if name == "swiglu":
+            torch.ops.aten.silu.out(x, out=out).mul_(grad)
+            torch.mul(grad, y, out=out)
+            torch.ops.aten.silu_backward.grad_input(out, x, grad_input=out)
+            return
+        if name == "relu":
+            torch.ops.aten.threshold_backward.grad_input(grad, x, 0, grad_input=out)
+        elif name == "gelu":
+            torch.ops.aten.gelu_backward.grad_input(grad, x, grad_input=out)
+        else:
+            torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=out)
+        torch.sum(out, dim=0, out=total)
+
+    return run
+
+
+def _gather(point: RowsPoint, device: Device) -> Callable[[], None]:
+    x, order = _rows_and_order(point, device)
+    out = torch.empty_like(x)
+    return lambda: drop(torch.index_select(x, 0, order, out=out))
+
+
+def _scatter_add(point: RowsPoint, device: Device) -> Callable[[], None]:
+    x, order = _rows_and_order(point, device)
+    total = torch.zeros_like(x)
+    return lambda: drop(total.index_add_(0, order, x))
+
+
+def _gate(point: RowsPoint, device: Device) -> Callable[[], None]:
+    """Softmax in float32 and top-k over `width` experts."""
+    logits = tensor_maker(device, "float32")(point.rows, point.width)
+    top_k = min(_TOP_K, point.width)
+
+    def run() -> None:
+        torch.topk(torch.softmax(logits, dim=-1), top_k, dim=-1)
+
+    return run
+
+
+def _gate_backward(point: RowsPoint, device: Device) -> Callable[[], None]:
+    make = tensor_maker(device, "float32")
+    probabilities = torch.softmax(make(point.rows, point.width), dim=-1)
+    top_k = min(_TOP_K, point.width)
+    chosen = torch.topk(probabilities, top_k, dim=-1).indices
+    grad = make(point.rows, top_k)
+
+    def run() -> None:
+        whole = torch.zeros_like(probabilities).scatter_(1, chosen, grad)
+        torch.ops.aten._softmax_backward_data(  # noqa: SLF001 - autograd's own kernel
+            whole, probabilities, -1, torch.float32
+        )
+
+    return run
+
+
+def _rows_and_order(point: RowsPoint, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
+    x = tensor_maker(device, point.dtype)(point.rows, point.width)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(point.rows, generator=generator)
+    return x, order.to(device.torch_device)

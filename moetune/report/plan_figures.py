@@ -1,0 +1,283 @@
+"""The number of chunks for every number of tokens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moetune.domain.plan import Plan, Range, TransformerPlan
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.report.section import Picture
+from moetune.report.theme import (
+    SERIES,
+    axis,
+    bytes_scale,
+    figure,
+    log_sizes,
+    seconds_scale,
+    upright,
+)
+
+
+def degree_picture(plans: Mapping[str, Plan]) -> Picture:
+    """Return the ranges of one plan or several, by the name each is shown under.
+
+    One size is marked where there is one plan: its own.
+    """
+    several = len(plans) > 1
+    data = [
+        _steps(plan.pipeline.ranges, at, f"{name} " if several else "", color)
+        for (name, plan), color in zip(plans.items(), SERIES, strict=False)
+        for at in (0, 1)
+    ]
+    ranges = [row for plan in plans.values() for row in plan.pipeline.ranges]
+    highest = max((max(row[2:]) for row in ranges), default=1)
+    top = max((row[1] for row in ranges), default=1)
+    plan = next(iter(plans.values()))
+    mark = {} if several else upright(plan.workload.tokens_per_rank, "this plan ", is_log=True)
+    return Picture(
+        name="degrees",
+        title="Chunks by batch",
+        words=(
+            "How many chunks the tokens of a step are cut into, for every number of tokens on a "
+            "rank. A layer that runs with this plan looks its batch up here."
+        ),
+        figure=figure(
+            data,
+            x=log_sizes("tokens per rank", 1, top, unit="tokens"),
+            y=axis("chunks", rangemode="tozero", dtick=1 if highest <= 8 else None),  # noqa: PLR2004 - few enough to label each
+            **mark,
+        ),
+        header=("plan", "low_tokens", "high_tokens", "forward_degree", "backward_degree"),
+        rows=tuple((name, *row) for name, one in plans.items() for row in one.pipeline.ranges),
+    )
+
+
+def _steps(ranges: tuple[Range, ...], at: int, name: str, color: str) -> dict[str, object]:
+    """Return one phase's degrees as a line of steps; `at` is 0 forward, 1 backward."""
+    sizes = [row[0] for row in ranges]
+    degrees = [row[2 + at] for row in ranges]
+    if ranges:
+        sizes.append(ranges[-1][1])
+        degrees.append(degrees[-1])
+    phase = ("forward", "backward")[at]
+    return {
+        "type": "scatter", "mode": "lines", "name": f"{name}{phase}", "x": sizes, "y": degrees,
+        "line": {"shape": "hv", "color": color, "width": 2, "dash": ("solid", "dot")[at]},
+        "hovertemplate": "from %{x:,} tokens: %{y} chunks<extra>" + f"{name}{phase}</extra>",
+    }  # fmt: skip
+
+
+_NEAR = 1.25
+"""Times the largest memory up to which the limit is drawn, and does not squeeze the rest."""
+_SYMBOLS = ("circle-open", "square-open", "diamond-open", "triangle-up-open", "cross-open")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to run the step.
+
+    Args:
+        group: options that belong together, such as a strategy.
+        memory_bytes: on the device that needs the most.
+    """
+
+    name: str
+    group: str
+    step_seconds: float
+    memory_bytes: int
+    is_chosen: bool = False
+
+
+def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
+    """Return the options that no other beats in both, the least memory first.
+
+    Of equals the first one is taken.
+    """
+    front: list[Option] = []
+    for one in sorted(options, key=lambda option: (option.memory_bytes, option.step_seconds)):
+        if not front or one.step_seconds < front[-1].step_seconds:
+            front.append(one)
+    return tuple(front)
+
+
+def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Picture:
+    """Return every option by memory and time, the front, the choice and the limit."""
+    scales = _Scales.of(options, limit_bytes)
+    front = pareto_front(options)
+    most = max(one.memory_bytes for one in options)
+    is_near = limit_bytes is not None and limit_bytes <= _NEAR * most
+    limit = upright((limit_bytes or 0) / scales.size, "limit ") if is_near else {}
+    far = f" The limit, {format_bytes(limit_bytes)}, is far." if limit_bytes and not is_near else ""
+    return Picture(
+        name="memory",
+        title="Step time against memory",
+        words=(
+            "Down and to the left is better. What lies on the line is beaten by nothing that is "
+            "both faster and smaller; the filled point is the plan." + far
+        ),
+        figure=figure(
+            _traces(options, front, scales),
+            x=axis(f"memory of one device, {scales.size_unit}"),
+            y=axis(f"one step, {scales.time_unit}"),
+            **limit,
+        ),
+        header=("option", "group", "memory_bytes", "step_seconds", "on_front", "chosen", "fits"),
+        rows=tuple(
+            (
+                one.name, one.group, one.memory_bytes, one.step_seconds,
+                _yes(is_so=one in front), _yes(is_so=one.is_chosen),
+                _yes(is_so=limit_bytes is None or one.memory_bytes <= limit_bytes),
+            )
+            for one in options
+        ),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Scales:
+    """What the axes count in."""
+
+    seconds: float
+    time_unit: str
+    size: float
+    size_unit: str
+    limit_bytes: int | None
+
+    @classmethod
+    def of(cls, options: Sequence[Option], limit_bytes: int | None) -> "_Scales":
+        times = seconds_scale(min(one.step_seconds for one in options))
+        sizes = bytes_scale(max(one.memory_bytes for one in options))
+        return cls(*times, *sizes, limit_bytes)
+
+    def trace(self, some: Sequence[Option], **changes: object) -> dict[str, object]:
+        """Return options as points."""
+        return {
+            "type": "scatter", "x": [one.memory_bytes / self.size for one in some],
+            "y": [one.step_seconds / self.seconds for one in some],
+            "text": [_hover(one, self.limit_bytes) for one in some],
+            "hovertemplate": "%{text}<extra></extra>", **changes,
+        }  # fmt: skip
+
+
+def _traces(
+    options: Sequence[Option], front: Sequence[Option], scales: _Scales
+) -> list[dict[str, object]]:
+    """Return the front, each group, and the choice on top."""
+    groups = list(dict.fromkeys(one.group for one in options))
+    return [
+        scales.trace(
+            front, name="Pareto front", mode="lines", hoverinfo="skip", hovertemplate=None,
+            line={"color": "@accent/0.6", "width": 1.5, "shape": "hv"},
+        ),
+        *(
+            scales.trace(
+                [one for one in options if one.group == group], name=group, mode="markers",
+                marker={"symbol": _SYMBOLS[at % len(_SYMBOLS)], "color": "@second", "size": 8},
+            )
+            for at, group in enumerate(groups)
+        ),
+        scales.trace(
+            [one for one in options if one.is_chosen], name="chosen", mode="markers",
+            marker={"color": "@accent", "size": 12, "line": {"color": "@surface", "width": 2}},
+        ),
+    ]  # fmt: skip
+
+
+def _hover(one: Option, limit_bytes: int | None) -> str:
+    over = limit_bytes is not None and one.memory_bytes > limit_bytes
+    return (
+        f"{one.name}<br>{format_seconds(one.step_seconds)}, {format_bytes(one.memory_bytes)}"
+        f"{', does not fit' if over else ''}"
+    )
+
+
+def _yes(*, is_so: bool) -> str:
+    return "yes" if is_so else "no"
+
+
+PHASES = ("forward", "backward", "around")
+
+
+def phases_picture(plans: Mapping[str, Plan]) -> Picture:
+    """Return the predicted passes of each plan's layer as stacked bars, by the plan's name."""
+    parts = {
+        name: (
+            plan.predicted.forward_seconds,
+            plan.predicted.backward_seconds,
+            plan.predicted.overhead_seconds,
+        )
+        for name, plan in plans.items()
+    }
+    scale, unit = seconds_scale(max(sum(each) for each in parts.values()))
+    return Picture(
+        name="phases",
+        title="One step of the layer",
+        words=(
+            "Predicted seconds of the forward and the backward pass, and of the gate and the "
+            "sorting around them."
+        ),
+        figure=figure(
+            _stacked(parts, scale),
+            x=axis(unit, rangemode="tozero"),
+            y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
+            barmode="stack",
+            bargap=0.4,
+            legend={
+                "orientation": "h", "x": 0, "y": 1.04, "yanchor": "bottom", "traceorder": "normal",
+            },
+        ),
+        header=("plan", "phase", "seconds"),
+        rows=tuple(
+            (name, phase, each[at])
+            for name, each in parts.items()
+            for at, phase in enumerate(PHASES)
+        ),
+    )  # fmt: skip
+
+
+def _stacked(
+    parts: Mapping[str, tuple[float, float, float]], scale: float
+) -> list[dict[str, object]]:
+    """Return a bar for each phase that anything takes time of."""
+    return [
+        {
+            "type": "bar", "orientation": "h", "name": phase, "y": list(parts),
+            "x": [each[at] / scale for each in parts.values()],
+            "marker": {"color": SERIES[at], "line": {"color": "@surface", "width": 1}},
+            "hovertext": [f"{phase}: {format_seconds(each[at])}" for each in parts.values()],
+            "hoverinfo": "text",
+        }
+        for at, phase in enumerate(PHASES)
+        if any(each[at] for each in parts.values())
+    ]  # fmt: skip
+
+
+def parts_picture(whole: TransformerPlan) -> Picture:
+    """Return what a whole model's step consists of, the longest part first."""
+    parts = sorted(whole.parts, key=lambda part: part.seconds, reverse=True)
+    scale, unit = seconds_scale(max(whole.step_seconds, 1e-9))
+    return Picture(
+        name="parts",
+        title="What the model's step consists of",
+        words=f"Seconds of {format_seconds(whole.step_seconds)}, on the slowest stage.",
+        figure=figure(
+            [
+                {
+                    "type": "bar", "orientation": "h", "y": [part.name for part in parts],
+                    "x": [part.seconds / scale for part in parts], "marker": {"color": SERIES[0]},
+                    "text": [f"{part.share:.1%}" for part in parts], "textposition": "outside",
+                    "cliponaxis": False, "hoverinfo": "text",
+                    "hovertext": [
+                        f"{part.name}: {format_seconds(part.seconds)}, {part.share:.1%}"
+                        for part in parts
+                    ],
+                }
+            ],
+            x=axis(unit, rangemode="tozero"),
+            y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
+        ),
+        header=("part", "seconds", "share", "forward_seconds", "layer_seconds"),
+        rows=tuple(
+            (part.name, part.seconds, part.share, part.forward_seconds, part.layer_seconds)
+            for part in parts
+        ),
+    )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Model states in chunks: sharded over data-parallel ranks, cached whole, offloaded (Elixir)."""

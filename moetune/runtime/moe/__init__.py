@@ -1,0 +1,1 @@
+"""The MoE layers: gate, dispatch, experts, and the executor of their plan."""

@@ -1,0 +1,223 @@
+"""Which row goes where: chunks, their order on the wire, and everyone's counts.
+
+T tokens of this rank, K choices a token, N kept rows, P ranks, L local experts of a rank.
+
+Tokens are cut into chunks of almost equal size. Forward and backward may have different
+degrees, so the finest cut that both respect, the *pieces*, is what is counted: a chunk of
+either is a run of whole pieces. On the sender a chunk's rows lie in the order (target rank,
+piece, local expert, token), on the receiver in the order (piece, local expert, source rank,
+token), where every expert's rows of a run of pieces can be multiplied at once.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moetune.runtime.links import Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One phase's chunks of rows.
+
+    Args:
+        pairs_N: the (token, choice) pair, token·K + choice, of every row in sending order.
+        num_pairs: T·K, with those that are dropped.
+        chunk_pieces: bounds of every chunk in pieces.
+        send_counts, receive_counts: [chunk][rank] rows.
+    """
+
+    pairs_N: torch.Tensor
+    num_pairs: int
+    chunk_pieces: tuple[int, ...]
+    send_counts: tuple[tuple[int, ...], ...]
+    receive_counts: tuple[tuple[int, ...], ...]
+
+    @property
+    def degree(self) -> int:
+        """Number of chunks."""
+        return len(self.send_counts)
+
+    def row_of_pair(self) -> torch.Tensor:
+        """Return the row of every pair (T·K,); N, one past the end, for dropped pairs."""
+        num_rows = len(self.pairs_N)
+        rows = self.pairs_N.new_full((self.num_pairs,), num_rows)
+        rows[self.pairs_N] = torch.arange(num_rows, device=rows.device)
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """Everything both phases need to know about this step's routing; nothing is recomputed.
+
+    Args:
+        num_dropped: pairs over the capacity.
+        counts_PCL: [source rank][piece][local expert] rows that this rank receives.
+        rows_CL: [piece][local expert] the same, summed over the sources.
+    """
+
+    forward: Order
+    backward: Order
+    num_dropped: int
+    counts_PCL: Sequence[Sequence[Sequence[int]]]
+    rows_CL: Sequence[Sequence[int]]
+
+    @property
+    def reuses_nothing(self) -> bool:
+        """Whether both phases are one chunk, which leaves no buffer to use again."""
+        return self.forward.degree == self.backward.degree == 1
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What stays in memory for the backward pass."""
+        orders = (self.forward,) if self.forward is self.backward else (self.forward, self.backward)
+        return tuple(order.pairs_N for order in orders)
+
+    @property
+    def num_received(self) -> int:
+        """Rows that this rank's experts see in the step."""
+        return sum(sum(rows) for rows in self.rows_CL)
+
+
+def plan_dispatch(
+    experts_TK: torch.Tensor,
+    kept_TK: torch.Tensor | None,
+    *,
+    num_experts: int,
+    forward_degree: int,
+    backward_degree: int,
+    link: Link,
+) -> Dispatch:
+    """Sort this rank's pairs and exchange everybody's counts: one small exchange a step.
+
+    Args:
+        experts_TK: chosen experts.
+        kept_TK: False where a pair is over the capacity; None where all are kept.
+
+    Raises:
+        CollectiveError: the exchange failed.
+    """
+    places, forward_pieces, backward_pieces = common_pieces(forward_degree, backward_degree)
+    num_pieces, num_ranks = len(places) - 1, link.num_ranks
+    cells = _cells(experts_TK, kept_TK, places, num_experts)
+    num_cells = num_pieces * num_experts
+    counts = torch.bincount(cells, minlength=num_cells + 1)[:num_cells]
+    send_PCL = counts.view(num_pieces, num_ranks, -1).transpose(0, 1).contiguous()
+    receive_PCL = link.swap(send_PCL, "the exchange of token counts")
+    send, receive = torch.stack((send_PCL, receive_PCL)).tolist()
+
+    def order(chunk_pieces: tuple[int, ...]) -> Order:
+        send_counts = _per_chunk(send, chunk_pieces)
+        key = _sending_key(cells, chunk_pieces, num_experts, num_ranks)
+        pairs = torch.sort(key, stable=True).indices
+        return Order(
+            pairs_N=pairs[: sum(map(sum, send_counts))],
+            num_pairs=len(pairs),
+            chunk_pieces=chunk_pieces,
+            send_counts=send_counts,
+            receive_counts=_per_chunk(receive, chunk_pieces),
+        )
+
+    forward = order(forward_pieces)
+    return Dispatch(
+        forward=forward,
+        backward=forward if forward_degree == backward_degree else order(backward_pieces),
+        num_dropped=forward.num_pairs - len(forward.pairs_N),
+        counts_PCL=receive,
+        rows_CL=[
+            [sum(cell) for cell in zip(*sources, strict=True)]
+            for sources in zip(*receive, strict=True)
+        ],
+    )
+
+
+def common_pieces(
+    forward_degree: int, backward_degree: int
+) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
+    """Return the bounds of the pieces as multiples of 1/(f·b), and each phase's in pieces.
+
+    The number of pieces depends on the degrees alone, never on this rank's tokens, because
+    ranks exchange one count for each.
+    """
+    forward = range(0, forward_degree * backward_degree + 1, backward_degree)
+    backward = range(0, forward_degree * backward_degree + 1, forward_degree)
+    places = sorted({*forward, *backward})
+    return places, tuple(map(places.index, forward)), tuple(map(places.index, backward))
+
+
+def _cells(
+    experts_TK: torch.Tensor, kept_TK: torch.Tensor | None, places: list[int], num_experts: int
+) -> torch.Tensor:
+    """Return the cell, piece·experts + expert, of every pair (T·K,); one past the last if dropped.
+
+    Args:
+        places: bounds of the pieces, as shares of the last one.
+    """
+    num_tokens = len(experts_TK)
+    bounds = [num_tokens * place // places[-1] for place in places[1:]]
+    tokens = torch.arange(num_tokens, device=experts_TK.device)
+    piece_T = torch.bucketize(tokens, torch.tensor(bounds, device=tokens.device), right=True)
+    cell_TK = piece_T.unsqueeze(1) * num_experts + experts_TK
+    if kept_TK is not None:
+        cell_TK = torch.where(kept_TK, cell_TK, len(bounds) * num_experts)
+    return cell_TK.reshape(-1)
+
+
+def _sending_key(
+    cells: torch.Tensor, chunk_pieces: tuple[int, ...], num_experts: int, num_ranks: int
+) -> torch.Tensor:
+    """Return a key that sorts pairs by (chunk, target rank, piece, expert), dropped ones last."""
+    num_cells = chunk_pieces[-1] * num_experts
+    bounds = torch.tensor(chunk_pieces[1:], device=cells.device) * num_experts
+    chunk = torch.bucketize(cells, bounds, right=True)
+    target = torch.remainder(cells, num_experts) // (num_experts // num_ranks)
+    return (chunk * num_ranks + target) * (num_cells + 1) + cells
+
+
+def _per_chunk(
+    counts: list[list[list[int]]], chunk_pieces: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Return [chunk][rank] from [rank][piece][local expert] counts."""
+    return tuple(
+        tuple(sum(map(sum, pieces[low:high])) for pieces in counts)
+        for low, high in itertools.pairwise(chunk_pieces)
+    )
+
+
+class Regroup:
+    """One chunk's change of order between (source, piece, expert) and (piece, expert, source).
+
+    Args:
+        counts_PCL: [source][piece][local expert] rows of the whole step.
+        pieces: first and one past the last piece of the chunk.
+    """
+
+    def __init__(
+        self, counts_PCL: Sequence[Sequence[Sequence[int]]], pieces: Sequence[int]
+    ) -> None:
+        low, high = pieces
+        self._by_source = [
+            [count for cells in by_piece[low:high] for count in cells] for by_piece in counts_PCL
+        ]
+        self._by_expert = list(zip(*self._by_source, strict=True))
+        self.changes_nothing = len(self._by_source) == 1 or len(self._by_expert) == 1
+
+    def by_expert(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Return the rows (R, D) in the order of the experts, in `out`."""
+        return transpose_blocks(rows, self._by_source, out)
+
+    def by_source(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Return the rows (R, D) in the order of the sources, in `out`."""
+        return transpose_blocks(rows, self._by_expert, out)
+
+
+def transpose_blocks(
+    rows: torch.Tensor, counts: Sequence[Sequence[int]], out: torch.Tensor
+) -> torch.Tensor:
+    """Return the blocks [i][j] of `rows` in the order [j][i]."""
+    blocks = iter(torch.split(rows, list(itertools.chain.from_iterable(counts))))
+    grid = [[next(blocks) for _ in line] for line in counts]
+    flat = [block for column in zip(*grid, strict=True) for block in column]
+    return torch.cat(flat, out=out)

@@ -1,0 +1,247 @@
+"""The gate: which experts a token goes to, with which weight, and the balance loss.
+
+T tokens of this rank, E experts, K choices a token, D model width.
+"""
+
+import math
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.runtime.links import Link
+from moetune.runtime.moe.workspace import Account
+
+_WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
+"""Values of two-byte tokens that are widened for the gate at once: few where the phases' rooms
+stay in memory, and enough for a GPU's launches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """What the gate decided for this step.
+
+    Args:
+        x_TD: the tokens for the experts: through them the gate adds its gradient in place.
+        kept_TK: False where a pair is over the capacity; None where all are kept.
+        aux_loss: E · Σₑ fₑ·pₑ over this rank's tokens, before any drop; over those of all ranks
+            where they are shards of one sequence.
+    """
+
+    x_TD: torch.Tensor
+    weights_TK: torch.Tensor
+    experts_TK: torch.Tensor
+    kept_TK: torch.Tensor | None
+    aux_loss: torch.Tensor
+
+
+class _Choice(torch.autograd.Function):
+    """softmax(x weightᵀ), its K largest and its mean; and x itself for what comes after.
+
+    One function with one backward, for the sake of memory: autograd would sum the gradients of
+    gate and experts from two tensors of the size of x into a third, where here the gate adds
+    to that of the experts, and would hold up to four tensors of (T, E), where here are two.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's context has no public type
+        x_TD: torch.Tensor,
+        weight_ED: torch.Tensor,
+        top_k: int,
+        normalize: bool,
+        account: Account,
+        link: Link | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Return weights and experts (T, K), mean probabilities and shares of pairs (E,), and x."""
+        dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
+        logits_TE = x_TD.new_empty((len(x_TD), len(weight_ED)), dtype=dtype)
+        transposed_DE = weight_ED.to(dtype).T
+        for some in _blocks(x_TD, dtype):
+            torch.mm(x_TD[some].to(dtype), transposed_DE, out=logits_TE[some])
+        probabilities_TE = torch.softmax(logits_TE, dim=-1)
+        weights_TK, experts_TK = torch.topk(probabilities_TE, top_k, dim=-1)
+        if normalize:
+            weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
+        mean_E, share_E, num_tokens = _balance(probabilities_TE, experts_TK, link)
+        account.add(probabilities_TE, weights_TK, experts_TK)
+        ctx.normalize, ctx.account, ctx.link, ctx.num_tokens = normalize, account, link, num_tokens
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(experts_TK, share_E)
+        ctx.save_for_backward(x_TD, weight_ED, probabilities_TE, experts_TK)
+        return weights_TK, experts_TK, mean_E, share_E, x_TD.view_as(x_TD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        grad_TK: torch.Tensor | None,
+        _: None,
+        grad_E: torch.Tensor | None,
+        __: None,
+        grad_x_TD: torch.Tensor | None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of x and of the weight."""
+        account: Account = ctx.account
+        with account.explain("the gate's backward pass"):
+            return _gate_grads(ctx, grad_TK, grad_E, grad_x_TD)
+
+
+def _balance(
+    probabilities_TE: torch.Tensor, experts_TK: torch.Tensor, link: Link | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return mean probabilities, shares of pairs, and the number of tokens, at least 1.
+
+    Args:
+        link: to the ranks that have the other shards of the tokens.
+    """
+    num_experts, top_k = probabilities_TE.shape[1], experts_TK.shape[1]
+    sum_E = probabilities_TE.sum(dim=0)
+    counts_E = torch.bincount(experts_TK.reshape(-1), minlength=num_experts)
+    if link is not None:
+        sums_2E = torch.stack((sum_E.double(), counts_E.double()))
+        link.add(sums_2E, "the sum of the balance loss").wait()
+        sum_E, counts_E = sums_2E[0].to(sum_E.dtype), sums_2E[1].to(counts_E.dtype)
+    num_tokens = (counts_E.sum() // top_k).clamp(min=1)
+    return sum_E / num_tokens, counts_E.to(sum_E.dtype) / (num_tokens * top_k), num_tokens
+
+
+def _gate_grads(
+    ctx: Any,  # noqa: ANN401
+    grad_TK: torch.Tensor | None,
+    grad_E: torch.Tensor | None,
+    grad_x_TD: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    x_TD, weight_ED, probabilities_TE, experts_TK = ctx.saved_tensors
+    if grad_TK is None and grad_E is None:
+        return grad_x_TD, None, None, None, None, None
+    grad_TE = ctx.account.empty(
+        "the gradient of the gate", probabilities_TE.shape, probabilities_TE
+    ).zero_()
+    if grad_E is not None:
+        grad_TE += grad_E / ctx.num_tokens
+    if grad_TK is not None:
+        if ctx.normalize:
+            chosen_TK = probabilities_TE.gather(1, experts_TK)
+            grad_TK = _normalized_grad(grad_TK, chosen_TK)
+        grad_TE.scatter_add_(1, experts_TK, grad_TK)
+    grad_TE *= probabilities_TE
+    grad_TE.addcmul_(probabilities_TE, grad_TE.sum(dim=-1, keepdim=True), value=-1)
+    with torch.autocast(x_TD.device.type, enabled=False):
+        grad_ED = _grad_of_weight(grad_TE, x_TD) if ctx.needs_input_grad[1] else None
+        if ctx.needs_input_grad[0]:
+            grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
+            _add_products(grad_x_TD, grad_TE, weight_ED)
+    if grad_ED is not None:
+        if ctx.link is not None:
+            ctx.link.add(grad_ED, "the sum of the gate's gradient").wait()
+        grad_ED = grad_ED.to(weight_ED.dtype)
+    return grad_x_TD, grad_ED, None, None, None, None
+
+
+def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
+    """Return all tokens at once, or blocks of them where the gate widens their numbers."""
+    num_tokens, width = x_TD.shape
+    step = max(1, num_tokens if x_TD.dtype == dtype else _WIDENED_VALUES[x_TD.device.type] // width)
+    return [slice(low, low + step) for low in range(0, num_tokens, step)]
+
+
+def _grad_of_weight(grad_TE: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
+    grad_ED = grad_TE.new_zeros((grad_TE.shape[1], x_TD.shape[1]))
+    for some in _blocks(x_TD, grad_TE.dtype):
+        grad_ED.addmm_(grad_TE[some].T, x_TD[some].to(grad_TE.dtype))
+    return grad_ED
+
+
+def _add_products(grad_x_TD: torch.Tensor, grad_TE: torch.Tensor, weight_ED: torch.Tensor) -> None:
+    weight_ED = weight_ED.to(grad_TE.dtype)
+    if grad_x_TD.dtype == grad_TE.dtype:
+        grad_x_TD.addmm_(grad_TE, weight_ED)
+        return
+    for some in _blocks(grad_x_TD, grad_TE.dtype):
+        grad_x_TD[some] += grad_TE[some] @ weight_ED
+
+
+def _normalized_grad(grad_TK: torch.Tensor, chosen_TK: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of c from that of c / Σc."""
+    sum_T1 = chosen_TK.sum(dim=-1, keepdim=True)
+    weighted_T1 = (grad_TK * chosen_TK).sum(dim=-1, keepdim=True) / sum_T1
+    return (grad_TK - weighted_T1) / sum_T1
+
+
+class Gate(nn.Module):
+    """softmax(x weightᵀ), top-k, in float32 (float64 if x is), also under autocast.
+
+    A NaN in a token's logits makes that token's weights, and the balance loss, NaN; its
+    choices stay valid and all other tokens are untouched, so that no rank's sizes break.
+
+    Args:
+        normalize_topk: divide the chosen probabilities by their sum; None where K > 1.
+        capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs,
+            first choices before second ones, in the order of the tokens; None takes all.
+        account: counts what the gate keeps.
+
+    Raises:
+        InputError: a capacity that takes nothing.
+    """
+
+    def __init__(
+        self,
+        layer: LayerShape,
+        *,
+        normalize_topk: bool | None,
+        capacity_factor: float | None,
+        account: Account,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if capacity_factor is not None and not capacity_factor > 0:
+            raise InputError(f"capacity_factor must be above 0 or None, got {capacity_factor}")
+        self.layer = layer
+        self.normalize_topk = layer.top_k > 1 if normalize_topk is None else normalize_topk
+        self.capacity_factor = capacity_factor
+        self._account = account
+        self._link: Link | None = None
+        shape = (layer.num_experts, layer.d_model)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+    def share(self, link: Link) -> None:
+        """Take the tokens for this rank's shard of a sequence that the link's ranks share.
+
+        Balance loss and gradient of the weight are then those of the whole sequence, on all.
+        """
+        self._link = link
+
+    def forward(self, x_TD: torch.Tensor) -> Routing:
+        """Return the routing of the tokens."""
+        with torch.autocast(x_TD.device.type, enabled=False):
+            weights_TK, experts_TK, mean_E, share_E, passed_TD = _Choice.apply(  # type: ignore[no-untyped-call]
+                x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._account, self._link
+            )
+            return Routing(
+                x_TD=passed_TD,
+                weights_TK=weights_TK,
+                experts_TK=experts_TK,
+                kept_TK=self._kept(experts_TK),
+                aux_loss=self.layer.num_experts * (share_E * mean_E).sum(),
+            )
+
+    def _kept(self, experts_TK: torch.Tensor) -> torch.Tensor | None:
+        if self.capacity_factor is None:
+            return None
+        num_tokens, top_k = experts_TK.shape
+        capacity = math.ceil(self.capacity_factor * num_tokens * top_k / self.layer.num_experts)
+        by_choice = experts_TK.T.reshape(-1)
+        ranked = torch.sort(by_choice, stable=True)
+        counts = torch.bincount(by_choice, minlength=self.layer.num_experts)
+        first = torch.cumsum(counts, 0) - counts
+        place = torch.arange(len(by_choice), device=first.device) - first[ranked.values]
+        kept = torch.empty_like(by_choice, dtype=torch.bool)
+        kept[ranked.indices] = place < capacity
+        return kept.view(top_k, num_tokens).T

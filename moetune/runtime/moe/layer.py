@@ -1,0 +1,354 @@
+"""What every layer of experts has: gate, experts, plan, and one agreed step after another."""
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moetune.domain.layer import Activation, ExpertParallel, LayerShape, check_divisible
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.runtime.agree import agree_on_tokens
+from moetune.runtime.links import Link, link_of
+from moetune.runtime.moe.dispatch import plan_dispatch
+from moetune.runtime.moe.executor import Pipe
+from moetune.runtime.moe.experts import Experts
+from moetune.runtime.moe.function import PipelinedExperts
+from moetune.runtime.moe.gate import Gate, Routing
+from moetune.runtime.moe.offload import Copies, Host, HostPool, Offload, copies_of
+from moetune.runtime.moe.options import book_of, fixed_decision, forced_strategy
+from moetune.runtime.moe.reuse_function import ReusedExperts
+from moetune.runtime.moe.trace import NoRecorder, Recorder
+from moetune.runtime.moe.workspace import Account, MemoryUse, Scratch
+from moetune.runtime.plans.book import PlanBook, Shelf, warn_once
+from moetune.runtime.plans.stopwatch import NoWatch, Watch
+
+_SEED_LIMIT = 2**62
+
+
+class ExpertLayer(nn.Module, ABC):
+    """A gate and experts that are spread over the ranks of a group.
+
+    Parameters are named and shaped alike whatever the ranks exchange: a checkpoint of one kind
+    of layer loads into the other.
+
+    Attributes:
+        expert_parallel: how the ranks share the experts: what its plans are for.
+        sequence_parallel: the same: whether they have shards of the tokens whose experts each
+            of them computes.
+    """
+
+    expert_parallel: ClassVar[ExpertParallel]
+
+    aux_loss: torch.Tensor
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        num_experts: int,
+        top_k: int = 1,
+        *,
+        activation: Activation = "gelu",
+        bias: bool = True,
+        capacity_factor: float | None = None,
+        normalize_topk: bool | None = None,
+        group: dist.ProcessGroup | None = None,
+        pipeline: bool | int = True,
+        memory_reuse: bool | str = True,
+        plan: Plan | str | os.PathLike[str] | None = None,
+        planbook: PlanBook | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        link: Link | None = None,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        self.sequence_parallel = sequence_parallel
+        self.shape = LayerShape(
+            d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
+            activation=activation,
+        )  # fmt: skip
+        self.link = link_of(group, device=device_of(device)) if link is None else link
+        check_divisible(num_experts, self.link.num_ranks)
+        self._account, self._host_account = Account("device"), Account("host")
+        self.gate = Gate(
+            self.shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
+            account=self._account, device=device, dtype=dtype,
+        )  # fmt: skip
+        # Ranks with other tokens have other experts; those with the same experts in a
+        # tensor-parallel layer are data-parallel, and average their gradients as usual.
+        owns_experts = self.expert_parallel == "all_to_all"
+        self.experts = Experts(
+            self.shape, local_experts=num_experts // self.link.num_ranks, bias=bias,
+            is_replicated=not owns_experts, device=device, dtype=dtype,
+        )  # fmt: skip
+        self.recorder: Recorder = NoRecorder()
+        self.decision = SAFE_DECISION
+        self.num_dropped = 0
+        self._fixed = fixed_decision(pipeline)
+        self._book = book_of(
+            plan, planbook, self.shape, self.link.num_ranks, expert_parallel=self.expert_parallel,
+            sequence_parallel=sequence_parallel,
+        )  # fmt: skip
+        self._strategy = forced_strategy(memory_reuse)
+        self._scratch = Scratch(self._account)
+        self._shelves: dict[torch.dtype, Shelf | None] = {}
+        # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
+        self._ddp_params_and_buffers_to_ignore = [
+            f"experts.{name}" for name, _ in self.experts.named_parameters() if owns_experts
+        ]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew: equal gates, and experts that do not depend on the ranks.
+
+        The first rank draws one number from torch's generator and gives it to the others.
+        """
+        if self.gate.weight.is_meta:
+            return
+        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.gate.weight.device)
+        if self.link.num_ranks > 1:
+            seed = self.link.gather(seed, "the exchange of the experts' seed")[0]
+        generator = torch.Generator().manual_seed(int(seed))
+        bound = self.shape.d_model**-0.5
+        values = torch.empty(self.gate.weight.shape, dtype=torch.float64)
+        with torch.no_grad():
+            self.gate.weight.copy_(values.uniform_(-bound, bound, generator=generator))
+        self.experts.reset(int(seed), self.link.rank * self.experts.local_experts)
+
+    def _weights(self, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
+        """Return w1, b1, w2, b2 and w3 in the dtype of the step."""
+        experts = self.experts
+        parameters = (experts.w1, experts.b1, experts.w2, experts.b2, experts.w3)
+        return tuple(None if each is None else each.to(dtype) for each in parameters)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the experts' weighted outputs.
+
+        Args:
+            x: (…, d_model), this rank's tokens; ranks may have different numbers of them.
+
+        Returns:
+            The same shape and dtype as `x`.
+
+        Raises:
+            InputError: `x` has another width or dtype than the layer (one rank).
+            RankMismatchError: the ranks differ; the same on every rank.
+            CollectiveError: an exchange failed.
+            AllocationError: there is no memory for the step.
+        """
+        dtype = _compute_dtype(x)
+        width = x.shape[-1] if x.dim() else 0
+        num_tokens = agree_on_tokens(
+            self.link,
+            num_tokens=x.numel() // width if width else 0,
+            signature=self._signature(x, dtype),
+            problem=self._problem(x, dtype),
+            device=x.device,
+        )
+        tokens = self._planned_tokens(num_tokens)
+        decision = self._decide(tokens, dtype)
+        if self._strategy is not None:
+            decision = replace(decision, strategy=self._strategy)
+        self.decision = decision
+        watch = self._watch(tokens, dtype, x.device)
+        with self._scratch.guard("a forward pass"):
+            routing = self.gate(x.reshape(-1, width))
+            self.aux_loss = routing.aux_loss
+            y_TD = self._run(routing.x_TD.to(dtype), routing, num_tokens, watch)
+        return y_TD.to(x.dtype).view(x.shape)
+
+    def pin(self, decision: Decision | None) -> None:
+        """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
+        self._fixed = decision
+
+    def poison_buffers(self) -> None:
+        """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
+        self._scratch = Scratch(self._account, poison=True)
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What the layer holds now, and at most since `reset_peak_memory`."""
+        device, host = self._account, self._host_account
+        return MemoryUse(
+            device_bytes=device.num_bytes, peak_device_bytes=device.peak_bytes,
+            host_bytes=host.num_bytes, peak_host_bytes=host.peak_bytes,
+        )  # fmt: skip
+
+    def reset_peak_memory(self) -> None:
+        """Let the peaks begin anew at what the layer holds now."""
+        self._account.reset_peak()
+        self._host_account.reset_peak()
+
+    def extra_repr(self) -> str:
+        """Show the shape and the ranks."""
+        shape = self.shape
+        return (
+            f"d_model={shape.d_model}, d_hidden={shape.d_hidden}, "
+            f"num_experts={shape.num_experts}, top_k={shape.top_k}, "
+            f"activation={shape.activation}, ranks={self.link.num_ranks}"
+        )
+
+    @abstractmethod
+    def _run(
+        self, x_TD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...], watch: Watch
+    ) -> torch.Tensor:
+        """Return the experts' weighted outputs (T, D).
+
+        Args:
+            num_tokens: of every rank.
+        """
+
+    def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
+        """Return the tokens that plans are looked up by, from those of every rank."""
+        return max(num_tokens)
+
+    def _decide(self, tokens: int, dtype: torch.dtype) -> Decision:
+        if self._fixed is not None:
+            return self._fixed
+        if dtype not in self._shelves:
+            name = str(dtype).removeprefix("torch.")
+            shelf = self._book.shelf(
+                self.shape,
+                expert_parallel=self.expert_parallel,
+                sequence_parallel=self.sequence_parallel,
+                num_ranks=self.link.num_ranks,
+                dtype=name,
+                memory_reuse=self._strategy,
+            )
+            if shelf is None:
+                warn_once(
+                    f"no plan for {self.shape} in {name} on {self.link.num_ranks} ranks: "
+                    "running one chunk. Make one with `moetune plan`.",
+                    rank=self.link.rank,
+                )
+            self._shelves[dtype] = shelf
+        shelf = self._shelves[dtype]
+        return SAFE_DECISION if shelf is None else shelf.decide(tokens)
+
+    def _watch(self, tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
+        shelf = self._shelves.get(dtype)
+        if self._fixed is not None or shelf is None or not torch.is_grad_enabled():
+            return NoWatch()
+        return shelf.watch(tokens, device)
+
+    def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
+        how = self._book.version if self._fixed is None else str(self._fixed)
+        how += f", memory {self._strategy or 'as planned'}"
+        return (
+            f"{self.shape}, {dtype}, plan {how}, "
+            f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
+        )
+
+    def _problem(self, x: torch.Tensor, dtype: torch.dtype) -> str:
+        if not x.dim() or x.shape[-1] != self.shape.d_model:
+            return f"x has shape {tuple(x.shape)}, its last size must be {self.shape.d_model}"
+        weight = self.experts.w1
+        if x.device.type != weight.device.type:
+            return f"x is on {x.device}, the experts are on {weight.device}"
+        if dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            return f"x is {x.dtype}, the experts are {weight.dtype}"
+        return ""
+
+
+def device_of(device: torch.device | str | None) -> torch.device:
+    """Return the device of that name, the default one for None."""
+    return torch.get_default_device() if device is None else torch.device(device)
+
+
+def _compute_dtype(x: torch.Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+class MoELayer(ExpertLayer):
+    """A Mixture-of-Experts layer whose exchanges run behind its experts' computation.
+
+    The degree changes the time of a step, never its numbers.
+
+    Args:
+        d_model, d_hidden: width of the tokens and of the experts.
+        num_experts: experts of the whole group; every rank holds num_experts / ranks of them.
+        top_k: experts of a token.
+        activation: "relu", "gelu", "silu" or "swiglu" (gated, no biases).
+        bias: whether experts add biases.
+        capacity_factor: None drops no token; otherwise an expert takes at most
+            ceil(factor · tokens · top_k / num_experts) pairs of each rank.
+        normalize_topk: divide the chosen probabilities by their sum; default top_k > 1.
+        group: expert-parallel group, default the world. All its ranks construct the layer.
+        pipeline: True takes the degrees from the plan, False is one chunk, a number is that
+            degree forward and backward; see also `pin`.
+        memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
+            "S1" to "S4" use memory again (see `moetune.runtime.moe.reuse_function`). In one chunk
+            there is nothing to use again, and all are alike.
+        plan: a plan, or the path of a plan file.
+        planbook: a book that all ranks share, see `moetune.open_planbook`.
+        device, dtype: of the parameters.
+
+    Attributes:
+        aux_loss: balance loss of the last forward pass, a scalar.
+        decision: what the last forward pass ran with.
+        num_dropped: pairs over the capacity in the last forward pass.
+        recorder: watches the steps of forward and backward; see `moetune.runtime.moe.trace`.
+
+    Raises:
+        InputError: an argument is out of range or the plan is for another layer.
+    """
+
+    expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
+
+    def offload_with(self, copies: Copies) -> None:
+        """Copy to and from the host with `copies` from now on."""
+        self._host = replace(self._host, copies=copies)
+
+    @cached_property
+    def _host(self) -> Host:
+        device = device_of(self.experts.w1.device)
+        return Host(pool=HostPool(self._host_account), copies=copies_of(device))
+
+    def _run(
+        self, x_TD: torch.Tensor, routing: Routing, _: tuple[int, ...], watch: Watch
+    ) -> torch.Tensor:
+        pipe = Pipe(
+            link=self.link,
+            dispatch=plan_dispatch(
+                routing.experts_TK,
+                routing.kept_TK,
+                num_experts=self.shape.num_experts,
+                forward_degree=self.decision.forward_degree,
+                backward_degree=self.decision.backward_degree,
+                link=self.link,
+            ),
+            issue_order=self.decision.order,
+            recorder=self.recorder,
+            scratch=self._scratch,
+        )
+        self.num_dropped = pipe.dispatch.num_dropped
+        self._account.add(*pipe.dispatch.tensors)
+        parameters = self._weights(x_TD.dtype)
+        shared = x_TD, routing.weights_TK, pipe, self.shape.activation
+        y_TD: torch.Tensor
+        watch.begin()
+        with torch.autocast(x_TD.device.type, enabled=False):
+            if pipe.dispatch.reuses_nothing or self.decision.strategy == "none":
+                y_TD = PipelinedExperts.apply(*shared, *parameters)  # type: ignore[no-untyped-call]
+            else:
+                offload = self._offload(x_TD, pipe.dispatch.num_received)
+                y_TD = ReusedExperts.apply(*shared, offload, *parameters)  # type: ignore[no-untyped-call]
+        watch.follow(y_TD)
+        return y_TD
+
+    def _offload(self, x_TD: torch.Tensor, num_rows: int) -> Offload:
+        return Offload(
+            self.decision.strategy,
+            self._host,
+            num_rows=num_rows,
+            layer=self.shape,
+            like=x_TD,
+            is_needed=torch.is_grad_enabled(),
+        )

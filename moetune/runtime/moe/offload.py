@@ -1,0 +1,273 @@
+"""Copies between device and host, beside computation and communication.
+
+On a CPU both are the same memory and a copy is made at once; on CUDA each direction has a
+stream of its own.
+"""
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from moetune.domain.errors import MoetuneError
+from moetune.domain.layer import LayerShape
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.runtime.moe.workspace import Account
+
+
+class Copy(Protocol):
+    """A copy under way."""
+
+    def wait(self) -> None:
+        """Order the current stream (on a CPU: the caller) behind the end of the copy."""
+        ...
+
+
+class Copies(Protocol):
+    """Starts copies in the order of issue, one stream each way."""
+
+    def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
+        """Start a copy to the host, behind what the current stream has been given so far."""
+        ...
+
+    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
+        """Start a copy to the device, behind what the current stream has been given so far."""
+        ...
+
+
+class _Done:
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class HostCopies:
+    """Copies within host memory."""
+
+    def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
+        """Copy."""
+        host.copy_(rows)
+        return _Done()
+
+    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
+        """Copy."""
+        rows.copy_(host)
+        return _Done()
+
+
+class _OnStream:
+    def __init__(self, stream: torch.cuda.Stream, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+        # Kept until the copy is waited for, so that the allocator hands them out no earlier.
+        self._tensors: tuple[torch.Tensor, ...] = tensors
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)
+        self._tensors = ()
+
+
+class CudaCopies:
+    """Copies on two streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._to_host = torch.cuda.Stream(device)
+        self._to_device = torch.cuda.Stream(device)
+
+    def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
+        """Start the copy."""
+        return self._start(self._to_host, rows, host)
+
+    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
+        """Start the copy."""
+        return self._start(self._to_device, host, rows)
+
+    @staticmethod
+    def _start(stream: torch.cuda.Stream, source: torch.Tensor, target: torch.Tensor) -> Copy:
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+        return _OnStream(stream, (source, target))
+
+
+def copies_of(device: torch.device) -> Copies:
+    """Return what copies to and from that device."""
+    return CudaCopies(device) if device.type == "cuda" else HostCopies()
+
+
+class HostPool:
+    """Host buffers that steps borrow and give back: pinned ones where there is a GPU.
+
+    Buffers are kept and grow to the largest step, so that a steady state allocates nothing.
+
+    Attributes:
+        is_pageable: whether pinned memory was wanted and could not be had.
+    """
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._free: list[torch.Tensor] = []
+        self.is_pageable = False
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the buffers behind: a copy has made none."""
+        return self.__dict__ | {"_free": []}
+
+    def borrow(self, shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> "Loan":
+        """Return room for tensors of these shapes with the dtype of `like`.
+
+        Raises:
+            AllocationError: there is no host memory for them.
+        """
+        size = sum(rows * width for rows, width in shapes) * like.element_size()
+        buffer = self._best(size) if size else None
+        if buffer is None:
+            buffer = self._allocate(size, pinned=like.is_cuda)
+        return Loan(self, buffer, shapes, like.dtype)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back."""
+        self._free.append(buffer)
+
+    def _best(self, size: int) -> torch.Tensor | None:
+        """Take the smallest free buffer that is large enough, and drop one that is not."""
+        fitting = [one for one in self._free if one.numel() >= size]
+        if fitting:
+            best = min(fitting, key=torch.Tensor.numel)
+            self._free = [one for one in self._free if one is not best]
+            return best
+        if self._free:
+            self._free.pop()
+        return None
+
+    def _allocate(self, size: int, *, pinned: bool) -> torch.Tensor:
+        if pinned and not self.is_pageable:
+            try:
+                buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            except RuntimeError as error:
+                self.is_pageable = True
+                warnings.warn(
+                    f"no pinned memory for {size} bytes ({str(error).splitlines()[0]}): "
+                    "activations are offloaded to pageable memory, which is slower",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            else:
+                self._account.add(buffer)
+                return buffer
+        on_host = torch.empty(0, dtype=torch.uint8, device="cpu")
+        return self._account.empty("activations that leave the device", (size,), on_host)
+
+
+class Loan:
+    """Borrowed host tensors, for one forward and one backward pass.
+
+    The buffer goes back at the end of the loan, or when nobody has the loan any more: the
+    backward pass may never come.
+    """
+
+    def __init__(
+        self,
+        pool: HostPool,
+        buffer: torch.Tensor,
+        shapes: Sequence[tuple[int, int]],
+        dtype: torch.dtype,
+    ) -> None:
+        self._give_back = weakref.finalize(self, pool.give_back, buffer)
+        self._give_back.atexit = False
+        values, low = buffer[: buffer.numel() // dtype.itemsize * dtype.itemsize].view(dtype), 0
+        self._tensors: list[torch.Tensor] = []
+        for rows, width in shapes:
+            self._tensors.append(values[low : low + rows * width].view(rows, width))
+            low += rows * width
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors, in the order of the shapes.
+
+        Raises:
+            MoetuneError: they were given back: a second backward pass wants them.
+        """
+        if not self._give_back.alive:
+            raise MoetuneError(
+                "a second backward pass through a layer whose activations were in host memory",
+                "use memory_reuse='S4' or 'none' where the graph is retained",
+            )
+        return self._tensors
+
+    def end(self) -> None:
+        """Give the buffer back."""
+        self._tensors = []
+        self._give_back()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Where a layer's activations go when they leave the device."""
+
+    pool: HostPool
+    copies: Copies
+
+
+class Offload:
+    """What leaves for the host in the forward pass and comes back in the backward pass.
+
+    Host tensors hold all rows by piece and expert, so that phases may have other degrees.
+
+    Args:
+        num_rows: that this rank receives in the step.
+        like: a tensor of the dtype and device.
+        is_needed: False where no backward pass can follow.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        host: Host,
+        *,
+        num_rows: int,
+        layer: LayerShape,
+        like: torch.Tensor,
+        is_needed: bool,
+    ) -> None:
+        self.keeps_input = strategy in OFFLOADS_INPUT
+        self.keeps_middle = strategy in OFFLOADS_MIDDLE
+        self._copies = host.copies
+        widths = {"input": layer.d_model} if self.keeps_input else {}
+        if self.keeps_middle:
+            names = ("pre", "gate") if layer.activation == "swiglu" else ("pre",)
+            widths |= dict.fromkeys(names, layer.d_hidden)
+        self._names = list(widths)
+        shapes = [(num_rows, width) for width in widths.values()]
+        self._loan: Loan | None = host.pool.borrow(shapes, like) if is_needed and shapes else None
+        self._saving: dict[tuple[str, int], Copy] = {}
+
+    def save(self, name: str, slot: int, rows: torch.Tensor, mine: slice) -> None:
+        """Start copying a chunk's rows to the host, if they go there."""
+        if self._loan is not None and name in self._names:
+            target = self._loan.tensors[self._names.index(name)][mine]
+            self._saving[name, slot] = self._copies.save(rows, target)
+
+    def settle(self, name: str, slot: int) -> None:
+        """Wait until a slot's last save is done, before something else is written there."""
+        saving = self._saving.pop((name, slot), None)
+        if saving is not None:
+            saving.wait()
+
+    def settle_all(self) -> None:
+        """Wait until all saves are done, so that what was saved can be loaded."""
+        for saving in self._saving.values():
+            saving.wait()
+        self._saving.clear()
+
+    def load(self, name: str, rows: torch.Tensor, mine: slice) -> Copy:
+        """Start copying a chunk's rows back."""
+        assert self._loan is not None  # noqa: S101 - a backward pass follows a forward one
+        return self._copies.load(self._loan.tensors[self._names.index(name)][mine], rows)
+
+    def end(self) -> None:
+        """Give the host memory back."""
+        if self._loan is not None:
+            self._loan.end()

@@ -1,0 +1,140 @@
+"""`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3)."""
+
+import os
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from moetune.domain.errors import InputError
+from moetune.domain.layer import Activation, ExpertParallel
+from moetune.domain.plan import Plan
+from moetune.runtime.links import Link
+from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.layer import ExpertLayer
+from moetune.runtime.moe.options import forced_strategy
+from moetune.runtime.moe.tensor import (
+    Everywhere,
+    Sharded,
+    Sharing,
+    SummedExperts,
+    Summing,
+    local_pairs,
+)
+from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.stopwatch import Watch
+
+
+class TensorExpertLayer(ExpertLayer):
+    """A Mixture-of-Experts layer whose ranks all see the same tokens and add up their experts.
+
+    Every rank gives the same tokens, as behind a tensor-parallel layer, and gets the same
+    output; its experts compute their pairs, and one all-reduce adds the ranks' shares. Backward
+    the gradient of x is added up the same way. The gate is on every rank, and its gradient is
+    complete and equal on all. Parameters are named and shaped as those of `MoELayer`, and the
+    degree changes the time of a step, never its numbers.
+
+    Args:
+        d_model, d_hidden, num_experts, top_k, activation, bias, normalize_topk, plan, planbook,
+            device, dtype: as in `MoELayer`.
+        capacity_factor: None; no pair is dropped.
+        group: tensor-parallel group, default the world. All its ranks construct the layer.
+        pipeline: as in `MoELayer`: chunks of the output, and of the gradient of x, that are
+            added up behind the next ones' computation.
+        memory_reuse: False or "none", or True, which is the same here.
+        sequence_parallel: x is this rank's shard of the group's tokens, also of another size
+            than the others', and so is the output: the input is all-gathered, the output
+            reduce-scattered. Its plans are those with sequence shards, for the tokens of all.
+
+    Attributes:
+        aux_loss: balance loss of the last forward pass over all tokens, equal on all ranks. It
+            counts once for the group, as a loss that every rank computes alike.
+        decision, num_dropped, recorder: as in `MoELayer`.
+
+    Raises:
+        InputError: an argument is out of range, or would drop pairs or reuse memory.
+    """
+
+    expert_parallel: ClassVar[ExpertParallel] = "tensor"
+
+    def __init__(
+        self,
+        d_model: int,
+        d_hidden: int,
+        num_experts: int,
+        top_k: int = 1,
+        *,
+        activation: Activation = "gelu",
+        bias: bool = True,
+        capacity_factor: float | None = None,
+        normalize_topk: bool | None = None,
+        group: dist.ProcessGroup | None = None,
+        pipeline: bool | int = True,
+        memory_reuse: bool | str = True,
+        plan: Plan | str | os.PathLike[str] | None = None,
+        planbook: PlanBook | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        link: Link | None = None,
+        sequence_parallel: bool = False,
+    ) -> None:
+        if capacity_factor is not None:
+            raise InputError(
+                "capacity_factor must be None: experts of a tensor-parallel group drop no pair",
+                "leave it away, or use moetune.MoELayer",
+            )
+        if forced_strategy(memory_reuse) not in {None, "none"}:
+            raise InputError(
+                f"memory_reuse {memory_reuse!r} is not available in a tensor-parallel group",
+                "leave it away, or use moetune.MoELayer",
+            )
+        super().__init__(
+            d_model, d_hidden, num_experts, top_k, activation=activation, bias=bias,
+            normalize_topk=normalize_topk, group=group, pipeline=pipeline,
+            memory_reuse=memory_reuse, plan=plan, planbook=planbook, device=device, dtype=dtype,
+            link=link, sequence_parallel=sequence_parallel,
+        )  # fmt: skip
+        if sequence_parallel:
+            self.gate.share(self.link)
+
+    def _run(
+        self, x_SD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...], watch: Watch
+    ) -> torch.Tensor:
+        local = self.experts.local_experts
+        sharing = self._sharing(num_tokens)
+        summing = Summing(
+            sharing=sharing,
+            pairs=local_pairs(
+                sharing.gather(routing.experts_TK, "the gathering of choices"),
+                num_tokens=sharing.num_tokens,
+                first_expert=self.link.rank * local,
+                num_experts=local,
+                forward_degree=self.decision.forward_degree,
+                backward_degree=self.decision.backward_degree,
+            ),
+            activation=self.shape.activation,
+            recorder=self.recorder,
+            scratch=self._scratch,
+        )
+        self._account.add(summing.pairs.pairs_R, summing.pairs.tokens_R)
+        y_SD: torch.Tensor
+        watch.begin()
+        with torch.autocast(x_SD.device.type, enabled=False):
+            y_SD = SummedExperts.apply(  # type: ignore[no-untyped-call]
+                x_SD, routing.weights_TK, summing, *self._weights(x_SD.dtype)
+            )
+        watch.follow(y_SD)
+        return y_SD
+
+    def _sharing(self, num_tokens: tuple[int, ...]) -> Sharing:
+        if self.sequence_parallel and self.link.num_ranks > 1:
+            return Sharded(self.link, num_tokens)
+        return Everywhere(self.link, num_tokens[:1])
+
+    def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
+        return sum(self._sharing(num_tokens).num_tokens)
+
+    def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
+        tokens = f"{x.shape[:-1].numel()} tokens on every rank"
+        shards = "shards of the tokens" if self.sequence_parallel else tokens
+        return f"{super()._signature(x, dtype)}, {shards}"

@@ -1,0 +1,149 @@
+"""When each step of a real phase ran: the measured side of a timeline."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from moetune.domain.layer import Phase
+from moetune.runtime.links import Transfer
+
+_END_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSpan:
+    """One step; times in seconds since the recorder was made."""
+
+    phase: Phase
+    name: str
+    resource: Literal["comp", "comm"]
+    chunk: int
+    start_seconds: float
+    end_seconds: float
+
+
+class Recorder(Protocol):
+    """Watches the steps of a phase."""
+
+    def compute(
+        self, phase: Phase, name: str, chunk: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Watch the body as one computation."""
+        ...
+
+    def exchange(
+        self, phase: Phase, name: str, chunk: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Watch the body as one exchange that nothing runs beside."""
+        ...
+
+    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
+        """Watch an exchange that has just been issued."""
+        ...
+
+
+class NoRecorder:
+    """Watches nothing."""
+
+    def compute(self, *_: object) -> contextlib.AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return contextlib.nullcontext()
+
+    exchange = compute
+
+    def transfer(self, *_: object) -> None:
+        """Do nothing."""
+
+
+class _Issued:
+    """An exchange on its way; its end is noted in the thread that completes it."""
+
+    def __init__(self, phase: Phase, name: str, chunk: int, start_seconds: float) -> None:
+        self.phase: Phase = phase
+        self.name, self.chunk, self.start_seconds = name, chunk, start_seconds
+        self.end_seconds = start_seconds
+        self.ended = threading.Event()
+
+    def end(self, seconds: float) -> None:
+        self.end_seconds = seconds
+        self.ended.set()
+
+
+class HostRecorder:
+    """Reads the host's clock: right on a CPU, where computing blocks the caller.
+
+    The start of an exchange is its issue or the end of the one before it, because a link
+    serves exchanges in order.
+    """
+
+    def __init__(self) -> None:
+        self._zero = time.perf_counter()
+        self._blocking: list[RecordedSpan] = []
+        self._issued: list[_Issued] = []
+
+    def compute(
+        self, phase: Phase, name: str, chunk: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Time the body."""
+        return self._time(phase, name, chunk, "comp")
+
+    def exchange(
+        self, phase: Phase, name: str, chunk: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Time the body."""
+        return self._time(phase, name, chunk, "comm")
+
+    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
+        """Note the issue and, when it completes, the end."""
+        issued = _Issued(phase, name, chunk, self._now())
+        self._issued.append(issued)
+        future = transfer.future()
+        if future is None:
+            issued.end(self._now())
+        else:
+            future.add_done_callback(lambda _: issued.end(self._now()))
+
+    def spans(self) -> tuple[RecordedSpan, ...]:
+        """Return all spans in the order of their starts, once the last exchange has ended.
+
+        An end is noted a moment late where its thread had to wait for its turn; a dispatch has
+        certainly ended when its chunk's computation starts.
+        """
+        spans, previous_end = list(self._blocking), 0.0
+        computed = {
+            (span.phase, span.chunk): span.start_seconds
+            for span in self._blocking
+            if span.resource == "comp"
+        }
+        for one in self._issued:
+            one.ended.wait(_END_SECONDS)
+            latest = computed.get((one.phase, one.chunk)) if one.name == "dispatch" else None
+            end = one.end_seconds if latest is None else min(one.end_seconds, latest)
+            start = min(max(one.start_seconds, previous_end), end)
+            previous_end = max(previous_end, end)
+            spans.append(
+                RecordedSpan(
+                    phase=one.phase, name=one.name, resource="comm", chunk=one.chunk,
+                    start_seconds=start, end_seconds=end,
+                )
+            )  # fmt: skip
+        return tuple(sorted(spans, key=lambda span: span.start_seconds))
+
+    @contextlib.contextmanager
+    def _time(
+        self, phase: Phase, name: str, chunk: int, resource: Literal["comp", "comm"]
+    ) -> Iterator[None]:
+        start = self._now()
+        yield
+        self._blocking.append(
+            RecordedSpan(
+                phase=phase, name=name, resource=resource, chunk=chunk,
+                start_seconds=start, end_seconds=self._now(),
+            )
+        )  # fmt: skip
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._zero

@@ -1,0 +1,202 @@
+"""What a layer holds of one kind of memory: now, and at most since a reset."""
+
+import contextlib
+import math
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from moetune.domain.errors import AllocationError
+from moetune.domain.units import format_bytes
+
+_ADVICE = "fewer tokens a step, more chunks, or another strategy of memory reuse need less"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """Bytes of tensors that a layer made and that are alive, and their peaks.
+
+    On the device: reused buffers, what is kept for the backward pass, routing, outputs and
+    gradients (also where only the caller still holds them). Not: parameters, the caller's
+    tensors, temporaries within an operation. On the host: what activations are offloaded to.
+    """
+
+    device_bytes: int
+    peak_device_bytes: int
+    host_bytes: int
+    peak_host_bytes: int
+
+
+class Account:
+    """Counts tensors from their making to the end of their storage, however that comes.
+
+    Args:
+        memory: "device" or "host", for errors.
+    """
+
+    def __init__(self, memory: str) -> None:
+        self._memory = memory
+        # A storage may end at any moment and in any thread: single operations on a dict only.
+        self._live: dict[object, int] = {}
+        self._peak_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes alive."""
+        return sum(tuple(self._live.values()))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes alive at once since the last reset."""
+        return self._peak_bytes
+
+    def reset_peak(self) -> None:
+        """Let the peak be what is alive."""
+        self._peak_bytes = self.num_bytes
+
+    def add(self, *tensors: torch.Tensor) -> None:
+        """Count tensors that are the first of their storage."""
+        for tensor in tensors:
+            storage, entry = tensor.untyped_storage(), object()
+            self._live[entry] = storage.nbytes()
+            weakref.finalize(storage, self._live.pop, entry).atexit = False
+        self._peak_bytes = max(self._peak_bytes, self.num_bytes)
+
+    def empty(
+        self,
+        what: str,
+        shape: Sequence[int],
+        like: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Return an uninitialised tensor on the device of `like`, counted.
+
+        Args:
+            what: it is for, in an error.
+            dtype: default, that of `like`.
+
+        Raises:
+            AllocationError: there is no memory for it.
+        """
+        dtype = like.dtype if dtype is None else dtype
+        try:
+            made = torch.empty(tuple(shape), dtype=dtype, device=like.device)
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            num_bytes = math.prod(shape) * dtype.itemsize
+            raise self.short_of(f"{what}: {format_bytes(num_bytes)} ({num_bytes} bytes)") from error
+        self.add(made)
+        return made
+
+    def __reduce__(self) -> tuple[type["Account"], tuple[str]]:
+        """Copies and pickles are empty: they hold no tensors."""
+        return Account, (self._memory,)
+
+    @contextlib.contextmanager
+    def explain(self, what: str) -> Iterator[None]:
+        """Run operations whose own temporaries may find no memory.
+
+        Raises:
+            AllocationError: they did not.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+            raise self.short_of(f"{what} ({reason})") from error
+
+    def short_of(self, what: str) -> AllocationError:
+        """Return the error for memory that could not be had."""
+        return AllocationError(
+            f"no {self._memory} memory for {what}, beside the {format_bytes(self.num_bytes)} "
+            "that this layer holds",
+            _ADVICE,
+        )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate: CUDA's error has a class, the CPU's only its text."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+Shape = tuple[int, int]
+_ALIGNMENT_BYTES = 64
+
+
+class Scratch:
+    """One piece of memory that every phase of every step cuts into its rooms anew.
+
+    It is as large as the largest phase so far. A CPU's allocator hands large blocks back to the
+    system, and touching them anew costs more than the operation that fills them; on CUDA the
+    caching allocator already keeps them, and every room is a tensor of its own.
+
+    Args:
+        account: of the device.
+        poison: fill rooms with NaN before every use, to prove that nothing old is read.
+    """
+
+    def __init__(self, account: Account, *, poison: bool = False) -> None:
+        self.account = account
+        self.poison = poison
+        self._memory: torch.Tensor | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the memory behind: a copy has made none."""
+        return self.__dict__ | {"_memory": None}
+
+    def rooms(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a phase's uninitialised rooms by name; those of the phase before are over.
+
+        All of them at once, so that a rank without memory fails before it exchanges anything.
+
+        Raises:
+            AllocationError: they do not fit.
+        """
+        if like.device.type != "cpu":
+            rooms = {
+                name: self.account.empty(f"buffer {name!r}", shape, like)
+                for name, shape in shapes.items()
+            }
+        else:
+            rooms = self._cut(shapes, like)
+        if self.poison:
+            for room in rooms.values():
+                room.fill_(torch.nan)
+        return rooms
+
+    @contextlib.contextmanager
+    def guard(self, phase: str) -> Iterator[None]:
+        """Run a phase; if it fails, exchanges under way keep its rooms to themselves.
+
+        Raises:
+            AllocationError: an operation of the phase found no memory.
+        """
+        try:
+            with self.account.explain(phase):
+                yield
+        except BaseException:
+            self._memory = None
+            raise
+
+    def _cut(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
+        sizes = [math.prod(shape) * like.element_size() for shape in shapes.values()]
+        padded = [-(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for size in sizes]
+        memory = self._at_least(sum(padded), like)
+        parts = zip(shapes.items(), sizes, memory[: sum(padded)].split(padded), strict=True)
+        return {
+            name: part[:size].view(like.dtype).view(shape) for (name, shape), size, part in parts
+        }
+
+    def _at_least(self, num_bytes: int, like: torch.Tensor) -> torch.Tensor:
+        if self._memory is None or self._memory.numel() < num_bytes:
+            self._memory = None
+            self._memory = self.account.empty(
+                "the buffers of a phase", (num_bytes,), like, dtype=torch.uint8
+            )
+        return self._memory

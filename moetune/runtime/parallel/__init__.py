@@ -1,0 +1,1 @@
+"""Layouts of a whole model: groups, pipeline stages, tensor-parallel layers."""

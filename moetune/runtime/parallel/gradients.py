@@ -1,0 +1,75 @@
+"""DistributedDataParallel around a model with experts."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from moetune.runtime.links import Transfer, link_of
+from moetune.runtime.moe.layer import MoELayer
+
+
+def prepare_ddp(model: nn.Module) -> nn.Module:
+    """Make `model` ready for DistributedDataParallel and return it.
+
+    Experts are left out: each rank's are its own. Their gradients already add up over the
+    ranks' tokens, while the wrapper averages the others'; they are scaled by 1 / ranks, so
+    that one learning rate fits both and equals training on the whole batch at once.
+    """
+    ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
+    for prefix, module in model.named_modules():
+        if not isinstance(module, MoELayer):
+            continue
+        share = 1 / module.link.num_ranks
+        for name, parameter in module.experts.named_parameters():
+            path = ".".join(filter(None, (prefix, "experts", name)))
+            if path not in ignored:
+                ignored.append(path)
+            if parameter.requires_grad and not hasattr(parameter, "moetune_share"):
+                parameter.moetune_share = share  # type: ignore[attr-defined] # marks it as done
+                parameter.register_hook(lambda grad, share=share: grad * share)
+    model._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment] # noqa: SLF001 - the name torch reads
+    return model
+
+
+class SharedGradients:
+    """The gradients of some parameters in one buffer, so that one all-reduce adds them up.
+
+    Args:
+        parameters: of one dtype, in the same order on all ranks.
+        group: the ranks that have the same parameters.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+        sizes = [parameter.numel() for parameter in parameters]
+        first = parameters[0]
+        self._buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        self._link = link_of(group, device=first.device)
+        self._views = [
+            (parameter, part.view_as(parameter))
+            for parameter, part in zip(parameters, self._buffer.split(sizes), strict=True)
+        ]
+
+    def begin(self) -> None:
+        """Make the gradients zeros of the buffer, which backward passes add to."""
+        self._buffer.zero_()
+        for parameter, view in self._views:
+            parameter.grad = view
+
+    def add_up(self) -> Transfer:
+        """Start adding up the ranks' gradients."""
+        return self._link.add(self._buffer, "the sum of the gradients")
+
+
+def share_gradients(
+    parameters: Iterable[nn.Parameter], group: dist.ProcessGroup
+) -> list[SharedGradients]:
+    """Return one buffer for every dtype; none where the group is this rank alone."""
+    if dist.get_world_size(group) == 1:
+        return []
+    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            by_dtype.setdefault(parameter.dtype, []).append(parameter)
+    return [SharedGradients(same, group) for same in by_dtype.values()]

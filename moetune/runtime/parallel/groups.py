@@ -1,0 +1,104 @@
+"""The groups of a layout: who passes activations, averages gradients, shares layers."""
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from moetune.domain.layer import LayerShape
+from moetune.domain.layout import check_ranks
+from moetune.domain.request import Layout
+from moetune.runtime.links import Link, link_of
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+
+_LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(
+    {"all_to_all": MoELayer, "tensor": TensorExpertLayer}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """This rank's place in a layout.
+
+    Every group is one communicator. Activations travel in "pp", gradients in "dp" and
+    `replicas`, sums of layers in "tp", tokens in `experts`, which is "dp" where ep = dp: there
+    the gradients follow behind the last exchange of tokens, on all ranks.
+
+    Args:
+        mesh: ("pp", "dp", "tp"), tp innermost: consecutive ranks, which share a node.
+        experts: the group that the experts of a layer are spread over.
+        replicas: the ranks with the same experts as this one.
+    """
+
+    layout: Layout
+    mesh: DeviceMesh
+    experts: dist.ProcessGroup
+    replicas: dist.ProcessGroup
+
+    @property
+    def tensor_link(self) -> Link:
+        """The tensor-parallel group."""
+        return link_of(self.mesh.get_group("tp"), device=torch.device(self.mesh.device_type))
+
+    @property
+    def replica(self) -> int:
+        """This rank's place in "dp": which part of the global batch is its."""
+        return self.mesh.get_local_rank("dp")
+
+    def stages(self, stages_per_rank: int = 1) -> tuple[int, ...]:
+        """Return the indices of this rank's stages: every pp-th."""
+        place, pp = self.mesh.get_local_rank("pp"), self.layout.pp
+        return tuple(place + pp * turn for turn in range(stages_per_rank))
+
+    def expert_layer(self, shape: LayerShape, **options: Any) -> ExpertLayer:  # noqa: ANN401
+        """Return a layer of the layout's kind over this rank's group of experts.
+
+        Args:
+            options: further arguments of `MoELayer` or `TensorExpertLayer`.
+        """
+        return _LAYERS[self.layout.expert_parallel](
+            shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
+            activation=shape.activation, group=self.experts, device=self.mesh.device_type,
+            **options,
+        )  # fmt: skip
+
+
+def join(layout: Layout, *, device_type: str = "cpu", timeout: dt.timedelta | None = None) -> Ranks:
+    """Make the groups of a layout; all ranks of the world call this together.
+
+    Args:
+        timeout: how long a rank waits for the others before it raises; None is torch's default.
+
+    Raises:
+        InputError: the layout is not one of the world's ranks; the text names sizes that are.
+    """
+    check_ranks(layout, dist.get_world_size())
+    ranks = torch.arange(dist.get_world_size()).view(layout.pp, layout.dp, layout.tp)
+
+    def group(rows: torch.Tensor) -> dist.ProcessGroup:
+        mine: dist.ProcessGroup
+        mine, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
+        return mine
+
+    groups = {
+        name: group(ranks.movedim(dim, -1).flatten(0, 1))
+        for dim, name in enumerate(("pp", "dp", "tp"))
+    }
+    experts, replicas = groups["tp"], groups["dp"]
+    if layout.expert_parallel == "all_to_all":
+        cut = ranks.view(layout.pp, -1, layout.ep, layout.tp)
+        experts = (
+            groups["dp"] if layout.ep == layout.dp else group(cut.movedim(2, -1).flatten(0, 2))
+        )
+        if layout.ep > 1:
+            replicas = group(cut.movedim(1, -1).flatten(0, 2))
+    mesh = DeviceMesh.from_group(
+        list(groups.values()), device_type, mesh=ranks, mesh_dim_names=tuple(groups)
+    )
+    return Ranks(layout=layout, mesh=mesh, experts=experts, replicas=replicas)

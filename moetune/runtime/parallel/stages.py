@@ -1,0 +1,184 @@
+"""Training a model whose stages, layers and batches are spread over ranks.
+
+The schedule is torch's (`torch.distributed.pipelining`). Exchanges between experts are safe
+inside it: all ranks of an expert group are in the same stage, and a stage runs its
+micro-batches, forward and backward, in the same order on all of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.layout import check_micro_batches
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.gradients import SharedGradients, share_gradients
+from moetune.runtime.parallel.groups import Ranks
+
+LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""The mean loss over the tokens of a micro-batch, from the last part's output and the targets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """One step's batch of a data-parallel rank, (B, …) on the device "meta".
+
+    What travels between stages is received by these shapes.
+
+    Args:
+        inputs: what the first part takes.
+        between: what a part gives to the next one.
+        outputs: what the last part returns.
+    """
+
+    inputs: torch.Tensor
+    between: torch.Tensor
+    outputs: torch.Tensor
+
+
+class Stages:
+    """This rank's stages of a model; together with those of all other ranks they train as one.
+
+    Move the parts to their device and dtype first.
+
+    Args:
+        parts: this rank's modules, one for each of `ranks.stages(len(parts))`. Several of them
+            are interleaved.
+        num_micro_batches: into which a data-parallel rank's batch is cut.
+
+    Raises:
+        InputError: the schedule does not take so many micro-batches.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        ranks: Ranks,
+        *,
+        loss_of: LossOf,
+        shapes: Shapes,
+        num_micro_batches: int,
+    ) -> None:
+        check_micro_batches(
+            num_micro_batches,
+            num_sequences=len(shapes.inputs),
+            pp=ranks.layout.pp,
+            stages_per_rank=len(parts),
+        )
+        self.parts = nn.ModuleList(parts)
+        self.ranks = ranks
+        self._batch = len(shapes.inputs)
+        self._shared = _shared_gradients(self.parts, ranks)
+        share = 1 / (num_micro_batches * ranks.layout.dp)
+        stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
+        self._is_first, self._is_last = stages[0].is_first, stages[-1].is_last
+        self._schedule = _schedule(
+            stages, num_micro_batches, lambda outputs, targets: loss_of(outputs, targets) * share
+        )
+
+    def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Run all micro-batches and leave the gradients of the global batch's mean loss.
+
+        They are those that one process would have with all data-parallel ranks' sequences, for
+        every kind of parameter; former gradients are forgotten. All ranks call this together.
+
+        Args:
+            inputs, targets: (B, …), those of this rank's place in "dp": the same on
+                all its stages and tensor-parallel ranks.
+
+        Returns:
+            This rank's share of the loss in float64, 0 without the last stage: see `total_loss`.
+
+        Raises:
+            InputError: the batch has another size than the shapes.
+            MoetuneError: what a layer raises.
+            RuntimeError: the neighbour of a stage is gone.
+        """
+        if len(inputs) != self._batch:
+            raise InputError(f"{len(inputs)} sequences, but the stages were made for {self._batch}")
+        self.parts.zero_grad()
+        for shared in self._shared:
+            shared.begin()
+        losses = self._run(inputs, targets)
+        for transfer in [shared.add_up() for shared in self._shared]:
+            transfer.wait()
+        share = torch.zeros((), dtype=torch.float64, device=inputs.device)
+        return share + sum(loss.detach() for loss in losses)
+
+    def _run(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+        losses: list[torch.Tensor] = []
+        try:
+            self._schedule.step(
+                *((inputs,) if self._is_first else ()),
+                target=targets if self._is_last else None,
+                losses=losses,
+                return_outputs=False,
+            )
+        except RuntimeError as error:
+            if isinstance(error.__cause__, MoetuneError):
+                raise error.__cause__ from None
+            raise
+        return losses
+
+    def total_loss(self, share: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss over the global batch; all ranks call this together.
+
+        Args:
+            share: what `backward` returned, or several of them stacked.
+        """
+        total = share / self.ranks.layout.tp
+        dist.all_reduce(total)
+        return total
+
+
+def _pipeline_stages(
+    parts: Sequence[nn.Module], ranks: Ranks, shapes: Shapes, micro_batch: int
+) -> list[PipelineStage]:
+    """Return torch's stages. With the shapes given, no step begins with a trial run."""
+    num_stages = ranks.layout.pp * len(parts)
+    inputs, outputs = shapes.inputs[:micro_batch], shapes.outputs[:micro_batch]
+    between = shapes.between[:micro_batch].requires_grad_()
+    return [
+        PipelineStage(
+            part,
+            index,
+            num_stages,
+            torch.device(ranks.mesh.device_type),
+            input_args=inputs if index == 0 else between,
+            output_args=outputs if index == num_stages - 1 else between,
+            group=ranks.mesh.get_group("pp"),
+        )
+        for part, index in zip(parts, ranks.stages(len(parts)), strict=True)
+    ]
+
+
+def _schedule(
+    stages: list[PipelineStage], num_micro_batches: int, loss_of: LossOf
+) -> Schedule1F1B | ScheduleInterleaved1F1B:
+    if len(stages) == 1:
+        return Schedule1F1B(stages[0], num_micro_batches, loss_fn=loss_of, scale_grads=False)
+    return ScheduleInterleaved1F1B([*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False)
+
+
+def _shared_gradients(parts: nn.ModuleList, ranks: Ranks) -> list[SharedGradients]:
+    """Return what is added up over "dp", and what over the replicas of this rank's experts.
+
+    Experts that exchange tokens have their whole group's gradients already. All other gradients
+    are equal on the tensor-parallel ranks, or of a share that is theirs alone.
+    """
+    experts = [
+        parameter
+        for module in parts.modules()
+        if isinstance(module, MoELayer)
+        for parameter in module.experts.parameters()
+    ]
+    mine = {id(parameter) for parameter in experts}
+    others = [parameter for parameter in parts.parameters() if id(parameter) not in mine]
+    return [
+        *share_gradients(others, ranks.mesh.get_group("dp")),
+        *share_gradients(experts, ranks.replicas),
+    ]

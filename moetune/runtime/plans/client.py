@@ -1,0 +1,287 @@
+"""The last good answers of a plan service, for when it is away."""
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+from urllib.parse import quote
+
+from moetune.domain.document import canonical_json, digest, encode
+from moetune.domain.errors import InputError
+from moetune.domain.plan import Plan, plan_from_json
+from moetune.runtime.plans.line import TIMEOUT_SECONDS, ServiceError, ServiceLine, printable
+
+
+class PlanCache:
+    """A folder of plan files, named after the question that each one answers.
+
+    Several jobs may share it: a file is there whole or not at all.
+
+    Args:
+        folder: made when the first plan is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def file(self, key: str) -> Path:
+        """Return where the answer is."""
+        return self._folder / f"{key}.json"
+
+    def write(self, key: str, text: str) -> None:
+        """Keep an answer.
+
+        Raises:
+            OSError: it cannot be written; an earlier one is as it was.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._folder / f".{key}.{secrets.token_hex(4)}.tmp"
+        try:
+            with temporary.open("x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.file(key))
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def read(self, key: str) -> bytes | None:
+        """Return an answer, None where there is none.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            return self.file(key).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+Question: TypeAlias = Mapping[str, object] | str
+"""What a plan is asked for by: some or all of its `inputs` as plain values, or its id."""
+T = TypeVar("T")
+NUM_TRIES = 3
+
+_LOGGER = logging.getLogger("moetune")
+_NO_TOKEN = frozenset({401, 403})
+_ANSWERED = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """A plan, and what went wrong on the way to it; `reason` is empty where nothing did."""
+
+    plan: Plan | None
+    reason: str = ""
+    hint: str = ""
+
+
+class ServiceClient:
+    """Asks a plan service. Where that gives no plan its last good one counts, and then none.
+
+    No fault of the service, the network or the folder raises. What went wrong in a call is one
+    warning in the log (`moetune`).
+
+    Args:
+        url: as `check_service_url` returns it.
+        token: None for none.
+        cache: folder for the last good plan of every question.
+        timeout_seconds: of one try, from the look-up of the host's name to the last byte.
+        pause_seconds: between the first try and the second; the next is twice as long.
+
+    Attributes:
+        line: to the service.
+        was_refused: whether a question had no good answer, which has then been said.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        cache: Path,
+        *,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        pause_seconds: float = 0.25,
+    ) -> None:
+        self.line = ServiceLine(url, token, timeout_seconds=timeout_seconds)
+        self.was_refused = False
+        self._cache = PlanCache(cache)
+        self._timeout_seconds, self._pause_seconds = timeout_seconds, pause_seconds
+        self._away: ServiceError | None = None
+
+    def resolve(self, inputs: Mapping[str, object]) -> Plan | None:
+        """Return the plan for a plan's `inputs`, of which the service fills in what is missing."""
+        return self.ask([inputs])[0]
+
+    def plan(self, plan_id: str) -> Plan | None:
+        """Return the plan of that id."""
+        return self.ask([plan_id])[0]
+
+    def ask(self, questions: Sequence[Question]) -> tuple[Plan | None, ...]:
+        """Return a plan for each question, None where there is none.
+
+        A service that did not answer one question is not asked the others.
+        """
+        answers = [self._answer(question) for question in questions]
+        troubles = [
+            (question, answer)
+            for question, answer in zip(questions, answers, strict=True)
+            if answer.reason
+        ]
+        if troubles:
+            _LOGGER.warning("%s", _report(self.line.url, troubles))
+        return tuple(answer.plan for answer in answers)
+
+    def _answer(self, question: Question) -> _Answer:
+        try:
+            plan = self._fetch(question)
+        except ServiceError as error:
+            return self._remembered(question, error)
+        try:
+            self._cache.write(digest(question), canonical_json(plan))
+        except OSError as error:
+            reason = f"the plan cannot be kept for a day without the service: {_os_words(error)}"
+            return _Answer(plan=plan, reason=reason, hint="make room there, or set XDG_CACHE_HOME")
+        return _Answer(plan=plan)
+
+    def _fetch(self, question: Question) -> Plan:
+        """Return the service's plan.
+
+        Raises:
+            ServiceError: there is none, or it is for something else.
+        """
+        if isinstance(question, str):
+            path = f"/v1/plans/{quote(question, safe='')}"
+            text = self._insist(lambda: self.line.get(path))
+        else:
+            text = self._insist(lambda: self.line.post("/v1/plans:resolve", question))
+        return _checked(text, question, "its answer")
+
+    def _insist(self, exchange: Callable[[], bytes]) -> bytes:
+        """Try three times, unless the service is known to be away or the answer is final."""
+        if self._away is not None:
+            raise self._away
+        failure = ServiceError("it was not asked")
+        for attempt in range(NUM_TRIES):
+            time.sleep(self._pause_seconds * attempt)
+            try:
+                return _within(self._timeout_seconds, exchange)
+            except ServiceError as error:
+                if error.is_final:
+                    raise
+                failure = ServiceError(f"{error}, {NUM_TRIES} tries", status=error.status)
+        if failure.status is None:
+            self._away = failure
+        raise failure
+
+    def _remembered(self, question: Question, error: ServiceError) -> _Answer:
+        """Return the last good plan, where one was kept that this version can read."""
+        self.was_refused = True
+        reason, key = str(error), digest(question)
+        try:
+            text = self._cache.read(key)
+            plan = None if text is None else _checked(text, question, "it")
+        except (OSError, ServiceError) as broken:
+            words = str(broken) if isinstance(broken, ServiceError) else _os_words(broken)
+            reason += f"; and of the plan kept in {self._cache.file(key)}: {words}"
+            plan = None
+        return _Answer(plan=plan, reason=reason, hint=_hint(error))
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """Return what `call` returns in time; else leave it to end by itself.
+
+    A socket's timeout bounds neither the look-up of a name nor an answer that trickles.
+
+    Raises:
+        ServiceError: there was no answer in time, or `call` or the thread failed.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            outcome.set_exception(error)
+
+    try:
+        threading.Thread(target=run, daemon=True, name="moetune plan service").start()
+        return outcome.result(seconds)
+    except TimeoutError:
+        raise ServiceError(f"no answer within {seconds:g} s") from None
+    except ServiceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever happened, the job goes on
+        raise ServiceError(f"it cannot be asked: {printable(repr(error))}") from None
+
+
+def _checked(text: bytes, question: Question, where: str) -> Plan:
+    """Return the plan in an answer.
+
+    Args:
+        where: what the answer is called in an error.
+
+    Raises:
+        ServiceError: it is no plan, its id is not the hash of its inputs, or it is for other
+            inputs than those that were asked for.
+    """
+    try:
+        plan = plan_from_json(text, where)
+    except InputError as error:
+        raise ServiceError(printable(error.what), status=_ANSWERED) from None
+    except Exception as error:  # noqa: BLE001 - whatever came, the job goes on
+        words = f"{where} cannot be read ({type(error).__name__})"
+        raise ServiceError(words, status=_ANSWERED) from None
+    if isinstance(question, str):
+        difference = "" if plan.id == question else "id"
+    else:
+        difference = _difference(question, encode(plan.inputs))
+    if difference:
+        words = f"{where} is a plan for something else, {difference} differs"
+        raise ServiceError(words, status=_ANSWERED)
+    return plan
+
+
+def _difference(asked: Mapping[str, object], given: Mapping[str, object]) -> str:
+    """Return the name of an input that is not as asked, empty where all are."""
+    for name, wanted in asked.items():
+        found = given.get(name)
+        if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+            if inner := _difference(wanted, found):
+                return f"{name}.{inner}"
+        elif wanted is not None and wanted != found:
+            return name
+    return ""
+
+
+def _hint(error: ServiceError) -> str:
+    if error.status is None:
+        return "is `moetune serve` running there? MOETUNE_URL names another"
+    return "set MOETUNE_TOKEN to the service's write token" if error.status in _NO_TOKEN else ""
+
+
+def _report(url: str, troubles: Sequence[tuple[Question, _Answer]]) -> str:
+    """Return the warning: the reasons, and what the job runs with."""
+    lines = [f"plan service {url}: {'; '.join(dict.fromkeys(a.reason for _, a in troubles))}"]
+    for question, answer in troubles:
+        name = question if isinstance(question, str) else canonical_json(question)
+        if answer.plan is None:
+            outcome = "NO PLAN, its layers run one chunk"
+        else:
+            outcome = f"goes on with its plan {answer.plan.id[:12]}"
+        lines.append(f"{printable(name)}: {outcome}")
+    lines += dict.fromkeys(answer.hint for _, answer in troubles if answer.hint)
+    return "\n  ".join(lines)
+
+
+def _os_words(error: OSError) -> str:
+    return f"{error.filename or 'file'}: {error.strerror or error}"

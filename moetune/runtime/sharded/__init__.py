@@ -1,0 +1,1 @@
+"""Model states in chunks: sharded over data-parallel ranks, cached, offloaded (Elixir)."""

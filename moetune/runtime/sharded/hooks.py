@@ -1,0 +1,217 @@
+"""One call of a module: it holds its chunks in its forward, and again in its backward."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from moetune.domain.errors import InputError
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A call of a module or of a single function.
+
+    Args:
+        who: for errors.
+        chunks: that it needs.
+        names: of the parameters that it reads.
+        trainable: those that get gradients.
+    """
+
+    who: str
+    chunks: tuple[int, ...]
+    names: frozenset[str]
+    trainable: frozenset[str] = field(default_factory=frozenset)
+    has_end: bool = False
+    is_open: bool = False
+
+
+class _End(torch.autograd.Function):
+    """The inputs; backward, the call's end: nothing of it comes after."""
+
+    @staticmethod
+    def forward(ctx: Any, end: Callable[[], None], *inputs: torch.Tensor) -> Any:  # noqa: ANN401
+        ctx.end = end
+        ctx.set_materialize_grads(False)
+        return inputs if len(inputs) > 1 else inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:  # noqa: ANN401
+        ctx.end()
+        return None, *grads
+
+
+def with_end(arguments: tuple[Any, Any], end: Callable[[], None]) -> tuple[tuple[Any, Any], bool]:
+    """Return the arguments with an end behind their tensors, and whether there were any."""
+    args, kwargs = arguments
+    is_plain = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
+    if is_plain and not isinstance(args[0], torch.nn.Parameter):
+        if not args[0].requires_grad:
+            return arguments, False
+        return ((_End.apply(end, args[0]),), kwargs), True  # type: ignore[no-untyped-call]
+    leaves, spec = pytree.tree_flatten(arguments)
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+        and leaf.requires_grad
+        and not isinstance(leaf, torch.nn.Parameter)
+    ]
+    if not places:
+        return arguments, False
+    found = _End.apply(end, *(leaves[place] for place in places))  # type: ignore[no-untyped-call]
+    for place, tensor in zip(places, found if len(places) > 1 else (found,), strict=True):
+        leaves[place] = tensor
+    return pytree.tree_unflatten(leaves, spec), True
+
+
+def outputs_of(value: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors with a gradient in what a module returned."""
+    for leaf in (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            if leaf.requires_grad and leaf.grad_fn is not None:
+                yield leaf
+        elif is_dataclass(leaf):
+            for each in fields(leaf):
+                yield from outputs_of(getattr(leaf, each.name))
+        elif isinstance(leaf, Mapping):
+            for each_value in leaf.values():
+                yield from outputs_of(each_value)
+
+
+_HARMLESS = frozenset(
+    {
+        "__set__", "__hash__", "__len__", "__reduce_ex__", "dim", "element_size",
+        "is_complex", "is_contiguous", "is_floating_point", "is_pinned", "ndimension", "nelement",
+        "numel", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_",
+        "size", "storage_offset", "stride", "untyped_storage",
+    }
+)  # fmt: skip
+_VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
+
+
+class Keeper(Protocol):
+    """Knows where the values of a parameter are."""
+
+    def run(
+        self,
+        parameters: Sequence["ChunkedParameter"],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401 - what the function returns
+        """Run a function that reads these parameters."""
+        ...
+
+
+class ChunkedParameter(nn.Parameter):
+    """A parameter whose memory comes and goes: every function that reads it asks its keeper.
+
+    Reading freed memory would end the process. Functions on other tensors cost nothing more.
+    """
+
+    keeper: Keeper
+    chunk_number: int
+    name_in_model: str
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - what the function returns
+        """Run `func` once the values of its parameters are there."""
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what torch's own subclasses call
+            if _is_harmless(func):
+                return func(*args, **(kwargs or {}))
+            parameters = list(_parameters((*args, *(kwargs or {}).values())))
+            if not parameters:
+                return func(*args, **(kwargs or {}))
+            return parameters[0].keeper.run(parameters, func, args, kwargs or {})
+
+
+def guard(parameter: nn.Parameter, name: str, chunk: int, keeper: Keeper) -> None:
+    """Make a parameter ask `keeper` before it is read."""
+    parameter.__class__ = ChunkedParameter
+    assert isinstance(parameter, ChunkedParameter)  # noqa: S101 - for the reader and for mypy
+    parameter.keeper, parameter.chunk_number, parameter.name_in_model = keeper, chunk, name
+
+
+def is_view(result: object, parameters: Sequence[ChunkedParameter]) -> bool:
+    """Whether a result has a parameter's memory, and will be read without asking."""
+    storages = {each.untyped_storage()._cdata for each in parameters}  # noqa: SLF001 - its identity
+    found = result if isinstance(result, list | tuple) else (result,)
+    return any(
+        isinstance(each, torch.Tensor) and each.untyped_storage()._cdata in storages  # noqa: SLF001
+        for each in found
+    )
+
+
+def _is_harmless(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", "") not in _VIEWS
+    return name in _HARMLESS
+
+
+def _parameters(values: Sequence[Any]) -> Iterator[ChunkedParameter]:
+    for value in values:
+        if isinstance(value, ChunkedParameter):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _parameters(value)
+
+
+class Structure:
+    """Notices parameters that were added, replaced or removed since it was made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._owners = [
+            (module, tuple(module._parameters.items()), len(module._modules))  # noqa: SLF001
+            for module in model.modules()
+        ]
+        self._names = {id(module): name for name, module in model.named_modules()}
+
+    def check(self) -> None:
+        """Compare the model's parameters with those that it had.
+
+        Raises:
+            InputError: there are others; it names the first.
+        """
+        for module, known, num_children in self._owners:
+            now = module._parameters  # noqa: SLF001
+            if len(now) != len(known) or any(now.get(name) is not old for name, old in known):
+                self._complain(module, dict(known))
+            if len(module._modules) != num_children:  # noqa: SLF001
+                self._complain_of_children(module)
+
+    def _complain(self, module: nn.Module, known: dict[str, nn.Parameter | None]) -> None:
+        now = module._parameters  # noqa: SLF001
+        for name, parameter in now.items():
+            if parameter is not known.get(name):
+                where = f"{self._names[id(module)]}.{name}".strip(".")
+                raise _added(where, 0 if parameter is None else parameter.numel())
+        gone = next(name for name in known if name not in now)
+        raise InputError(
+            f"{gone} of {self._names[id(module)] or 'the model'} was removed after the model "
+            "was sharded"
+        )
+
+    def _complain_of_children(self, module: nn.Module) -> None:
+        for path, child in module.named_modules(prefix=self._names[id(module)]):
+            for name, parameter in child.named_parameters(recurse=False):
+                if not isinstance(parameter, ChunkedParameter):
+                    raise _added(f"{path}.{name}", parameter.numel())
+
+
+def _added(name: str, num_elements: int) -> InputError:
+    return InputError(
+        f"{name} ({num_elements} elements) was added after the model was sharded",
+        "add it before moetune.shard",
+    )

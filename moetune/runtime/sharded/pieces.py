@@ -1,0 +1,134 @@
+"""Which optimizers can step shards, and what each keeps for a parameter."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from moetune.domain.errors import InputError
+from moetune.runtime.sharded.stored import StoredChunk
+
+_KINDS = (Adam, AdamW, SGD)
+
+
+def over_shards(optimizer: Optimizer, values: list[list[nn.Parameter]]) -> Optimizer:
+    """Return an optimizer of the same kind, with the same settings, over these values.
+
+    Args:
+        values: of each of the optimizer's groups.
+    """
+    groups: list[dict[str, Any]] = [
+        {**_settings(group), "params": members}
+        for group, members in zip(optimizer.param_groups, values, strict=True)
+    ]
+    return _KINDS[_KINDS.index(type(optimizer))](groups)
+
+
+def check_optimizer(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+    """Check that an optimizer can step shards of this model.
+
+    Raises:
+        InputError: it is of another kind or another model, or has stepped before, or the model
+            has no parameters.
+    """
+    if not parameters:
+        raise InputError("the model has no parameters")
+    if type(optimizer) not in _KINDS:
+        known = ", ".join(kind.__name__ for kind in _KINDS)
+        raise InputError(
+            f"{type(optimizer).__name__} cannot step shards of parameters", f"use one of {known}"
+        )
+    if optimizer.state:
+        raise InputError(
+            f"the optimizer has states of {len(optimizer.state)} parameters already",
+            "shard the model before the first step",
+        )
+    known_ids = {id(parameter) for parameter in parameters.values()}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in known_ids:
+                raise InputError(
+                    f"parameter {place} of the optimizer's group {number}, of shape "
+                    f"{tuple(parameter.shape)}, is not one of the model's {len(known_ids)}",
+                    "build the optimizer on model.parameters()",
+                )
+
+
+def state_copies(optimizer: Optimizer) -> int:
+    """Return how many values the optimizer keeps for every parameter."""
+    if isinstance(optimizer, SGD):
+        return int(any(group["momentum"] for group in optimizer.param_groups))
+    return 2 + any(group["amsgrad"] for group in optimizer.param_groups)
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a group's settings: fused where the caller leaves the choice."""
+    settings = {key: value for key, value in group.items() if key not in {"params", "param_names"}}
+    if settings.get("fused") is None and not settings.get("foreach"):
+        settings["fused"] = not (settings.get("capturable") or settings.get("differentiable"))
+    return settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A parameter's elements on this rank: a view of its chunk's master.
+
+    Args:
+        low, high: of its elements in the master.
+        first: which of the parameter's elements is the first.
+    """
+
+    name: str
+    chunk: StoredChunk
+    values: nn.Parameter
+    low: int
+    high: int
+    first: int
+
+
+def pieces_of(chunks: Iterable[StoredChunk]) -> tuple[Piece, ...]:
+    """Return this rank's part of every parameter that can be trained."""
+    return tuple(_pieces(chunks))
+
+
+def _pieces(chunks: Iterable[StoredChunk]) -> Iterator[Piece]:
+    for chunk in chunks:
+        if not chunk.chunk.group.is_trainable:
+            continue
+        for slot in chunk.chunk.slots:
+            low, high = chunk.part_of(slot)
+            if low < high:
+                yield Piece(
+                    name=slot.name,
+                    chunk=chunk,
+                    values=nn.Parameter(chunk.master[low - chunk.low : high - chunk.low]),
+                    low=low - chunk.low,
+                    high=high - chunk.low,
+                    first=low - slot.offset,
+                )
+
+
+def first_states(optimizer: Optimizer, piece: Piece) -> dict[str, torch.Tensor]:
+    """Return a piece's states; those before the first step, made now, where it made none."""
+    state: dict[str, Any] = optimizer.state[piece.values]
+    group = next(
+        (
+            group
+            for group in optimizer.param_groups
+            if any(each is piece.values for each in group["params"])
+        ),
+        None,
+    )
+    if not state and group is not None:
+        keys = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"]
+        if "betas" in group:
+            state["step"] = torch.zeros((), device=piece.values.device)
+        elif not group["momentum"]:
+            keys = []
+        if group.get("amsgrad"):
+            keys.append("max_exp_avg_sq")
+        state.update({key: torch.zeros_like(piece.values.detach()) for key in keys})
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,298 @@
+"""What a sharded model holds, and its whole state in one place."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.optim import Optimizer
+
+from moetune.domain.chunks import Chunk, Use
+from moetune.domain.errors import InputError
+from moetune.runtime.sharded.layout import expert_layers
+from moetune.runtime.sharded.manager import ChunkKeeper
+from moetune.runtime.sharded.optimizer import ChunkedOptimizer
+from moetune.runtime.sharded.pieces import Piece, first_states
+from moetune.runtime.sharded.stored import StoredChunk
+from moetune.runtime.sharded.streams import Ledger, Traffic
+from moetune.runtime.sharded.team import Team
+
+_ATTRIBUTE = "_moetune_chunks"
+
+
+class ModelChunks:
+    """The chunks of a sharded model, to look at."""
+
+    def __init__(self, model: nn.Module, keeper: ChunkKeeper, ledger: Ledger, team: Team) -> None:
+        self._model, self._keeper, self._ledger, self.team = model, keeper, ledger, team
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Which parameters every chunk has."""
+        return tuple(stored.chunk for stored in self._keeper.chunks)
+
+    @property
+    def stored(self) -> tuple[StoredChunk, ...]:
+        """The states of every chunk on this rank."""
+        return tuple(self._keeper.chunks)
+
+    @property
+    def order(self) -> tuple[Use, ...]:
+        """The uses of the last whole training step; empty before the second one begins."""
+        return self._keeper.cache.order
+
+    @property
+    def num_places(self) -> int:
+        """Whole chunks that the cache may hold."""
+        return self._keeper.cache.places
+
+    @property
+    def traffic(self) -> Traffic:
+        """Transfers since the model was sharded."""
+        return self._ledger.traffic
+
+    @property
+    def peak_cache_bytes(self) -> int:
+        """Most bytes of whole chunks at once in the cache."""
+        return self._ledger.peak_cache_bytes
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """Most bytes of chunks, shards and gradients at once on the device."""
+        return self._ledger.peak_device_bytes
+
+    def settle(self) -> None:
+        """Wait for everything under way."""
+        self._keeper.settle()
+
+    def renew(self) -> None:
+        """Let go of cached values, because the shards have others."""
+        self._keeper.renew()
+
+
+def attach(model: nn.Module, chunks: ModelChunks) -> None:
+    """Let `model_chunks` find the chunks of a model."""
+    object.__setattr__(model, _ATTRIBUTE, chunks)
+    model.register_state_dict_pre_hook(_refuse)
+    model.register_load_state_dict_pre_hook(_refuse)
+
+
+def _refuse(module: nn.Module, *_: object) -> None:
+    raise InputError(
+        f"the parameters of this {type(module).__name__} are in shards",
+        "use moetune.full_state_dict and moetune.load_full_state_dict",
+    )
+
+
+def model_chunks(model: nn.Module) -> ModelChunks:
+    """Return the chunks of a sharded model.
+
+    Raises:
+        InputError: it is not sharded.
+    """
+    found = getattr(model, _ATTRIBUTE, None)
+    if not isinstance(found, ModelChunks):
+        raise InputError(f"this {type(model).__name__} is not sharded", "call moetune.shard first")
+    return found
+
+
+@torch.no_grad()
+def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the whole state on the first rank's CPU, in master precision; {} elsewhere.
+
+    Experts of a `MoELayer` come whole, those of all its ranks one after another, as in a layer
+    on one rank. A collective: all ranks call it.
+
+    Raises:
+        InputError: the model is not sharded.
+    """
+    chunks = model_chunks(model)
+    chunks.settle()
+    layers = expert_layers(model)
+    values: dict[str, torch.Tensor] = {}
+    parameters = dict(model.named_parameters())
+    for stored in chunks.stored:
+        whole = stored.whole_of(stored.master).cpu()
+        for slot in stored.chunk.slots:
+            shape = parameters[slot.name].shape
+            value = whole[slot.offset : slot.offset + slot.num_elements].view(shape)
+            if slot.name in layers:
+                link = layers[slot.name].link
+                parts = chunks.team.collect(value)
+                places = chunks.team.collect(torch.tensor([link.rank]))
+                by_rank = {int(rank): part for rank, part in zip(places, parts, strict=True)}
+                value = torch.cat([by_rank[rank] for rank in sorted(by_rank)]) if parts else value
+            if chunks.team.rank == 0:
+                values[slot.name] = value.clone()
+    return _named(model, values) if chunks.team.rank == 0 else {}
+
+
+@torch.no_grad()
+def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
+    """Load what `full_state_dict` returned; every rank gives the whole state.
+
+    The number of ranks, chunks and experts of a rank may be others than those that saved it.
+
+    Raises:
+        InputError: the model is not sharded, or the state lacks a name or has another shape.
+    """
+    chunks = model_chunks(model)
+    chunks.settle()
+    layers = expert_layers(model)
+    parameters = dict(model.named_parameters())
+    for stored in chunks.stored:
+        for slot in stored.chunk.slots:
+            value = _find(state, slot.name)
+            shape = parameters[slot.name].shape
+            if slot.name in layers:
+                link = layers[slot.name].link
+                value = value[link.rank * shape[0] : (link.rank + 1) * shape[0]]
+            if value.shape != shape:
+                raise InputError(
+                    f"{slot.name} has shape {tuple(value.shape)} in the state, not {tuple(shape)}"
+                )
+            low, high = stored.part_of(slot)
+            if low < high:
+                into = stored.master[low - stored.low : high - stored.low]
+                into.copy_(value.reshape(-1)[low - slot.offset : high - slot.offset])
+        stored.publish()
+    chunks.renew()
+    for name, buffer in buffers_of(model):
+        buffer.copy_(_find(state, name))
+
+
+def _find(state: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in state:
+        raise InputError(f"the state has no {name}")
+    return state[name]
+
+
+def buffers_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a state has beside parameters."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - as state_dict
+                yield f"{prefix}.{name}".strip("."), buffer
+
+
+def _named(model: nn.Module, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the values under all names of `model.state_dict()`, buffers among them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    state: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        state[name] = values[names[id(parameter)]]
+    state |= {name: buffer.detach().cpu().clone() for name, buffer in buffers_of(model)}
+    return state
+
+
+_GROUPS = "groups"
+
+
+class Part(torch.Tensor):
+    """A run of a flattened parameter's elements: torch's checkpoints ask it where it belongs.
+
+    Attributes:
+        first: place of its first element in the whole.
+        num_elements: of the whole, the experts of all ranks together.
+    """
+
+    first: int
+    num_elements: int
+
+    def size(self, dim: int | None = None) -> Any:  # noqa: ANN401 - as torch
+        """Return the whole's size: checkpoints compare it."""
+        whole = torch.Size((self.num_elements,))
+        return whole if dim is None else whole[dim]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [
+            ChunkStorageMetadata(
+                offsets=torch.Size((self.first,)), sizes=torch.Size((self.numel(),))
+            )
+        ]
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        (chunk,) = self.__create_chunk_list__()
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=chunk,
+                    properties=TensorProperties(dtype=self.dtype),
+                    size=torch.Size((self.num_elements,)),
+                ),
+            )
+        ]
+
+    def __get_tensor_shard__(self, _: MetadataIndex) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+class ShardedStates:
+    """A sharded model and its optimizer, for `torch.distributed.checkpoint.save` and `load`.
+
+    A checkpoint loads at another number of ranks, with other chunks. Both are collectives.
+
+        states = {"app": moetune.ShardedStates(model, optimizer)}
+        torch.distributed.checkpoint.save(states, checkpoint_id=folder)
+
+    Raises:
+        InputError: the model or the optimizer is not sharded.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, ChunkedOptimizer):
+            raise InputError(f"this {type(optimizer).__name__} is not sharded")
+        self._model, self._optimizer = model, optimizer
+        self._chunks = model_chunks(model)
+        self._layers = expert_layers(model)
+        self._sizes = {name: each.numel() for name, each in model.named_parameters()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's parts, by name; they share the memory of its shards."""
+        self._chunks.settle()
+        values = dict(self._values())
+        states = dict(self._states())
+        buffers = {f"buffer.{name}": buffer for name, buffer in buffers_of(self._model)}
+        return {**values, **states, **buffers, _GROUPS: self._optimizer.settings}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what was loaded into the parts."""
+        for stored in self._chunks.stored:
+            stored.publish()
+        self._chunks.renew()
+        self._optimizer.settings = state[_GROUPS]
+
+    def _values(self) -> Iterator[tuple[str, Part]]:
+        for stored in self._chunks.stored:
+            for slot in stored.chunk.slots:
+                low, high = stored.part_of(slot)
+                if low < high:
+                    values = stored.master[low - stored.low : high - stored.low]
+                    yield f"model.{slot.name}", self._part(slot.name, values, low - slot.offset)
+
+    def _states(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for piece in self._optimizer.pieces:
+            for key, value in self._state_of(piece).items():
+                name = f"optimizer.{piece.name}.{key}"
+                yield name, self._part(piece.name, value, piece.first) if value.dim() else value
+
+    def _state_of(self, piece: Piece) -> dict[str, torch.Tensor]:
+        return first_states(self._optimizer, piece)
+
+    def _part(self, name: str, values: torch.Tensor, first: int) -> Part:
+        part = values.detach().as_subclass(Part)
+        part.first, part.num_elements = first, self._sizes[name]
+        if name in self._layers:
+            link = self._layers[name].link
+            part.first += link.rank * self._sizes[name]
+            part.num_elements *= link.num_ranks
+        return part

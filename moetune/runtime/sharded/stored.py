@@ -1,0 +1,293 @@
+"""One chunk's states on this rank: values, master values and gradients, whole and in shards."""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import nn
+
+from moetune.domain.chunks import Chunk, Slot
+from moetune.runtime.sharded.layout import Placement
+from moetune.runtime.sharded.streams import Ledger, Wait
+from moetune.runtime.sharded.team import Team
+
+Phase = Literal["away", "gathering", "values", "gradients", "reducing"]
+"""What the whole buffer holds: nothing, values on their way, values (or gradients in the slots
+that arrived), gradients alone, gradients on their way."""
+
+
+class StoredChunk:
+    """A chunk on this rank.
+
+    Its whole buffer is allocated while the chunk is in the cache; the parameters are views of
+    it all the time, so that what autograd saved stays valid.
+
+    Args:
+        chunk: which parameters it has.
+        parameters: by name; their data become views of this chunk.
+
+    Attributes:
+        stays: the buffer is never freed: fused, or nothing is scattered.
+        master: this rank's part (all where it stays) in at least float32.
+        holds: calls of modules that need it now.
+        arrived: parameters whose gradients are in their slots.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        chunk: Chunk,
+        parameters: Mapping[str, nn.Parameter],
+        team: Team,
+        placement: Placement,
+        ledger: Ledger,
+    ) -> None:
+        self.number, self.chunk, self.team = number, chunk, team
+        self.stays = chunk.is_fused or not placement.scatter
+        self.names = tuple(slot.name for slot in chunk.slots)
+        self.phase: Phase = "values"
+        self.holds = 0
+        self.arrived: set[str] = set()
+        self._placement, self._ledger = placement, ledger
+        self._wait: Wait | None = None
+        self._received: torch.Tensor | None = None
+        dtype = getattr(torch, chunk.group.dtype)
+        self.whole = torch.zeros(chunk.num_elements, dtype=dtype, device=placement.device)
+        self._adopt(parameters)
+        self._gradients = self.whole if not self.stays else torch.empty_like(self.whole)
+        self._slots = self._views(self._gradients, parameters)
+        if self.stays:
+            _free(self._gradients)
+        share = chunk.num_elements // team.num_ranks
+        self.low = 0 if self.stays else team.rank * share
+        self.high = chunk.num_elements if self.stays else self.low + share
+        self._payload = self.whole if self.stays else self._settle(self.whole[self.low : self.high])
+        self.master = self._payload
+        if dtype.itemsize < torch.float32.itemsize and chunk.group.is_trainable:
+            self.master = self._settle(self.whole[self.low : self.high].float())
+        self.gradient: torch.Tensor | None = None
+        self.has_gradient = False
+        ledger.hold(self._num_own_bytes(), is_cached=False)
+        if not self.stays:
+            ledger.hold(chunk.num_bytes, is_cached=True)
+            self.drop()
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether this rank's shard is in host memory."""
+        return self._placement.offload and not self.stays
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients in the buffer that have still to be reduced."""
+        return bool(self.arrived) and self.phase != "reducing"
+
+    def has_lost(self, names: frozenset[str]) -> bool:
+        """Whether values of these parameters are not in the buffer where gradients are."""
+        if self.stays:
+            return False
+        return self.phase in {"gradients", "reducing"} or not self.arrived.isdisjoint(names)
+
+    def part_of(self, slot: Slot) -> tuple[int, int]:
+        """Return the elements of the chunk that are the slot's and on this rank."""
+        return max(slot.offset, self.low), min(slot.offset + slot.num_elements, self.high)
+
+    # Values
+
+    def start_gather(self) -> None:
+        """Allocate the whole buffer and begin to fill it."""
+        self._occupy()
+        self.phase = "gathering"
+        self._wait = self._placement.coming.run(self._gather)
+        self._ledger.gathered(
+            communicated_bytes=self.chunk.num_bytes if self.team.num_ranks > 1 else 0,
+            loaded_bytes=_bytes(self._payload) if self.is_offloaded else 0,
+        )
+
+    def _gather(self) -> Wait | None:
+        mine = self.whole[self.low : self.high]
+        source = self._payload
+        if self.team.num_ranks == 1 or source.device != mine.device:
+            mine.copy_(source, non_blocking=True)
+            source = mine
+        return self.team.gather(self.whole, source) if self.team.num_ranks > 1 else None
+
+    def finish_gather(self) -> None:
+        """Wait until the values are there."""
+        if self.phase == "gathering":
+            self._finish_wait()
+            self.phase = "values"
+
+    def drop(self) -> None:
+        """Free the whole buffer; nothing is written, as the shards have all values."""
+        self.finish_gather()
+        _free(self.whole)
+        self._ledger.hold(-self.chunk.num_bytes, is_cached=True)
+        self.arrived.clear()
+        self.phase = "away"
+
+    # Gradients
+
+    def make_blank(self) -> None:
+        """Allocate the whole buffer for gradients alone."""
+        self._occupy()
+        self.phase = "gradients"
+
+    def receive(self, name: str, gradient: torch.Tensor) -> None:
+        """Put a parameter's gradient into its slot, where values are not needed any more."""
+        if self.stays and not self.arrived:
+            self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
+            self._ledger.hold(self.chunk.num_bytes)
+        if name in self.arrived:
+            self._slots[name].add_(gradient)
+        else:
+            self._slots[name].copy_(gradient)
+            self.arrived.add(name)
+
+    def start_reduce(self) -> None:
+        """Begin to add up the ranks' gradients; missing ones are zeros."""
+        if self.stays and not self.arrived:
+            self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
+            self._ledger.hold(self.chunk.num_bytes)
+        for name in set(self.names) - self.arrived:
+            self._slots[name].zero_()
+        total = self._begin_sum()
+        self._wait = self._placement.leaving.run_late(lambda: self._accumulate(total()))
+        self.phase = "reducing"
+        times = 2 if self.stays else 1
+        self._ledger.reduced(
+            communicated_bytes=times * self.chunk.num_bytes if self.team.num_ranks > 1 else 0,
+            stored_bytes=_bytes(self.master) if self.is_offloaded else 0,
+        )
+
+    def _begin_sum(self) -> Callable[[], torch.Tensor]:
+        """Begin to add up the ranks' gradients; the result returns this rank's part."""
+        if self.team.num_ranks == 1:
+            return lambda: self._gradients[self.low : self.high]
+        if self.stays:
+            return self.team.add_up(self._gradients)
+        self._received = torch.empty_like(self.whole)
+        self._ledger.hold(self.chunk.num_bytes)
+        total = self.team.scatter(self.whole, self._received)
+        return lambda: total(self.master.dtype)
+
+    def finish_reduce(self) -> None:
+        """Wait for the sum, add its mean to this rank's gradient and free the buffer."""
+        if self.phase != "reducing":
+            return
+        self._finish_wait()
+        if self._received is not None:
+            self._received = None
+            self._ledger.hold(-self.chunk.num_bytes)
+        if self.stays:
+            _free(self._gradients)
+            self._ledger.hold(-self.chunk.num_bytes)
+            self.arrived.clear()
+            self.phase = "values"
+        else:
+            self.drop()
+
+    def forget(self) -> None:
+        """Drop gradients of a backward pass that did not end."""
+        self.finish_reduce()
+        if self.stays and self.arrived:
+            _free(self._gradients)
+            self._ledger.hold(-self.chunk.num_bytes)
+            self.arrived.clear()
+        elif self.arrived or self.phase == "gradients":
+            self.drop()
+        self.holds = 0
+
+    def publish(self) -> None:
+        """Write the master's values where gathers take them from."""
+        if self._payload is not self.master:
+            self._payload.copy_(self.master, non_blocking=self.is_offloaded)
+
+    def whole_of(self, shard: torch.Tensor) -> torch.Tensor:
+        """Return the ranks' parts of something, such as the masters, whole on the device."""
+        source = shard.detach().to(self.whole.device)
+        if self.stays or self.team.num_ranks == 1:
+            return source
+        whole = torch.empty(self.chunk.num_elements, dtype=source.dtype, device=source.device)
+        self.team.gather(whole, source)()
+        return whole
+
+    def add_gradient(self, low: int, values: torch.Tensor) -> None:
+        """Add to this rank's gradient, from an element of the chunk on."""
+        gradient = self._own_gradient()
+        if not self.has_gradient:
+            gradient.zero_()
+            self.has_gradient = True
+        gradient[low - self.low : low - self.low + len(values)] += values.to(gradient)
+
+    def retire(self) -> None:
+        """Count this chunk's states as freed: others have its parameters now."""
+        self._ledger.hold(-self._num_own_bytes())
+        if self.gradient is not None and not self.is_offloaded:
+            self._ledger.hold(-_bytes(self.gradient))
+
+    def _finish_wait(self) -> None:
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            wait()
+
+    def _accumulate(self, total: torch.Tensor) -> None:
+        """Put the sum, scaled, where this rank keeps its gradient, on top of what is there."""
+        gradient = self._own_gradient()
+        total = total.to(self.master.dtype)
+        if self._placement.scale != 1:
+            total.mul_(self._placement.scale)
+        if self.has_gradient:
+            total.add_(gradient.to(total.device, non_blocking=True))
+        gradient.copy_(total, non_blocking=True)
+        self.has_gradient = True
+
+    def _own_gradient(self) -> torch.Tensor:
+        """Return the room for this rank's gradient."""
+        if self.gradient is None:
+            self.gradient = torch.empty_like(self.master, pin_memory=self.master.is_pinned())
+            if not self.is_offloaded:
+                self._ledger.hold(_bytes(self.gradient))
+        return self.gradient
+
+    def _occupy(self) -> None:
+        self.whole.untyped_storage().resize_(self.chunk.num_bytes)
+        self._ledger.hold(self.chunk.num_bytes, is_cached=True)
+
+    def _adopt(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        views = self._views(self.whole, parameters)
+        for name, view in views.items():
+            view.copy_(parameters[name].detach())
+            parameters[name].data = view
+
+    def _views(
+        self, buffer: torch.Tensor, parameters: Mapping[str, nn.Parameter]
+    ) -> dict[str, torch.Tensor]:
+        return {
+            slot.name: buffer[slot.offset : slot.offset + slot.num_elements].view(
+                parameters[slot.name].shape
+            )
+            for slot in self.chunk.slots
+        }
+
+    def _settle(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a copy where this rank keeps its shard."""
+        if not self.is_offloaded:
+            return values.clone()
+        pin = self._placement.pin and values.device.type != "cpu"
+        return torch.empty_like(values, device="cpu", pin_memory=pin).copy_(values)
+
+    def _num_own_bytes(self) -> int:
+        """Bytes that stay on the device whether the chunk is in the cache or not."""
+        if self.is_offloaded:
+            return 0
+        own = _bytes(self._payload)
+        return own + (_bytes(self.master) if self.master is not self._payload else 0)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _free(buffer: torch.Tensor) -> None:
+    buffer.untyped_storage().resize_(0)

@@ -1,0 +1,296 @@
+"""The first thing a request meets: host, token and size are checked before any of it is read."""
+
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from http import HTTPStatus
+from time import perf_counter
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from moetune.domain.errors import MoetuneError, NotAuthorisedError
+from moetune.service.access import Access, Right
+from moetune.service.metrics import Metrics
+from moetune.service.problems import (
+    ForbiddenError,
+    UnknownHostError,
+    defect,
+    http_problem,
+    problem_of,
+    problem_response,
+)
+
+COOKIE = "moetune_page"
+LOGIN_PATH = "/login"
+LOGOUT_PATH = "/logout"
+_OPEN_PATHS = frozenset({LOGIN_PATH, LOGOUT_PATH, "/healthz", "/readyz"})
+_OPEN_FOLDER = "/static/"
+_READING = frozenset({"GET", "HEAD"})
+_READING_POSTS = frozenset({"/v1/whatif", "/whatif"})
+"""They compute and store nothing."""
+_RIGHT = "moetune.right"
+_MAX_LENGTH_DIGITS = 18
+
+
+class Guard:
+    """Middleware: lets through what `Access` allows, and cuts bodies off at their limit."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+        self._hosts = frozenset(access.hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a refusal, or hand the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = _first_values(scope)
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await refusal(scope, receive, send)
+        elif scope["method"] in _READING:
+            await self._app(scope, receive, send)
+        else:
+            await self._app(scope, _Limited(receive, self._access.max_body_bytes), send)
+
+    def _refusal(self, scope: Scope, headers: Mapping[bytes, str]) -> Response | None:
+        """Return the answer to a request that may not pass, None where it may."""
+        try:
+            self._check_host(headers.get(b"host", ""))
+            right = self._right(headers)
+            scope[_RIGHT] = right
+            _check_right(scope, headers, right)
+        except NotAuthorisedError as error:
+            return _ask_to_log_in(scope, headers) or problem_response(problem_of(error))
+        except MoetuneError as error:
+            return problem_response(problem_of(error))
+        if not _fits(headers.get(b"content-length", "0"), self._access.max_body_bytes):
+            problem = too_large(self._access.max_body_bytes)
+            return problem_response(
+                http_problem(problem.status_code, problem.detail, {"Connection": "close"})
+            )
+        return None
+
+    def _check_host(self, host: str) -> None:
+        name = _without_port(host).lower()
+        if name not in self._hosts:
+            raise UnknownHostError(
+                f"{name!r} is not a name of this service",
+                f"start it with `moetune serve --allow-host {name or 'NAME'}` to add it",
+            )
+
+    def _right(self, headers: Mapping[bytes, str]) -> Right:
+        given = headers.get(b"authorization")
+        if given is not None:
+            kind, _, token = given.partition(" ")
+            return self._access.right_of(token.strip() if kind.lower() == "bearer" else None)
+        cookie = _cookie(headers.get(b"cookie", ""))
+        if cookie and not self._access.is_open:
+            return self._access.right_of_cookie(cookie)
+        return self._access.right_of(None)
+
+
+class _Limited:
+    """A request's body that ends in an error where it grows beyond the limit.
+
+    A Content-Length is checked before; a chunked body shows its size only as it comes.
+    """
+
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > self._max_bytes:
+            raise too_large(self._max_bytes)
+        return message
+
+
+def too_large(max_bytes: int) -> HTTPException:
+    """Return the error for a body beyond the limit."""
+    return HTTPException(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"the body is longer than the {max_bytes:,} bytes that this service takes",
+        {"Connection": "close"},
+    )
+
+
+def right_in(scope: Scope) -> Right:
+    """Return what the request that passed the guard may do."""
+    right: Right = scope.get(_RIGHT, "none")
+    return right
+
+
+def _check_right(scope: Scope, headers: Mapping[bytes, str], right: Right) -> None:
+    path, method = scope["path"], scope["method"]
+    if method not in _READING and headers.get(b"sec-fetch-site", "none") not in {
+        "none",
+        "same-origin",
+    }:
+        raise ForbiddenError("a page of another site may not send this")
+    if path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER):
+        return
+    if right == "none":
+        given = b"authorization" in headers
+        raise NotAuthorisedError(
+            "the token is not one of this service's" if given else "a token is missing",
+            "send the header  Authorization: Bearer TOKEN",
+        )
+    if right == "read" and method not in _READING and path not in _READING_POSTS:
+        raise ForbiddenError(
+            "this token may read and not write", "send the service's write token instead"
+        )
+
+
+def _ask_to_log_in(scope: Scope, headers: Mapping[bytes, str]) -> Response | None:
+    """Return the way to the form for a person's browser, None for a program."""
+    path = scope["path"]
+    wants_page = "text/html" in headers.get(b"accept", "")
+    if not wants_page or scope["method"] not in _READING or path.startswith("/v1/"):
+        return None
+    return RedirectResponse(f"{LOGIN_PATH}?next={quote(path)}", HTTPStatus.SEE_OTHER)
+
+
+def _first_values(scope: Scope) -> dict[bytes, str]:
+    values: dict[bytes, str] = {}
+    for name, value in scope["headers"]:
+        values.setdefault(name, value.decode("latin-1"))
+    return values
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _cookie(header: str) -> str:
+    for pair in header.split(";"):
+        name, _, value = pair.strip().partition("=")
+        if name == COOKIE:
+            return value
+    return ""
+
+
+def _fits(length: str, max_bytes: int) -> bool:
+    """Return whether a Content-Length may be read; one that is no number is not believed."""
+    is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
+    return is_number and int(length) <= max_bytes
+
+
+REQUEST_ID_HEADER = b"x-request-id"
+_CONTENT_SECURITY_POLICY = (
+    b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    b"frame-ancestors 'none'"
+)
+"""No script and no style but from the service's own files: not even plotly.js needs another."""
+SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", _CONTENT_SECURITY_POLICY),
+)
+_KNOWN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_GONE = 499
+_FAILED = 500
+_REQUEST_ID = "moetune.request_id"
+_log = logging.getLogger("moetune.service")
+
+
+class Front:
+    """Middleware around everything: what leaves the service has passed it."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; what nobody foresaw becomes a 500 that names the request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope[_REQUEST_ID] = request_id = _request_id(scope)
+        answer = _Answer(send, request_id)
+        started = perf_counter()
+        try:
+            await self._app(scope, receive, answer)
+        except ClientDisconnect:
+            pass
+        except Exception:  # noqa: BLE001 - it is logged, and answered
+            _log.exception("request %s failed", request_id)
+            if not answer.status:
+                await problem_response(defect(request_id))(scope, receive, answer)
+            answer.status = _FAILED
+        finally:
+            self._note(scope, answer.status or _GONE, perf_counter() - started)
+
+    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+        self._metrics.answered(
+            method=scope["method"], route=route_of(scope), status=status, seconds=seconds
+        )
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("request", extra={"fields": _fields(scope, status, seconds)})
+
+
+class _Answer:
+    """Sends an answer on, with the headers that every one carries.
+
+    Args:
+        status: of the answer, 0 until it begins.
+    """
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.status = 0
+        self._send = send
+        self._own = ((REQUEST_ID_HEADER, request_id.encode()), *SECURITY_HEADERS)
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = message.get("headers", ())
+            given = {name for name, _ in headers}
+            more = (pair for pair in self._own if pair[0] not in given)
+            message = {**message, "headers": [*headers, *more]}
+        await self._send(message)
+
+
+def request_id_of(scope: Scope) -> str:
+    """Return the number of the request, for its log and its errors."""
+    return str(scope.get(_REQUEST_ID, ""))
+
+
+def route_of(scope: Scope) -> str:
+    """Return the pattern that the address matched, "" for none: there are few of them."""
+    return str(getattr(scope.get("route"), "path", ""))
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID_HEADER and _KNOWN_ID.fullmatch(value):
+            return str(value.decode())
+    return secrets.token_hex(8)
+
+
+def _fields(scope: Scope, status: int, seconds: float) -> Mapping[str, object]:
+    """Return what the log says of a request: never its query, headers or body."""
+    client = scope.get("client") or ("", 0)
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return {
+        "request_id": request_id_of(scope),
+        "method": scope["method"],
+        "path": raw.partition(b"?")[0].decode("ascii", errors="backslashreplace"),
+        "status": status,
+        "seconds": round(seconds, 6),
+        "client": client[0],
+    }

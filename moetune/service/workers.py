@@ -1,0 +1,119 @@
+"""Stored plans by id: all that are asked for at one time are read together.
+
+To wake a thread, begin a transaction and end it takes longer than all the rest of an answer. Under
+load that is done once for dozens of requests, and a lone request waits for nobody.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec, TypeAlias, TypeVar
+
+from anyio import CapacityLimiter, to_thread
+
+from moetune.domain.errors import MoetuneError
+from moetune.service.metrics import Metrics
+from moetune.workflows.planner import Desk
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_NUM_READERS = 8
+_NUM_SOLVERS = 6
+_NUM_WRITERS = 4
+_NUM_CHECKERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Office:
+    """One application's desk, and threads for its calls, which block.
+
+    Each kind of call has threads of its own: a crowd that waits for one new plan does not keep
+    known plans, or the health check, waiting.
+    """
+
+    desk: Desk
+    metrics: Metrics
+    readers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_READERS))
+    solvers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_SOLVERS))
+    writers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_WRITERS))
+    checkers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_CHECKERS))
+
+    async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what looks up or parses."""
+        return await _run(self.readers, work, *args, **kwargs)
+
+    async def solve(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what may solve for a plan."""
+        return await _run(self.solvers, work, *args, **kwargs)
+
+    async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what stores rows."""
+        return await _run(self.writers, work, *args, **kwargs)
+
+    async def check(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what asks whether the store is there; a wait that is given up ends by itself."""
+        return await to_thread.run_sync(
+            partial(work, *args, **kwargs), limiter=self.checkers, abandon_on_cancel=True
+        )
+
+
+async def _run(
+    limiter: CapacityLimiter, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    return await to_thread.run_sync(partial(work, *args, **kwargs), limiter=limiter)
+
+
+_MAX_BATCH = 500
+_Answer: TypeAlias = "asyncio.Future[str | None]"
+
+
+class KnownPlans:
+    """Reads plan documents for one application; used from its event loop only."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._asked: dict[str, list[_Answer]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def document(self, plan_id: str) -> str | None:
+        """Return the canonical JSON of the plan with exactly this id, None where there is none.
+
+        Raises:
+            MoetuneError: the database cannot be read.
+        """
+        answer: _Answer = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(plan_id, []).append(answer)
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read())
+        return await answer
+
+    async def _read(self) -> None:
+        try:
+            while self._asked:
+                ids = list(self._asked)[:_MAX_BATCH]
+                await self._answer({plan_id: self._asked.pop(plan_id) for plan_id in ids})
+        finally:
+            self._reader = None
+
+    async def _answer(self, batch: Mapping[str, Sequence[_Answer]]) -> None:
+        """Answer everybody who has not gone away."""
+        found: Mapping[str, str] = {}
+        problem: Exception | None = None
+        try:
+            found = await self._office.read(self._office.desk.reading.plan_documents, tuple(batch))
+        except Exception as error:  # noqa: BLE001 - it is raised where the plans are waited for
+            problem = error
+        for plan_id, answers in batch.items():
+            for answer in answers:
+                if answer.done():
+                    continue
+                if problem is None:
+                    answer.set_result(found.get(plan_id))
+                else:
+                    answer.set_exception(_own(problem))
+
+
+def _own(error: Exception) -> Exception:
+    """Return an error of its own for each who waits: raising one twice spoils its traceback."""
+    return type(error)(*error.args) if isinstance(error, MoetuneError) else error

@@ -1,0 +1,1 @@
+"""Model states in chunks: their size, cache and offload (Elixir)."""

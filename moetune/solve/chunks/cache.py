@@ -1,0 +1,142 @@
+"""Which chunks a step gathers and which it gives up for them, in a cache of so many places.
+
+Eviction is Belady's: of the chunks that the use at hand does not need, the one whose next use is
+farthest. Steps repeat, so the next step's uses follow the last one. A chunk that leaves (it is
+reduced) frees its place, and has to be gathered again for its next use whatever the policy.
+
+Who is evicted is decided when a place is needed. The gather itself may begin as soon as its
+place is free, which is how far ahead it can be fetched at no cost in transfers.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moetune.domain.chunks import Use
+from moetune.domain.errors import InputError
+
+AT_START = -1
+"""The place of a gather is free before the step's first use."""
+FEWEST_PLACES = 2
+_MOST_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """A chunk that is made whole in the cache.
+
+    Args:
+        use: the first one that needs it there.
+        evicted: the chunk whose place it takes; None for a free one.
+        free_after: the use after which the place is free, `AT_START` before all.
+        was_reduced: the place becomes free when the chunk that left it there is reduced.
+    """
+
+    chunk: int
+    use: int
+    evicted: int | None
+    free_after: int
+    was_reduced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The steps of one period of a steady state, mostly a single one.
+
+    Args:
+        steps: the gathers of each step, in the order in which they are needed.
+    """
+
+    steps: tuple[tuple[Gather, ...], ...]
+
+    @property
+    def num_gathers(self) -> float:
+        """Gathers of a step, on average."""
+        return sum(map(len, self.steps)) / len(self.steps)
+
+
+def fewest_places(order: Sequence[Use]) -> int:
+    """Return the places without which a use has no room; two at least."""
+    return max(FEWEST_PLACES, *(len(set(use.chunks)) for use in order), 0)
+
+
+def replay(order: Sequence[Use], *, num_places: int) -> Replay:
+    """Return what a step gathers once every step does the same as one before.
+
+    Raises:
+        InputError: a use needs more chunks than the cache has places, or there are fewer than 2.
+    """
+    needed = fewest_places(order)
+    if num_places < needed:
+        raise InputError(
+            f"a cache of {num_places} chunks is too small: the order needs {needed}",
+            f"use a cache of at least {needed} chunks",
+        )
+    uses = NextUses(order)
+    resident: frozenset[int] = frozenset()
+    seen: dict[frozenset[int], int] = {}
+    steps: list[tuple[Gather, ...]] = []
+    while resident not in seen and len(steps) < _MOST_STEPS:
+        seen[resident] = len(steps)
+        gathers, resident = gathers_of_step(order, uses, num_places, resident)
+        steps.append(gathers)
+    return Replay(steps=tuple(steps[seen.get(resident, -1) :]))
+
+
+class NextUses:
+    """When every chunk of a repeated order is used next."""
+
+    def __init__(self, order: Sequence[Use]) -> None:
+        self._length = len(order)
+        self._positions: dict[int, list[int]] = {}
+        for position, use in enumerate(order):
+            for chunk in dict.fromkeys(use.chunks):
+                self._positions.setdefault(chunk, []).append(position)
+
+    def after(self, chunk: int, position: int) -> int:
+        """Return the next use after `position`, in the next step where this one has none."""
+        positions = self._positions.get(chunk)
+        if not positions:
+            return 2 * self._length
+        index = bisect_right(positions, position)
+        return positions[index] if index < len(positions) else positions[0] + self._length
+
+    def farthest(self, chunks: Iterable[int], position: int) -> int:
+        """Return the chunk to evict (Belady): used last; of equals the one that packs first."""
+        return max(chunks, key=lambda chunk: (self.after(chunk, position), -chunk))
+
+
+def gathers_of_step(
+    order: Sequence[Use], uses: NextUses, num_places: int, resident: Iterable[int]
+) -> tuple[tuple[Gather, ...], frozenset[int]]:
+    """Return what one step gathers, and the chunks that are in the cache behind it.
+
+    Args:
+        uses: of the order.
+        resident: chunks in the cache before the step.
+    """
+    last_use = dict.fromkeys(resident, AT_START)
+    free = [(AT_START, False)] * (num_places - len(last_use))
+    gathers = []
+    for index, use in enumerate(order):
+        for chunk in dict.fromkeys(use.chunks):
+            if chunk not in last_use:
+                evicted = None
+                if not free:
+                    evicted = uses.farthest(last_use.keys() - set(use.chunks), index)
+                    free.append((last_use.pop(evicted), False))
+                free_after, was_reduced = free.pop(0)
+                gathers.append(
+                    Gather(
+                        chunk=chunk,
+                        use=index,
+                        evicted=evicted,
+                        free_after=free_after,
+                        was_reduced=was_reduced,
+                    )
+                )
+            last_use[chunk] = index
+        for chunk in use.leaves:
+            if last_use.pop(chunk, None) is not None:
+                free.append((index, True))
+    return tuple(gathers), frozenset(last_use)

@@ -1,0 +1,295 @@
+"""The size of chunks and of the cache for them: Elixir's [S_FLAG, O_FLAG, C_SIZE], solved.
+
+Chunks are as large as the links need, and then of the size that wastes the least. The cache is
+the smallest one whose step is as short as the largest cache's that fits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from moetune.domain.chunks import Chunk, PackedParameter, Use, pack, rounded_elements
+from moetune.domain.costs import Estimate
+from moetune.domain.plan import Chunks, ModelMemory
+from moetune.domain.units import dtype_bytes
+from moetune.solve.chunks.cache import FEWEST_PLACES, fewest_places, replay
+from moetune.solve.chunks.time import (
+    ChunkCost,
+    ChunkPrices,
+    ChunkTime,
+    Machine,
+    simulate,
+    trust_of_all,
+)
+from moetune.solve.chunks.uses import Module, uses_of
+from moetune.solve.model.memory import StateBytes
+
+HIDDEN = 0.01
+"""A cache is large enough where its step is at most so much longer than the largest one's."""
+_NUM_SIZES = 48
+_GOOD_PLACES = 4
+"""Chunks are not made so large that fewer of them fit, but for the largest parameter."""
+_SPAN = 2
+"""Sizes are tried up to so many times the smallest that is worthwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkChoice:
+    """A way to keep the model's states in chunks.
+
+    Args:
+        num_chunks: that come and go.
+        num_places: of the cache.
+        num_gathers: of one micro-batch.
+        gathered_bytes, reduced_bytes: whole chunks, of one micro-batch.
+        host_bytes: on this rank's host.
+        trust: of the transfers.
+    """
+
+    chunks: Chunks
+    num_chunks: int
+    num_places: int
+    num_gathers: float
+    gathered_bytes: float
+    reduced_bytes: int
+    time: ChunkTime
+    memory: ModelMemory
+    host_bytes: int
+    trust: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRoom:
+    """What chunks may take.
+
+    Args:
+        device_bytes: of the device, beside activations and buffers.
+        host_bytes: of the host, for one rank; None where unknown.
+        activation_bytes, buffer_bytes: what the device keeps besides.
+    """
+
+    device_bytes: int
+    host_bytes: int | None
+    activation_bytes: int
+    buffer_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """A model's parameters in chunks, and where their states are.
+
+    Args:
+        each: bytes of a parameter and of its states.
+    """
+
+    chunks: tuple[Chunk, ...]
+    chunk_bytes: int
+    each: StateBytes
+    offload: bool
+
+    @property
+    def moving(self) -> Mapping[int, Chunk]:
+        """The chunks that come and go, by their index.
+
+        Fused ones stay, and those that no other rank has a share of, if the device has them.
+        """
+        return {
+            index: one
+            for index, one in enumerate(self.chunks)
+            if not one.is_fused and (self.offload or one.group.ranks > 1)
+        }
+
+    @property
+    def staying(self) -> tuple[Chunk, ...]:
+        """The chunks that stay whole on the device."""
+        moving = self.moving
+        return tuple(one for index, one in enumerate(self.chunks) if index not in moving)
+
+    @property
+    def shard_elements(self) -> int:
+        """Of this rank's shards."""
+        return sum(one.num_elements // one.group.ranks for one in self.moving.values())
+
+    @property
+    def place_bytes(self) -> int:
+        """Of one place of the cache; 0 where all chunks stay."""
+        return self.chunk_bytes if self.moving else 0
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of the largest parameter."""
+        slots = (slot for chunk in self.chunks for slot in chunk.slots)
+        return max(slot.num_elements for slot in slots) * self.each.parameter
+
+    @property
+    def host_bytes(self) -> int:
+        """What this rank has on its host: shards, their gradients and optimizer states."""
+        return self.shard_elements * self.each.total if self.offload else 0
+
+    def memory(self, num_places: int, room: ChunkRoom) -> ModelMemory:
+        """Return the bytes on the device with a cache of so many places.
+
+        The largest gradient is there besides, until it is moved to its chunk's place.
+        """
+        on_device = sum(one.num_elements for one in self.staying)
+        on_device += 0 if self.offload else self.shard_elements
+        sizes = {
+            "parameter_bytes": num_places * self.place_bytes + on_device * self.each.parameter,
+            "gradient_bytes": on_device * self.each.gradient + self.largest_bytes,
+            "optimizer_bytes": on_device * self.each.optimizer,
+            "activation_bytes": room.activation_bytes,
+            "buffer_bytes": room.buffer_bytes,
+        }
+        return ModelMemory(**sizes, total_bytes=sum(sizes.values()))
+
+    def most_places(self, room: ChunkRoom) -> int:
+        """Return the places that fit into the device's memory; at most one for each chunk."""
+        left = room.device_bytes + room.activation_bytes + room.buffer_bytes
+        left -= self.memory(0, room).total_bytes
+        most = max(len(self.moving), FEWEST_PLACES)
+        return min(left // self.place_bytes, most) if self.place_bytes else most * (left >= 0)
+
+
+def pack_modules(
+    modules: Sequence[Module], *, prices: ChunkPrices, each: StateBytes, room: ChunkRoom | None
+) -> Packed:
+    """Pack the parameters into chunks of the size that wastes the least.
+
+    Sizes range from what the links need, and the largest parameter, to twice that, and leave
+    room for some of them on the device. All groups' chunks have the same size.
+
+    Args:
+        room: None for any size.
+    """
+    parameters = [parameter for module in modules for parameter in module.parameters]
+    widest = max((one.group for one in parameters), key=lambda group: group.ranks)
+    grain = dtype_bytes(widest.dtype)
+    largest = max(one.num_elements for one in parameters) * grain
+    low = max(prices.worthwhile_bytes(widest.ranks), largest)
+    high = low * _SPAN
+    if room is not None:
+        high = min(high, (room.device_bytes - _held(parameters, each, prices)) // _GOOD_PLACES)
+    low, high = min(low, max(high, largest)), max(high, largest)
+    sizes = (
+        rounded_elements(widest, low + (high - low) * step // _NUM_SIZES) * grain
+        for step in range(_NUM_SIZES + 1)
+    )
+    best = min(
+        ((pack(parameters, chunk_bytes=size), size) for size in dict.fromkeys(sizes)),
+        key=lambda packed: (_wasted(*packed), packed[1]),
+    )
+    return Packed(chunks=best[0], chunk_bytes=best[1], each=each, offload=prices.offload)
+
+
+def _held(parameters: Sequence[PackedParameter], each: StateBytes, prices: ChunkPrices) -> int:
+    """Return about what shards and their states take of the device."""
+    shards = sum(one.num_elements // one.group.ranks for one in parameters)
+    return 0 if prices.offload else shards * each.total
+
+
+def choose_chunks(
+    modules: Sequence[Module],
+    packed: Packed,
+    *,
+    prices: ChunkPrices,
+    room: ChunkRoom,
+    recompute: bool,
+) -> ChunkChoice | None:
+    """Return the smallest cache whose transfers are hidden as well as they can be.
+
+    Args:
+        modules: with their times, for one size of micro-batch.
+
+    Returns:
+        None where no cache fits, or the host has too little memory.
+
+    Raises:
+        ProfileError: a copy or a collective was not measured.
+    """
+    order = uses_of(modules, packed.moving, recompute=recompute)
+    most, fewest = packed.most_places(room), fewest_places(order)
+    if room.host_bytes is not None and packed.host_bytes > room.host_bytes:
+        return None
+    if most < fewest:
+        return None
+    trial = _Trial(order, packed, prices)
+    return _choice(trial, _smallest_as_fast(trial, fewest, most), order, packed, room)
+
+
+def _choice(
+    trial: "_Trial", num_places: int, order: Sequence[Use], packed: Packed, room: ChunkRoom
+) -> ChunkChoice:
+    found = replay(order, num_places=num_places)
+    gathered = [gather.chunk for step in found.steps for gather in step]
+    moving = packed.moving
+    return ChunkChoice(
+        chunks=Chunks(
+            chunk_bytes=packed.chunk_bytes,
+            cache_bytes=num_places * packed.chunk_bytes,
+            scatter=True,
+            offload=packed.offload,
+        ),
+        num_chunks=len(moving),
+        num_places=num_places,
+        num_gathers=found.num_gathers,
+        gathered_bytes=sum(moving[one].num_bytes for one in gathered) / len(found.steps),
+        reduced_bytes=sum(moving[one].num_bytes for use in order for one in use.leaves),
+        time=trial.time(num_places),
+        memory=packed.memory(num_places, room),
+        host_bytes=packed.host_bytes,
+        trust=trial.trust,
+    )
+
+
+class _Trial:
+    """One order with caches of several sizes."""
+
+    def __init__(self, order: Sequence[Use], packed: Packed, prices: ChunkPrices) -> None:
+        self._order = order
+        self._machine = Machine(
+            copies_inline=prices.copies_inline, updates_on_host=prices.offload and prices.has_host
+        )
+        kinds: dict[tuple[object, int], tuple[ChunkCost, tuple[Estimate, ...]]] = {}
+        for chunk in packed.moving.values():
+            key = (chunk.group, chunk.num_elements)
+            if key not in kinds:
+                kinds[key] = prices.cost(chunk)
+        self._costs = {
+            index: kinds[chunk.group, chunk.num_elements][0]
+            for index, chunk in packed.moving.items()
+        }
+        self._staying = prices.staying(packed.staying)
+        self._known: dict[int, ChunkTime] = {}
+        self.trust = trust_of_all([one for _, found in kinds.values() for one in found])
+
+    def time(self, num_places: int) -> ChunkTime:
+        """Return the time with so many places."""
+        if num_places not in self._known:
+            self._known[num_places] = simulate(
+                self._order,
+                replay(self._order, num_places=num_places),
+                costs=self._costs,
+                machine=self._machine,
+                staying=self._staying,
+            )
+        return self._known[num_places]
+
+
+def _smallest_as_fast(trial: _Trial, fewest: int, most: int) -> int:
+    """Return the fewest places whose micro-batch is as short as with the most of them.
+
+    More places never make more transfers, so that they are bisected.
+    """
+    goal = (1 + HIDDEN) * trial.time(most).step_seconds(1)
+    low, high = fewest, most
+    while low < high:
+        middle = (low + high) // 2
+        if trial.time(middle).step_seconds(1) <= goal:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _wasted(chunks: Sequence[Chunk], chunk_bytes: int) -> int:
+    """Return what the chunks' places have too much."""
+    return sum(chunk_bytes - chunk.used_bytes for chunk in chunks if not chunk.is_fused)

@@ -1,0 +1,318 @@
+"""What one chunk's transfers and its optimizer step cost, and how large it must be to be worth it.
+
+A shard is 1/ranks of a chunk. The host sends and receives shards; ranks gather shards into chunks
+and scatter the sum of their gradients into shards (Elixir, "Fully symmetric partitioning").
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from moetune.domain.chunks import Chunk, ChunkGroup, Use
+from moetune.domain.costs import Costs, Estimate, least_trust
+from moetune.domain.samples import CollectiveOp, Direction
+from moetune.solve.chunks.cache import AT_START, Gather, Replay
+from moetune.solve.layer.costs import NOTHING
+from moetune.solve.model.costs import FULL_BYTES
+from moetune.solve.model.groups import Group, Groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkCost:
+    """Seconds of what one chunk goes through; 0 for what it does not.
+
+    Args:
+        fetch: its shard's way from the host.
+        gather: its shards' way to all ranks.
+        reduce: its gradients' way to their shards' ranks.
+        store: the gradient shard's way to the host.
+        update: the optimizer's step on its shard.
+    """
+
+    fetch: float = 0.0
+    gather: float = 0.0
+    reduce: float = 0.0
+    store: float = 0.0
+    update: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTime:
+    """One micro-batch, and what the optimizer adds to the last one of a step.
+
+    Args:
+        seconds: forward and backward pass with all transfers.
+        compute_seconds: the uses alone.
+        transfer_seconds: what the engines work, in all.
+        optimizer_seconds: what the optimizer's step adds where chunks are stepped as they come.
+        update_seconds: the optimizer's step on all chunks.
+    """
+
+    seconds: float
+    compute_seconds: float
+    transfer_seconds: float
+    optimizer_seconds: float
+    update_seconds: float
+
+    @property
+    def exposed_seconds(self) -> float:
+        """What the transfers add to the computation."""
+        return max(0.0, self.seconds - self.compute_seconds)
+
+    def step_seconds(self, num_micro_batches: int) -> float:
+        """Return the time of a whole step."""
+        return num_micro_batches * self.seconds + self.added_seconds(num_micro_batches)
+
+    def added_seconds(self, num_micro_batches: int) -> float:
+        """Return what the optimizer adds to a step.
+
+        Gradients of several micro-batches are complete only behind the last: no chunk is stepped
+        before.
+        """
+        return self.optimizer_seconds if num_micro_batches == 1 else self.update_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What works at the same time.
+
+    Args:
+        copies_inline: the device itself copies, as a CPU does.
+        updates_on_host: the optimizer runs on the host as soon as a gradient shard is there;
+            otherwise on the device behind the backward pass.
+    """
+
+    copies_inline: bool
+    updates_on_host: bool
+
+
+def simulate(
+    order: Sequence[Use],
+    found: Replay,
+    *,
+    costs: Mapping[int, ChunkCost],
+    machine: Machine,
+    staying: ChunkCost | None = None,
+) -> ChunkTime:
+    """Return the time of a steady state's micro-batch.
+
+    Args:
+        found: what `chunk_cache.replay` says of the order.
+        costs: of every chunk of the order.
+        staying: of all chunks that never leave together, which are reduced last.
+    """
+    runs = [_Step(gathers, costs, machine) for gathers in found.steps]
+    for run in runs:
+        run.all(order, staying or ChunkCost())
+    count = len(runs)
+    return ChunkTime(
+        seconds=sum(run.end for run in runs) / count,
+        compute_seconds=sum(use.seconds for use in order),
+        transfer_seconds=sum(run.engines.transferred for run in runs) / count,
+        optimizer_seconds=sum(run.update_end - run.end for run in runs) / count,
+        update_seconds=sum(run.updated for run in runs) / count,
+    )
+
+
+class _Engines:
+    """When each engine is free."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._free: dict[str, float] = {}
+        self.transferred = 0.0
+
+    def run(self, name: str, seconds: float, *, ready: float) -> float:
+        """Put work on an engine and return its end; no work ends when it is ready."""
+        if not seconds:
+            return ready
+        if name in {"fetch", "store", "link"}:
+            self.transferred += seconds
+        if name in {"fetch", "store"} and self._machine.copies_inline:
+            name = "device"
+        end = max(ready, self._free.get(name, 0.0)) + seconds
+        self._free[name] = end
+        return end
+
+    def free(self, name: str) -> float:
+        """Return when the engine has done all its work."""
+        return self._free.get(name, 0.0)
+
+
+class _Step:
+    """One micro-batch, use by use."""
+
+    def __init__(
+        self, gathers: Sequence[Gather], costs: Mapping[int, ChunkCost], machine: Machine
+    ) -> None:
+        self.engines = _Engines(machine)
+        self.end = self.update_end = 0.0
+        self._gathers = deque(gathers)
+        self._costs = costs
+        self._on_host = machine.updates_on_host
+        self._used_until = {AT_START: 0.0}
+        self._reduced_until: dict[int, float] = {}
+        self._whole: dict[int, float] = {}
+        self._device_update = self._stored = self.updated = 0.0
+
+    def all(self, order: Sequence[Use], staying: ChunkCost) -> None:
+        """Run the uses, then reduce the chunks that stay, and update what the device has."""
+        for index, use in enumerate(order):
+            while self._gathers and self._gathers[0].free_after < index:
+                self._gather(self._gathers.popleft())
+            self._compute(index, use)
+            self._reduce(index, use)
+        self.updated += staying.update
+        device = self.engines.free("device")
+        self.end = max(self.engines.run("link", staying.reduce, ready=device), self._stored)
+        self.update_end = max(self.update_end, self.end + staying.update + self._device_update)
+
+    def _gather(self, one: Gather) -> None:
+        times = self._reduced_until if one.was_reduced else self._used_until
+        cost = self._costs[one.chunk]
+        here = self.engines.run("fetch", cost.fetch, ready=times[one.free_after])
+        self._whole[one.chunk] = self.engines.run("link", cost.gather, ready=here)
+
+    def _compute(self, index: int, use: Use) -> None:
+        ready = max((self._whole.get(chunk, 0.0) for chunk in use.chunks), default=0.0)
+        ready = max(ready, self.engines.free("device"))
+        self._used_until[index] = self.engines.run("device", use.seconds, ready=ready)
+
+    def _reduce(self, index: int, use: Use) -> None:
+        freed = done = self._used_until[index]
+        for chunk in use.leaves:
+            cost = self._costs[chunk]
+            reduced = self.engines.run("link", cost.reduce, ready=done)
+            stored = self.engines.run("store", cost.store, ready=reduced)
+            freed, self._stored = max(freed, stored), max(self._stored, stored)
+            self.updated += cost.update
+            if self._on_host:
+                updated = self.engines.run("host", cost.update, ready=stored)
+                self.update_end = max(self.update_end, updated)
+            else:
+                self._device_update += cost.update
+        self._reduced_until[index] = freed
+
+
+GOOD_SHARE = 0.9
+"""Of the best rate that a transfer has: from there on larger chunks gain little."""
+_SMALLEST_BYTES, _LARGEST_BYTES = 2**20, 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkPrices:
+    """The costs of chunks in one layout.
+
+    Args:
+        groups: of the layout; its `data` hold the dense parameters, its `replicas` the experts.
+        offload: shards live on the host, and so do their optimizer states.
+        scatter: states are sharded; else whole on every rank, and gradients all-reduced.
+    """
+
+    costs: Costs
+    groups: Groups
+    dtype: str
+    offload: bool = False
+    scatter: bool = True
+
+    def cost(self, chunk: Chunk) -> tuple[ChunkCost, tuple[Estimate, ...]]:
+        """Return what the chunk costs, and the estimates behind it.
+
+        Gradients go to the host in full precision, as masters take them.
+
+        Raises:
+            ProfileError: a copy or a collective was not measured.
+        """
+        ranks = chunk.group.ranks
+        shard = chunk.num_bytes / ranks
+        full = max(shard, chunk.num_elements / ranks * FULL_BYTES)
+        fetch, store = self._copy("h2d", shard), self._copy("d2h", full)
+        gather = self._collective("all_gather", chunk.group, shard)
+        reduce = self._collective("reduce_scatter", chunk.group, chunk.num_bytes)
+        update = self.update(chunk.num_elements / ranks, on_host=self.offload) or NOTHING
+        found = (fetch, gather, reduce, store, update)
+        fields = ("fetch", "gather", "reduce", "store", "update")
+        seconds = {name: one.seconds for name, one in zip(fields, found, strict=True)}
+        return ChunkCost(**seconds), found
+
+    def staying(self, chunks: Sequence[Chunk]) -> ChunkCost:
+        """Return what the chunks cost that stay whole on every rank, all together."""
+        reduces = (self._collective("all_reduce", one.group, one.num_bytes) for one in chunks)
+        update = self.update(sum(one.num_elements for one in chunks), on_host=False) or NOTHING
+        return ChunkCost(reduce=sum(one.seconds for one in reduces), update=update.seconds)
+
+    def update(self, num_elements: float, *, on_host: bool) -> Estimate | None:
+        """Return the optimizer's step on so many parameters; None where it was not measured."""
+        if not num_elements:
+            return NOTHING
+        ops = ("host_adam",) if self.has_host else ("host_adam", "adam")
+        for op in ops if on_host else ("adam",):
+            found = self.costs.rows_op(op=op, dtype=self.dtype, rows=num_elements, width=1)
+            if found is not None:
+                return found
+        return None
+
+    @property
+    def copies_inline(self) -> bool:
+        """Whether copies take the device's time: pageable memory, and a CPU's own."""
+        return self.costs.copy_mode != "pinned"
+
+    @property
+    def has_host(self) -> bool:
+        """Whether the host works beside the device, which a CPU is itself."""
+        return self.costs.copy_mode != "inline"
+
+    def worthwhile_bytes(self, ranks: int) -> int:
+        """Return the chunk from which on every transfer has a good share of its best rate.
+
+        The best rate is that of a chunk of 1 GiB; by an α–β line the share is reached at 9·α/β.
+
+        Args:
+            ranks: of the group that shares the chunk.
+        """
+        group = ChunkGroup(dtype=self.dtype, ranks=ranks, label="dense")
+        return max(_worthwhile(seconds) for seconds in self._transfers(group))
+
+    def _transfers(self, group: ChunkGroup) -> list[Callable[[int], float]]:
+        ranks = group.ranks
+        if not self.scatter:
+            return [lambda size: self._collective("all_reduce", group, size).seconds]
+        return [
+            lambda size: self._copy("h2d", size / ranks).seconds,
+            lambda size: self._copy("d2h", size / ranks).seconds,
+            lambda size: self._collective("all_gather", group, size / ranks).seconds,
+            lambda size: self._collective("reduce_scatter", group, size).seconds,
+        ]
+
+    def _copy(self, direction: Direction, num_bytes: float) -> Estimate:
+        if not self.offload:
+            return NOTHING
+        pinned = self.costs.copy_mode == "pinned"
+        return self.costs.copy(direction=direction, pinned=pinned, num_bytes=num_bytes)
+
+    def _collective(self, op: CollectiveOp, group: ChunkGroup, num_bytes: float) -> Estimate:
+        if group.ranks == 1:
+            return NOTHING
+        place = self._place(group)
+        return self.costs.collective(
+            op=op, group_size=place.size, num_bytes=num_bytes, num_nodes=place.num_nodes
+        )
+
+    def _place(self, group: ChunkGroup) -> Group:
+        return self.groups.replicas if group.label == "experts" else self.groups.data
+
+
+def trust_of_all(estimates: Sequence[Estimate]) -> Estimate:
+    """Return no time with the least trust of the estimates that take any."""
+    trust = least_trust(one.trust for one in estimates if one.seconds)
+    return Estimate(seconds=0.0, trust=trust)
+
+
+def _worthwhile(seconds: Callable[[int], float]) -> int:
+    largest = seconds(_LARGEST_BYTES)
+    size = _SMALLEST_BYTES
+    if not largest:
+        return size
+    while size < _LARGEST_BYTES and size / seconds(size) < GOOD_SHARE * _LARGEST_BYTES / largest:
+        size *= 2
+    return size

@@ -1,0 +1,1 @@
+"""One MoE layer: its degrees, memory strategy and ranges, from measured costs."""

@@ -1,0 +1,245 @@
+"""Which degree each phase gets: bounds, ranking, and closed forms where costs are lines."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from moetune.domain.costs import LinearCost
+from moetune.domain.errors import InfeasiblePlanError, InputError
+from moetune.domain.layer import PHASES, Phase
+from moetune.domain.request import Order, Strategy
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.memory import Room
+from moetune.solve.layer.predict import PhaseTime
+from moetune.solve.layer.reuse import at_least_seconds, strategy_time
+
+MAX_DEGREE = 64
+NOISE = 0.01
+"""Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
+WORTH = 0.05
+"""Share of a step that chunks must promise to save where costs are measured.
+
+About the error of a step predicted from them (`docs/results/netlab.md`). Steps of several
+chunks share most of it, so that among them `NOISE` is enough.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What the caller pinned (not None) or bounded.
+
+    Raises:
+        InputError: a degree or a size below 1.
+    """
+
+    forward_degree: int | None = None
+    backward_degree: int | None = None
+    max_degree: int = MAX_DEGREE
+    min_chunk_tokens: int = 1
+    order: Order | None = None
+    strategy: Strategy | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("forward_degree", "backward_degree", "max_degree", "min_chunk_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def chosen_order(self) -> Order:
+        """The order pinned, or dispatch first: no order of the chunks is faster."""
+        return self.order or "dispatch_first"
+
+    def pinned(self, phase: Phase) -> int | None:
+        """Return the degree pinned for the phase."""
+        return self.forward_degree if phase == "forward" else self.backward_degree
+
+    def largest(self, tokens: int) -> int:
+        """Return the largest degree allowed; one chunk always is, however small."""
+        return max(1, min(self.max_degree, tokens // self.min_chunk_tokens))
+
+
+def recorded_bounds(constraints: Mapping[str, str]) -> Bounds:
+    """Return the bounds on degrees that a plan's constraints record, by flag name."""
+    given = {name: int(text) for name, text in constraints.items() if text.isdecimal()}
+    return Bounds(
+        forward_degree=given.get("forward-degree"),
+        backward_degree=given.get("backward-degree"),
+        max_degree=given.get("max-degree", MAX_DEGREE),
+        min_chunk_tokens=given.get("min-chunk-tokens", 1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DegreeChooser:
+    """The best degree of each phase for any number of tokens.
+
+    Args:
+        max_pipelined_tokens: above it the buffers of more than one chunk do not fit where
+            nothing is reused.
+        room: what reused memory has to fit into; None where it always does.
+    """
+
+    costs: LayerCosts
+    bounds: Bounds
+    max_pipelined_tokens: float = math.inf
+    strategy: Strategy = "none"
+    room: Room | None = None
+    _lines: dict[Phase, tuple[LinearCost, LinearCost] | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        closed = self.costs.costs.interference.is_none and self.strategy == "none"
+        closed &= self.bounds.chosen_order == "dispatch_first" and self.costs.world_size > 1
+        lines = {phase: self.costs.lines(phase) if closed else None for phase in PHASES}
+        object.__setattr__(self, "_lines", lines)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether every answer is a closed form's, at once and exact."""
+        one_rank = self.costs.world_size == 1 and self.strategy == "none"
+        return one_rank or all(lines is not None for lines in self._lines.values())
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the costs come from measurements, with their noise, and not from lines."""
+        return self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
+
+    def rank(self, phase: Phase, tokens: int) -> tuple[PhaseTime, ...]:
+        """Return every degree that is allowed, best first and then by time."""
+        times = [self.time(phase, tokens, degree) for degree in self.allowed(phase, tokens)]
+        if self._lines[phase] is not None or self.costs.world_size == 1:
+            best = self.degree(phase, tokens)
+        else:
+            best = self._smallest_best(times, tokens)
+        return tuple(
+            sorted(times, key=lambda time: (time.degree != best, time.seconds, time.degree))
+        )
+
+    def allowed(self, phase: Phase, tokens: int) -> range:
+        """Return the degrees that the bounds and the memory leave."""
+        pinned = self.bounds.pinned(phase)
+        if pinned is not None:
+            pinned = min(pinned, tokens)
+            return range(pinned, pinned + 1)
+        largest = self.bounds.largest(tokens)
+        if self.room is not None:
+            fewest = self.room.fewest_chunks(strategy=self.strategy, tokens=tokens, largest=largest)
+            return range(fewest, largest + 1)
+        fits = tokens <= self.max_pipelined_tokens
+        return range(1, (largest if fits else 1) + 1)
+
+    def degree(self, phase: Phase, tokens: int) -> int:
+        """Return the best degree for so many tokens."""
+        allowed = self.allowed(phase, tokens)
+        if len(allowed) == 1 or self.costs.world_size == 1:
+            return allowed[0]
+        lines = self._lines[phase]
+        if lines is not None:
+            rows = tokens * self.costs.layer.top_k
+            best = self.costs.best_degree(lines, rows=rows, max_degree=allowed[-1])
+            return max(best, allowed[0])
+        return self._smallest_best([self.time(phase, tokens, degree) for degree in allowed], tokens)
+
+    def best(self, tokens: int) -> tuple[PhaseTime, PhaseTime]:
+        """Return both phases at their best degrees, with every time asked for once."""
+        if self.is_closed or self.costs.world_size == 1:
+            forward, backward = (
+                self.time(phase, tokens, self.degree(phase, tokens)) for phase in PHASES
+            )
+            return forward, backward
+        times = [self._times(phase, tokens) for phase in PHASES]
+        if self.is_measured and not self._is_worth_it(times, tokens):
+            return times[0][0], times[1][0]
+        forward, backward = (self._smallest_near_best(each) for each in times)
+        return forward, backward
+
+    def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
+        """Return the phase's time at a degree."""
+        return strategy_time(
+            costs=self.costs,
+            phase=phase,
+            tokens=tokens,
+            degree=degree,
+            order=self.bounds.chosen_order,
+            strategy=self.strategy,
+        )
+
+    def near_best(self, phase: Phase, tokens: int) -> dict[int, float]:
+        """Return the seconds of all degrees within `NOISE` of the best, and of some others.
+
+        For strategies that are simulated: a degree whose busiest stream alone takes longer
+        than the best step is left out.
+        """
+        bounds = sorted(
+            (
+                at_least_seconds(
+                    costs=self.costs,
+                    phase=phase,
+                    strategy=self.strategy,
+                    tokens=tokens,
+                    degree=degree,
+                ),
+                degree,
+            )
+            for degree in self.allowed(phase, tokens)
+        )
+        found: dict[int, float] = {}
+        for at_least, degree in bounds:
+            if found and at_least > min(found.values()) * (1 + NOISE):
+                break
+            found[degree] = self.time(phase, tokens, degree).seconds
+        return found
+
+    def _smallest_best(self, times: Sequence[PhaseTime], tokens: int) -> int:
+        """Return the smallest of the degrees that tie for the best time, or are within noise.
+
+        Args:
+            times: by degree, ascending.
+        """
+        if self.is_measured and not self._is_worth_it(
+            [self._times(phase, tokens) for phase in PHASES], tokens
+        ):
+            return times[0].degree
+        return self._smallest_near_best(times).degree
+
+    def _smallest_near_best(self, times: Sequence[PhaseTime]) -> PhaseTime:
+        limit = min(time.seconds for time in times) * (1 + (NOISE if self.is_measured else TIE))
+        near = (time for time in times if time.seconds <= limit)
+        return min(near, key=lambda time: time.degree)
+
+    def _times(self, phase: Phase, tokens: int) -> list[PhaseTime]:
+        return [self.time(phase, tokens, degree) for degree in self.allowed(phase, tokens)]
+
+    def _is_worth_it(self, times: Sequence[Sequence[PhaseTime]], tokens: int) -> bool:
+        """Return whether chunks promise to save enough of the step.
+
+        Args:
+            times: of each phase, by degree, ascending.
+        """
+        fewest = best = self.costs.overhead(tokens=tokens).seconds
+        for each in times:
+            fewest += each[0].seconds
+            best += min(time.seconds for time in each)
+        return best <= fewest * (1 - WORTH)
+
+
+def check_pins(*, bounds: Bounds, tokens: int) -> None:
+    """Raise InfeasiblePlanError where a pinned degree is not among those allowed."""
+    largest = bounds.largest(tokens)
+    for phase in PHASES:
+        pinned = bounds.pinned(phase)
+        if pinned is None or pinned <= largest:
+            continue
+        what = f"{phase}_degree {pinned} is infeasible: "
+        flag = f"--{phase}-degree"
+        if pinned > bounds.max_degree:
+            raise InfeasiblePlanError(
+                f"{what}max_degree is {bounds.max_degree}",
+                f"nearest: {flag} {largest}, or allow more with --max-degree {pinned}",
+            )
+        raise InfeasiblePlanError(
+            f"{what}{tokens} tokens per rank in chunks of at least {bounds.min_chunk_tokens} "
+            f"make at most {largest}",
+            f"nearest: {flag} {largest}, or {pinned * bounds.min_chunk_tokens} tokens",
+        )

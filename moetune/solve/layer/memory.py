@@ -1,0 +1,237 @@
+"""What a plan keeps on one device (MPipeMoE Eq. 1–6, PPMoE §4.1).
+
+T tokens a rank, k experts a token, N = T·k rows, M d_model, H d_hidden, E experts, E_l of them
+on this rank, n chunks. The paper has k = E_l = 1 and H = 4·M.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Memory
+from moetune.domain.request import PlanInputs, Strategy
+from moetune.domain.units import dtype_bytes, format_bytes
+
+STATE_COPIES = 4
+"""Parameter, gradient and Adam's two moments."""
+STATE_BYTES = 4
+"""Of each of the four on average; in mixed precision 2 + 2 + 4 + 4 + 4 make the same 16."""
+
+
+def layer_memory(
+    *, workload: Workload, forward_degree: int, backward_degree: int, strategy: Strategy = "none"
+) -> Memory:
+    """Return the memory of the layer.
+
+        states       4·(E·M + 2·H·M·E_l) values, 3 for swiglu
+        activations  2·T·M (T_I, T_O) + 2·N·M (T_DI, T_DO) + N·H (T_M; twice for swiglu)
+        buffers      N·M + T_M in one chunk, as large as the activations in more
+        Δ(n)         N·2M·(n − 2)/n + T_M·(n − 1)/n, less in activations and in buffers
+
+    where strategies reuse memory: two buffers for T_DI and T_DO each, one for T_M. They all save
+    the same, and nothing in one chunk; in two chunks they save in T_M alone. Rings that hide
+    transfers, and routing data, come on top: a few chunks of M, and 8 bytes a row.
+
+    In a tensor-parallel group of P ranks nothing is dispatched, and nothing reused:
+
+        activations  2·T·M (T_I, T_O) + N/P·H (T_M; twice for swiglu)
+        buffers      2·T·M (their gradients) + one chunk's rows and results, 2·M and H of each;
+                     backward H once more, and for relu H once less
+
+    Where a rank has only a shard of the tokens, T/P, each of those 2·T·M is 2·T/P·M, and on top
+    come T·M of activations (x gathered) and 2·T·M of buffers (T_O's gradient gathered, and T_I's
+    before it is scattered).
+    """
+    if workload.expert_parallel == "tensor":
+        return _summed_memory(workload, forward_degree, backward_degree)
+    element = dtype_bytes(workload.dtype)
+    layer, tokens = workload.layer, workload.tokens_per_rank
+    states = _state_bytes(workload)
+    activations = tokens * _activation_elements(layer) * element
+    pipelined = max(forward_degree, backward_degree) > 1
+    buffers = tokens * _buffer_elements(layer, pipelined=pipelined) * element
+    everything = states + activations + buffers
+    saved = [0, 0]
+    if strategy != "none" and pipelined:
+        saved = [
+            tokens * element * _saved_elements(layer, degree)
+            for degree in (forward_degree, backward_degree)
+        ]
+    return Memory(
+        strategy=strategy,
+        state_bytes=states,
+        activation_bytes=activations - saved[0],
+        buffer_bytes=buffers - saved[1],
+        saved_bytes=sum(saved),
+        saving_ratio=sum(saved) / everything,
+    )
+
+
+def _summed_memory(workload: Workload, forward_degree: int, backward_degree: int) -> Memory:
+    layer, element = workload.layer, dtype_bytes(workload.dtype)
+    kept, buffered = (tokens * layer.d_model for tokens in summed_tokens(workload))
+    degrees = forward_degree, backward_degree
+    chunk = max(
+        summed_rows(workload, degree) * (2 * layer.d_model + summed_hidden(layer, backward=phase))
+        for phase, degree in zip((False, True), degrees, strict=True)
+    )
+    return Memory(
+        strategy="none",
+        state_bytes=_state_bytes(workload),
+        activation_bytes=(kept + summed_rows(workload, 1) * middle_elements(layer)) * element,
+        buffer_bytes=(buffered + chunk) * element,
+        saved_bytes=0,
+        saving_ratio=0.0,
+    )
+
+
+def summed_tokens(workload: Workload) -> tuple[int, int]:
+    """Return how many tokens' values a tensor-parallel rank keeps, and has in buffers."""
+    around = 2 * workload.own_tokens
+    if not workload.gathers:
+        return around, around
+    return around + workload.tokens_per_rank, around + 2 * workload.tokens_per_rank
+
+
+def summed_rows(workload: Workload, degree: int) -> int:
+    """Return the rows of the largest chunk that one rank's experts compute of balanced pairs."""
+    pairs = -(-workload.tokens_per_rank // degree) * workload.layer.top_k
+    return -(-pairs // workload.world_size)
+
+
+def summed_hidden(layer: LayerShape, *, backward: bool) -> int:
+    """Return the values of hidden width that a chunk's row takes beside T_M."""
+    return layer.d_hidden * (backward + (layer.activation != "relu"))
+
+
+def total_bytes(memory: Memory) -> int:
+    """Return all bytes of the plan on one device."""
+    return memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
+
+
+def tokens_that_fit(*, workload: Workload, limit_bytes: int, pipelined: bool) -> int:
+    """Return the most tokens per rank within the limit; 0 or less when not even one fits."""
+    layer = workload.layer
+    elements = _activation_elements(layer) + _buffer_elements(layer, pipelined=pipelined)
+    per_token = elements * dtype_bytes(workload.dtype)
+    return (limit_bytes - _state_bytes(workload)) // per_token
+
+
+def _state_bytes(workload: Workload) -> int:
+    layer = workload.layer
+    gate = layer.num_experts * layer.d_model
+    experts = layer.num_gemms * layer.d_hidden * layer.d_model * workload.local_experts
+    return STATE_COPIES * (gate + experts) * max(STATE_BYTES, dtype_bytes(workload.dtype))
+
+
+def middle_elements(layer: LayerShape) -> int:
+    """Return T_M of one row: swiglu keeps what its gate made of the row besides."""
+    return layer.d_hidden * (2 if layer.activation == "swiglu" else 1)
+
+
+def _activation_elements(layer: LayerShape) -> int:
+    return 2 * layer.d_model + layer.top_k * (2 * layer.d_model + middle_elements(layer))
+
+
+def _buffer_elements(layer: LayerShape, *, pipelined: bool) -> int:
+    if pipelined:
+        return _activation_elements(layer)
+    return layer.top_k * (layer.d_model + middle_elements(layer))
+
+
+def _saved_elements(layer: LayerShape, degree: int) -> int:
+    """Return Δ of one token, rounded down (MPipeMoE Eq. 5)."""
+    travelling = 2 * layer.d_model * max(degree - 2, 0)
+    return layer.top_k * (travelling + middle_elements(layer) * (degree - 1)) // degree
+
+
+MEMORY_TAKEN = "memory-taken"
+"""Among a plan's constraints: bytes of the limit that the rest of the model takes."""
+_MOST_TOKENS = 2**40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A layer and the memory it may take on one device."""
+
+    workload: Workload
+    limit_bytes: int
+
+    @property
+    def shrinks_with_chunks(self) -> bool:
+        """Whether chunks take less memory than one without reuse: in a tensor-parallel group."""
+        return self.workload.expert_parallel == "tensor"
+
+    def least_degree(self, largest: int) -> int:
+        """Return the degree that takes the least memory without reuse."""
+        return largest if self.shrinks_with_chunks else 1
+
+    @property
+    def max_pipelined_tokens(self) -> int:
+        """The most tokens whose buffers fit in several chunks without reuse; may be negative."""
+        return tokens_that_fit(workload=self.workload, limit_bytes=self.limit_bytes, pipelined=True)
+
+    def memory(
+        self, *, strategy: Strategy, degrees: tuple[int, int], tokens: int | None = None
+    ) -> Memory:
+        """Return what a choice takes, for the workload's tokens or for others."""
+        workload = self.workload
+        if tokens is not None:
+            workload = replace(workload, tokens_per_rank=tokens)
+        return layer_memory(
+            workload=workload,
+            forward_degree=degrees[0],
+            backward_degree=degrees[1],
+            strategy=strategy,
+        )
+
+    def fits(
+        self, *, strategy: Strategy, degrees: tuple[int, int], tokens: int | None = None
+    ) -> bool:
+        """Return whether a choice fits."""
+        memory = self.memory(strategy=strategy, degrees=degrees, tokens=tokens)
+        return total_bytes(memory) <= self.limit_bytes
+
+    def fewest_chunks(self, *, strategy: Strategy, tokens: int, largest: int) -> int:
+        """Return the smallest degree, the same in both phases, that fits; else `largest`.
+
+        More chunks take less memory, so that the degrees can be bisected.
+        """
+
+        def fits(degree: int) -> bool:
+            return self.fits(strategy=strategy, degrees=(degree, degree), tokens=tokens)
+
+        return min(1 + bisect_left(range(1, largest + 1), True, key=fits), largest)  # noqa: FBT003
+
+    def most_tokens(self, *, strategy: Strategy, degrees: tuple[int, int]) -> int:
+        """Return the most tokens per rank that fit; 0 when not even one does."""
+
+        def is_too_large(tokens: int) -> bool:
+            return not self.fits(strategy=strategy, degrees=degrees, tokens=tokens)
+
+        return bisect_left(range(1, _MOST_TOKENS), True, key=is_too_large)  # noqa: FBT003
+
+
+def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
+    """Return what the layer may take: the limit, else the device, less what others take.
+
+    Raises:
+        InfeasiblePlanError: others take all of it.
+    """
+    limit = inputs.memory_limit_bytes
+    limit = device_memory_bytes if limit is None else limit
+    taken = taken_bytes(inputs.constraints)
+    if taken and taken >= limit:
+        raise InfeasiblePlanError(
+            f"memory binds: the rest of the model takes {format_bytes(taken)} of "
+            f"{format_bytes(limit)}, which leaves nothing for the layer",
+            "spread the model over more ranks, or allow more memory",
+        )
+    return limit - taken
+
+
+def taken_bytes(constraints: Mapping[str, str]) -> int:
+    """Return how much of the limit the rest of the model takes."""
+    return int(constraints.get(MEMORY_TAKEN, "0"))

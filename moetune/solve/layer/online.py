@@ -1,0 +1,351 @@
+"""What a search in training may try for one number of tokens."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from moetune.domain.layer import Phase, Workload
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.request import STRATEGIES, Strategy
+from moetune.solve.layer.choose import recorded_bounds
+from moetune.solve.layer.memory import layer_memory, taken_bytes, total_bytes
+from moetune.solve.layer.settled import REACH, Gap
+
+Degrees = tuple[int, int]
+"""(smallest, largest), both included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Degrees and strategies to try.
+
+    Args:
+        seed: what the plan answers, within the degrees; tried first and always allowed.
+        workload: at the largest number of tokens that the decision will hold for.
+        limit_bytes: memory on one device, None without a limit.
+    """
+
+    seed: Decision
+    forward: Degrees
+    backward: Degrees
+    strategies: tuple[Strategy, ...]
+    workload: Workload
+    limit_bytes: int | None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is nothing to choose."""
+        sizes = (self.forward[1] - self.forward[0], self.backward[1] - self.backward[0])
+        return not any(sizes) and self.strategies in ((), (self.seed.strategy,))
+
+    def allows(self, decision: Decision) -> bool:
+        """Return whether the decision is within the degrees and fits the memory."""
+        if decision == self.seed:
+            return True
+        forward, backward = decision.forward_degree, decision.backward_degree
+        is_inside = (
+            self.forward[0] <= forward <= self.forward[1]
+            and self.backward[0] <= backward <= self.backward[1]
+            and decision.strategy in self.strategies
+        )
+        return is_inside and _fits(self.workload, self.limit_bytes, decision)
+
+    def fitting(self, decision: Decision) -> Decision:
+        """Return the decision, with more chunks where it takes those for the memory."""
+        last = max(self.forward[1], self.backward[1])
+        for degree in range(1, last + 1):
+            larger = replace(
+                decision,
+                forward_degree=_clip(max(decision.forward_degree, degree), self.forward),
+                backward_degree=_clip(max(decision.backward_degree, degree), self.backward),
+            )
+            if self.allows(larger):
+                return larger
+        return decision
+
+
+def search_space(
+    *, plan: Plan, tokens_per_rank: int, gap: Gap, memory_reuse: Strategy | None
+) -> Space:
+    """Return what may be tried: what the plan's caller pinned stays, and the memory suffices.
+
+    A strategy that reuses memory only adds work, so where "none" fits it is the only one.
+
+    Args:
+        memory_reuse: the strategy that the layer is told to use, None to choose it.
+    """
+    bounds = recorded_bounds(plan.inputs.constraints)
+    largest = bounds.largest(tokens_per_rank)
+    forward, backward = (
+        _degrees(gap, phase, largest, bounds.pinned(phase)) for phase in ("forward", "backward")
+    )
+    answer = plan.decide(tokens_per_rank)
+    seed = replace(
+        answer,
+        forward_degree=_clip(answer.forward_degree, forward),
+        backward_degree=_clip(answer.backward_degree, backward),
+        strategy=memory_reuse or answer.strategy,
+    )
+    reached = math.floor(tokens_per_rank * (1 + REACH))
+    workload = replace(plan.workload, tokens_per_rank=reached)
+    limit_bytes = _limit(plan)
+    return Space(
+        seed=seed,
+        forward=forward,
+        backward=backward,
+        strategies=_strategies(plan, seed, gap, memory_reuse, workload, limit_bytes),
+        workload=workload,
+        limit_bytes=limit_bytes,
+    )
+
+
+def _degrees(gap: Gap, phase: Phase, largest: int, pinned: int | None) -> Degrees:
+    if pinned is not None:
+        return pinned, pinned
+    return gap.degrees(phase, largest)
+
+
+def _clip(degree: int, degrees: Degrees) -> int:
+    return min(max(degree, degrees[0]), degrees[1])
+
+
+def _strategies(
+    plan: Plan,
+    seed: Decision,
+    gap: Gap,
+    memory_reuse: Strategy | None,
+    workload: Workload,
+    limit_bytes: int | None,
+) -> tuple[Strategy, ...]:
+    if workload.expert_parallel == "tensor":
+        return ("none",)
+    if memory_reuse is not None or "strategy" in plan.inputs.constraints:
+        return (seed.strategy,)
+    pipelined = replace(seed, forward_degree=2, backward_degree=2, strategy="none")
+    if _fits(workload, limit_bytes, pipelined):
+        return ("none",)
+    if gap.below is None or gap.above is None:
+        return STRATEGIES
+    among = {seed.strategy, gap.below.strategy, gap.above.strategy}
+    return tuple(one for one in STRATEGIES if one in among)
+
+
+def _limit(plan: Plan) -> int | None:
+    """Return the memory; where it forced the plan and its size is not told, what that needs.
+
+    A layer in a whole model fits as planned, and its share of the limit is not told.
+    """
+    if plan.transformer is not None:
+        return None
+    if plan.inputs.memory_limit_bytes is not None:
+        return plan.inputs.memory_limit_bytes - taken_bytes(plan.inputs.constraints)
+    is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"
+    return total_bytes(plan.memory) if is_forced else None
+
+
+def _fits(workload: Workload, limit_bytes: int | None, decision: Decision) -> bool:
+    if limit_bytes is None:
+        return True
+    memory = layer_memory(
+        workload=workload,
+        forward_degree=decision.forward_degree,
+        backward_degree=decision.backward_degree,
+        strategy=decision.strategy,
+    )
+    return total_bytes(memory) <= limit_bytes
+
+
+GAIN = 0.01
+"""The search stops below this share of a step, and leaves the plan's answer for no less."""
+REPEATS = 4
+"""Measured steps of a trial."""
+PRUNE_AFTER = 2
+PRUNE_MARGIN = 0.05
+"""A trial ends early when its fastest step is so much slower than the best trial's median."""
+MAX_TRIALS = 16
+"""Where noise hides that the curve is convex, the search ends here."""
+
+_Curve = Mapping[int, float]
+"""Seconds by degree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One trial: times of the pipelined part in each of its measured steps."""
+
+    decision: Decision
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Forward and backward together, of each step."""
+        return tuple(map(sum, zip(self.forward_seconds, self.backward_seconds, strict=True)))
+
+    @property
+    def median_seconds(self) -> float:
+        """The median of the steps."""
+        return statistics.median(self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opening:
+    """Degrees not tried yet.
+
+    Args:
+        degree: the one to try.
+        gain_seconds: the most that any of them can save, ∞ where nothing is known.
+    """
+
+    degree: int
+    gain_seconds: float
+
+
+def next_decision(*, space: Space, tried: Sequence[Tried]) -> Decision | None:
+    """Return what to try next, None when the expected gain is under `GAIN`.
+
+    Args:
+        tried: all trials so far, of `space` or of another one for the same tokens.
+    """
+    if not tried:
+        return space.seed
+    if len(tried) >= MAX_TRIALS:
+        return None
+    known = {one.decision for one in tried}
+    options = (one for one in _options(space, tried) if one not in known and space.allows(one))
+    return next(options, None)
+
+
+def best_tried(*, space: Space, tried: Sequence[Tried]) -> Tried:
+    """Return the fastest trial, or the plan's answer where that is as fast within `GAIN`."""
+    best = min(tried, key=lambda one: one.median_seconds)
+    for one in tried:
+        is_near = one.median_seconds <= best.median_seconds * (1 + GAIN)
+        if one.decision == space.seed and is_near:
+            return one
+    return best
+
+
+def is_clearly_worse(seconds: Sequence[float], best_seconds: float) -> bool:
+    """Return whether a trial need not be measured to its end.
+
+    Args:
+        seconds: of its steps so far.
+        best_seconds: the median of the best trial.
+    """
+    return len(seconds) >= PRUNE_AFTER and min(seconds) > best_seconds * (1 + PRUNE_MARGIN)
+
+
+def _options(space: Space, tried: Sequence[Tried]) -> Iterator[Decision]:
+    """Yield what is worth trying, best first; some of it may have been tried."""
+    best = min(tried, key=lambda one: one.median_seconds)
+    same = [one for one in tried if one.decision.strategy == best.decision.strategy]
+    forward = {d: statistics.median(s) for d, s in _by_degree(same, "forward").items()}
+    backward = {d: statistics.median(s) for d, s in _by_degree(same, "backward").items()}
+    own = replace(
+        best.decision,
+        forward_degree=min(forward, key=forward.__getitem__),
+        backward_degree=min(backward, key=backward.__getitem__),
+    )
+    ahead = _best_opening(forward, space.forward, space.seed.forward_degree)
+    back = _best_opening(backward, space.backward, space.seed.backward_degree)
+    wanted_seconds = GAIN * best.median_seconds
+    if ahead.gain_seconds + back.gain_seconds >= wanted_seconds:
+        moved = own
+        if ahead.gain_seconds >= wanted_seconds / 2:
+            moved = replace(moved, forward_degree=ahead.degree)
+        if back.gain_seconds >= wanted_seconds / 2:
+            moved = replace(moved, backward_degree=back.degree)
+        yield moved
+        yield replace(moved, forward_degree=own.forward_degree)
+        yield replace(moved, backward_degree=own.backward_degree)
+    yield own
+    for strategy in space.strategies:
+        yield space.fitting(replace(own, strategy=strategy))
+
+
+def _by_degree(tried: Sequence[Tried], phase: Phase) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for one in tried:
+        if phase == "forward":
+            found.setdefault(one.decision.forward_degree, []).extend(one.forward_seconds)
+        else:
+            found.setdefault(one.decision.backward_degree, []).extend(one.backward_seconds)
+    return found
+
+
+def _best_opening(curve: _Curve, degrees: Degrees, seed: int) -> _Opening:
+    """Return the opening that promises most, then the nearest to the best degree."""
+    best = min(curve, key=curve.__getitem__)
+    openings = [
+        *_between(curve),
+        *_above(curve, degrees[1], best, seed),
+        *_below(curve, degrees[0], best, seed),
+    ]
+    nothing = _Opening(degree=best, gain_seconds=0.0)
+    return max(
+        (nothing, *openings),
+        key=lambda one: (one.gain_seconds, -abs(one.degree - best), one.degree),
+    )
+
+
+def _between(curve: _Curve) -> Iterator[_Opening]:
+    tried = sorted(curve)
+    for at, (low, high) in enumerate(pairwise(tried)):
+        inside = range(low + 1, high)
+        if not inside:
+            continue
+        left = tried[at - 1] if at else None
+        right = tried[at + 2] if at + 2 < len(tried) else None
+        bounds = [
+            max(_line(curve, left, low, degree), _line(curve, right, high, degree))
+            for degree in inside
+        ]
+        gain_seconds = min(curve.values()) - min(bounds)
+        yield _Opening(degree=(low + high) // 2, gain_seconds=gain_seconds)
+
+
+def _above(curve: _Curve, largest: int, best: int, seed: int) -> Iterator[_Opening]:
+    """Yield the degrees above all tried ones.
+
+    The bound is taken at twice the last degree. A pipeline of r chunks exposes C/r and pays
+    B·r for starting them; more chunks save at most (√(C/r) − √(B·r))², which is less than the
+    tangent saves at 2·r, C/r − B·r.
+    """
+    tried = sorted(curve)
+    last, before = tried[-1], tried[-2] if len(tried) > 1 else None
+    if last >= largest:
+        return
+    ends = (last + 1, min(2 * last, largest))
+    bound = min(_line(curve, before, last, degree) for degree in ends)
+    step = _first_step(last)
+    if before is not None and best == last != seed:
+        step = 2 * (last - before)
+    yield _Opening(degree=min(last + step, largest), gain_seconds=curve[best] - bound)
+
+
+def _below(curve: _Curve, smallest: int, best: int, seed: int) -> Iterator[_Opening]:
+    tried = sorted(curve)
+    first, after = tried[0], tried[1] if len(tried) > 1 else None
+    if first <= smallest:
+        return
+    bound = min(_line(curve, after, first, degree) for degree in (smallest, first - 1))
+    step = _first_step(first)
+    if after is not None and best == first != seed:
+        step = 2 * (after - first)
+    yield _Opening(degree=max(first - step, smallest), gain_seconds=curve[best] - bound)
+
+
+def _first_step(degree: int) -> int:
+    """Return how far beside a degree to look: neighbours of a large one differ by noise alone."""
+    return max(1, degree // 4)
+
+
+def _line(curve: _Curve, far: int | None, near: int, degree: int) -> float:
+    """Return the line through two tried degrees at a third one, −∞ where one is missing."""
+    if far is None:
+        return -math.inf
+    slope = (curve[near] - curve[far]) / (near - far)
+    return curve[near] + slope * (degree - near)

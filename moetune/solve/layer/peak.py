@@ -1,0 +1,249 @@
+"""What one training step takes at its peak, buffer by buffer as the runtime makes them.
+
+`solve.memory` has the formulas of MPipeMoE, which bound a strategy; this recounts the runtime's
+own buffers, with those beyond the formulas. T tokens a rank, k experts a token, N rows that are
+kept, M d_model, H d_hidden, E experts, E_l of them on this rank, P ranks, s bytes a value. Rows
+are spread evenly over the ranks; a rank that receives more of them needs more.
+"""
+
+import math
+from dataclasses import dataclass
+
+from moetune.domain.layer import Workload
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.units import dtype_bytes
+from moetune.solve.layer.memory import middle_elements, summed_hidden, summed_rows, summed_tokens
+
+_INDEX_BYTES = 8
+_EXACT_BYTES = 4
+"""Gates and sums of gradients are no narrower than float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Bytes that training keeps of one parameter."""
+
+    parameter: int
+    gradient: int
+    optimizer: int
+
+    @classmethod
+    def adam(cls, dtype: str) -> "States":
+        """Return those of `torch.optim.Adam` on parameters of that dtype: two moments alike."""
+        element = dtype_bytes(dtype)
+        return cls(parameter=element, gradient=element, optimizer=2 * element)
+
+    @classmethod
+    def mixed_adam(cls, *, gradient: int = 2) -> "States":
+        """Return those of two-byte parameters with a float32 copy and moments (PPMoE §4.1).
+
+        Args:
+            gradient: 2 makes 16 bytes a parameter, 4 makes 18.
+        """
+        return cls(parameter=2, gradient=gradient, optimizer=12)
+
+    @classmethod
+    def sgd(cls, dtype: str, *, momentum: bool = False) -> "States":
+        """Return those of `torch.optim.SGD`."""
+        element = dtype_bytes(dtype)
+        return cls(parameter=element, gradient=element, optimizer=element * momentum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """Bytes at the peak of a training step on one rank, apart by what they are for.
+
+    Args:
+        state_bytes: parameters, gradients and what the optimiser keeps.
+        activation_bytes: x, y and what is kept for the backward pass.
+        buffer_bytes: the gradients of x and y, and buffers for the rows of a whole phase.
+        ring_bytes: buffers for the rows of one chunk.
+        routing_bytes: probabilities, weights and indices.
+        host_bytes: what is offloaded.
+    """
+
+    state_bytes: int
+    activation_bytes: int
+    buffer_bytes: int
+    ring_bytes: int
+    routing_bytes: int
+    host_bytes: int
+
+    @property
+    def device_bytes(self) -> int:
+        """All but the host's."""
+        return (
+            self.state_bytes + self.activation_bytes + self.buffer_bytes
+            + self.ring_bytes + self.routing_bytes
+        )  # fmt: skip
+
+
+def peak_bytes(
+    *,
+    workload: Workload,
+    forward_degree: int,
+    backward_degree: int,
+    strategy: Strategy = "none",
+    bias: bool = True,
+    capacity_factor: float | None = None,
+    states: States | None = None,
+) -> Peak:
+    """Return the peak of a training step, forward and backward.
+
+        reused    2·T·M (x, y) + 2·T·M (their gradients) + chunks of M and H in rings
+        none      2·T·M + N·(M + H) + T·k·M kept; 2·T·M + T·k·M + N·M + chunks of H besides
+
+    with H twice for swiglu. In one chunk, forward and backward, every strategy is "none". In a
+    tensor-parallel group strategy and capacity do not matter: see `solve.memory`.
+
+    Args:
+        bias: whether experts add biases (swiglu never does).
+        capacity_factor: as the layer's; above 1 it drops nothing of balanced rows.
+        states: default, 16 bytes a parameter, 32 in float64.
+    """
+    kind = _SummedCounts if workload.expert_parallel == "tensor" else _Counts
+    counts = kind(
+        workload, forward_degree, backward_degree, strategy, bias=bias,
+        share=1.0 if capacity_factor is None else min(1.0, capacity_factor),
+    )  # fmt: skip
+    states = _default_states(workload.dtype) if states is None else states
+    return Peak(
+        state_bytes=counts.parameters * (states.parameter + states.gradient + states.optimizer),
+        activation_bytes=counts.activation_bytes(),
+        buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(states),
+        ring_bytes=max(counts.ring_bytes(backward=False), counts.ring_bytes(backward=True)),
+        routing_bytes=counts.routing_bytes(),
+        host_bytes=counts.host_bytes(),
+    )
+
+
+def _default_states(dtype: str) -> States:
+    return States.adam(dtype) if dtype_bytes(dtype) >= _EXACT_BYTES else States.mixed_adam()
+
+
+class _Counts:
+    def __init__(
+        self,
+        workload: Workload,
+        forward_degree: int,
+        backward_degree: int,
+        strategy: Strategy,
+        *,
+        bias: bool,
+        share: float,
+    ) -> None:
+        self._workload, self._layer = workload, workload.layer
+        self._degrees = forward_degree, backward_degree
+        self._reuses = strategy != "none" and max(self._degrees) > 1
+        self._keeps_input = self._reuses and strategy in OFFLOADS_INPUT
+        self._keeps_middle = self._reuses and strategy in OFFLOADS_MIDDLE
+        self._share, self._bias = share, bias and self._layer.activation != "swiglu"
+        self._element = dtype_bytes(workload.dtype)
+        self._pairs = workload.rows
+        self._rows = math.ceil(workload.rows * share)
+
+    @property
+    def parameters(self) -> int:
+        layer = self._layer
+        return layer.num_experts * layer.d_model + self._expert_parameters
+
+    @property
+    def _expert_parameters(self) -> int:
+        layer = self._layer
+        biases = (layer.d_hidden + layer.d_model) * self._bias
+        one = layer.num_gemms * layer.d_hidden * layer.d_model + biases
+        return one * self._workload.local_experts
+
+    @property
+    def _tokens_bytes(self) -> int:
+        return self._workload.tokens_per_rank * self._layer.d_model * self._element
+
+    def activation_bytes(self) -> int:
+        if self._reuses:
+            return 2 * self._tokens_bytes
+        received = self._rows * (self._layer.d_model + self._middle)
+        returned = self._pairs * self._layer.d_model
+        return 2 * self._tokens_bytes + (received + returned) * self._element
+
+    def buffer_bytes(self) -> int:
+        if self._reuses:
+            return 2 * self._tokens_bytes
+        regroups = self._regroups(0) or self._regroups(1)
+        rows = self._pairs + self._rows * (2 if regroups else 1)
+        return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
+
+    def gradient_sum_bytes(self, states: States) -> int:
+        """Return what sums in float32 take beyond the gradients of narrower parameters."""
+        if self._element >= _EXACT_BYTES or self._degrees[1] == 1:
+            return 0
+        product = self._layer.d_model * self._layer.d_hidden * self._element
+        return max(0, _EXACT_BYTES - states.gradient) * self._expert_parameters + product
+
+    def ring_bytes(self, *, backward: bool) -> int:
+        degree, layer = self._degrees[backward], self._layer
+        chunk_tokens = -(-self._workload.tokens_per_rank // degree)
+        chunk_rows = math.ceil(chunk_tokens * layer.top_k * self._share)
+        hidden = backward * layer.d_hidden + (layer.activation != "relu") * layer.d_hidden
+        if not self._reuses:
+            return chunk_rows * hidden * self._element
+        dispatches = 1 if self._keeps_input else 2
+        travelling = dispatches + (degree > 1) if backward else min(3, degree)
+        at_experts = min(3, degree) + min(2, degree) if backward else 2 * min(2, degree)
+        buffers = travelling + at_experts + self._regroups(backward)
+        return chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element
+
+    def routing_bytes(self) -> int:
+        gate = max(self._element, _EXACT_BYTES)
+        probabilities = self._workload.tokens_per_rank * self._layer.num_experts * gate
+        orders = 1 if self._degrees[0] == self._degrees[1] else 2
+        kept = probabilities + self._pairs * (gate + _INDEX_BYTES * (1 + orders))
+        if not self._reuses:
+            drops = self._share < 1
+            return kept + self._pairs * (self._element + _INDEX_BYTES * (1 + drops))
+        tokens = self._rows * _INDEX_BYTES * (self._layer.top_k > 1)
+        weights = 2 * self._rows * self._element
+        brought_back = 2 * self._rows * self._element
+        return kept + tokens + self._pairs * gate + max(weights + brought_back, probabilities)
+
+    def host_bytes(self) -> int:
+        width = self._layer.d_model * self._keeps_input + self._middle * self._keeps_middle
+        return self._rows * width * self._element
+
+    @property
+    def _middle(self) -> int:
+        return middle_elements(self._layer)
+
+    def _regroups(self, phase: int) -> bool:
+        """Whether rows of several experts, or of several pieces, arrive from several ranks."""
+        own, other = self._degrees[phase], self._degrees[1 - phase]
+        cells = self._workload.local_experts > 1 or own % other > 0
+        return self._workload.world_size > 1 and cells
+
+
+class _SummedCounts(_Counts):
+    """Of a tensor-parallel group: nothing is dispatched, and x is gathered from again."""
+
+    def activation_bytes(self) -> int:
+        kept, _ = summed_tokens(self._workload)
+        rows = summed_rows(self._workload, 1)
+        return (kept * self._layer.d_model + rows * self._middle) * self._element
+
+    def buffer_bytes(self) -> int:
+        _, buffered = summed_tokens(self._workload)
+        return buffered * self._layer.d_model * self._element
+
+    def ring_bytes(self, *, backward: bool) -> int:
+        rows = summed_rows(self._workload, self._degrees[backward])
+        width = 2 * self._layer.d_model + summed_hidden(self._layer, backward=backward)
+        return rows * width * self._element
+
+    def routing_bytes(self) -> int:
+        gate, own_tokens = max(self._element, _EXACT_BYTES), self._workload.own_tokens
+        probabilities = own_tokens * self._layer.num_experts * gate
+        own_pairs = own_tokens * self._layer.top_k
+        rows = summed_rows(self._workload, 1)
+        return (
+            probabilities
+            + (own_pairs + self._pairs) * (gate + _INDEX_BYTES)
+            + rows * (2 * self._element + _INDEX_BYTES)
+        )

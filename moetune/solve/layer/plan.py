@@ -1,0 +1,233 @@
+"""Costs and inputs to a plan: the one door of the solver."""
+
+from collections.abc import Iterator, Sequence
+
+from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.plan import Alternative, Choice, Pipeline, Plan, Predicted, Verdict
+from moetune.domain.profile import Provenance
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Layout, Order, PlanInputs
+from moetune.solve.layer.choose import Bounds, check_pins
+from moetune.solve.layer.memory import limit_of, total_bytes
+from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.layer.predict import StepTime
+from moetune.solve.layer.ranges import solve_ranges
+from moetune.solve.layer.strategies import Contender, Ranking, Strategies, choose_strategy
+from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.uncertainty import Confidence, judge_choice
+from moetune.solve.layer.words import (
+    ONE_RANK,
+    PAGEABLE,
+    beware,
+    binding_resource,
+    explain_choice,
+    explain_fewest,
+    explain_loss,
+    explain_memory,
+    explain_peak,
+    explain_strategy,
+    explain_strategy_loss,
+    reuses,
+)
+
+
+def solve_plan(
+    *,
+    inputs: PlanInputs,
+    costs: Costs,
+    resamples: Sequence[Costs],
+    bounds: Bounds,
+    device_memory_bytes: int,
+    provenance: Provenance,
+    num_nodes: int = 0,
+) -> Plan:
+    """Return the fastest plan within the bounds and the memory, and why it is the fastest.
+
+    Args:
+        costs: nominal costs of the profile that the inputs name.
+        resamples: refits of the same measurements, for how sure the choice is; may be empty.
+        bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
+        device_memory_bytes: the limit where the inputs set none.
+        provenance: of the profile.
+        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
+
+    Raises:
+        InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
+            memory than there is.
+        ProfileError: the profile lacks an operation that the layer needs.
+    """
+    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
+    workload = inputs.workload(layout)
+    check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
+    strategies = choose_strategy(
+        workload=workload,
+        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
+        bounds=bounds,
+        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
+    )
+    ranking = strategies.best
+    confidence = judge_choice(
+        costs=ranking.costs,
+        resamples=resamples,
+        tokens=inputs.tokens_per_rank,
+        forward=ranking.forward,
+        backward=ranking.backward,
+        order=ranking.order,
+        strategy=ranking.chooser.strategy,
+        rivals=strategies.rivals,
+    )
+    others = ranking.others()
+    assumed_spread = len(resamples) > 0 and not ranking.chooser.is_measured
+    return Plan(
+        id=inputs.plan_id,
+        inputs=inputs,
+        layout=layout,
+        pipeline=_pipeline(ranking),
+        memory=ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
+        chunks=None,
+        predicted=_predicted(ranking, confidence, provenance),
+        decision=_verdict(strategies, confidence, others),
+        alternatives=(
+            *(_alternative(ranking, other) for other in others),
+            *(_other_strategy(ranking, loser) for loser in strategies.losers),
+        ),
+        warnings=(
+            *_doubts(ranking, inputs.profile, provenance, assumed_spread=assumed_spread),
+            *ranking.pin_warnings(),
+        ),
+    )
+
+
+def _doubts(
+    ranking: Ranking, profile: str, provenance: Provenance, *, assumed_spread: bool
+) -> Iterator[str]:
+    yield from beware(
+        trust=ranking.best.trust,
+        provenance=provenance,
+        profile=profile,
+        assumed_spread=assumed_spread,
+    )
+    limit, best = ranking.room.limit_bytes, ranking.best
+    peak = peak_bytes(
+        workload=ranking.room.workload,
+        forward_degree=best.forward.degree,
+        backward_degree=best.backward.degree,
+        strategy=ranking.strategy,
+    )
+    if peak.device_bytes > limit:
+        yield explain_peak(peak_bytes=peak.device_bytes, limit_bytes=limit)
+    offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
+    if offloads and ranking.costs.costs.copy_mode == "pageable":
+        yield PAGEABLE
+
+
+def _pipeline(ranking: Ranking) -> Pipeline:
+    forward_degree = ranking.best.forward.degree
+    backward_degree = ranking.best.backward.degree
+    return Pipeline(
+        forward_degree=forward_degree,
+        backward_degree=backward_degree,
+        order=ranking.order,
+        ranges=solve_ranges(
+            chooser=ranking.chooser,
+            tokens=ranking.tokens,
+            forward_degree=forward_degree,
+            backward_degree=backward_degree,
+        ),
+    )
+
+
+def _predicted(ranking: Ranking, confidence: Confidence, provenance: Provenance) -> Predicted:
+    best, sequential = ranking.best, ranking.sequential
+    not_measured: tuple[Trust, ...] = () if provenance == "measured" else ("modelled",)
+    return Predicted(
+        forward_seconds=best.forward.seconds,
+        backward_seconds=best.backward.seconds,
+        step_seconds=best.seconds,
+        sequential_forward_seconds=sequential.forward.seconds,
+        sequential_backward_seconds=sequential.backward.seconds,
+        overhead_seconds=best.overhead.seconds,
+        p05_step_seconds=confidence.p05_step_seconds,
+        p95_step_seconds=confidence.p95_step_seconds,
+        trust=least_trust((best.trust, *not_measured)),
+    )
+
+
+def _alternative(ranking: Ranking, other: StepTime) -> Alternative:
+    return Alternative(
+        forward_degree=other.forward.degree,
+        backward_degree=other.backward.degree,
+        order=ranking.order,
+        strategy=other.strategy,
+        step_seconds=other.seconds,
+        lost_because=explain_loss(other=other, best=ranking.best),
+    )
+
+
+def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
+    return Alternative(
+        forward_degree=loser.step.forward.degree,
+        backward_degree=loser.step.backward.degree,
+        order=_order(ranking, loser.step),
+        strategy=loser.strategy,
+        step_seconds=loser.step.seconds,
+        lost_because=explain_strategy_loss(
+            other=loser.step,
+            needed_bytes=total_bytes(loser.memory),
+            limit_bytes=ranking.room.limit_bytes,
+            best=ranking.best,
+        ),
+    )
+
+
+def _order(ranking: Ranking, step: StepTime) -> Order:
+    return ranking.bounds.chosen_order if step.strategy == "none" else "interleaved"
+
+
+def _verdict(strategies: Strategies, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
+    ranking = strategies.best
+    rest = [*others[:1], *strategies.rivals]
+    runner_up = min(rest, key=lambda step: step.seconds, default=None)
+    choice = None
+    if runner_up is not None:
+        choice = Choice(
+            forward_degree=runner_up.forward.degree,
+            backward_degree=runner_up.backward.degree,
+            order=_order(ranking, runner_up),
+            strategy=runner_up.strategy,
+            step_seconds=runner_up.seconds,
+        )
+    return Verdict(
+        probability_best=confidence.probability_best,
+        expected_regret=confidence.expected_regret,
+        runner_up=choice,
+        binding="memory" if strategies.is_forced else binding_resource(ranking.best),
+        why=_why(strategies, others[0] if others else None),
+    )
+
+
+def _why(strategies: Strategies, runner_up: StepTime | None) -> str:
+    ranking = strategies.best
+    without = next((one for one in strategies.losers if one.strategy == "none"), None)
+    if without is not None and reuses(ranking.best) and not without.fits:
+        memory = ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
+        return explain_strategy(
+            best=ranking.best,
+            needed_bytes=total_bytes(memory),
+            without_bytes=total_bytes(without.memory),
+            limit_bytes=ranking.room.limit_bytes,
+        )
+    if ranking.memory_forced and ranking.chooser.room is not None:
+        return explain_fewest(fewest=ranking.fewest_chunks)
+    if ranking.memory_forced:
+        return explain_memory(
+            tokens=ranking.tokens, max_pipelined_tokens=int(ranking.chooser.max_pipelined_tokens)
+        )
+    degrees = ranking.best.forward.degree, ranking.best.backward.degree
+    if ranking.costs.world_size == 1 and max(degrees) == 1:
+        return ONE_RANK
+    return explain_choice(
+        step=ranking.best,
+        sequential=ranking.sequential,
+        runner_up=runner_up,
+        interference=ranking.costs.costs.interference,
+    )

@@ -1,0 +1,368 @@
+"""How long a phase takes whose chunks share buffers: the fluid timeline of each strategy.
+
+Reused memory overwrites what the backward pass needs (MPipeMoE §III-D). What the experts
+received (T_DI) comes back from host memory (S1, S3) or is sent again (S2, S4); the
+pre-activations (T_M) come back from host memory (S1, S2) or are computed again (S3, S4).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Estimate, Interference
+from moetune.domain.layer import PHASES, Phase
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Order, Strategy
+from moetune.domain.samples import Product
+from moetune.domain.units import dtype_bytes
+from moetune.solve.layer.costs import LayerCosts, total
+from moetune.solve.layer.memory import middle_elements
+from moetune.solve.layer.predict import PhaseTime, StepTime, phase_time
+from moetune.solve.layer.timeline import COMPUTE, LINK, Task, Timeline, simulate
+
+COPIES = "copies"
+_AHEAD = 2
+"""Dispatches ahead of the experts: T_DI has two buffers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One chunk's operations while nothing else runs.
+
+    Args:
+        transfer: a dispatch, or a combine.
+        before: the experts as long as they need T_M.
+        after: the rest of the experts' work; T_M may be overwritten meanwhile.
+        copy_input, copy_middle: T_DI and T_M to the host, or back.
+        sends_again: whether T_DI is dispatched a second time.
+        copies_beside: whether an engine copies while the experts compute.
+        sorts_rows: whether T_DI lies in one buffer by expert besides the two of the link.
+    """
+
+    transfer: Estimate
+    before: Estimate
+    after: Estimate
+    copy_input: Estimate | None
+    copy_middle: Estimate | None
+    sends_again: bool
+    copies_beside: bool
+    sorts_rows: bool
+
+    @property
+    def num_transfers(self) -> int:
+        """Exchanges of the chunk: dispatch and combine, and T_DI again."""
+        return 3 if self.sends_again else 2
+
+    @property
+    def compute(self) -> Estimate:
+        """All of the experts' work."""
+        return total(self.before, self.after)
+
+    @property
+    def copies(self) -> Estimate:
+        """All copies."""
+        return total(self.copy_input, self.copy_middle)
+
+    @property
+    def copy_stream(self) -> str:
+        """Who copies."""
+        return COPIES if self.copies_beside else COMPUTE
+
+
+def chunk_of(
+    *, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: float, degree: int
+) -> Chunk:
+    """Return what one chunk of `rows` rows costs in a phase of so many.
+
+    Raises:
+        ProfileError: the strategy copies, and no copies were measured.
+    """
+    is_backward = phase == "backward"
+    before, after = _halves(costs, phase, rows, recompute=strategy in {"S3", "S4"})
+    layer = costs.layer
+
+    def copy(width: int) -> Estimate:
+        return _copy(costs, phase, rows * width * dtype_bytes(costs.dtype))
+
+    return Chunk(
+        transfer=costs.transfer(rows=rows, degree=degree),
+        before=before,
+        after=after,
+        copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
+        copy_middle=copy(middle_elements(layer)) if strategy in OFFLOADS_MIDDLE else None,
+        sends_again=is_backward and strategy in {"S2", "S4"},
+        copies_beside=costs.costs.copy_mode == "pinned",
+        sorts_rows=costs.sorts_rows,
+    )
+
+
+def reuse_time(
+    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
+) -> PhaseTime:
+    """Return the predicted time of one phase with `tokens` on each rank, by its timeline."""
+    rows = tokens * costs.layer.top_k / degree
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
+    timeline = _run(costs, phase, chunk, rows, degree)
+    return PhaseTime(
+        degree=degree,
+        seconds=timeline.makespan_seconds,
+        transfer=chunk.transfer,
+        compute=chunk.compute,
+        copies=chunk.copies,
+        num_transfers=chunk.num_transfers,
+    )
+
+
+def reuse_timeline(
+    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
+) -> Timeline:
+    """Return when each task of the phase runs."""
+    rows = tokens * costs.layer.top_k / degree
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
+    return _run(costs, phase, chunk, rows, degree)
+
+
+def _run(costs: LayerCosts, phase: Phase, chunk: Chunk, rows: float, degree: int) -> Timeline:
+    return simulate(
+        reuse_tasks(chunk=chunk, phase=phase, degree=degree),
+        interference=costs.beside(rows=rows, degree=degree),
+    )
+
+
+def at_least_seconds(
+    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
+) -> float:
+    """Return a time that the phase cannot beat: its busiest stream, undisturbed."""
+    rows = tokens * costs.layer.top_k / degree
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
+    transfers = chunk.num_transfers * chunk.transfer.seconds
+    device, copies = degree * chunk.compute.seconds, degree * chunk.copies.seconds
+    busy = copies if chunk.copies_beside else device + copies
+    return max(degree * transfers, transfers + device, busy)
+
+
+def reuse_tasks(*, chunk: Chunk, phase: Phase, degree: int) -> list[Task]:
+    """Return the tasks of a phase, two dispatches ahead of the experts (MPipeMoE Fig. 7).
+
+    The link runs D₁ D₂ C₁ D₃ C₂ … backward, as the paper has it. Forward it runs D₁ D₂ D₃ C₁ D₄
+    C₂ …, D₃ once the first chunk's experts have left its buffer: the experts wait for D₃ and not
+    for C₁.
+    """
+    chunks = range(degree)
+    if phase == "forward":
+        link = _forward_link(chunk, degree)
+        experts = [task for i in chunks for task in _forward(chunk, i, degree)]
+    else:
+        link = _link(chunk, degree)
+        experts = [*_first_loads(chunk, degree)]
+        experts += [task for i in chunks for task in _backward(chunk, i, degree)]
+    return [*link, *experts]
+
+
+def _forward_link(chunk: Chunk, degree: int) -> list[Task]:
+    """Return D₁ D₂ D₃ C₁ D₄ C₂ …; a D waits until its buffer of received rows is free."""
+    seconds = chunk.transfer.seconds
+    saves = chunk.copy_input is not None and not chunk.sorts_rows
+
+    def dispatch(i: int) -> Task:
+        before = i - _AHEAD
+        after = (f"after {before}", f"save input {before}")[: 1 + saves] if before >= 0 else ()
+        return Task(f"dispatch {i}", "comm", LINK, seconds, after)
+
+    tasks = [dispatch(i) for i in range(min(_AHEAD, degree))]
+    for i in range(degree):
+        if i + _AHEAD < degree:
+            tasks.append(dispatch(i + _AHEAD))
+        tasks.append(Task(f"combine {i}", "comm", LINK, seconds, (f"after {i}",)))
+    return tasks
+
+
+def _link(chunk: Chunk, degree: int) -> list[Task]:
+    """Return the link's tasks: D₁ D₂ C₁ D₃ C₂ …, each D twice where T_DI is sent again."""
+    seconds = chunk.transfer.seconds
+
+    def dispatch(i: int) -> Iterator[Task]:
+        if chunk.sends_again:
+            yield Task(f"dispatch again {i}", "comm", LINK, seconds)
+        yield Task(f"dispatch {i}", "comm", LINK, seconds)
+
+    tasks = [*dispatch(0)]
+    for i in range(degree):
+        tasks += dispatch(i + 1) if i + 1 < degree else ()
+        tasks.append(Task(f"combine {i}", "comm", LINK, seconds, (f"after {i}",)))
+    return tasks
+
+
+def _forward(chunk: Chunk, i: int, degree: int) -> Iterator[Task]:
+    arrived = (f"dispatch {i}",)
+    before = list(arrived)
+    after = [f"combine {i - _AHEAD}"] if i >= _AHEAD else []  # T_DO has two buffers, too
+    if chunk.copy_input is not None:
+        idle = (f"after {i - 1}",) if i else ()
+        yield _copying(chunk, f"save input {i}", chunk.copy_input, (*arrived, *idle))
+        after += [f"save input {i}"] if chunk.sorts_rows else []
+    if chunk.copy_middle is not None and i:
+        before.append(f"save middle {i - 1}")
+    if chunk.copy_input is not None and not chunk.sorts_rows and 0 < i < degree - 1:
+        before.append(f"save input {i - 1}")  # for the dispatch that goes first
+    yield Task(f"before {i}", "comp", COMPUTE, chunk.before.seconds, tuple(before))
+    if chunk.copy_middle is not None:
+        yield _copying(chunk, f"save middle {i}", chunk.copy_middle, (f"before {i}",))
+    yield Task(f"after {i}", "comp", COMPUTE, chunk.after.seconds, tuple(after))
+
+
+def _first_loads(chunk: Chunk, degree: int) -> Iterator[Task]:
+    if chunk.copy_input is not None:
+        yield _copying(chunk, "load input 0", chunk.copy_input)
+    if chunk.copy_middle is not None:
+        yield _copying(chunk, "load middle 0", chunk.copy_middle)
+    if chunk.copy_input is not None and degree > 1:
+        yield _copying(chunk, "load input 1", chunk.copy_input)
+
+
+def _backward(chunk: Chunk, i: int, degree: int) -> Iterator[Task]:
+    """Yield a chunk's experts and the loads of the chunks behind it, as buffers become free."""
+    needed = [f"dispatch {i}"]
+    needed += [f"load input {i}"] if chunk.copy_input is not None else []
+    needed += [f"load middle {i}"] if chunk.copy_middle is not None else []
+    yield Task(f"before {i}", "comp", COMPUTE, chunk.before.seconds, tuple(needed))
+    if chunk.copy_middle is not None and i + 1 < degree:
+        yield _copying(chunk, f"load middle {i + 1}", chunk.copy_middle, (f"before {i}",))
+    yield Task(f"after {i}", "comp", COMPUTE, chunk.after.seconds)
+    if chunk.copy_input is not None and i + _AHEAD < degree:
+        yield _copying(chunk, f"load input {i + _AHEAD}", chunk.copy_input, (f"after {i}",))
+
+
+def _copying(chunk: Chunk, name: str, copy: Estimate, after: Sequence[str] = ()) -> Task:
+    return Task(name, "mem", chunk.copy_stream, copy.seconds, tuple(after))
+
+
+def _halves(
+    costs: LayerCosts, phase: Phase, rows: float, *, recompute: bool
+) -> tuple[Estimate, Estimate]:
+    """Return the experts' work up to T_M's last use, and after it.
+
+    Forward the products with W₁ (and W₃) and the activation come before, that with W₂ after.
+    Backward the products with W₂ and the activation's gradient come before.
+    """
+    num_first = costs.layer.num_gemms - 1
+
+    def products(*forms: Product, is_second: bool) -> list[Estimate]:
+        count = 1 if is_second else num_first
+        return count * [costs.product(form, rows=rows, is_second=is_second) for form in forms]
+
+    activation, sorting = costs.activation(phase, rows), costs.sorting(rows)
+    if phase == "forward":
+        return (
+            total(sorting, *products("forward", is_second=False), activation),
+            total(*products("forward", is_second=True), sorting),
+        )
+    again = products("forward", is_second=False) if recompute else []
+    gradients: tuple[Product, Product] = ("grad_input", "grad_weight")
+    return (
+        total(sorting, *again, *products(*gradients, is_second=True), activation),
+        total(*products(*gradients, is_second=False), sorting),
+    )
+
+
+def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
+    mode = costs.costs.copy_mode
+    copy = costs.costs.copy(
+        direction="d2h" if phase == "forward" else "h2d",
+        pinned=mode != "pageable",
+        num_bytes=num_bytes,
+    )
+    return replace(copy, trust="modelled") if mode == "pageable" else copy
+
+
+def strategy_time(
+    *,
+    costs: LayerCosts,
+    phase: Phase,
+    tokens: int,
+    degree: int,
+    order: Order,
+    strategy: Strategy,
+) -> PhaseTime:
+    """Return the time of one phase. Reused memory is always interleaved, whatever `order` is."""
+    if strategy == "none":
+        return phase_time(costs=costs, phase=phase, tokens=tokens, degree=degree, order=order)
+    return reuse_time(costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree)
+
+
+def step_time(
+    *,
+    costs: LayerCosts,
+    tokens: int,
+    forward_degree: int,
+    backward_degree: int,
+    order: Order = "dispatch_first",
+    strategy: Strategy = "none",
+) -> StepTime:
+    """Return the predicted time of one step: what `verify` compares with the measured one.
+
+    In one chunk each way there is nothing to use again, and every strategy is alike.
+    """
+    degrees = {"forward": forward_degree, "backward": backward_degree}
+    how = "none" if max(degrees.values()) == 1 else strategy
+    forward, backward = (
+        strategy_time(
+            costs=costs, phase=phase, tokens=tokens, degree=degrees[phase], order=order,
+            strategy=how,
+        )
+        for phase in PHASES
+    )  # fmt: skip
+    return StepTime(
+        forward=forward,
+        backward=backward,
+        overhead=costs.overhead(tokens=tokens),
+        strategy=strategy,
+    )
+
+
+_TRANSFERS = 2
+
+
+def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> float:
+    """Return C = max(q₁·b·H·M/(σ·W_comp), q₂·b·M·s/(μ·W_comm), q₃·b·M·s/(η·W_mem)), both phases.
+
+    b are the rows of one rank; q are those of Table II in general form: 2 GEMMs forward (3 for
+    swiglu), twice as many backward and those that recompute T_M; 2 transfers, and one more where
+    T_DI is sent again; copies of T_DI and T_M. The speeds W are those of the whole batch.
+
+    Raises:
+        ProfileError: the strategy copies, and no copies were measured.
+    """
+    return sum(_phase_seconds(costs, strategy, tokens, phase) for phase in PHASES)
+
+
+def _phase_seconds(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phase) -> float:
+    layer, rows = costs.layer, float(tokens * costs.layer.top_k)
+    copied = layer.d_model * (strategy in OFFLOADS_INPUT)
+    copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
+    comp_speed, comm_speed, mem_speed = _speeds(costs.costs.interference, copies=copied > 0)
+    transfers, products = _TRANSFERS, layer.num_gemms
+    if phase == "backward":
+        products *= 2
+        products += (layer.num_gemms - 1) * (strategy in {"S3", "S4"})
+        transfers += strategy in {"S2", "S4"}
+    one_product = costs.product("forward", rows=rows).seconds
+    one_transfer = costs.transfer(rows=rows, degree=1).seconds
+    copy_seconds = 0.0
+    if copied:
+        copy = costs.costs.copy(
+            direction="d2h" if phase == "forward" else "h2d",
+            pinned=costs.costs.copy_mode != "pageable",
+            num_bytes=rows * copied * dtype_bytes(costs.dtype),
+        )
+        copy_seconds = copy.seconds
+    return max(
+        products * one_product / comp_speed,
+        transfers * one_transfer / comm_speed,
+        copy_seconds / mem_speed,
+    )
+
+
+def _speeds(table: Interference, *, copies: bool) -> tuple[float, float, float]:
+    """Return σ, μ and η: beside both others where the strategy copies, else beside each other."""
+    if copies:
+        return table.comp.all, table.comm.all, table.mem.all
+    return table.comp.comm, table.comm.comp, 1.0

@@ -1,0 +1,225 @@
+"""The fluid simulation: tasks on streams that slow each other down while they overlap."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from moetune.domain.costs import Interference
+from moetune.domain.request import Order
+from moetune.domain.samples import ResourceClass
+
+LINK = "link"
+COMPUTE = "compute"
+
+
+class Task(NamedTuple):
+    """One operation; a NamedTuple, since a search builds thousands of them.
+
+    Args:
+        name: unique in its timeline.
+        resource: what it keeps busy, and so whom it disturbs.
+        stream: tasks of one stream run one after another, in the order they are given.
+        seconds: duration while nothing else runs.
+        after: names of the tasks that must end first.
+    """
+
+    name: str
+    resource: ResourceClass
+    stream: str
+    seconds: float
+    after: tuple[str, ...] = ()
+
+
+class Span(NamedTuple):
+    """When a task ran."""
+
+    name: str
+    resource: ResourceClass
+    stream: str
+    start_seconds: float
+    end_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The spans in order of issue, and when the last one ends."""
+
+    spans: tuple[Span, ...]
+    makespan_seconds: float
+
+
+def simulate(tasks: Sequence[Task], *, interference: Interference) -> Timeline:
+    """Run the tasks, each as early as its stream and its dependencies let it.
+
+    A running task advances at the speed that `interference` gives its class beside the set of
+    classes that run at that instant; tasks of one class do not disturb each other.
+
+    Raises:
+        ValueError: a name given twice, an unknown dependency, a duration that is negative or
+            not finite, or tasks that wait for each other.
+    """
+    run = _Run(tasks)
+    speeds: dict[frozenset[ResourceClass], dict[ResourceClass, float]] = {}
+    now = 0.0
+    while run.running:
+        classes = frozenset([tasks[index].resource for index in run.running])
+        if classes not in speeds:
+            speeds[classes] = {name: interference.speed(name, classes) for name in classes}
+        now = run.advance(now, speeds[classes])
+    if run.num_left:
+        raise ValueError(run.deadlock())
+    spans = tuple(
+        Span(task.name, task.resource, task.stream, start, end)
+        for task, start, end in zip(tasks, run.starts, run.ends, strict=True)
+    )
+    return Timeline(spans=spans, makespan_seconds=now)
+
+
+def pipeline_tasks(
+    *,
+    dispatch_seconds: Sequence[float],
+    compute_seconds: Sequence[float],
+    combine_seconds: Sequence[float],
+    order: Order,
+) -> list[Task]:
+    """Return the tasks of one phase, one entry a chunk: dispatch, experts, combine.
+
+    The link runs D₁…D_r C₁…C_r, or interleaved D₁ D₂ C₁ D₃ C₂ … C_r, which two buffers of
+    received rows suffice for (MPipeMoE §III-B). The backward phase has the same form.
+
+    Raises:
+        ValueError: the lists differ in length or are empty.
+    """
+    num_chunks = len(dispatch_seconds)
+    if not num_chunks == len(compute_seconds) == len(combine_seconds) or not num_chunks:
+        raise ValueError("dispatch, compute and combine need one entry for each chunk")
+    chunks = range(num_chunks)
+    dispatches = [Task(f"dispatch {i}", "comm", LINK, dispatch_seconds[i]) for i in chunks]
+    experts = [
+        Task(f"experts {i}", "comp", COMPUTE, compute_seconds[i], (f"dispatch {i}",))
+        for i in chunks
+    ]
+    combines = [
+        Task(f"combine {i}", "comm", LINK, combine_seconds[i], (f"experts {i}",)) for i in chunks
+    ]
+    if order == "dispatch_first":
+        return [*dispatches, *experts, *combines]
+    link = [dispatches[0]]
+    for following, combine in zip(dispatches[1:], combines, strict=False):
+        link += [following, combine]
+    return [*link, combines[-1], *experts]
+
+
+def summing_tasks(
+    *,
+    compute_seconds: Sequence[float],
+    sum_seconds: Sequence[float],
+    gather_seconds: float = 0.0,
+) -> list[Task]:
+    """Return the tasks of one phase in a tensor-parallel group: experts, then their sum.
+
+    Args:
+        gather_seconds: of the tokens, which the first chunk waits for; 0 leaves it out.
+
+    Raises:
+        ValueError: the lists differ in length or are empty.
+    """
+    chunks = range(len(compute_seconds))
+    if len(chunks) != len(sum_seconds) or not chunks:
+        raise ValueError("compute and sum need one entry for each chunk")
+    gather = [Task("gather", "comm", LINK, gather_seconds)] if gather_seconds else []
+    first = tuple(task.name for task in gather)
+    return [
+        *gather,
+        *(Task(f"experts {i}", "comp", COMPUTE, compute_seconds[i], first) for i in chunks),
+        *(Task(f"sum {i}", "comm", LINK, sum_seconds[i], (f"experts {i}",)) for i in chunks),
+    ]
+
+
+class _Run:
+    """State of one simulation."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+        self._resources = [task.resource for task in tasks]
+        self._waiting = [len(task.after) for task in tasks]
+        self._dependents = _dependents(tasks)
+        self._queues: dict[str, list[int]] = {}
+        for index, task in enumerate(tasks):
+            self._queues.setdefault(task.stream, []).append(index)
+        for queue in self._queues.values():
+            queue.reverse()  # the head is the last entry, where it is cheap to take
+        self._queue_of = [self._queues[task.stream] for task in tasks]
+        self._remaining = [task.seconds for task in tasks]
+        self.starts = [0.0] * len(tasks)
+        self.ends = [0.0] * len(tasks)
+        self.num_left = len(tasks)
+        self.running = [
+            queue[-1] for queue in self._queues.values() if not self._waiting[queue[-1]]
+        ]
+
+    def advance(self, now: float, speed: dict[ResourceClass, float]) -> float:
+        """Run on until the next task ends, start what may start then, and return that time."""
+        resources, remaining = self._resources, self._remaining
+        times = [remaining[index] / speed[resources[index]] for index in self.running]
+        step = min(times)
+        now += step
+        going: list[int] = []
+        candidates: list[int] = []
+        for index, seconds in zip(self.running, times, strict=True):
+            if seconds > step:
+                remaining[index] -= step * speed[resources[index]]
+                going.append(index)
+            else:
+                self._end(index, now, candidates)
+        for index in candidates:
+            # A task may be named twice: by its stream and by what it waited for.
+            ready = not self._waiting[index] and self._queue_of[index][-1] == index
+            if ready and index not in going:
+                self.starts[index] = now
+                going.append(index)
+        self.running = going
+        return now
+
+    def _end(self, index: int, now: float, candidates: list[int]) -> None:
+        self.ends[index] = now
+        self.num_left -= 1
+        queue = self._queue_of[index]
+        queue.pop()
+        if queue:
+            candidates.append(queue[-1])
+        for dependent in self._dependents[index]:
+            self._waiting[dependent] -= 1
+            candidates.append(dependent)
+
+    def deadlock(self) -> str:
+        """Return which tasks wait for ever, and for what."""
+        ended = {
+            task.name
+            for index, task in enumerate(self._tasks)
+            if not any(index in queue for queue in self._queues.values())
+        }
+        heads = [self._tasks[queue[-1]] for queue in self._queues.values() if queue]
+        waits = (
+            f"{task.name!r} heads {task.stream!r} and waits for "
+            + ", ".join(repr(name) for name in task.after if name not in ended)
+            for task in heads
+        )
+        return "the tasks wait for each other: " + "; ".join(waits)
+
+
+def _dependents(tasks: Sequence[Task]) -> list[list[int]]:
+    """Return for each task the tasks that wait for it."""
+    index_of = {task.name: index for index, task in enumerate(tasks)}
+    if len(index_of) < len(tasks):
+        raise ValueError("two tasks have the same name")
+    dependents: list[list[int]] = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        if not 0 <= task.seconds < math.inf:
+            raise ValueError(f"task {task.name!r} must take 0 or more seconds, got {task.seconds}")
+        for name in task.after:
+            if name not in index_of:
+                raise ValueError(f"task {task.name!r} waits for the unknown task {name!r}")
+            dependents[index_of[name]].append(index)
+    return dependents

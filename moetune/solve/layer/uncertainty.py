@@ -1,0 +1,126 @@
+"""How sure a choice is: the same question asked of many refits of the same measurements."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Costs
+from moetune.domain.layer import PHASES
+from moetune.domain.request import Order, Strategy
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.predict import PhaseTime, StepTime
+from moetune.solve.layer.reuse import step_time, strategy_time
+
+NUM_CONTENDERS = 4
+HOPELESS = 1.2
+"""Times the nominal best above which no refit makes a degree the best one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """What the refits say about the choice.
+
+    Args:
+        probability_best: share of them in which no other choice is better.
+        expected_regret: mean relative loss over them.
+        p05_step_seconds, p95_step_seconds: of the chosen step over them.
+    """
+
+    probability_best: float
+    expected_regret: float
+    p05_step_seconds: float
+    p95_step_seconds: float
+
+
+def judge_choice(
+    *,
+    costs: LayerCosts,
+    resamples: Sequence[Costs],
+    tokens: int,
+    forward: Sequence[PhaseTime],
+    backward: Sequence[PhaseTime],
+    order: Order,
+    strategy: Strategy = "none",
+    rivals: Sequence[StepTime] = (),
+) -> Confidence:
+    """Compare the chosen degrees with their contenders, and strategies, under each refit.
+
+    The phases share no decision, so each is compared alone and the best of both are added.
+    Without refits the nominal costs are taken for certain.
+
+    Args:
+        costs: the nominal ones.
+        forward: the ranked degrees of the phase, the chosen one first.
+        backward: the same.
+        strategy: the chosen one.
+        rivals: the best step of each other strategy that fits.
+    """
+    rivals = [one for one in rivals if one.seconds <= _nominal(costs, tokens, forward, backward)]
+    contenders = _shortlist(forward), _shortlist(backward)
+    steps: list[float] = []
+    regrets: list[float] = []
+    for refit in (replace(costs, costs=one) for one in resamples or (costs.costs,)):
+        chosen = best = refit.overhead(tokens=tokens).seconds
+        for phase, degrees in zip(PHASES, contenders, strict=True):
+            times = [
+                strategy_time(
+                    costs=refit,
+                    phase=phase,
+                    tokens=tokens,
+                    degree=degree,
+                    order=order,
+                    strategy=strategy,
+                ).seconds
+                for degree in degrees
+            ]
+            chosen += times[0]
+            best += min(times)
+        for rival in rivals:
+            best = min(best, _again(refit, rival, tokens, order).seconds)
+        steps.append(chosen)
+        regrets.append(chosen / best - 1 if best else 0.0)
+    steps.sort()
+    return Confidence(
+        probability_best=sum(regret <= TIE for regret in regrets) / len(regrets),
+        expected_regret=sum(regrets) / len(regrets),
+        p05_step_seconds=_quantile(steps, 0.05),
+        p95_step_seconds=_quantile(steps, 0.95),
+    )
+
+
+def _nominal(
+    costs: LayerCosts, tokens: int, forward: Sequence[PhaseTime], backward: Sequence[PhaseTime]
+) -> float:
+    """Return the time above which no refit makes a rival the best one."""
+    overhead = costs.overhead(tokens=tokens).seconds
+    return (forward[0].seconds + backward[0].seconds + overhead) * HOPELESS
+
+
+def _again(refit: LayerCosts, step: StepTime, tokens: int, order: Order) -> StepTime:
+    return step_time(
+        costs=refit,
+        tokens=tokens,
+        forward_degree=step.forward.degree,
+        backward_degree=step.backward.degree,
+        order=order,
+        strategy=step.strategy,
+    )
+
+
+def _shortlist(ranked: Sequence[PhaseTime]) -> tuple[int, ...]:
+    """Return the chosen degree, then its nearest contenders and the powers of two."""
+    limit = ranked[0].seconds * HOPELESS
+    return tuple(
+        time.degree
+        for place, time in enumerate(ranked)
+        if place == 0
+        or (time.seconds <= limit and (place <= NUM_CONTENDERS or time.degree.bit_count() == 1))
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the quantile, linear between neighbours."""
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])

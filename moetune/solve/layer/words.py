@@ -1,0 +1,269 @@
+"""Why a choice won, why others lost, and what to beware of, with figures."""
+
+from collections.abc import Iterator
+
+from moetune.domain.costs import Interference, Trust
+from moetune.domain.plan import Binding
+from moetune.domain.profile import Provenance
+from moetune.domain.request import Strategy
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.predict import StepTime
+
+HOW: dict[Strategy, str] = {
+    "none": "all activations are kept",
+    "S1": "what the experts received and their pre-activations wait in host memory",
+    "S2": "tokens are sent again, pre-activations wait in host memory",
+    "S3": "what the experts received waits in host memory, pre-activations are computed again",
+    "S4": "tokens are sent again, pre-activations are computed again",
+}
+"""How each strategy gets back what the backward pass needs (MPipeMoE Table II)."""
+PAGEABLE = (
+    "no copies from pinned memory were measured: activations are offloaded to pageable memory, in "
+    "the place of computation"
+)
+ONE_RANK = (
+    "One rank sends nothing, so there is no transfer to hide, and more chunks would only repeat "
+    "the start-up of the experts."
+)
+
+
+def binding_resource(step: StepTime) -> Binding:
+    """Return what the critical path of the step consists of, for the most part.
+
+    With reused memory: what has the most to do.
+    """
+    if reuses(step):
+        link, device, copies = _all_seconds(step)
+        if copies > max(link, device):
+            return "copies"
+        return "communication" if link > device else "computation"
+    link, device = _critical_seconds(step)
+    return "communication" if link > device else "computation"
+
+
+def explain_choice(
+    *, step: StepTime, sequential: StepTime, runner_up: StepTime | None, interference: Interference
+) -> str:
+    """Return why the degrees of `step` are best.
+
+    Args:
+        sequential: one chunk each way.
+        runner_up: the best other choice; None where there is none.
+    """
+    if _chunks(step) != _chunks(sequential):
+        return (
+            f"In one chunk the step would take {format_seconds(sequential.seconds)}; "
+            f"{_chunks(step)} {_gain(step, sequential)}. {_critical_path(step)}"
+        )
+    if runner_up is None:
+        return "One chunk each way is the only choice that the bounds leave."
+    beside = ""
+    if not interference.is_none:
+        beside = (
+            f" Side by side, transfers run at {interference.comm.comp:.0%} of their speed "
+            f"and experts at {interference.comp.comm:.0%}."
+        )
+    if runner_up.seconds < step.seconds:
+        saved = 1 - runner_up.seconds / step.seconds
+        return (
+            f"Overlapping is not worth it here: {_chunks(runner_up)} promise "
+            f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)}, and "
+            f"{saved:.1%} of a step is less than such predictions miss.{beside}"
+        )
+    return (
+        f"Overlapping cannot pay here: {_chunks(runner_up)} would take "
+        f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)} "
+        f"({explain_loss(other=runner_up, best=step)}).{beside}"
+    )
+
+
+def explain_loss(*, other: StepTime, best: StepTime) -> str:
+    """Return by how much the other choice is slower, and what it pays or misses."""
+    slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
+    if slower < -TIE:
+        return f"{slower:.1%}, within what predictions miss"
+    if slower <= TIE:
+        return "as fast, with other numbers of chunks"
+    pieces, hidden = (
+        0.0 if abs(seconds) <= TIE * best.seconds else seconds
+        for seconds in (
+            _work_seconds(other) - _work_seconds(best),
+            _hidden_seconds(other) - _hidden_seconds(best),
+        )
+    )
+    if pieces <= 0:
+        cost = f"its pieces cost {format_seconds(-pieces)} less, but it " if pieces else ""
+        return f"+{100 * slower:.1f} %: {cost}hides {format_seconds(-hidden)} less"
+    cost = f"its pieces cost {format_seconds(pieces)} more"
+    if hidden > 0:
+        return f"+{100 * slower:.1f} %: {cost} and hide only {format_seconds(hidden)} more"
+    less = f"it hides {format_seconds(-hidden)} less" if hidden else "it hides nothing more"
+    return f"+{100 * slower:.1f} %: {cost}, and {less}"
+
+
+def explain_strategy_loss(
+    *, other: StepTime, needed_bytes: int, limit_bytes: int, best: StepTime
+) -> str:
+    """Return why another strategy lost: it does not fit, or what it has to do besides."""
+    if needed_bytes > limit_bytes:
+        return (
+            f"does not fit: it needs {format_bytes(needed_bytes)}, "
+            f"{format_bytes(needed_bytes - limit_bytes)} more than the limit"
+        )
+    slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
+    if slower < -TIE:
+        return f"{slower:.1%}, within what predictions miss"
+    if slower <= TIE:
+        return "as fast"
+    names = ("sends", "computes", "copies")
+    more = zip(names, _all_seconds(other), _all_seconds(best), strict=True)
+    besides = [
+        f"{name} {format_seconds(mine - its)} more" for name, mine, its in more if mine > its
+    ]
+    reason = f"it {' and '.join(besides)}" if besides else "it hides less"
+    return f"+{100 * slower:.1f} %: {reason}"
+
+
+def explain_strategy(
+    *, best: StepTime, needed_bytes: int, without_bytes: int, limit_bytes: int
+) -> str:
+    """Return why memory is reused in the way of `best`.
+
+    Args:
+        needed_bytes: by the choice.
+        without_bytes: by the fastest choice without reuse.
+    """
+    return (
+        f"Memory binds: keeping everything needs {format_bytes(without_bytes)}, the limit is "
+        f"{format_bytes(limit_bytes)}. Strategy {best.strategy} ({HOW[best.strategy]}) needs "
+        f"{format_bytes(needed_bytes)} and is the fastest one that fits. {_critical_path(best)}"
+    )
+
+
+def explain_peak(*, peak_bytes: int, limit_bytes: int) -> str:
+    """Return by how much rings and routing data, which the formulas leave out, are too much."""
+    return (
+        f"with rings and routing data a step's peak is {format_bytes(peak_bytes)}, "
+        f"{format_bytes(peak_bytes - limit_bytes)} over the limit: leave it so much room"
+    )
+
+
+def explain_memory(*, tokens: int, max_pipelined_tokens: int) -> str:
+    """Return why one chunk is taken although more would be faster."""
+    return (
+        f"Memory binds: the buffers of more than one chunk fit for at most "
+        f"{max(0, max_pipelined_tokens)} tokens per rank, and these are {tokens}, so one chunk "
+        "each way is all that fits without reuse."
+    )
+
+
+def explain_fewest(*, fewest: int) -> str:
+    """Return why more chunks are taken than would be best in a tensor-parallel group."""
+    return (
+        f"Memory binds: the rows of fewer than {count_chunks(fewest)} do not fit, and so many "
+        "chunks are more than it takes to hide the transfers."
+    )
+
+
+def beware(
+    *, trust: Trust, provenance: Provenance, profile: str, assumed_spread: bool
+) -> Iterator[str]:
+    """Yield what makes the prediction doubtful and what to run against it.
+
+    Args:
+        trust: the least trust in any number behind the step.
+        assumed_spread: whether the spread comes from an assumed error instead of a measured one.
+    """
+    if provenance != "measured":
+        yield (
+            f"the numbers come from the {provenance} profile {profile!r}, not from your machine: "
+            "run `moetune profile` there"
+        )
+        if assumed_spread:
+            yield f"p05 and p95 assume an error of 5 % in each number of {profile!r}"
+    elif trust == "modelled":
+        yield "some times were not measured and are modelled from similar operations"
+    elif trust == "extrapolated":
+        yield (
+            f"some sizes, or numbers of transfers in flight, lie outside what {profile!r} measured "
+            "and are extrapolated: run `moetune profile --preset full`"
+        )
+
+
+def explain_pin(*, phase: str, pinned: int, best: int, slower: float) -> str:
+    """Return what a pinned degree costs against the best one; `slower` is relative."""
+    return f"the pinned {phase} degree {pinned} makes the phase {slower:.1%} slower than {best}"
+
+
+def count_chunks(degree: int) -> str:
+    """Return "1 chunk", "2 chunks"."""
+    return f"{degree} chunk{'' if degree == 1 else 's'}"
+
+
+def _chunks(step: StepTime) -> str:
+    return f"{count_chunks(step.forward.degree)} forward and {step.backward.degree} backward"
+
+
+def _critical_path(step: StepTime) -> str:
+    if reuses(step):
+        transfers, experts, copies = map(format_seconds, _all_seconds(step))
+        return (
+            f"{binding_resource(step).capitalize()} binds: transfers are {transfers} in all, "
+            f"experts {experts}, copies {copies}."
+        )
+    link, device = _critical_seconds(step)
+    if device == 0:
+        return "Communication binds: all experts hide behind the transfers."
+    return (
+        f"{binding_resource(step).capitalize()} binds: {format_seconds(link)} of transfers and "
+        f"{format_seconds(device)} of experts are on the critical path."
+    )
+
+
+def _gain(step: StepTime, sequential: StepTime) -> str:
+    """Return what the chunks hide, and what smaller pieces cost or save.
+
+    Where transfers and experts slow each other down by more than they share, overlapping
+    itself loses time, and the chunks win, if at all, by their smaller pieces.
+    """
+    hidden = _hidden_seconds(step)
+    pieces = _work_seconds(step) - _work_seconds(sequential)
+    if hidden > TIE * step.seconds:
+        hide, but = f"hide {format_seconds(hidden)} of it", "and"
+    elif hidden < -TIE * step.seconds:
+        hide, but = f"hide none of it and lose {format_seconds(-hidden)} side by side", "but"
+    else:
+        hide, but = "hide none of it", "but"
+    if pieces < 0:
+        return f"{hide}, {but} smaller pieces save {format_seconds(-pieces)}"
+    return f"{hide} for {format_seconds(pieces)} of smaller pieces" if pieces else hide
+
+
+def reuses(step: StepTime) -> bool:
+    """Return whether the step uses memory again: not in one chunk each way."""
+    return step.strategy != "none" and max(step.degrees) > 1
+
+
+def _all_seconds(step: StepTime) -> tuple[float, float, float]:
+    """Return all transfers, experts and copies of the step, undisturbed."""
+    phases = (step.forward, step.backward)
+    return (
+        sum(phase.link_seconds for phase in phases),
+        sum(phase.device_seconds for phase in phases),
+        sum(phase.copy_seconds for phase in phases),
+    )
+
+
+def _work_seconds(step: StepTime) -> float:
+    return step.forward.work_seconds + step.backward.work_seconds
+
+
+def _hidden_seconds(step: StepTime) -> float:
+    return _work_seconds(step) - step.forward.seconds - step.backward.seconds
+
+
+def _critical_seconds(step: StepTime) -> tuple[float, float]:
+    phases = (step.forward, step.backward)
+    link = sum(phase.critical_link_seconds for phase in phases)
+    return link, sum(phase.critical_device_seconds for phase in phases)

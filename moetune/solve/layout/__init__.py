@@ -1,0 +1,1 @@
+"""The layout of a whole model: ranks, stages, micro-batches and model states."""

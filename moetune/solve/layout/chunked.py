@@ -1,0 +1,114 @@
+"""Chunked model states in a layout: sharded over replicas, and offloaded where copies are known.
+
+Chunks are for whole models on every rank of a replica's own: tp and pp are 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.chunks import pack
+from moetune.domain.costs import Costs
+from moetune.domain.plan import Chunks, ModelMemory
+from moetune.domain.request import Layout
+from moetune.domain.units import dtype_bytes
+from moetune.solve.chunks.cache import fewest_places
+from moetune.solve.chunks.choose import ChunkChoice, ChunkRoom, Packed, choose_chunks, pack_modules
+from moetune.solve.chunks.time import ChunkPrices
+from moetune.solve.chunks.uses import Module, modules_of, timed, uses_of
+from moetune.solve.model.groups import Groups
+from moetune.solve.model.prices import Priced, Prices
+
+
+def can_chunk(layout: Layout, prices: Prices) -> bool:
+    """Return whether moetune's runtime can keep the states of this layout in chunks."""
+    return layout.tp == layout.pp == 1 and prices.traits.shards_in_chunks
+
+
+def can_offload(costs: Costs) -> bool:
+    """Return whether copies to the host and back have a price."""
+    return costs.copy_mode is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunker:
+    """One layout's states in chunks.
+
+    Args:
+        limit_bytes: of the device.
+        host_bytes: of the host, for one rank; None where unknown.
+    """
+
+    prices: Prices
+    layout: Layout
+    groups: Groups
+    limit_bytes: int
+    host_bytes: int | None
+
+    def choose(
+        self, *, priced: Priced, beside: ModelMemory, offload: bool, recompute: bool
+    ) -> ChunkChoice | None:
+        """Return the best chunks and cache; None where they do not fit.
+
+        Args:
+            beside: activations and buffers of the same setting; its states do not count.
+
+        Raises:
+            ProfileError: a copy or a collective was not measured.
+        """
+        room, prices = self._room(beside), self._prices(offload=offload)
+        modules = self._modules()
+        packed = pack_modules(modules, prices=prices, each=self.prices.state_bytes, room=room)
+        return choose_chunks(
+            timed(modules, model=self.prices.model, priced=priced),
+            packed,
+            prices=prices,
+            room=room,
+            recompute=recompute,
+        )
+
+    def least(self, *, beside: ModelMemory, offload: bool) -> tuple[ModelMemory, int]:
+        """Return the least memory on the device, and what it takes of the host."""
+        modules = self._modules()
+        parameters = [parameter for module in modules for parameter in module.parameters]
+        largest = max(one.num_elements for one in parameters) * dtype_bytes(self.prices.dtype)
+        packed = Packed(
+            chunks=pack(parameters, chunk_bytes=largest),
+            chunk_bytes=largest,
+            each=self.prices.state_bytes,
+            offload=offload,
+        )
+        fewest = fewest_places(uses_of(modules, packed.moving, recompute=False))
+        return packed.memory(fewest, self._room(beside)), packed.host_bytes
+
+    def replicated(self) -> Chunks:
+        """Return the chunks of states that stay whole on every rank: gradients travel in them."""
+        prices = replace(self._prices(offload=False), scatter=False)
+        packed = pack_modules(
+            self._modules(), prices=prices, each=self.prices.state_bytes, room=None
+        )
+        return Chunks(
+            chunk_bytes=packed.chunk_bytes,
+            cache_bytes=max(len(packed.moving), fewest_places(())) * packed.chunk_bytes,
+            scatter=False,
+            offload=False,
+        )
+
+    def _modules(self) -> Sequence[Module]:
+        return self.prices.once(
+            ("modules", self.layout.dp, self.layout.ep),
+            lambda: modules_of(self.prices.model, layout=self.layout, dtype=self.prices.dtype),
+        )
+
+    def _prices(self, *, offload: bool) -> ChunkPrices:
+        return ChunkPrices(
+            costs=self.prices.costs, groups=self.groups, dtype=self.prices.dtype, offload=offload
+        )
+
+    def _room(self, beside: ModelMemory) -> ChunkRoom:
+        taken = beside.activation_bytes + beside.buffer_bytes
+        return ChunkRoom(
+            device_bytes=self.limit_bytes - taken,
+            host_bytes=self.host_bytes,
+            activation_bytes=beside.activation_bytes,
+            buffer_bytes=beside.buffer_bytes,
+        )

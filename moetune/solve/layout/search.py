@@ -1,0 +1,412 @@
+"""What a search over layouts tries, and what comes of it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Estimate
+from moetune.domain.errors import ProfileError
+from moetune.domain.layer import Workload
+from moetune.domain.plan import ModelMemory
+from moetune.domain.request import Layout
+from moetune.solve.chunks.choose import ChunkChoice
+from moetune.solve.layer.choose import NOISE
+from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.memory import layer_memory
+from moetune.solve.layout.chunked import Chunker, can_chunk, can_offload
+from moetune.solve.layout.space import Batch, LayoutPins
+from moetune.solve.model.costs import layer_of
+from moetune.solve.model.groups import Groups
+from moetune.solve.model.memory import footprint_of, stage_memory
+from moetune.solve.model.prices import Priced, Prices
+from moetune.solve.model.stages import PipelineTime, in_flight, one_f_one_b
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is decided besides the layout.
+
+    Args:
+        sequences: of a micro-batch.
+        zero: optimizer states are sharded.
+        recompute: blocks keep their input only.
+        one_chunk: the MoE layer's buffers leave no room for more.
+        chunked: model states are sharded in chunks that are gathered for their use.
+        offload: the shards live on the host.
+    """
+
+    sequences: int
+    num_micro_batches: int
+    zero: bool
+    recompute: bool
+    one_chunk: bool = False
+    chunked: bool = False
+    offload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout that fits, with its time.
+
+    Args:
+        hops: one micro-batch's way from each stage to the next.
+        gradients: their reduction, as far as nothing hides it.
+        transfers: of chunks, as far as nothing hides them.
+        chunks: how the states are kept in chunks; None where each rank keeps its own.
+    """
+
+    layout: Layout
+    setting: Setting
+    priced: Priced
+    pipeline: PipelineTime
+    hops: tuple[Estimate, ...]
+    gradients: Estimate
+    optimizer: Estimate
+    memory: ModelMemory
+    transfers: Estimate = NOTHING
+    chunks: ChunkChoice | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        after = self.gradients.seconds + self.optimizer.seconds
+        return self.pipeline.seconds + self.transfers.seconds + after
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether nothing was given up for memory on the device."""
+        chunks = self.chunks
+        comes_once = chunks is None or chunks.num_gathers <= chunks.num_chunks
+        return comes_once and not (self.setting.recompute or self.setting.offload)
+
+    @property
+    def order(self) -> tuple[float, int, bool, bool]:
+        """What candidates are sorted by: time, then the simpler one."""
+        setting = self.setting
+        return self.seconds, setting.sequences, setting.recompute, setting.zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """A layout that does not fit, at its smallest.
+
+    Args:
+        host_bytes: what offloaded states would take of the host, where that is too much.
+    """
+
+    layout: Layout
+    setting: Setting
+    memory: ModelMemory
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """All layouts.
+
+    Args:
+        best: of each layout that fits, the fastest candidate; by time.
+        unfit: each layout that does not fit; by memory.
+        unpriced: each layout with an operation that was not measured, and what it lacks.
+    """
+
+    best: tuple[Candidate, ...]
+    unfit: tuple[Unfit, ...]
+    unpriced: tuple[tuple[Layout, ProfileError], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A model, its batch and what it may take of a device.
+
+    Args:
+        host_bytes: of the host, for one rank; None where unknown.
+    """
+
+    prices: Prices
+    batch: Batch
+    pins: LayoutPins
+    limit_bytes: int
+    host_bytes: int | None = None
+
+    def trial(self, layout: Layout) -> "Trial":
+        """Return the layout, ready to be tried."""
+        return Trial(search=self, layout=layout, groups=self.prices.groups(layout))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One layout, tried with every micro-batch."""
+
+    search: Search
+    layout: Layout
+    groups: Groups
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield what fits: blocks run forward again only where they must.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        for sequences in self._sizes():
+            fits = False
+            for candidate in self._ways(sequences):
+                fits = True
+                yield candidate
+            if not fits:
+                return  # more sequences take more memory
+
+    def _ways(self, sequences: int) -> Iterator[Candidate]:
+        """Yield what fits with so many sequences.
+
+        States leave the device where they do not fit, or where what room they leave slows the
+        step: a cache so small that chunks come twice, or blocks that run forward again.
+        """
+        on_device = []
+        for zero in self._zeros():
+            setting = self._first_that_fits(sequences, zero=zero)
+            if setting is not None:
+                on_device.append(self.timed(setting))
+        ways = self._chunk_ways()
+        if False in ways:
+            on_device += self._first_chunked(sequences)
+        yield from on_device
+        if True not in ways or any(one.is_roomy for one in on_device):
+            return
+        fastest = min((one.seconds for one in on_device), default=math.inf)
+        for recompute in (False, True):
+            found = self._chunked(sequences, offload=True, recompute=recompute)
+            if found is not None and found.seconds < (1 - NOISE) * fastest:
+                yield found
+
+    def _first_chunked(self, sequences: int) -> list[Candidate]:
+        """Return chunks on the device; blocks run forward again only where they must."""
+        for recompute in (False, True):
+            found = self._chunked(sequences, offload=False, recompute=recompute)
+            if found is not None:
+                return [found]
+        return []
+
+    def smallest(self) -> Unfit:
+        """Return what takes the least memory."""
+        setting = self._setting(
+            min(self._sizes()), zero=self._zeros()[-1:] == (True,), recompute=True
+        )
+        memory = self.memory(setting, degrees=self.search.prices.fewest_chunks)
+        found = [Unfit(layout=self.layout, setting=setting, memory=memory)]
+        host_bytes = 0
+        for offload in self._chunk_ways():
+            least, taken = self.chunker.least(beside=memory, offload=offload)
+            if taken > (taken if self.search.host_bytes is None else self.search.host_bytes):
+                host_bytes = taken
+                continue
+            setting = replace(setting, chunked=True, zero=self.layout.dp > 1, offload=offload)
+            found.append(Unfit(layout=self.layout, setting=setting, memory=least))
+        best = min(found, key=lambda one: one.memory.total_bytes)
+        return replace(best, host_bytes=host_bytes)
+
+    @property
+    def chunker(self) -> Chunker:
+        """What keeps this layout's states in chunks."""
+        search = self.search
+        return Chunker(
+            prices=search.prices,
+            layout=self.layout,
+            groups=self.groups,
+            limit_bytes=search.limit_bytes,
+            host_bytes=search.host_bytes,
+        )
+
+    def _chunk_ways(self) -> tuple[bool, ...]:
+        """Return whether to offload, for each way to keep states in chunks that there is."""
+        prices, pins, dp = self.search.prices, self.search.pins, self.layout.dp
+        if not can_chunk(self.layout, prices) or (dp > 1 and pins.zero is False):
+            return ()
+        ways = (False,) if dp > 1 and not pins.offload else ()
+        offloads = pins.offload is not False and can_offload(prices.costs)
+        return (*ways, True) if offloads else ways
+
+    def _chunked(self, sequences: int, *, offload: bool, recompute: bool) -> Candidate | None:
+        setting = self._setting(sequences, zero=self.layout.dp > 1, recompute=recompute)
+        return self._in_chunks(replace(setting, chunked=True, offload=offload))
+
+    def _in_chunks(self, setting: Setting) -> Candidate | None:
+        """Return the candidate with its states in chunks; None where they do not fit."""
+        priced = self._priced(setting)
+        choice = self.chunker.choose(
+            priced=priced,
+            beside=self.memory(setting, degrees=priced.moe.step.degrees),
+            offload=setting.offload,
+            recompute=setting.recompute,
+        )
+        if choice is None and not setting.one_chunk and max(priced.moe.step.degrees) > 1:
+            return self._in_chunks(replace(setting, one_chunk=True))
+        if choice is None:
+            return None
+        (stage,) = self.search.prices.stages(1)
+        busy, count = (
+            priced.seconds.stage(stage, recompute=setting.recompute),
+            setting.num_micro_batches,
+        )
+        exposed = max(0.0, choice.time.seconds - busy)
+        return Candidate(
+            layout=self.layout,
+            setting=setting,
+            priced=priced,
+            pipeline=one_f_one_b(stage_seconds=[busy], hop_seconds=[], num_micro_batches=count),
+            hops=(),
+            gradients=NOTHING,
+            optimizer=replace(NOTHING, seconds=choice.time.added_seconds(count)),
+            memory=choice.memory,
+            transfers=replace(choice.trust, seconds=count * exposed),
+            chunks=choice,
+        )
+
+    def timed(self, setting: Setting) -> Candidate:
+        """Return the candidate, with the MoE layer in one chunk where more does not fit."""
+        priced = self._priced(setting)
+        memory = self.memory(setting, degrees=priced.moe.step.degrees)
+        if memory.total_bytes > self.search.limit_bytes and not setting.one_chunk:
+            return self.timed(replace(setting, one_chunk=True))
+        prices, layout = self.search.prices, self.layout
+        tokens = setting.sequences * self.search.batch.length
+        hops = tuple(
+            prices.send(hop=hop, tensor=self.groups.tensor, tokens=tokens)
+            for hop in self.groups.hops
+        )
+        return Candidate(
+            layout=layout,
+            setting=setting,
+            priced=priced,
+            pipeline=one_f_one_b(
+                stage_seconds=[
+                    priced.seconds.stage(stage, recompute=setting.recompute)
+                    for stage in prices.stages(layout.pp)
+                ],
+                hop_seconds=[hop.seconds for hop in hops],
+                num_micro_batches=setting.num_micro_batches,
+                stages_per_core=prices.stages_per_core(layout),
+                chains_per_core=prices.chains_per_core(layout),
+            ),
+            hops=hops,
+            gradients=prices.gradients(
+                layout=layout,
+                groups=self.groups,
+                zero=setting.zero,
+                num_micro_batches=setting.num_micro_batches,
+            ),
+            optimizer=prices.optimizer(layout=layout, zero=setting.zero),
+            memory=memory,
+        )
+
+    def memory(self, setting: Setting, *, degrees: tuple[int, int]) -> ModelMemory:
+        """Return the bytes on the rank that needs the most.
+
+        Args:
+            degrees: of the MoE layer.
+        """
+        prices, layout = self.search.prices, self.layout
+        footprint = footprint_of(
+            model=prices.model,
+            tp=layout.tp,
+            tokens=setting.sequences * self.search.batch.length,
+            dtype=prices.dtype,
+            moe=layer_memory(
+                workload=self.workload(setting),
+                forward_degree=degrees[0],
+                backward_degree=degrees[1],
+            ),
+            traits=prices.traits,
+        )
+        found = (
+            stage_memory(
+                stage=stage,
+                share=share,
+                each=prices.state_bytes,
+                footprint=footprint,
+                num_kept=in_flight(
+                    stage=index, num_stages=layout.pp, num_micro_batches=setting.num_micro_batches
+                ),
+                sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
+                recompute=setting.recompute,
+                shards_gradients=prices.traits.shards_gradients,
+            )
+            for index, stage, share in prices.shares(layout)
+        )
+        return max(found, key=lambda memory: memory.total_bytes)
+
+    def workload(self, setting: Setting) -> Workload:
+        """Return one MoE layer's work with one micro-batch."""
+        prices = self.search.prices
+        return Workload(
+            layer=layer_of(prices.model, self.layout.expert_parallel, self.layout.tp),
+            world_size=self.layout.expert_ranks,
+            tokens_per_rank=setting.sequences * self.search.batch.length,
+            dtype=prices.dtype,
+            expert_parallel=self.layout.expert_parallel,
+        )
+
+    def _first_that_fits(self, sequences: int, *, zero: bool) -> Setting | None:
+        for recompute in (False, True):
+            setting = self._setting(sequences, zero=zero, recompute=recompute)
+            needed = self.memory(setting, degrees=self.search.prices.fewest_chunks).total_bytes
+            if needed <= self.search.limit_bytes:
+                return setting
+        return None
+
+    def _setting(self, sequences: int, *, zero: bool, recompute: bool) -> Setting:
+        share = self.search.batch.num_sequences // self.layout.dp
+        return Setting(
+            sequences=sequences,
+            num_micro_batches=share // sequences,
+            zero=zero,
+            recompute=recompute,
+        )
+
+    def _priced(self, setting: Setting) -> Priced:
+        return self.search.prices.priced(
+            layout=self.layout,
+            groups=self.groups,
+            sequences=setting.sequences,
+            one_chunk=setting.one_chunk,
+        )
+
+    def _sizes(self) -> Sequence[int]:
+        pinned = self.search.pins.micro_batch
+        layout = self.layout
+        sizes = self.search.batch.micro_batches(dp=layout.dp, pp=layout.pp)
+        return sizes if pinned is None else (pinned,)
+
+    def _zeros(self) -> Sequence[bool]:
+        """Return whether to shard: only where several ranks hold the same."""
+        pinned = self.search.pins.zero
+        if self.search.pins.offload:
+            return ()
+        if self.layout.dp == 1:
+            return (False,)
+        if can_chunk(self.layout, self.search.prices):
+            return () if pinned else (False,)  # sharded states are chunks there
+        return (False, True) if pinned is None else (pinned,)
+
+
+def try_all(search: Search, layouts: Sequence[Layout]) -> Found:
+    """Return every layout at its best."""
+    best: list[Candidate] = []
+    unfit: list[Unfit] = []
+    unpriced: list[tuple[Layout, ProfileError]] = []
+    for layout in layouts:
+        trial = search.trial(layout)
+        try:
+            found = min(trial.candidates(), key=lambda one: one.order, default=None)
+        except ProfileError as error:
+            unpriced.append((layout, error))
+            continue
+        if found is None:
+            unfit.append(trial.smallest())
+        else:
+            best.append(found)
+    return Found(
+        best=tuple(sorted(best, key=lambda one: one.order)),
+        unfit=tuple(sorted(unfit, key=lambda one: one.memory.total_bytes)),
+        unpriced=tuple(unpriced),
+    )

@@ -1,0 +1,296 @@
+"""What a layout's step consists of, and what binds it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.model import Transformer
+from moetune.domain.plan import ModelBinding, ModelMemory, Part, PartName
+from moetune.domain.request import Layout
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.solve.chunks.choose import ChunkChoice
+from moetune.solve.layer.degree import TIE
+from moetune.solve.layout.search import Candidate, Setting, Unfit
+from moetune.solve.model.costs import Piece
+from moetune.solve.model.stages import Stage
+
+KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(
+    {
+        "gate": "computation",
+        "first all_to_all": "all_to_all",
+        "second all_to_all": "all_to_all",
+        "MoE all_reduce": "all_reduce",
+        "experts": "computation",
+        "attention": "computation",
+        "attention all_reduce": "all_reduce",
+        "dense FFN": "computation",
+        "FFN all_reduce": "all_reduce",
+        "norms": "computation",
+        "launches": "computation",
+        "embedding": "computation",
+        "head and loss": "computation",
+        "vocabulary all_reduce": "all_reduce",
+        "stage sends": "bubble",
+        "gradients": "gradients",
+        "chunk transfers": "chunks",
+        "optimizer": "computation",
+        "bubble": "bubble",
+    }
+)
+
+_ROUNDING = 1e-12
+
+
+def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...]:
+    """Return the parts of the step on the slowest stage; they add up to it.
+
+    What runs forward again counts to its part. The bubble is what the slowest stage waits for
+    the others' first micro-batch, less the sends, which are a part of their own.
+    """
+    setting, times = candidate.setting, candidate.pipeline
+    stage, count = stages[times.slowest], setting.num_micro_batches
+    busy = count * candidate.priced.seconds.stage(stage, recompute=setting.recompute)
+    share = times.busy_seconds / busy
+    found: dict[PartName, tuple[float, float, float]] = {}
+    for piece, number, runs_again in _pieces(candidate, stage):
+        again = piece.forward.seconds if runs_again and setting.recompute else 0.0
+        layer, forward, both = found.get(piece.name, (0.0, 0.0, 0.0))
+        found[piece.name] = (
+            max(layer, piece.forward.seconds),
+            forward + share * count * number * piece.forward.seconds,
+            both + share * count * number * (piece.seconds + again),
+        )
+    idle = times.seconds - times.busy_seconds - times.send_seconds
+    found["stage sends"] = (0.0, 0.0, times.send_seconds)
+    found["bubble"] = (0.0, 0.0, idle if idle > _ROUNDING * times.seconds else 0.0)
+    found["gradients"] = (0.0, 0.0, candidate.gradients.seconds)
+    found["chunk transfers"] = (0.0, 0.0, candidate.transfers.seconds)
+    found["optimizer"] = (0.0, 0.0, candidate.optimizer.seconds)
+    return tuple(
+        Part(
+            name=name,
+            layer_seconds=found[name][0],
+            forward_seconds=found[name][1],
+            seconds=found[name][2],
+            share=found[name][2] / candidate.seconds,
+        )
+        for name in KINDS
+        if name in found and found[name][2]
+    )
+
+
+def kinds_of(parts: Iterable[Part]) -> Mapping[ModelBinding, float]:
+    """Return the seconds of each kind of work, by what it is bound by."""
+    found: dict[ModelBinding, float] = {}
+    for part in parts:
+        found[KINDS[part.name]] = found.get(KINDS[part.name], 0.0) + part.seconds
+    return found
+
+
+def binding_of(candidate: Candidate, parts: Iterable[Part]) -> ModelBinding:
+    """Return what most of the step is; memory where blocks run again or states are offloaded."""
+    setting = candidate.setting
+    if setting.recompute or setting.one_chunk or setting.offload:
+        return "memory"
+    kinds = kinds_of(parts)
+    return max(kinds, key=kinds.__getitem__)
+
+
+def trust_of(candidate: Candidate) -> Trust:
+    """Return the least trust in the time of any part."""
+    backbone, moe = candidate.priced.backbone, candidate.priced.moe
+    pieces = (*backbone.attention, *backbone.ffn, *backbone.first, *backbone.last, *moe.pieces)
+    estimates = [one for piece in pieces for one in (piece.forward, piece.backward)]
+    estimates += [*candidate.hops, candidate.gradients, candidate.optimizer, candidate.transfers]
+    return least_trust(one.trust for one in estimates if one.seconds)
+
+
+def _pieces(candidate: Candidate, stage: Stage) -> Iterator[tuple[Piece, int, bool]]:
+    """Yield each piece of the stage, how often it has it, and whether recomputing repeats it."""
+    backbone, moe = candidate.priced.backbone, candidate.priced.moe
+    for pieces, number, is_block in (
+        (backbone.attention, stage.num_blocks, True),
+        (backbone.ffn, stage.num_dense, True),
+        (moe.pieces, stage.num_moe, True),
+        (backbone.first, int(stage.is_first), False),
+        (backbone.last, int(stage.is_last), False),
+    ):
+        if number:
+            yield from ((piece, number, is_block) for piece in pieces)
+
+
+WORDS: dict[ModelBinding, str] = {
+    "computation": "computation",
+    "all_to_all": "all-to-alls",
+    "all_reduce": "tensor-parallel all-reduces",
+    "bubble": "filling and draining the stages",
+    "gradients": "gradients' exchange",
+    "chunks": "chunks' transfers",
+    "memory": "memory",
+}
+
+
+def name_layout(layout: Layout) -> str:
+    """Return "dp 8 · ep 4 · tp 1 · pp 4 · all_to_all"."""
+    sizes = f"dp {layout.dp} · ep {layout.ep} · tp {layout.tp} · pp {layout.pp}"
+    return f"{sizes} · {layout.expert_parallel}"
+
+
+def name_setting(setting: Setting) -> str:
+    """Return "2 sequences in 8 micro-batches, ZeRO"."""
+    ways = ["ZeRO"] if setting.zero else []
+    ways += ["states on the host"] if setting.offload else []
+    ways += ["blocks run forward again"] if setting.recompute else []
+    ways += ["one chunk"] if setting.one_chunk else []
+    size, count = setting.sequences, setting.num_micro_batches
+    text = f"{count} micro-batch{'' if count == 1 else 'es'} of {size} sequence"
+    return ", ".join([text + ("" if size == 1 else "s"), *ways])
+
+
+def explain_layout(
+    *, best: Candidate, parts: Sequence[Part], binding: ModelBinding, runner_up: Candidate | None
+) -> str:
+    """Return what the step of the layout consists of, and by how much it wins."""
+    kinds = kinds_of(parts)
+    most = sorted(kinds, key=kinds.__getitem__, reverse=True)[:2]
+    shares = " and ".join(
+        f"{WORDS[kind]} {kinds[kind] / best.seconds:.0%}" for kind in most if kinds[kind]
+    )
+    text = f"Layout {name_layout(best.layout)}: {shares} of a step."
+    if binding == "memory":
+        text += " Memory binds: a faster way of running it does not fit."
+    if runner_up is None:
+        return f"{text} The pins leave no other layout that fits."
+    slower = runner_up.seconds / best.seconds - 1
+    return f"{text} The next best, {name_layout(runner_up.layout)}, is {slower:.1%} slower."
+
+
+def explain_chunks(choice: ChunkChoice, *, num_micro_batches: int) -> str:
+    """Return what is cached, what moves in a micro-batch, and what of that nothing hides."""
+    chunks, time = choice.chunks, choice.time
+    where = "in shards, one on each replica"
+    if chunks.offload:
+        where = f"on the host ({format_bytes(choice.host_bytes)} a rank)"
+    text = (
+        f"Model states live {where}, parameters in {choice.num_chunks} chunks of "
+        f"{format_bytes(chunks.chunk_bytes)}; the cache has {choice.num_places} places "
+        f"({format_bytes(chunks.cache_bytes)}). "
+    )
+    text += (
+        f"A micro-batch gathers {choice.num_gathers:g} chunks "
+        f"({format_bytes(choice.gathered_bytes)}) and reduces "
+        f"{format_bytes(choice.reduced_bytes)} of gradients: of "
+        f"{format_seconds(time.transfer_seconds)} of transfers "
+        f"{format_seconds(time.exposed_seconds)} are not hidden"
+    )
+    added = time.added_seconds(num_micro_batches)
+    if added:
+        text += f", and {format_seconds(added)} of the optimizer's step"
+    if chunks.offload and added < time.update_seconds:
+        text += ". Chunks are stepped within the backward pass (`step_in_backward=True`)"
+    return f"{text}."
+
+
+def explain_layout_loss(
+    *, other: Candidate, parts: Sequence[Part], best: Candidate, best_parts: Sequence[Part]
+) -> str:
+    """Return by how much a layout is slower, and what it takes longer for."""
+    slower = other.seconds / best.seconds - 1
+    if slower <= TIE:
+        return "as fast"
+    mine, its = kinds_of(parts), kinds_of(best_parts)
+    more = {kind: seconds - its.get(kind, 0.0) for kind, seconds in mine.items()}
+    most = max(more, key=more.__getitem__)
+    again = ", and its blocks run forward again" if other.setting.recompute else ""
+    return f"+{100 * slower:.1f} %: {format_seconds(more[most])} more of {WORDS[most]}{again}"
+
+
+def explain_unfit(memory: ModelMemory, *, limit_bytes: int) -> str:
+    """Return how much too large a layout is."""
+    return f"does not fit: {format_bytes(memory.total_bytes - limit_bytes)} over the limit"
+
+
+def nothing_fits(
+    smallest: Unfit, *, limit_bytes: int, host_bytes: int | None, hint: str
+) -> InfeasiblePlanError:
+    """Return the error that names the layout with the least memory, and what takes it.
+
+    Args:
+        host_bytes: what one rank may take of its host.
+    """
+    memory = smallest.memory
+    host = ""
+    if smallest.host_bytes and host_bytes is not None:
+        host = (
+            f"; on the host its states would need {format_bytes(smallest.host_bytes)} a rank, "
+            f"and {format_bytes(host_bytes)} are there"
+        )
+    return InfeasiblePlanError(
+        f"memory binds: the smallest layout ({name_layout(smallest.layout)}, "
+        f"{name_setting(smallest.setting)}) needs {format_bytes(memory.total_bytes)} per device "
+        f"({name_memory(memory)}), {format_bytes(memory.total_bytes - limit_bytes)} more than the "
+        f"limit of {format_bytes(limit_bytes)}{host}",
+        hint,
+    )
+
+
+def name_memory(memory: ModelMemory) -> str:
+    """Return "parameters 2.1 GiB, gradients …"."""
+    return (
+        f"parameters {format_bytes(memory.parameter_bytes)}, "
+        f"gradients {format_bytes(memory.gradient_bytes)}, "
+        f"optimizer {format_bytes(memory.optimizer_bytes)}, "
+        f"activations {format_bytes(memory.activation_bytes)}, "
+        f"buffers {format_bytes(memory.buffer_bytes)}"
+    )
+
+
+def left_out(unpriced: Sequence[tuple[Layout, ProfileError]], num_layouts: int) -> Iterator[str]:
+    """Yield a warning where layouts have no price."""
+    if unpriced:
+        yield (
+            f"{len(unpriced)} of {num_layouts} layouts have no price and were left out: "
+            f"{unpriced[0][1].what}; --allow-modelled estimates them"
+        )
+
+
+def not_ours(*, zero: bool, recompute: bool) -> Iterator[str]:
+    """Yield a warning where the plan asks for what moetune's own stages do not do."""
+    asked = (("shard optimizer states", zero), ("run blocks forward again", recompute))
+    missing = " and ".join(words for words, is_asked in asked if is_asked)
+    if missing:
+        yield f"moetune's stages do not {missing} themselves: the plan is for a runtime that does"
+
+
+def not_measured(
+    *, model: Transformer, dtype: str, costs: Costs, offload: bool = False
+) -> Iterator[str]:
+    """Yield a warning that names the operations without a price.
+
+    Args:
+        offload: the optimizer runs on the host.
+    """
+    width = model.moe.d_model
+    names = {"norm": "norms", "cross_entropy": "the loss", "adam": "the optimizer",
+             model.moe.activation: "activations"}  # fmt: skip
+    if offload:
+        update = names.pop("adam")
+        if costs.copy_mode != "inline" or not _has(costs, "adam", dtype):
+            names["host_adam"] = f"{update} on the host"
+    absent = [
+        words
+        for op, words in names.items()
+        if costs.rows_op(op=op, dtype=dtype, rows=model.length, width=width) is None
+    ]
+    if absent:
+        yield f"not measured, and left out of the step: {', '.join(absent)}"
+    if costs.attention(
+        dtype=dtype, num_sequences=1, length=model.length, num_heads=model.num_heads,
+        head_dim=model.head_dim, backward=False,
+    ) is None:  # fmt: skip
+        yield "attention was not measured: two matrix products of its size stand in for it"
+
+
+def _has(costs: Costs, op: str, dtype: str) -> bool:
+    return costs.rows_op(op=op, dtype=dtype, rows=1, width=1) is not None

@@ -1,0 +1,1 @@
+"""The parts of a whole model on one rank: their costs, memory and stages."""

@@ -1,0 +1,372 @@
+"""What the parts of a transformer cost on one rank, for one micro-batch.
+
+T tokens of b sequences of L, M d_model, H d_hidden, n heads, V vocabulary, tp tensor ranks.
+Attention and dense networks are cut over the tp ranks, with one all-reduce after each, forward
+and backward (Megatron-LM, PPMoE §3.1.3), and the vocabulary of embedding and head; norms are not.
+"""
+
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Costs, Estimate
+from moetune.domain.layer import PHASES, ExpertParallel, LayerShape, Phase, Workload
+from moetune.domain.model import Transformer
+from moetune.domain.plan import PartName
+from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
+from moetune.domain.units import dtype_bytes
+from moetune.solve.layer.choose import Bounds, DegreeChooser
+from moetune.solve.layer.costs import NOTHING, PHASE_PRODUCTS, total
+from moetune.solve.layer.predict import PhaseTime, StepTime
+from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.model.groups import Group
+from moetune.solve.model.traits import OURS, Traits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One part of a block, or of the first or the last stage."""
+
+    name: PartName
+    forward: Estimate
+    backward: Estimate
+
+    @property
+    def seconds(self) -> float:
+        """Both passes."""
+        return self.forward.seconds + self.backward.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backbone:
+    """Everything but the experts.
+
+    Args:
+        attention: what each block has before its network.
+        ffn: a dense network.
+        first, last: what the first and the last stage have besides.
+    """
+
+    attention: tuple[Piece, ...]
+    ffn: tuple[Piece, ...]
+    first: tuple[Piece, ...]
+    last: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoePieces:
+    """One MoE layer at its best degrees."""
+
+    step: StepTime
+    pieces: tuple[Piece, ...]
+
+
+def send_time(
+    *, hop: Group, tensor: Group, tokens: int, model: Transformer, dtype: str, costs: Costs,
+    traits: Traits = OURS,
+) -> Estimate:  # fmt: skip
+    """Return one micro-batch's way from a stage to the next.
+
+    Raises:
+        ProfileError: no such send was measured.
+    """
+    num_bytes = tokens * model.moe.d_model * dtype_bytes(dtype)
+    gathered = NOTHING
+    if traits.splits_sends and tensor.size > 1:
+        num_bytes //= tensor.size
+        gathered = costs.collective(
+            op="all_gather", group_size=tensor.size, num_bytes=num_bytes,
+            num_nodes=tensor.num_nodes,
+        )  # fmt: skip
+    sent = costs.collective(
+        op="send", group_size=hop.size, num_bytes=num_bytes, num_nodes=hop.num_nodes
+    )
+    return total(sent, gathered)
+
+
+def best_moe_step(
+    *, workload: Workload, costs: Costs, bounds: Bounds, num_nodes: int = 0
+) -> StepTime:
+    """Return the layer's fastest step within the bounds; everything is kept (strategy none).
+
+    Args:
+        workload: one micro-batch on the ranks that share the experts.
+        num_nodes: that those ranks are spread over evenly; 0 for consecutive ranks.
+
+    Raises:
+        ProfileError: an operation was not measured.
+    """
+    layer = layer_costs(workload=workload, costs=costs, num_nodes=num_nodes)
+    tokens = workload.tokens_per_rank
+    forward, backward = DegreeChooser(costs=layer, bounds=bounds).best(tokens)
+    return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
+
+
+def sum_over(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
+    """Return one all-reduce over the group; 0 in a group of one."""
+    if group.size == 1:
+        return NOTHING
+    return costs.collective(
+        op="all_reduce", group_size=group.size, num_bytes=num_bytes, num_nodes=group.num_nodes
+    )
+
+
+NORMS_OF_A_BLOCK = 2
+FULL_BYTES = 4
+"""Of an element in full precision: of the loss, and of gradients and optimizer states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The costs of a model's parts with micro-batches of so many sequences.
+
+    Args:
+        runs_ahead: whether the host starts operations while the device still computes others.
+    """
+
+    model: Transformer
+    dtype: str
+    num_sequences: int
+    tensor: Group
+    costs: Costs
+    traits: Traits = OURS
+    runs_ahead: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch."""
+        return self.num_sequences * self.model.length
+
+    def backbone(self) -> Backbone:
+        """Return everything but the experts.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        sums = self._sums()
+        attention = (
+            self._attention(),
+            Piece(name="attention all_reduce", forward=sums, backward=sums),
+            self._norms(),
+        )
+        ffn = (self._ffn(), Piece(name="FFN all_reduce", forward=sums, backward=sums))
+        return Backbone(
+            attention=attention,
+            ffn=(*ffn, self._launches("dense_block", (*attention, *ffn))),
+            first=(
+                self._embedding(),
+                Piece(name="vocabulary all_reduce", forward=sums, backward=NOTHING),
+            ),
+            last=(
+                self._head(),
+                Piece(name="vocabulary all_reduce", forward=self._sum_of_loss(), backward=sums),
+            ),
+        )
+
+    def moe(
+        self,
+        *,
+        expert_parallel: ExpertParallel,
+        experts: Group,
+        bounds: Bounds,
+        attention: tuple[Piece, ...],
+    ) -> MoePieces:
+        """Return the MoE layer with its experts on that group.
+
+        Args:
+            attention: what the layer's block has before it.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        workload = replace(
+            self.workload(experts.size),
+            layer=layer_of(self.model, expert_parallel, self.tensor.size),
+            expert_parallel=expert_parallel,
+        )
+        nodes = experts.num_nodes
+        step = best_moe_step(workload=workload, costs=self.costs, bounds=bounds, num_nodes=nodes)
+        layer = layer_costs(workload=workload, costs=self.costs, num_nodes=nodes)
+        forward, backward = (layer.phase_overhead(phase, tokens=self.tokens) for phase in PHASES)
+        pieces: tuple[Piece, ...] = (
+            Piece(name="gate", forward=forward, backward=backward),
+            Piece(name="experts", forward=_device(step.forward), backward=_device(step.backward)),
+        )
+        if workload.layer != self.model.moe:
+            pieces += (Piece(name="MoE all_reduce", forward=self._sums(), backward=self._sums()),)
+        pieces += _links(step, expert_parallel)
+        launches = self._launches("moe_block", (*attention, *pieces))
+        return MoePieces(step=step, pieces=(*pieces, launches))
+
+    def workload(self, num_ranks: int) -> Workload:
+        """Return the MoE layer's work on the ranks that share its experts."""
+        return Workload(
+            layer=self.model.moe,
+            world_size=num_ranks,
+            tokens_per_rank=self.tokens,
+            dtype=self.dtype,
+        )
+
+    def _launches(self, op: str, block: tuple[Piece, ...]) -> Piece:
+        """Return what the host adds to a block by starting its operations; 0 where not measured.
+
+        Beside a device that still computes, only what is longer than the computation.
+        """
+        forward, step = (
+            self.costs.rows_op(op=name, dtype=self.dtype, rows=HOST_ROWS, width=HOST_WIDTH)
+            for name in (op, f"{op}_step")
+        )
+        if forward is None or step is None:
+            return Piece(name="launches", forward=NOTHING, backward=NOTHING)
+        backward = replace(step, seconds=max(0.0, step.seconds - forward.seconds))
+        hidden = (
+            (sum(one.forward.seconds for one in block), sum(one.backward.seconds for one in block))
+            if self.runs_ahead
+            else (0.0, 0.0)
+        )
+        forward, backward = (
+            replace(one, seconds=max(0.0, one.seconds - less))
+            for one, less in zip((forward, backward), hidden, strict=True)
+        )
+        return Piece(name="launches", forward=forward, backward=backward)
+
+    def _attention(self) -> Piece:
+        width = self.model.moe.d_model
+        share = width // self.tensor.size
+        forward, backward = (
+            total(
+                self._product(phase, width, 3 * share),
+                self._heads(phase),
+                self._product(phase, share, width),
+            )
+            for phase in PHASES
+        )
+        return Piece(name="attention", forward=forward, backward=backward)
+
+    def _heads(self, phase: Phase) -> Estimate:
+        """Return attention without its projections; where not measured, its two products."""
+        model, num_heads = self.model, self.model.num_heads // self.tensor.size
+        found = self.costs.attention(
+            dtype=self.dtype,
+            num_sequences=self.num_sequences,
+            length=model.length,
+            num_heads=num_heads,
+            head_dim=model.head_dim,
+            backward=phase == "backward",
+        )
+        if found is not None:
+            return found
+        products = [
+            self.costs.gemm(
+                dtype=self.dtype,
+                product=product,
+                num_experts=self.num_sequences * num_heads,
+                rows=model.length,
+                d_in=d_in,
+                d_out=d_out,
+            )
+            for product in PHASE_PRODUCTS[phase]
+            for d_in, d_out in (
+                (model.head_dim, model.length),
+                (model.length, model.head_dim),
+            )
+        ]
+        return replace(total(*products), trust="modelled")
+
+    def _ffn(self) -> Piece:
+        layer = self.model.moe
+        share = layer.d_hidden // self.tensor.size
+        forward, backward = (
+            total(
+                *(self._product(phase, layer.d_model, share),) * (layer.num_gemms - 1),
+                self._product(phase, share, layer.d_model),
+                self._rows(layer.activation, phase, share),
+            )
+            for phase in PHASES
+        )
+        return Piece(name="dense FFN", forward=forward, backward=backward)
+
+    def _norms(self) -> Piece:
+        forward, backward = (
+            total(*(self._rows("norm", phase, self.model.moe.d_model),) * NORMS_OF_A_BLOCK)
+            for phase in PHASES
+        )
+        return Piece(name="norms", forward=forward, backward=backward)
+
+    def _embedding(self) -> Piece:
+        width = self.model.moe.d_model
+        return Piece(
+            name="embedding",
+            forward=total(self._rows_op("gather", width)),
+            backward=total(self._rows_op("scatter_add", width)),
+        )
+
+    def _head(self) -> Piece:
+        width, words = self.model.moe.d_model, self.model.num_words(self.tensor.size)
+        forward, backward = (
+            total(
+                self._rows("norm", phase, width),
+                self._product(phase, width, words),
+                self._rows("cross_entropy", phase, words),
+            )
+            for phase in PHASES
+        )
+        return Piece(name="head and loss", forward=forward, backward=backward)
+
+    def _sums(self) -> Estimate:
+        num_bytes = self.tokens * self.model.moe.d_model * dtype_bytes(self.dtype)
+        return sum_over(self.tensor, num_bytes=num_bytes, costs=self.costs)
+
+    def _sum_of_loss(self) -> Estimate:
+        """Return the all-reduce of each rank's normaliser and the wanted logits."""
+        element = max(FULL_BYTES, dtype_bytes(self.dtype))
+        num_bytes = (self.tensor.size + 1) * self.tokens * element
+        return sum_over(self.tensor, num_bytes=num_bytes, costs=self.costs)
+
+    def _product(self, phase: Phase, d_in: int, d_out: int) -> Estimate:
+        return total(
+            *(
+                self.costs.gemm(
+                    dtype=self.dtype,
+                    product=product,
+                    num_experts=1,
+                    rows=self.tokens,
+                    d_in=d_in,
+                    d_out=d_out,
+                )
+                for product in PHASE_PRODUCTS[phase]
+            )
+        )
+
+    def _rows(self, op: str, phase: Phase, width: int) -> Estimate | None:
+        return self._rows_op(op if phase == "forward" else f"{op}_backward", width)
+
+    def _rows_op(self, op: str, width: int) -> Estimate | None:
+        return self.costs.rows_op(op=op, dtype=self.dtype, rows=self.tokens, width=width)
+
+
+def layer_of(model: Transformer, expert_parallel: ExpertParallel, tp: int) -> LayerShape:
+    """Return a rank's MoE layer: of all widths but where tp ranks exchange the same tokens."""
+    if expert_parallel == "tensor":
+        return model.moe
+    return replace(model.moe, d_hidden=model.moe.d_hidden // tp)
+
+
+def _device(phase: PhaseTime) -> Estimate:
+    return replace(phase.compute, seconds=phase.device_seconds)
+
+
+def _links(step: StepTime, expert_parallel: ExpertParallel) -> tuple[Piece, ...]:
+    """Return the communication that the experts do not hide."""
+    forward, backward = _exposed(step.forward), _exposed(step.backward)
+    if expert_parallel == "tensor":
+        return (Piece(name="MoE all_reduce", forward=forward, backward=backward),)
+    forward, backward = (replace(one, seconds=one.seconds / 2) for one in (forward, backward))
+    return (
+        Piece(name="first all_to_all", forward=forward, backward=backward),
+        Piece(name="second all_to_all", forward=forward, backward=backward),
+    )
+
+
+def _exposed(phase: PhaseTime) -> Estimate:
+    if not phase.transfer.seconds:
+        return NOTHING
+    return replace(phase.transfer, seconds=phase.seconds - phase.device_seconds)

@@ -1,0 +1,167 @@
+"""What one rank keeps of a whole model: parameters, gradients, optimizer, activations, buffers.
+
+s bytes of an element, f of one in full precision, M d_model, H d_hidden, V vocabulary, tp tensor
+ranks, T tokens of a micro-batch.
+"""
+
+from dataclasses import dataclass
+
+from moetune.domain.model import Transformer
+from moetune.domain.plan import Memory, ModelMemory
+from moetune.domain.request import Layout
+from moetune.domain.units import dtype_bytes
+from moetune.solve.model.costs import FULL_BYTES, NORMS_OF_A_BLOCK
+from moetune.solve.model.stages import Stage
+from moetune.solve.model.traits import Traits
+
+MOMENTS = 2
+_MASK_BYTES = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes of one parameter; PPMoE §4.1's 18 in mixed precision, Adam's 16 in float32."""
+
+    parameter: int
+    gradient: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.parameter + self.gradient + self.optimizer
+
+
+def state_bytes(dtype: str) -> StateBytes:
+    """Return the bytes of one parameter, its gradient and Adam's states for it.
+
+    With elements of 2 bytes there is a copy of the parameter in float32 among the states.
+    """
+    element = dtype_bytes(dtype)
+    full = max(FULL_BYTES, element)
+    has_copy = element < full
+    return StateBytes(parameter=element, gradient=full, optimizer=full * (MOMENTS + has_copy))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Parameters on one rank of a stage, by who holds the same.
+
+    Args:
+        dense: held by all ranks of the data-parallel group.
+        experts: held by the experts' replicas.
+    """
+
+    dense: int
+    experts: int
+
+
+def share_of(*, model: Transformer, layout: Layout, stage: Stage) -> Share:
+    """Return the parameters of one rank of the stage."""
+    vocabulary = model.num_words(layout.tp) * model.moe.d_model
+    dense = stage.num_blocks * (
+        model.attention_parameters // layout.tp + NORMS_OF_A_BLOCK * model.norm_parameters
+    )
+    dense += stage.num_dense * model.ffn_parameters // layout.tp
+    dense += stage.num_moe * model.gate_parameters
+    if stage.is_first:
+        dense += vocabulary + model.length * model.moe.d_model
+    if stage.is_last:
+        dense += vocabulary + model.norm_parameters
+    sharers = layout.ep * layout.tp
+    experts = stage.num_moe * model.moe.num_experts * model.ffn_parameters // sharers
+    return Share(dense=dense, experts=experts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes that one micro-batch leaves on one rank, for its backward pass or while it runs.
+
+    Args:
+        dense, moe: of one block without and with experts.
+        block_input: of one block, all that is left of it where it is computed again.
+        head: of head and loss.
+        buffers: of one MoE layer, while it runs.
+    """
+
+    dense: int
+    moe: int
+    block_input: int
+    head: int
+    buffers: int
+
+
+def footprint_of(
+    *, model: Transformer, tp: int, tokens: int, dtype: str, moe: Memory, traits: Traits
+) -> Footprint:
+    """Return the bytes of one micro-batch.
+
+        dense   T·s·(4·M + 4·M/tp + 2·H/tp)
+        moe     T·s·(3·M + 4·M/tp) and what the layer keeps
+        head    T·(2·s·M + (s + f)·V/tp)
+
+    Kept are the block's input, both norms' results and the sum between them, query, key, value
+    and their result, and the network's middle before and after its activation; swiglu keeps
+    its gate besides. Scores of attention are computed again by its kernel. A layer with
+    experts counts its input, the second norm's result, itself. The loss keeps the logits'
+    softmax in full precision beside them.
+
+    Args:
+        tokens: T, of the micro-batch.
+        moe: what one MoE layer keeps of it.
+    """
+    layer, element = model.moe, dtype_bytes(dtype)
+    full = max(FULL_BYTES, element)
+    width, middles = layer.d_model, 3 if layer.activation == "swiglu" else 2
+    dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
+    words = model.num_words(tp)
+    scores = wide_logits = 0
+    if traits.is_unfused:
+        scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)
+        wide_logits = tokens * words * FULL_BYTES
+    with_experts = tokens * element * (3 * width + 4 * width // tp)
+    return Footprint(
+        dense=tokens * element * dense + scores,
+        moe=with_experts + scores + moe.activation_bytes,
+        block_input=tokens * element * width,
+        head=tokens * (2 * element * width + (element + full) * words) + wide_logits,
+        buffers=moe.buffer_bytes,
+    )
+
+
+def stage_memory(
+    *,
+    stage: Stage,
+    share: Share,
+    each: StateBytes,
+    footprint: Footprint,
+    num_kept: int,
+    sharers: tuple[int, int] = (1, 1),
+    recompute: bool = False,
+    shards_gradients: bool = False,
+) -> ModelMemory:
+    """Return the bytes on one rank of a stage.
+
+    Args:
+        num_kept: micro-batches in flight.
+        sharers: ranks that shard the optimizer states of dense parameters and of experts (ZeRO).
+        recompute: blocks keep their input only, and one at a time is whole again.
+        shards_gradients: those who shard optimizer states shard gradients, too.
+    """
+    count = share.dense + share.experts
+    states = -(-share.dense // sharers[0]) + -(-share.experts // sharers[1])
+    activations = num_kept * stage.is_last * footprint.head
+    if recompute:
+        one = max(footprint.dense * bool(stage.num_dense), footprint.moe * bool(stage.num_moe))
+        activations += num_kept * stage.num_blocks * footprint.block_input + one
+    else:
+        blocks = stage.num_dense * footprint.dense + stage.num_moe * footprint.moe
+        activations += num_kept * blocks
+    sizes = {
+        "parameter_bytes": count * each.parameter,
+        "gradient_bytes": (states if shards_gradients else count) * each.gradient,
+        "optimizer_bytes": states * each.optimizer,
+        "activation_bytes": activations,
+        "buffer_bytes": footprint.buffers if stage.num_moe else 0,
+    }
+    return ModelMemory(**sizes, total_bytes=sum(sizes.values()))

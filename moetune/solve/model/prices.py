@@ -1,0 +1,284 @@
+"""Every cost that a search over layouts asks for, each found once.
+
+Most layouts share most of their costs: a block depends on the micro-batch and its group, a
+gradient on its size and its group, and neither on the rest of the layout.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+from moetune.domain.costs import Costs, Estimate
+from moetune.domain.layer import ExpertParallel
+from moetune.domain.model import Transformer
+from moetune.domain.request import Layout
+from moetune.domain.samples import CollectiveOp
+from moetune.solve.layer.choose import Bounds
+from moetune.solve.layer.costs import NOTHING, total
+from moetune.solve.model.costs import Backbone, MoePieces, Parts, Piece, send_time
+from moetune.solve.model.groups import Group, Groups, groups_of
+from moetune.solve.model.memory import Share, share_of, state_bytes
+from moetune.solve.model.stages import Stage, cut_into_stages
+from moetune.solve.model.traits import Traits
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """One micro-batch on each thing that stages consist of: both passes, and forward alone."""
+
+    dense: float
+    moe: float
+    first: float
+    last: float
+    dense_forward: float
+    moe_forward: float
+    first_forward: float
+    last_forward: float
+
+    def stage(self, stage: Stage, *, recompute: bool) -> float:
+        """Return one micro-batch's forward and backward pass on the stage."""
+        seconds = stage.num_dense * self.dense + stage.num_moe * self.moe
+        if recompute:
+            seconds += self._blocks_forward(stage)
+        return seconds + stage.is_first * self.first + stage.is_last * self.last
+
+    def forward(self, stage: Stage) -> float:
+        """Return one micro-batch's forward pass on the stage."""
+        ends = stage.is_first * self.first_forward + stage.is_last * self.last_forward
+        return self._blocks_forward(stage) + ends
+
+    def _blocks_forward(self, stage: Stage) -> float:
+        return stage.num_dense * self.dense_forward + stage.num_moe * self.moe_forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """A layout's parts for one size of micro-batch."""
+
+    backbone: Backbone
+    moe: MoePieces
+    seconds: Seconds
+
+
+class Prices:
+    """The costs of a model on a machine, kept once found. Not for several threads at once."""
+
+    def __init__(
+        self,
+        *,
+        model: Transformer,
+        dtype: str,
+        costs: Costs,
+        bounds: Bounds,
+        per_node: int,
+        traits: Traits,
+        runs_ahead: bool = False,
+        shares_core: bool = False,
+    ) -> None:
+        self.model = model
+        self.dtype = dtype
+        self.traits = traits
+        self.state_bytes = state_bytes(dtype)
+        self.costs = costs
+        self._bounds = bounds
+        self._per_node = per_node
+        self._runs_ahead = runs_ahead
+        self._shares_core = shares_core
+        self._known: dict[tuple[object, ...], object] = {}
+
+    @property
+    def fewest_chunks(self) -> tuple[int, int]:
+        """The MoE layer's degrees that take the least memory: one chunk, but for pins."""
+        return self._bounds.forward_degree or 1, self._bounds.backward_degree or 1
+
+    def stages(self, num_stages: int) -> tuple[Stage, ...]:
+        """Return the model cut into stages."""
+        return self.once(("stages", num_stages), lambda: cut_into_stages(self.model, num_stages))
+
+    def groups(self, layout: Layout) -> Groups:
+        """Return the layout's groups on the machine's nodes."""
+        return groups_of(layout, per_node=self._per_node)
+
+    def stages_per_core(self, layout: Layout) -> int:
+        """Return how many consecutive stages compute by turns."""
+        ranks = layout.dp * layout.tp
+        if not self._shares_core or self._per_node % ranks:
+            return 1
+        return math.gcd(self._per_node // ranks, layout.pp)
+
+    def chains_per_core(self, layout: Layout) -> int:
+        """Return how many replicas compute by turns without waiting for each other."""
+        if not self._shares_core or layout.ep > 1:
+            return 1
+        return math.gcd(max(self._per_node // layout.tp, 1), layout.dp)
+
+    def priced(self, *, layout: Layout, groups: Groups, sequences: int, one_chunk: bool) -> Priced:
+        """Return the parts of a layout.
+
+        Args:
+            sequences: of a micro-batch.
+            one_chunk: leave the MoE layer's tokens in one, whatever the bounds allow.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        kind = layout.expert_parallel
+        key = (groups.tensor, groups.experts, kind, sequences, one_chunk)
+        return self.once(
+            ("priced", *key),
+            lambda: self._price(
+                groups.tensor, groups.experts, kind, sequences, one_chunk=one_chunk
+            ),
+        )
+
+    def send(self, *, hop: Group, tensor: Group, tokens: int) -> Estimate:
+        """Return one micro-batch's way from a stage to the next.
+
+        Raises:
+            ProfileError: no such send was measured.
+        """
+        return self.once(
+            ("send", hop, tensor, tokens),
+            lambda: send_time(
+                hop=hop,
+                tensor=tensor,
+                tokens=tokens,
+                model=self.model,
+                dtype=self.dtype,
+                costs=self.costs,
+                traits=self.traits,
+            ),
+        )
+
+    def gradients(
+        self, *, layout: Layout, groups: Groups, zero: bool, num_micro_batches: int
+    ) -> Estimate:
+        """Return the slowest stage's reduction of gradients, as far as nothing hides it.
+
+        They travel as wide as the parameters. With sharded optimizer states they are reduced
+        and scattered, and the new parameters gathered. Sharded gradients are scattered after
+        each micro-batch.
+
+        Raises:
+            ProfileError: no such collective was measured.
+        """
+        times = num_micro_batches if self.traits.shards_gradients else 1
+        key = (layout.pp, layout.tp, layout.ep, layout.expert_parallel)
+
+        def find() -> Estimate:
+            stages = [
+                total(
+                    self._reduce(share.dense, groups.data, zero=zero, times=times),
+                    self._reduce(share.experts, groups.replicas, zero=zero, times=times),
+                )
+                for _, _, share in self.shares(layout)
+            ]
+            slowest = max(stages, key=lambda one: one.seconds)
+            return replace(slowest, seconds=slowest.seconds * (1 - self.traits.hidden_gradients))
+
+        return self.once(("gradients", *key, groups.data, groups.replicas, zero, times), find)
+
+    def optimizer(self, *, layout: Layout, zero: bool) -> Estimate:
+        """Return the slowest stage's optimizer step; 0 where it was not measured."""
+        data, replicas = (layout.dp, layout.dp // layout.ep) if zero else (1, 1)
+        counts = (
+            share.dense / data + share.experts / replicas for _, _, share in self.shares(layout)
+        )
+        found = self.costs.rows_op(op="adam", dtype=self.dtype, rows=max(counts), width=1)
+        return found or NOTHING
+
+    def shares(self, layout: Layout) -> Sequence[tuple[int, Stage, Share]]:
+        """Return the first stage of each kind, its index, and the parameters on its ranks."""
+        return self.once(
+            ("shares", layout.pp, layout.tp, layout.ep, layout.expert_parallel),
+            lambda: list(self._shares(layout)),
+        )
+
+    def _shares(self, layout: Layout) -> Iterator[tuple[int, Stage, Share]]:
+        seen = set()
+        for index, stage in enumerate(self.stages(layout.pp)):
+            if stage not in seen:
+                seen.add(stage)
+                share = share_of(model=self.model, layout=layout, stage=stage)
+                yield index, stage, share
+
+    def _price(
+        self,
+        tensor: Group,
+        experts: Group,
+        kind: ExpertParallel,
+        sequences: int,
+        *,
+        one_chunk: bool,
+    ) -> Priced:
+        parts = Parts(
+            model=self.model, dtype=self.dtype, num_sequences=sequences, tensor=tensor,
+            costs=self.costs, traits=self.traits, runs_ahead=self._runs_ahead,
+        )  # fmt: skip
+        backbone = self.once(("backbone", tensor, sequences), parts.backbone)
+        moe = self.once(
+            ("moe", kind, tensor, experts, sequences, one_chunk),
+            lambda: parts.moe(
+                expert_parallel=kind,
+                experts=experts,
+                bounds=self._bounds_of(one_chunk=one_chunk),
+                attention=backbone.attention,
+            ),
+        )
+        return Priced(backbone=backbone, moe=moe, seconds=_seconds(backbone, moe))
+
+    def _bounds_of(self, *, one_chunk: bool) -> Bounds:
+        return one_chunk_of(self._bounds) if one_chunk or self.model.is_dense else self._bounds
+
+    def _reduce(self, count: int, group: Group, *, zero: bool, times: int) -> Estimate:
+        if group.size == 1 or not count:
+            return NOTHING
+        each = self.state_bytes
+
+        def collective(op: CollectiveOp, num_bytes: float) -> Estimate:
+            return self.costs.collective(
+                op=op, group_size=group.size, num_bytes=num_bytes, num_nodes=group.num_nodes
+            )
+
+        if not zero:
+            return collective("all_reduce", count * each.parameter)
+        scattered = collective("reduce_scatter", count * each.parameter)
+        gathered = collective("all_gather", count * each.parameter / group.size)
+        return total(*(scattered,) * times, gathered)
+
+    def once(self, key: tuple[object, ...], find: Callable[[], T]) -> T:
+        """Return what was found for the key, or find it now."""
+        if key not in self._known:
+            self._known[key] = find()
+        return cast("T", self._known[key])
+
+
+def one_chunk_of(bounds: Bounds) -> Bounds:
+    """Return the bounds that leave one chunk each way."""
+    return replace(bounds, forward_degree=None, backward_degree=None, max_degree=1)
+
+
+def _seconds(backbone: Backbone, moe: MoePieces) -> Seconds:
+    dense = (*backbone.attention, *backbone.ffn)
+    with_experts = (*backbone.attention, *moe.pieces)
+    return Seconds(
+        dense=_both(dense),
+        moe=_both(with_experts),
+        first=_both(backbone.first),
+        last=_both(backbone.last),
+        dense_forward=_forward(dense),
+        moe_forward=_forward(with_experts),
+        first_forward=_forward(backbone.first),
+        last_forward=_forward(backbone.last),
+    )
+
+
+def _both(pieces: Sequence[Piece]) -> float:
+    return sum(piece.seconds for piece in pieces)
+
+
+def _forward(pieces: Sequence[Piece]) -> float:
+    return sum(piece.forward.seconds for piece in pieces)

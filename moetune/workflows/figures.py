@@ -1,0 +1,145 @@
+"""A plan's figures, from the plan and the terms behind it."""
+
+from collections.abc import Iterator, Sequence
+
+from moetune.domain.costs import Costs
+from moetune.domain.errors import ProfileError
+from moetune.domain.plan import Alternative, Plan
+from moetune.domain.request import Layout, Strategy
+from moetune.fit.costs import costs_of
+from moetune.report.plan_figures import (
+    Option,
+    degree_picture,
+    pareto_picture,
+    parts_picture,
+    phases_picture,
+)
+from moetune.report.section import Picture
+from moetune.report.stages import stages_picture
+from moetune.report.timelines import timeline_picture
+from moetune.solve.layer.choose import recorded_bounds
+from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.reuse import step_time
+from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layout.words import name_layout
+from moetune.solve.model.groups import groups_of
+from moetune.solve.trace import plan_timelines
+from moetune.workflows.explain import Explanation
+from moetune.workflows.plan import ALLOW_MODELLED
+
+_DEGREES = (1, 2, 4, 8, 16, 32, 64)
+_FEWEST_OPTIONS = 2
+
+
+def plan_pictures(explanation: Explanation) -> tuple[Picture, ...]:
+    """Return what can be drawn of a plan: less where its profile cannot be had."""
+    plan = explanation.plan
+    pictures = list(time_pictures(explanation))
+    options = options_of(explanation)
+    if len(options) >= _FEWEST_OPTIONS:
+        pictures.append(pareto_picture(options, limit_bytes=explanation.memory_limit_bytes))
+    if plan.pipeline.ranges:
+        pictures.append(degree_picture({"this plan": plan}))
+    return tuple(pictures)
+
+
+def time_pictures(explanation: Explanation) -> Iterator[Picture]:
+    """Yield what the step's time goes to: the parts of a model's, and a layer's timeline."""
+    plan, whole = explanation.plan, explanation.plan.transformer
+    costs = _costs(explanation)
+    if whole is not None:
+        yield parts_picture(whole)
+        if len(whole.stages) > 1:
+            yield stages_picture(whole.stages, num_micro_batches=whole.num_micro_batches)
+    elif costs is None:
+        yield phases_picture({"this plan": plan})
+    if explanation.profile is None or costs is None or (whole is not None and not whole.moe_every):
+        return
+    per_node = explanation.profile.machine.devices_per_node
+    num_nodes = 0 if whole is None else groups_of(plan.layout, per_node=per_node).experts.num_nodes
+    forward, backward = plan_timelines(plan=plan, costs=costs, num_nodes=num_nodes)
+    title = "Timeline of one step" if whole is None else "One MoE layer with one micro-batch"
+    yield timeline_picture(forward=forward, backward=backward, title=title)
+
+
+def options_of(explanation: Explanation) -> tuple[Option, ...]:
+    """Return the plan beside what it was chosen from, with the memory that each needs.
+
+    Of a whole model the layouts that it names; of a layer every strategy with a price, in 1, 2,
+    4 … chunks each way.
+    """
+    plan = explanation.plan
+    if plan.transformer is not None:
+        return tuple(_layouts(plan))
+    costs = _costs(explanation)
+    if costs is None:
+        return ()
+    strategies = [one.strategy for one in explanation.strategies] or [plan.memory.strategy]
+    return tuple(_ways(plan, costs, strategies))
+
+
+def choice_name(one: Alternative, plan: Plan) -> str:
+    """Return what an alternative is called beside the plan: its layout, or chunks and strategy."""
+    if one.layout is not None:
+        return name_layout(one.layout)
+    words = f"{one.forward_degree} and {one.backward_degree} chunks"
+    return words if one.strategy == plan.memory.strategy else f"{words}, strategy {one.strategy}"
+
+
+def _costs(explanation: Explanation) -> Costs | None:
+    if explanation.profile is None:
+        return None
+    allowed = ALLOW_MODELLED in explanation.plan.inputs.constraints
+    return costs_of(explanation.profile, allow_modelled=allowed)
+
+
+def _layouts(plan: Plan) -> Iterator[Option]:
+    assert plan.transformer is not None  # noqa: S101 - the caller has looked
+
+    def option(layout: Layout, seconds: float, num_bytes: int, *, is_chosen: bool) -> Option:
+        return Option(
+            name=name_layout(layout),
+            group="stages" if layout.pp > 1 else "no stages",
+            step_seconds=seconds,
+            memory_bytes=num_bytes,
+            is_chosen=is_chosen,
+        )
+
+    whole = plan.transformer
+    yield option(plan.layout, whole.step_seconds, whole.memory.total_bytes, is_chosen=True)
+    for one in plan.alternatives:
+        if one.layout is not None and one.memory_bytes is not None:
+            yield option(one.layout, one.step_seconds, one.memory_bytes, is_chosen=False)
+
+
+def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[Option]:
+    """Yield the layer's own choice, then the others; a strategy in one chunk reuses nothing."""
+    workload, pipeline = plan.workload, plan.pipeline
+    layer = layer_costs(workload=workload, costs=costs)
+    chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
+    most = recorded_bounds(plan.inputs.constraints).largest(workload.tokens_per_rank)
+    ways = [
+        (strategy, degree, degree)
+        for strategy in strategies
+        for degree in _DEGREES
+        if degree <= most and (degree > 1 or strategy == "none")
+    ]
+    for way in dict.fromkeys([chosen, *ways]):
+        strategy, forward, backward = way
+        try:
+            step = step_time(
+                costs=layer, tokens=workload.tokens_per_rank, forward_degree=forward,
+                backward_degree=backward, order=pipeline.order, strategy=strategy,
+            )  # fmt: skip
+        except ProfileError:
+            continue
+        memory = layer_memory(
+            workload=workload, forward_degree=forward, backward_degree=backward, strategy=strategy
+        )
+        yield Option(
+            name=f"strategy {strategy}, {forward} and {backward} chunks",
+            group=strategy,
+            step_seconds=step.seconds,
+            memory_bytes=total_bytes(memory),
+            is_chosen=way == chosen,
+        )
