@@ -36,7 +36,7 @@ from moetune.runtime.staged_link import HostStagedLink
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.reuse import step_time
 from moetune.workflows.files import profile_to_toml, write_text
-from moetune.workflows.measuring import ProfileRequest, Setting
+from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
 from moetune.workflows.profile import measure_profile
 from moetune.workflows.steps import MeasuredSteps, measure_steps, random_steps
 
@@ -126,7 +126,7 @@ def _profile(name: str, device: torch.device, budget_seconds: float) -> Profile:
             max_tokens=16384 if device.type == "cuda" else 512,
             budget_seconds=budget_seconds,
         ),
-        Setting(environment=config.environment()),
+        MeasurementSetting(environment=config.environment()),
     )
 
 

@@ -14,7 +14,7 @@ from moetune.runtime.links import Link
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.reuse import paper_seconds, step_time
-from moetune.workflows.steps import Steps, measure_steps, random_steps
+from moetune.workflows.steps import LayerSteps, measure_steps, random_steps
 
 DEGREES = (4, 8)
 _NUM_ROUNDS = 7
@@ -118,7 +118,7 @@ def reuse_table(rows: Sequence[ReuseRow], *, title: str) -> list[str]:
     ]
 
 
-def _peak_bytes(steps: Steps, decision: Decision, device: torch.device) -> tuple[int, int]:
+def _peak_bytes(steps: LayerSteps, decision: Decision, device: torch.device) -> tuple[int, int]:
     """Return the peaks of the forward and of the backward pass of one step."""
     steps.run(decision)
     layer, x_TD = steps.layer, steps.x_TD

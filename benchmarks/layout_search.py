@@ -14,7 +14,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import Bounds
-from moetune.solve.layout.plan import Question, search_layouts, solve_layout
+from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.layout.space import LayoutPins
 
 NUM_RANKS = 1024
@@ -46,10 +46,10 @@ def _seconds(memory_bytes: int) -> float:
     return seconds
 
 
-def _question(memory_bytes: int) -> Question:
+def _question(memory_bytes: int) -> LayoutProblem:
     moe = LayerShape(d_model=8192, d_hidden=32_768, num_experts=64)
     profile = _profile()
-    return Question(
+    return LayoutProblem(
         inputs=PlanInputs(
             model=None, layer=moe, world_size=NUM_RANKS, tokens_per_rank=16_384, dtype="float16",
             memory_limit_bytes=memory_bytes, profile=profile.name,

@@ -20,7 +20,7 @@ from moetune.runtime.plans.book import PlanBook
 from moetune.solve.layer.degree import best_degree
 from moetune.store import open_store
 from moetune.workflows.files import load_profile_file, write_text
-from moetune.workflows.measuring import ProfileRequest, Setting
+from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
 from moetune.workflows.plan import PlanRequest, make_plan
 from moetune.workflows.profile import measure_profile
 
@@ -64,7 +64,7 @@ def _measured_profile() -> Profile:
         name="speed", num_ranks=2, layers=(_LAYER,), dtypes=("float32",), max_tokens=1024,
         budget_seconds=25.0,
     )  # fmt: skip
-    return measure_profile(request, Setting(environment={}))
+    return measure_profile(request, MeasurementSetting(environment={}))
 
 
 def _process_seconds(*arguments: str, repeat: int = 9) -> float:

@@ -20,7 +20,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import Layout
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import Bounds
-from moetune.solve.layout.plan import Question, search_layouts
+from moetune.solve.layout.plan import LayoutProblem, search_layouts
 from moetune.solve.layout.search import Candidate
 from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import parts_of
@@ -135,7 +135,7 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
         dtype=_DTYPE,
     )
     search, found = search_layouts(
-        Question(
+        LayoutProblem(
             inputs=plan_inputs(request, profile=profile),
             model=case.transformer,
             pins=LayoutPins(zero=False),

@@ -22,8 +22,8 @@ from moetune.domain.plan import Part
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import Bounds
-from moetune.solve.layout.plan import Question, search_layouts
-from moetune.solve.layout.search import Candidate, Search
+from moetune.solve.layout.plan import LayoutProblem, search_layouts
+from moetune.solve.layout.search import Candidate, LayoutSearch
 from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import parts_of
 from moetune.solve.model.traits import Traits
@@ -121,7 +121,7 @@ def _at(row: Row, profile: Profile, sequences: int, reserved_bytes: int) -> Foun
         model=row.model, world_size=row.world_size, tokens_per_rank=tokens, dtype="float16",
         memory_taken_bytes=reserved_bytes,
     )  # fmt: skip
-    question = Question(
+    question = LayoutProblem(
         inputs=plan_inputs(request, profile=profile),
         model=model,
         pins=LayoutPins(
@@ -150,7 +150,7 @@ def _at(row: Row, profile: Profile, sequences: int, reserved_bytes: int) -> Foun
     )
 
 
-def _parts(search: Search, best: Candidate) -> tuple[Part, ...]:
+def _parts(search: LayoutSearch, best: Candidate) -> tuple[Part, ...]:
     return parts_of(best, search.prices.stages(best.layout.pp))
 
 

@@ -168,13 +168,13 @@ async def _known_plans(url: str, ids: Sequence[str]) -> list[_Row]:
 async def _one_new_plan(url: str) -> list[_Row]:
     """Time one rank that asks for a new plan, and many that ask for another one at once."""
     alone = await _resolve(url, num_ranks=1, tokens=20_001)
-    crowd = await _resolve(url, num_ranks=_NUM_RANKS, tokens=20_002)
+    background = await _resolve(url, num_ranks=_NUM_RANKS, tokens=20_002)
     return [
         ("a new plan, one rank asks", "", format_seconds(alone)),
         (
             f"a new plan, {_NUM_RANKS} ranks ask at once: until the last has it",
             "solved once",
-            format_seconds(crowd),
+            format_seconds(background),
         ),
     ]
 

@@ -11,7 +11,7 @@ from moetune.domain.document import encode
 from moetune.domain.units import format_bytes
 
 if TYPE_CHECKING:
-    from moetune.workflows.doctor import Problem, Report
+    from moetune.workflows.doctor import Diagnosis, Finding
 
 EPILOG = example("moetune doctor --json > report.json")
 
@@ -30,7 +30,7 @@ def doctor(context: typer.Context, *, json: Json = False) -> None:
         raise typer.Exit(report.exit_code)
 
 
-def _show(screen: Screen, report: "Report") -> None:
+def _show(screen: Screen, report: "Diagnosis") -> None:
     _show_machine(screen, report)
     _show_store(screen, report)
     origins = report.origins
@@ -43,7 +43,7 @@ def _show(screen: Screen, report: "Report") -> None:
     _facts(screen, "Versions", report.versions)
 
 
-def _show_machine(screen: Screen, report: "Report") -> None:
+def _show_machine(screen: Screen, report: "Diagnosis") -> None:
     screen.say("Machine", style="bold")
     if report.cluster is None:
         _problem(screen, report.machine_problem)
@@ -61,7 +61,7 @@ def _show_machine(screen: Screen, report: "Report") -> None:
     _facts(screen, f"Software fingerprint {report.software_id}", fingerprint.software)
 
 
-def _show_store(screen: Screen, report: "Report") -> None:
+def _show_store(screen: Screen, report: "Diagnosis") -> None:
     store = report.store
     screen.say("Store", style="bold")
     screen.line(f"  {store.location}")
@@ -76,7 +76,7 @@ def _show_store(screen: Screen, report: "Report") -> None:
     _problem(screen, store.problem)
 
 
-def _problem(screen: Screen, problem: "Problem | None") -> None:
+def _problem(screen: Screen, problem: "Finding | None") -> None:
     if problem is not None:
         screen.line(f"  problem: {problem.error}")
         screen.line(f"    {problem.hint}")

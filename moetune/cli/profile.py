@@ -22,7 +22,7 @@ from moetune.workflows import wiring
 from moetune.workflows.measuring import GroupSummary
 
 if TYPE_CHECKING:
-    from moetune.workflows.measuring import ProfileRequest, Setting
+    from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
     from moetune.workflows.profile import ProfileOutcome
 
 
@@ -234,19 +234,24 @@ def profile(
         _measure(session, request, setting, resume=resume, as_json=json)
 
 
-def _setting(nproc: int | None) -> "Setting":
+def _setting(nproc: int | None) -> "MeasurementSetting":
     """Return whether this process measures alone or in a launch, and its environment."""
-    from moetune.workflows.measuring import Setting
+    from moetune.workflows.measuring import MeasurementSetting
 
     environ = config.environment()
     launch = config.launch(environ)
     if launch is not None and nproc is not None:
         raise InputError("--nproc is of no use in a launch, which sets the ranks", "leave it out")
-    return Setting(environment=environ, launch=launch)
+    return MeasurementSetting(environment=environ, launch=launch)
 
 
 def _plan(
-    session: Session, request: "ProfileRequest", setting: "Setting", *, resume: bool, as_json: bool
+    session: Session,
+    request: "ProfileRequest",
+    setting: "MeasurementSetting",
+    *,
+    resume: bool,
+    as_json: bool,
 ) -> None:
     from moetune.workflows.measuring import group_of
     from moetune.workflows.profile import detect_cluster, estimate_profile
@@ -276,7 +281,12 @@ def _plan_document(seconds: Mapping[Point, float]) -> dict[str, object]:
 
 
 def _measure(
-    session: Session, request: "ProfileRequest", setting: "Setting", *, resume: bool, as_json: bool
+    session: Session,
+    request: "ProfileRequest",
+    setting: "MeasurementSetting",
+    *,
+    resume: bool,
+    as_json: bool,
 ) -> None:
     from moetune.workflows.profile import detect_cluster, profile_machine, profile_name
 

@@ -51,7 +51,7 @@ def quickstart() -> int:
 
 
 def _profile(screen: Screen) -> None:
-    from moetune.workflows.measuring import ProfileRequest, Setting
+    from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
     from moetune.workflows.profile import profile_machine
 
     request = ProfileRequest(
@@ -65,7 +65,7 @@ def _profile(screen: Screen) -> None:
     with wiring.open_store(wiring.configure().settings) as store:
         profile_machine(
             request,
-            Setting(environment=config.environment()),
+            MeasurementSetting(environment=config.environment()),
             store=store,
             progress=ScreenProgress(screen),
         )

@@ -48,7 +48,7 @@ def serve(
     """Serve profiles, plans and observations to a team: an API, and a page for the browser."""
     session = session_of(context)
     server = _server_module()
-    options = server.Options(
+    options = server.ServerOptions(
         host=host, port=port,
         read_token_file=read_token_file, write_token_file=write_token_file,
         allow_hosts=tuple(allow_host or ()),

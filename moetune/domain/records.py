@@ -18,7 +18,7 @@ RunStatus = Literal["running", "complete", "partial"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(Generic[T]):
+class Stored(Generic[T]):
     """A value with the number and the time that the store gave it.
 
     Args:

@@ -44,7 +44,7 @@ def proves(window: Window, busy: Sequence[Window]) -> bool:
     return inside and beyond and overlap(window, busy) >= MIN_OVERLAP
 
 
-class Aggressor(threading.Thread):
+class BackgroundLoad(threading.Thread):
     """Runs one operation again and again, the next issued before the last is done.
 
     Args:
@@ -144,20 +144,20 @@ class Aggressor(threading.Thread):
             return tuple(self._busy)
 
 
-class Crowd:
-    """The aggressors of one measurement; entering starts them, leaving stops them."""
+class Background:
+    """The background_loads of one measurement; entering starts them, leaving stops them."""
 
     def __init__(self, operations: Sequence[Operation], *, device: Device, ranks: Ranks) -> None:
         self._aggressors = tuple(
-            Aggressor(operation, device, ranks.vote if operation.ranks_meet else _own_wish)
+            BackgroundLoad(operation, device, ranks.vote if operation.ranks_meet else _own_wish)
             for operation in operations
         )
 
     def __enter__(self) -> Self:
-        for aggressor in self._aggressors:
-            aggressor.start()
-        for aggressor in self._aggressors:
-            aggressor.has_run(_START_TURNS)
+        for background_load in self._aggressors:
+            background_load.start()
+        for background_load in self._aggressors:
+            background_load.has_run(_START_TURNS)
         return self
 
     def __exit__(
@@ -166,25 +166,25 @@ class Crowd:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for aggressor in self._aggressors:
-            aggressor.stop()
-        for aggressor in self._aggressors:
-            aggressor.join(_PATIENCE_SECONDS)
+        for background_load in self._aggressors:
+            background_load.stop()
+        for background_load in self._aggressors:
+            background_load.join(_PATIENCE_SECONDS)
 
     def ran_through(self, window: Window) -> bool:
-        """Whether every aggressor provably ran through the whole window.
+        """Whether every background_load provably ran through the whole window.
 
         Raises:
             MoetuneError: one of them failed.
         """
         return all(
-            aggressor.has_passed(window[1]) and proves(window, aggressor.busy())
-            for aggressor in self._aggressors
+            background_load.has_passed(window[1]) and proves(window, background_load.busy())
+            for background_load in self._aggressors
         )
 
     def slowest_turn_seconds(self) -> float:
-        """Return how long the last turn of the slowest aggressor took; 0 without any."""
-        spans = [aggressor.busy()[-1:] for aggressor in self._aggressors]
+        """Return how long the last turn of the slowest background_load took; 0 without any."""
+        spans = [background_load.busy()[-1:] for background_load in self._aggressors]
         return max((end - start for span in spans for start, end in span), default=0.0)
 
 

@@ -62,7 +62,7 @@ class Scene:
     """What is timed, and what must run beside it meanwhile."""
 
     victim: Operation
-    aggressors: tuple[Operation, ...] = ()
+    background_loads: tuple[Operation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +116,14 @@ def set_scene(
             operation(representatives.of(name, comm_bytes=point.comm_bytes))
             for name in (point.victim, *point.others)
         )
-        return Scene(victim=victim, aggressors=tuple(others))
+        return Scene(victim=victim, background_loads=tuple(others))
     if isinstance(point, RowsPoint) and point.op in makers:
         return Scene(victim=local_operation(makers[point.op](point, device)))
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = CopyPoint(
             direction=_OPPOSITE[point.direction], pinned=point.pinned, num_bytes=point.num_bytes
         )
-        return Scene(victim=operation(point), aggressors=(operation(opposite),))
+        return Scene(victim=operation(point), background_loads=(operation(opposite),))
     return Scene(victim=operation(point))
 
 

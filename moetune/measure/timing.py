@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.samples import USABLE_SPREAD, CollectivePoint, Point
-from moetune.measure.background import Crowd
+from moetune.measure.background import Background
 from moetune.measure.device import Device
 from moetune.measure.operations import Scene
 from moetune.measure.ranks import Ranks
@@ -26,7 +26,7 @@ _CLOCK_SECONDS = 1e-9
 COMPANY_SECONDS = 0.6
 QUEUE_SECONDS = 0.05
 SHARED_SECONDS = 0.02
-# A window must hold several turns of each aggressor to show that none paused.
+# A window must hold several turns of each background_load to show that none paused.
 _TURNS_IN_WINDOW = 3
 
 
@@ -71,8 +71,8 @@ class Effort:
         return replace(self, block_seconds=max(self.block_seconds, SHARED_SECONDS))
 
     def for_scene(self, scene: Scene) -> "Effort":
-        """Return the effort with the time that the long windows beside aggressors need."""
-        if not scene.aggressors:
+        """Return the effort with the time that the long windows beside background_loads need."""
+        if not scene.background_loads:
             return self
         return replace(self, max_seconds=max(self.max_seconds, COMPANY_SECONDS))
 
@@ -98,8 +98,8 @@ class _Block:
 
     Args:
         seconds: time of one run.
-        counts: whether all aggressors provably ran.
-        turn_seconds: the slowest aggressor's turn, 0 without any.
+        counts: whether all background_loads provably ran.
+        turn_seconds: the slowest background_load's turn, 0 without any.
         elapsed_seconds: since the stopwatch was started.
     """
 
@@ -112,8 +112,8 @@ class _Block:
 class _Stopwatch:
     """Times blocks of one scene on all ranks."""
 
-    def __init__(self, scene: Scene, crowd: Crowd, device: Device, ranks: Ranks) -> None:
-        self._scene, self._crowd, self._device, self._ranks = scene, crowd, device, ranks
+    def __init__(self, scene: Scene, background: Background, device: Device, ranks: Ranks) -> None:
+        self._scene, self._crowd, self._device, self._ranks = scene, background, device, ranks
         self._start = time.perf_counter()
 
     def restart(self) -> None:
@@ -156,17 +156,17 @@ class _Stopwatch:
 
 
 def measure(scene: Scene, *, device: Device, ranks: Ranks, effort: Effort) -> Timing:
-    """Time the scene's victim while its aggressors run.
+    """Time the scene's victim while its background_loads run.
 
     Raises:
-        FailedPointError: it failed on a rank, or the aggressors did not keep running.
+        FailedPointError: it failed on a rank, or the background_loads did not keep running.
         CollectiveError: a rank is gone.
     """
     effort = effort.for_scene(scene)
     device.synchronize()
     ranks.barrier()
-    with Crowd(scene.aggressors, device=device, ranks=ranks) as crowd, device.use():
-        watch = _Stopwatch(scene, crowd, device, ranks)
+    with Background(scene.background_loads, device=device, ranks=ranks) as background, device.use():
+        watch = _Stopwatch(scene, background, device, ranks)
         iterations = _warm_up(watch, effort)
         blocks = _blocks(watch, iterations, effort)
     at_once = scene.victim.at_once

@@ -10,7 +10,7 @@ from moetune.fit.book import Points
 from moetune.fit.curve import curve_through, left_out_errors
 from moetune.fit.predictor import Predictor
 from moetune.fit.resample import drawn_predictors
-from moetune.report.operations import Operation
+from moetune.report.operations import OperationCurve
 from moetune.report.section import Picture, Value
 from moetune.report.theme import SERIES, axis, figure, log_seconds, log_sizes
 
@@ -24,7 +24,7 @@ _UNMEASURED = {"bytes": (2.0**10, 2.0**28), "MACs": (2.0**20, 2.0**40)}
 """Where a line that comes without sizes is drawn."""
 
 
-def fit_picture(operation: Operation) -> Picture:
+def fit_picture(operation: OperationCurve) -> Picture:
     """Return raw times, medians, the curve between them, its 5–95 % band and the α–β line."""
     sizes = _grid(operation)
     curve = _curve(operation)
@@ -56,7 +56,7 @@ def fit_picture(operation: Operation) -> Picture:
     )
 
 
-def residual_picture(operation: Operation) -> Picture | None:
+def residual_picture(operation: OperationCurve) -> Picture | None:
     """Return how far predictions miss each point; None where there is nothing to hold against.
 
     Of the curve each point is predicted from the others; of the α–β line all are given.
@@ -101,7 +101,9 @@ def residual_picture(operation: Operation) -> Picture | None:
     )  # fmt: skip
 
 
-def overlay_picture(first: Operation, second: Operation, names: tuple[str, str]) -> Picture:
+def overlay_picture(
+    first: OperationCurve, second: OperationCurve, names: tuple[str, str]
+) -> Picture:
     """Return the same operation of two profiles in one figure."""
     data: list[dict[str, object]] = []
     rows: list[tuple[Value, ...]] = []
@@ -130,7 +132,7 @@ def overlay_picture(first: Operation, second: Operation, names: tuple[str, str])
     )
 
 
-def _curve(operation: Operation) -> Predictor:
+def _curve(operation: OperationCurve) -> Predictor:
     found = operation.found
     if not isinstance(found, Points):
         return found
@@ -142,14 +144,14 @@ def _curve(operation: Operation) -> Predictor:
     )
 
 
-def _band(operation: Operation, sizes: Sequence[float]) -> tuple[list[float], list[float]]:
+def _band(operation: OperationCurve, sizes: Sequence[float]) -> tuple[list[float], list[float]]:
     drawn = drawn_predictors(operation.found, label=operation.label, num=NUM_DRAWS, seed=SEED)
     seconds = np.array([[one.predict(size).seconds for size in sizes] for one in drawn])
     low, high = np.percentile(seconds, _BAND_PERCENT, axis=0)
     return low.tolist(), high.tolist()
 
 
-def _grid(operation: Operation) -> list[float]:
+def _grid(operation: OperationCurve) -> list[float]:
     """Return sizes in even steps of their logarithm, half as far again as was measured."""
     found, error = operation.found, operation.error
     if isinstance(found, Points):
@@ -181,7 +183,7 @@ def _band_traces(
 
 
 def _line_trace(
-    name: str, sizes: Sequence[float], seconds: Sequence[float], operation: Operation,
+    name: str, sizes: Sequence[float], seconds: Sequence[float], operation: OperationCurve,
     *, color: str, dash: str = "solid",
 ) -> dict[str, object]:  # fmt: skip
     return {
@@ -192,7 +194,7 @@ def _line_trace(
     }  # fmt: skip
 
 
-def _point_traces(operation: Operation) -> list[dict[str, object]]:
+def _point_traces(operation: OperationCurve) -> list[dict[str, object]]:
     if not isinstance(operation.found, Points):
         return []
     series = operation.found.series
@@ -218,7 +220,7 @@ def _point_traces(operation: Operation) -> list[dict[str, object]]:
 
 
 def _residuals(
-    name: str, errors: dict[int, float], operation: Operation,
+    name: str, errors: dict[int, float], operation: OperationCurve,
     *, symbol: str, color: str = SERIES[0],
 ) -> dict[str, object]:  # fmt: skip
     assert isinstance(operation.found, Points)  # noqa: S101 - the caller has looked
@@ -231,7 +233,7 @@ def _residuals(
     }  # fmt: skip
 
 
-def _measured_rows(operation: Operation) -> list[tuple[Value, ...]]:
+def _measured_rows(operation: OperationCurve) -> list[tuple[Value, ...]]:
     if not isinstance(operation.found, Points):
         return []
     series = operation.found.series
@@ -242,7 +244,9 @@ def _measured_rows(operation: Operation) -> list[tuple[Value, ...]]:
     return rows
 
 
-def _hover(sizes: Sequence[float], seconds: Sequence[float], operation: Operation) -> list[str]:
+def _hover(
+    sizes: Sequence[float], seconds: Sequence[float], operation: OperationCurve
+) -> list[str]:
     return [
         f"{_size_text(size, operation.unit)}: {format_seconds(one)}"
         for size, one in zip(sizes, seconds, strict=True)
@@ -253,7 +257,7 @@ def _size_text(size: float, unit: str) -> str:
     return format_bytes(round(size)) if unit == "bytes" else f"{size:,.0f} {unit}"
 
 
-def _size_title(operation: Operation) -> str:
+def _size_title(operation: OperationCurve) -> str:
     titles = {
         "bytes": "input of one rank" if operation.kind == "collective" else "size",
         "rows": "rows of one expert",
@@ -262,7 +266,7 @@ def _size_title(operation: Operation) -> str:
     return titles.get(operation.unit, operation.unit)
 
 
-def _words(operation: Operation) -> str:
+def _words(operation: OperationCurve) -> str:
     if not isinstance(operation.found, Points):
         return (
             f"Only a line is known of {operation.name}, no measured points: the band is what an "

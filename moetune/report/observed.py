@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moetune.domain.records import Kept, Observation
+from moetune.domain.records import Observation, Stored
 from moetune.domain.units import format_seconds
 from moetune.report.section import Picture, Value
 from moetune.report.theme import axis, figure, seconds_scale
@@ -48,7 +48,7 @@ class Seen:
         )  # fmt: skip
 
 
-def seen(kept: Sequence[Kept[Observation]]) -> tuple[Seen, ...]:
+def seen(kept: Sequence[Stored[Observation]]) -> tuple[Seen, ...]:
     """Return the observations that have a time, oldest first."""
     return tuple(
         Seen(

@@ -18,7 +18,7 @@ _NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class OperationCurve:
     """One operation over its size.
 
     Args:
@@ -50,7 +50,7 @@ class Operation:
         return len(self.found.series.sizes) if isinstance(self.found, Points) else 0
 
 
-def operations_of(profile: Profile) -> tuple[Operation, ...]:
+def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
     """Return everything that the profile knows the time of, what travels first."""
     book = Book(profile)
     return (
@@ -62,7 +62,7 @@ def operations_of(profile: Profile) -> tuple[Operation, ...]:
     )
 
 
-def _collectives(book: Book) -> Iterator[Operation]:
+def _collectives(book: Book) -> Iterator[OperationCurve]:
     lines: dict[CollectiveKey, CollectiveLine] = {
         (line.op, line.group_size, line.num_nodes, line.in_flight): line
         for line in book.profile.collective
@@ -72,7 +72,7 @@ def _collectives(book: Book) -> Iterator[Operation]:
         line = lines.get(key)
         flight = f", {in_flight} in flight" if in_flight > 1 else ""
         place = placement_name((group_size, num_nodes), book.profile.machine)
-        yield Operation(
+        yield OperationCurve(
             name=f"{op}, {place}{flight}",
             kind="collective",
             unit="bytes",
@@ -83,14 +83,14 @@ def _collectives(book: Book) -> Iterator[Operation]:
         )
 
 
-def _products(book: Book) -> Iterator[Operation]:
+def _products(book: Book) -> Iterator[OperationCurve]:
     lines = {line.dtype: line for line in book.profile.gemm}
     for dtype, product, shape in sorted(book.pool.gemm):
         points = book.gemm_points(dtype, product, shape)
         assert points is not None  # noqa: S101 - the pool names what was measured
         num_experts, d_in, d_out = shape
         line = lines.get(dtype)
-        yield Operation(
+        yield OperationCurve(
             name=f"gemm {dtype} {product}, {num_experts} × {d_in} × {d_out}",
             kind="matrix product",
             unit="rows",
@@ -102,7 +102,7 @@ def _products(book: Book) -> Iterator[Operation]:
     for line in lines.values():
         found = book.gemm_line(line.dtype)
         if found is not None:
-            yield Operation(
+            yield OperationCurve(
                 name=f"gemm {line.dtype}",
                 kind="matrix product",
                 unit="MACs",
@@ -120,7 +120,7 @@ def _per_row(line: GemmLine, *, macs: int) -> LinearCost:
     )
 
 
-def _copies(book: Book) -> Iterator[Operation]:
+def _copies(book: Book) -> Iterator[OperationCurve]:
     lines: dict[CopyKey, CopyLine] = {
         (line.direction, line.pinned, line.both_ways): line for line in book.profile.copy
     }
@@ -128,7 +128,7 @@ def _copies(book: Book) -> Iterator[Operation]:
         direction, pinned, both_ways = key
         line = lines.get(key)
         both = ", both ways" if both_ways else ""
-        yield Operation(
+        yield OperationCurve(
             name=f"{direction} {'pinned' if pinned else 'pageable'}{both}",
             kind="copy",
             unit="bytes",
@@ -139,11 +139,11 @@ def _copies(book: Book) -> Iterator[Operation]:
         )
 
 
-def _rows(book: Book) -> Iterator[Operation]:
+def _rows(book: Book) -> Iterator[OperationCurve]:
     for op, dtype in book.rows_keys():
         known = book.rows((op, dtype))
         assert known is not None  # noqa: S101 - it is one of the keys
-        yield Operation(
+        yield OperationCurve(
             name=f"{op} {dtype}",
             kind="bound by memory",
             unit="elements",
@@ -154,11 +154,11 @@ def _rows(book: Book) -> Iterator[Operation]:
         )
 
 
-def _attention(book: Book) -> Iterator[Operation]:
+def _attention(book: Book) -> Iterator[OperationCurve]:
     for key in sorted(book.pool.attention):
         dtype, length, num_heads, head_dim, backward = key
         points = book.attention(key)
-        yield Operation(
+        yield OperationCurve(
             name=f"attention {dtype}{' backward' if backward else ''}, "
             f"{length} long, {num_heads} × {head_dim}",
             kind="attention",

@@ -17,17 +17,17 @@ from moetune.service.bodies import document
 from moetune.service.describe import openapi_of
 from moetune.service.login import add_login
 from moetune.service.metrics import CONTENT_TYPE, Metrics
-from moetune.service.middleware import Front, Guard, right_in
+from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in
 from moetune.service.plans import add_plans
 from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_of, problem_response
 from moetune.service.profiles import add_observations, add_profiles
-from moetune.service.workers import Office
-from moetune.workflows.planner import Desk
+from moetune.service.workers import WorkerPools
+from moetune.workflows.planner import Planner
 
 _PATIENCE_SECONDS = 3.0
 
 
-def add_health(app: FastAPI, office: Office, *, version: str) -> None:
+def add_health(app: FastAPI, pools: WorkerPools, *, version: str) -> None:
     """Add the addresses."""
 
     @app.get(
@@ -42,7 +42,7 @@ def add_health(app: FastAPI, office: Office, *, version: str) -> None:
     )
     async def readyz(request: Request) -> Response:
         """Answer 200, or 503 with the reasons; these only for who may read."""
-        found = await _problems(office)
+        found = await _problems(pools)
         told = found if right_in(request.scope) != "none" else ()
         return document(
             {"schema": "moetune.ready/1", "ready": not found, "problems": told},
@@ -54,18 +54,18 @@ def add_health(app: FastAPI, office: Office, *, version: str) -> None:
     async def metrics() -> Response:
         """Return the text exposition format."""
         return Response(
-            await office.check(office.metrics.text), headers={"Content-Type": CONTENT_TYPE}
+            await pools.check(pools.metrics.text), headers={"Content-Type": CONTENT_TYPE}
         )
 
 
-async def _problems(office: Office) -> tuple[str, ...]:
+async def _problems(pools: WorkerPools) -> tuple[str, ...]:
     with move_on_after(_PATIENCE_SECONDS):
-        return await office.check(office.desk.problems)
+        return await pools.check(pools.planner.problems)
     return (f"the database does not answer within {_PATIENCE_SECONDS:.0f} s",)
 
 
-def create_app(desk: Desk, access: Access) -> FastAPI:
-    """Return the application that answers from the desk, to those whom `access` lets in."""
+def create_app(planner: Planner, access: Access) -> FastAPI:
+    """Return the application that answers from the planner, to those whom `access` lets in."""
     own_version = version("moetune")
     # Its own documentation page fetches scripts from elsewhere; its telemetry is not wanted.
     app = FastAPI(
@@ -77,16 +77,16 @@ def create_app(desk: Desk, access: Access) -> FastAPI:
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    metrics = Metrics(desk)
-    app.add_middleware(Guard, access=access)
-    app.add_middleware(Front, metrics=metrics)
-    office = Office(desk=desk, metrics=metrics)
-    add_plans(app, office)
-    add_profiles(app, office)
-    add_observations(app, office)
-    add_health(app, office, version=own_version)
+    metrics = Metrics(planner)
+    app.add_middleware(AuthMiddleware, access=access)
+    app.add_middleware(RequestMiddleware, metrics=metrics)
+    pools = WorkerPools(planner=planner, metrics=metrics)
+    add_plans(app, pools)
+    add_profiles(app, pools)
+    add_observations(app, pools)
+    add_health(app, pools, version=own_version)
     add_login(app, access)
-    pages.mount(app, desk)
+    pages.mount(app, planner)
     _add_openapi(app, own_version)
     _add_problems(app)
     return app

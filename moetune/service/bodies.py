@@ -13,7 +13,7 @@ from starlette.responses import Response
 from moetune.domain.document import canonical_json, encode, shown
 from moetune.domain.errors import InputError
 from moetune.service.problems import MediaTypeError, UnreadableBodyError
-from moetune.service.workers import Office
+from moetune.service.workers import WorkerPools
 
 T = TypeVar("T")
 _REVALIDATE = "private, no-cache"
@@ -84,7 +84,7 @@ async def read_body(request: Request, *, kinds: Collection[str]) -> tuple[str, b
     return kind, await request.body()
 
 
-async def read_document(request: Request, office: Office, *, schema: str) -> dict[str, object]:
+async def read_document(request: Request, pools: WorkerPools, *, schema: str) -> dict[str, object]:
     """Return the keys and values of a JSON object, without its `schema`.
 
     Args:
@@ -94,7 +94,7 @@ async def read_document(request: Request, office: Office, *, schema: str) -> dic
         InputError: the body is too long, no JSON, no object or in another schema.
     """
     _, content = await read_body(request, kinds=(JSON,))
-    document = await office.read(parse_json, content)
+    document = await pools.read(parse_json, content)
     if not isinstance(document, dict):
         raise InputError("the body must be a JSON object")
     found = document.pop("schema", schema)

@@ -37,7 +37,7 @@ _RIGHT = "moetune.right"
 _MAX_LENGTH_DIGITS = 18
 
 
-class Guard:
+class AuthMiddleware:
     """Middleware: lets through what `Access` allows, and cuts bodies off at their limit."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -208,7 +208,7 @@ _REQUEST_ID = "moetune.request_id"
 _log = logging.getLogger("moetune.service")
 
 
-class Front:
+class RequestMiddleware:
     """Middleware around everything: what leaves the service has passed it."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:

@@ -16,7 +16,7 @@ from moetune.domain.plan import Plan
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
-from moetune.service.workers import KnownPlans, Office
+from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.workflows.explain import Explanation
 from moetune.workflows.files import plan_to_json
 from moetune.workflows.inputs import AskedInputs
@@ -38,17 +38,17 @@ class PlainRoute(APIRoute):
         return cast("Callable[[Request], Coroutine[Any, Any, Response]]", self.endpoint)
 
 
-def add_plans(app: FastAPI, office: Office) -> None:
+def add_plans(app: FastAPI, pools: WorkerPools) -> None:
     """Add the addresses; the one that is asked for most comes first."""
-    _add_known_plan(app, office)
-    _add_resolve(app, office)
-    _add_reasons(app, office)
-    _add_whatif(app, office)
-    _add_list(app, office)
+    _add_known_plan(app, pools)
+    _add_resolve(app, pools)
+    _add_reasons(app, pools)
+    _add_whatif(app, pools)
+    _add_list(app, pools)
 
 
-def _add_known_plan(app: FastAPI, office: Office) -> None:
-    known = KnownPlans(office)
+def _add_known_plan(app: FastAPI, pools: WorkerPools) -> None:
+    known = KnownPlans(pools)
 
     async def plan(request: Request) -> Response:
         plan_id = whole_id(request.path_params["plan_id"])
@@ -68,7 +68,7 @@ def _add_known_plan(app: FastAPI, office: Office) -> None:
     )
 
 
-def _add_resolve(app: FastAPI, office: Office) -> None:
+def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
     @app.post(
         "/v1/plans:resolve",
         summary="The plan for these inputs",
@@ -82,14 +82,14 @@ def _add_resolve(app: FastAPI, office: Office) -> None:
 
         Of the keys of a plan's `inputs` only `model` or `layer` is required.
         """
-        inputs = await read_document(request, office, schema=INPUTS_SCHEMA)
-        plan = await office.solve(office.desk.resolve, inputs)
+        inputs = await read_document(request, pools, schema=INPUTS_SCHEMA)
+        plan = await pools.solve(pools.planner.resolve, inputs)
         answer = tagged(plan_to_json(plan), None)
         answer.headers["Content-Location"] = f"/v1/plans/{plan.id}"
         return answer
 
 
-def _add_reasons(app: FastAPI, office: Office) -> None:
+def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/plans/{plan_id}/explain",
         summary="Why a plan is as it is",
@@ -97,8 +97,8 @@ def _add_reasons(app: FastAPI, office: Office) -> None:
     )
     async def explain(plan_id: str) -> Response:
         """Return the document of `moetune explain --json`."""
-        await _require(office, plan_id)
-        found = await office.solve(office.desk.explain, plan_id)
+        await _require(pools, plan_id)
+        found = await pools.solve(pools.planner.explain, plan_id)
         return document(explanation_document(found))
 
     @app.get(
@@ -110,13 +110,13 @@ def _add_reasons(app: FastAPI, office: Office) -> None:
     )
     async def trace(plan_id: str) -> Response:
         """Return a Chrome trace for ui.perfetto.dev."""
-        await _require(office, plan_id)
-        found = await office.solve(office.desk.trace, plan_id)
+        await _require(pools, plan_id)
+        found = await pools.solve(pools.planner.trace, plan_id)
         name = f'attachment; filename="trace-{plan_id[:6]}.json"'
         return document(trace_document(found), headers={"Content-Disposition": name})
 
 
-def _add_whatif(app: FastAPI, office: Office) -> None:
+def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
     @app.post(
         "/v1/whatif",
         summary="What would change",
@@ -131,18 +131,18 @@ def _add_whatif(app: FastAPI, office: Office) -> None:
     )
     async def whatif(request: Request) -> Response:
         """Plan again with other inputs or another machine, and store nothing."""
-        asked = question_in(await read_document(request, office, schema=WHATIF_SCHEMA))
+        asked = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
         if asked.plan_id is not None:
-            await _require(office, asked.plan_id)
-        found = await office.solve(office.desk.whatif, asked)
+            await _require(pools, asked.plan_id)
+        found = await pools.solve(pools.planner.whatif, asked)
         return document(found.document)
 
 
-def _add_list(app: FastAPI, office: Office) -> None:
+def _add_list(app: FastAPI, pools: WorkerPools) -> None:
     @app.get("/v1/plans", summary="Stored plans", responses=describe.answers(describe.Page))
     async def plans(after: PlanCursor = "", limit: Limit = 50) -> Response:
         """List the plans, newest first."""
-        rows = await office.read(office.desk.reading.plan_page, after=after, limit=limit + 1)
+        rows = await pools.read(pools.planner.reading.plan_page, after=after, limit=limit + 1)
         return page("moetune.plans/1", rows, limit=limit, cursor=lambda row: row.id)
 
 
@@ -183,7 +183,7 @@ def question_in(body: Mapping[str, object]) -> WhatIf:
         plan_id=plan_id,
         inputs=_table(body, "inputs"),
         changes=_table(body, "changes"),
-        speeds=cast("Mapping[str, float]", _table(body, "speeds")),  # the desk checks them
+        speeds=cast("Mapping[str, float]", _table(body, "speeds")),  # the planner checks them
     )
 
 
@@ -201,8 +201,8 @@ def whole_id(plan_id: str) -> str:
     return plan_id
 
 
-async def _require(office: Office, plan_id: str) -> None:
-    found = await office.read(office.desk.reading.plan_document, whole_id(plan_id))
+async def _require(pools: WorkerPools, plan_id: str) -> None:
+    found = await pools.read(pools.planner.reading.plan_document, whole_id(plan_id))
     if found is None:
         raise _unknown(plan_id)
 

@@ -11,7 +11,7 @@ from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, profile_from_document
-from moetune.domain.records import Kept, Observation
+from moetune.domain.records import Observation, Stored
 from moetune.service import describe
 from moetune.service.bodies import (
     JSON,
@@ -25,18 +25,18 @@ from moetune.service.bodies import (
 )
 from moetune.service.describe import Limit, NameCursor, PlanCursor, RowCursor
 from moetune.service.problems import UnreadableBodyError
-from moetune.service.workers import Office
+from moetune.service.workers import WorkerPools
 from moetune.workflows.files import parse_toml, profile_to_toml
 from moetune.workflows.profiles import ProfileInfo, is_path, list_profiles, named_profile
 
 _MAX_NAME_CHARACTERS = 200
 
 
-def add_profiles(app: FastAPI, office: Office) -> None:
+def add_profiles(app: FastAPI, pools: WorkerPools) -> None:
     """Add the addresses."""
-    _add_lists(app, office)
-    _add_profile(app, office)
-    _add_upload(app, office)
+    _add_lists(app, pools)
+    _add_profile(app, pools)
+    _add_upload(app, pools)
 
 
 def check_name(name: str) -> str:
@@ -53,25 +53,25 @@ def check_name(name: str) -> str:
     return name
 
 
-def _add_lists(app: FastAPI, office: Office) -> None:
-    reading = office.desk.reading
+def _add_lists(app: FastAPI, pools: WorkerPools) -> None:
+    reading = pools.planner.reading
 
     @app.get("/v1/machines", summary="Machines", responses=describe.answers(describe.Page))
     async def machines(after: RowCursor = 0, limit: Limit = 50) -> Response:
         """List the machines that were measured, newest first."""
-        rows = await office.read(reading.machines, after=after, limit=limit + 1)
+        rows = await pools.read(reading.machines, after=after, limit=limit + 1)
         return page("moetune.machines/1", rows, limit=limit, cursor=lambda row: row.id)
 
     @app.get("/v1/fits", summary="Fits", responses=describe.answers(describe.Page))
     async def fits(after: RowCursor = 0, limit: Limit = 50) -> Response:
         """List the fits of all profiles, newest first."""
-        rows = await office.read(reading.fits, after=after, limit=limit + 1)
+        rows = await pools.read(reading.fits, after=after, limit=limit + 1)
         return page("moetune.fits/1", rows, limit=limit, cursor=lambda row: row.id)
 
     @app.get("/v1/profiles", summary="Profiles", responses=describe.answers(describe.Page))
     async def profiles(after: NameCursor = "", limit: Limit = 50) -> Response:
         """List the profiles of the store, newest first, and the reference machines."""
-        found = await office.read(list_profiles, reading)
+        found = await pools.read(list_profiles, reading)
         places = [_place(row) for row in found]
         if after and after not in places:
             raise InputError(f"no profile is at {after!r}", "begin the list again, without after")
@@ -79,7 +79,7 @@ def _add_lists(app: FastAPI, office: Office) -> None:
         return page("moetune.profiles.page/1", rows, limit=limit, cursor=_place)
 
 
-def _add_profile(app: FastAPI, office: Office) -> None:
+def _add_profile(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/profiles/{name}",
         summary="A profile",
@@ -88,16 +88,16 @@ def _add_profile(app: FastAPI, office: Office) -> None:
     async def profile(request: Request, name: str) -> Response:
         """Return a profile as JSON, or as the TOML of `moetune profiles export` if asked for."""
         try:
-            found = await office.read(named_profile, check_name(name), store=office.desk.reading)
+            found = await pools.read(named_profile, check_name(name), store=pools.planner.reading)
         except ProfileError as error:
             raise NotFoundError(error.what, "GET /v1/profiles lists them") from None
         if TOML in request.headers.get("accept", ""):
-            text = await office.read(profile_to_toml, found.profile)
+            text = await pools.read(profile_to_toml, found.profile)
             return Response(text, media_type=TOML)
         return document(found.profile)
 
 
-def _add_upload(app: FastAPI, office: Office) -> None:
+def _add_upload(app: FastAPI, pools: WorkerPools) -> None:
     @app.post(
         "/v1/profiles",
         summary="Keep a profile",
@@ -111,8 +111,8 @@ def _add_upload(app: FastAPI, office: Office) -> None:
         One that is stored already is not stored again.
         """
         kind, content = await read_body(request, kinds=(TOML, JSON))
-        profile = await office.read(_profile_in, kind, content)
-        is_new = await office.write(_keep, office.desk.store, profile)
+        profile = await pools.read(_profile_in, kind, content)
+        is_new = await pools.write(_keep, pools.planner.store, profile)
         found = {
             "schema": "moetune.profiles.import/1", "name": profile.name, "digest": profile.digest,
         }  # fmt: skip
@@ -162,7 +162,7 @@ _MAX_SECONDS = 10_000
 _MAX_SOURCE_CHARACTERS = 64
 
 
-def add_observations(app: FastAPI, office: Office) -> None:
+def add_observations(app: FastAPI, pools: WorkerPools) -> None:
     """Add the addresses."""
 
     @app.post(
@@ -174,10 +174,10 @@ def add_observations(app: FastAPI, office: Office) -> None:
     )
     async def keep(request: Request) -> Response:
         """Store 1 to 1,000 observations of stored plans, all or none."""
-        body = await read_document(request, office, schema=OBSERVATIONS_SCHEMA)
-        found = await office.read(observations_in, body)
-        await office.write(office.desk.store.add_observations, found)
-        office.metrics.observed(found)
+        body = await read_document(request, pools, schema=OBSERVATIONS_SCHEMA)
+        found = await pools.read(observations_in, body)
+        await pools.write(pools.planner.store.add_observations, found)
+        pools.metrics.observed(found)
         return document(
             {"schema": "moetune.observations.kept/1", "num_observations": len(found)},
             status=HTTPStatus.CREATED,
@@ -190,8 +190,8 @@ def add_observations(app: FastAPI, office: Office) -> None:
         plan: PlanCursor = "", after: RowCursor = 0, limit: Limit = 200
     ) -> Response:
         """List the observations of all plans, or of one, newest first."""
-        rows = await office.read(
-            office.desk.reading.observation_page, plan or None, after=after, limit=limit + 1
+        rows = await pools.read(
+            pools.planner.reading.observation_page, plan or None, after=after, limit=limit + 1
         )
         items = tuple(_row(row) for row in rows)
         return page("moetune.observations.page/1", items, limit=limit, cursor=lambda row: row["id"])
@@ -223,5 +223,5 @@ def _observation(plain: object, where: str) -> Observation:
     return found
 
 
-def _row(kept: Kept[Observation]) -> dict[str, object]:
+def _row(kept: Stored[Observation]) -> dict[str, object]:
     return {"id": kept.id, "created_at": kept.created_at, **encode(kept.value)}

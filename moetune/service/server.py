@@ -28,7 +28,7 @@ from moetune.service.access import (
     read_token_file,
 )
 from moetune.service.app import create_app
-from moetune.workflows.planner import open_desk
+from moetune.workflows.planner import open_planner
 
 LogFormat = Literal["text", "json"]
 LOGGERS = ("moetune", "uvicorn")
@@ -97,7 +97,7 @@ _SWITCH_INTERVAL_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ServerOptions:
     """What `moetune serve` is told.
 
     Args:
@@ -126,7 +126,7 @@ class Options:
             raise InputError(f"max_body must be at least 1 byte, got {self.max_body_bytes}")
 
 
-def serve(settings: Settings, options: Options, *, ready: Callable[[str, str], None]) -> None:
+def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, str], None]) -> None:
     """Serve until SIGTERM or SIGINT; what is being answered then is answered first.
 
     Args:
@@ -141,9 +141,9 @@ def serve(settings: Settings, options: Options, *, ready: Callable[[str, str], N
     """
     access = access_of(options)
     check_tls(options)
-    with closing(_listen(options)) as listener, open_desk(settings) as desk:
-        url, location = _url(options, listener), desk.store.location
-        app = create_app(desk, access)
+    with closing(_listen(options)) as listener, open_planner(settings) as planner:
+        url, location = _url(options, listener), planner.store.location
+        app = create_app(planner, access)
         start_logging(options.log_format, level=options.level)
         sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
         # What is here now stays: a full collection would look at all of it, for 80 ms each time.
@@ -168,7 +168,7 @@ def serve(settings: Settings, options: Options, *, ready: Callable[[str, str], N
             server.run(sockets=[listener])
 
 
-def access_of(options: Options) -> Access:
+def access_of(options: ServerOptions) -> Access:
     """Return who may come in.
 
     Raises:
@@ -194,7 +194,7 @@ def access_of(options: Options) -> Access:
     return access
 
 
-def check_tls(options: Options) -> None:
+def check_tls(options: ServerOptions) -> None:
     """Refuse a certificate and key that do not work, before anything is opened.
 
     Raises:
@@ -238,7 +238,7 @@ def _quiet_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _listen(options: Options) -> socket.socket:
+def _listen(options: ServerOptions) -> socket.socket:
     """Return a socket that is bound and listens.
 
     Raises:
@@ -275,7 +275,7 @@ def _no_listener(host: str, port: int, error: OSError) -> MoetuneError:
     )
 
 
-def _url(options: Options, listener: socket.socket) -> str:
+def _url(options: ServerOptions, listener: socket.socket) -> str:
     scheme = "http" if options.tls_cert is None else "https"
     host = f"[{options.host}]" if ":" in options.host else options.host
     return f"{scheme}://{host}:{listener.getsockname()[1]}"

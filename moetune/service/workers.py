@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, to_thread
 
 from moetune.domain.errors import MoetuneError
 from moetune.service.metrics import Metrics
-from moetune.workflows.planner import Desk
+from moetune.workflows.planner import Planner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,14 +25,14 @@ _NUM_CHECKERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Office:
-    """One application's desk, and threads for its calls, which block.
+class WorkerPools:
+    """One application's planner, and threads for its calls, which block.
 
-    Each kind of call has threads of its own: a crowd that waits for one new plan does not keep
+    Each kind of call has threads of its own: a background that waits for one new plan does not keep
     known plans, or the health check, waiting.
     """
 
-    desk: Desk
+    planner: Planner
     metrics: Metrics
     readers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_READERS))
     solvers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_SOLVERS))
@@ -71,8 +71,8 @@ _Answer: TypeAlias = "asyncio.Future[str | None]"
 class KnownPlans:
     """Reads plan documents for one application; used from its event loop only."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, pools: WorkerPools) -> None:
+        self._office = pools
         self._asked: dict[str, list[_Answer]] = {}
         self._reader: asyncio.Task[None] | None = None
 
@@ -101,7 +101,9 @@ class KnownPlans:
         found: Mapping[str, str] = {}
         problem: Exception | None = None
         try:
-            found = await self._office.read(self._office.desk.reading.plan_documents, tuple(batch))
+            found = await self._office.read(
+                self._office.planner.reading.plan_documents, tuple(batch)
+            )
         except Exception as error:  # noqa: BLE001 - it is raised where the plans are waited for
             problem = error
         for plan_id, answers in batch.items():

@@ -21,7 +21,7 @@ from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.records import FitInfo, Kept, MachineInfo, Observation, PlanInfo, RunInfo
+from moetune.domain.records import FitInfo, MachineInfo, Observation, PlanInfo, RunInfo, Stored
 from moetune.domain.samples import Sample
 from moetune.store import rows
 from moetune.store.schema import fits, machines, observations, plans, runs, samples
@@ -247,7 +247,7 @@ def plans_page(
 
 def observations_page(
     connection: Connection, plan_id: str | None, *, after: int, limit: int
-) -> tuple[Kept[Observation], ...]:
+) -> tuple[Stored[Observation], ...]:
     """Return a page of the observations of a plan, or of all for None."""
     query = select(observations)
     if plan_id is not None:

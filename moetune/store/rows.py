@@ -15,12 +15,12 @@ from moetune.domain.plan import Plan, plan_from_document
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.records import (
     FitInfo,
-    Kept,
     MachineInfo,
     Observation,
     PlanInfo,
     RunInfo,
     Settled,
+    Stored,
 )
 from moetune.domain.samples import Sample
 
@@ -130,7 +130,7 @@ def observation_from_row(row: RowMapping) -> Observation:
     return decode(Observation, dict(row), "observation")
 
 
-def kept_observation(row: RowMapping) -> Kept[Observation]:
+def kept_observation(row: RowMapping) -> Stored[Observation]:
     """Return an observation with its number and its time.
 
     Made without `decode`, which takes as long for ten thousand of them as a page may take.
@@ -144,7 +144,7 @@ def kept_observation(row: RowMapping) -> Kept[Observation]:
         value = Observation(**{**values, "seconds": tuple(values["seconds"])})
     except (TypeError, InputError):
         value = decode(Observation, values, f"observation {number}")
-    return Kept(id=number, created_at=created_at, value=value)
+    return Stored(id=number, created_at=created_at, value=value)
 
 
 def settled_values(settled: Settled) -> Values:

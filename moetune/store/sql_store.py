@@ -27,13 +27,13 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import (
     FitInfo,
-    Kept,
     MachineInfo,
     Observation,
     PlanInfo,
     RunInfo,
     RunStatus,
     Settled,
+    Stored,
 )
 from moetune.domain.samples import Sample
 from moetune.store import queries as pages
@@ -266,7 +266,7 @@ class SqlStore:
 
     def observation_page(
         self, plan_id: str | None, *, after: int = 0, limit: int = 200
-    ) -> tuple[Kept[Observation], ...]:
+    ) -> tuple[Stored[Observation], ...]:
         """Return a page of the observations of a plan, or of all for None, newest first."""
         return self._database.read(
             lambda connection: pages.observations_page(

@@ -20,7 +20,7 @@ PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Finding:
     """Something that will keep commands from working, and the way out."""
 
     error: str
@@ -42,11 +42,11 @@ class StoreReport:
     wanted: str | None
     num_runs: int
     num_plans: int
-    problem: Problem | None
+    problem: Finding | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Diagnosis:
     """What `moetune doctor` prints.
 
     Args:
@@ -58,7 +58,7 @@ class Report:
     cluster: Cluster | None
     hardware_id: str | None
     software_id: str | None
-    machine_problem: Problem | None
+    machine_problem: Finding | None
     store: StoreReport
     settings: Mapping[str, object]
     origins: Mapping[str, str]
@@ -70,10 +70,10 @@ class Report:
         return problem.exit_code if problem else 0
 
 
-def examine(configuration: Configuration) -> Report:
+def examine(configuration: Configuration) -> Diagnosis:
     """Return a report of this machine; what is broken is reported, never raised."""
     cluster, problem = _attempt(wiring.detect_cluster)
-    return Report(
+    return Diagnosis(
         versions=_versions(),
         cluster=cluster,
         hardware_id=cluster.fingerprint.hardware_id if cluster else None,
@@ -109,11 +109,11 @@ def _store_report(configuration: Configuration) -> StoreReport:
     return replace(report, num_runs=num_runs, num_plans=num_plans, problem=problem)
 
 
-def _attempt(work: Callable[[], T]) -> tuple[T | None, Problem | None]:
+def _attempt(work: Callable[[], T]) -> tuple[T | None, Finding | None]:
     try:
         return work(), None
     except MoetuneError as error:
-        return None, Problem(error=error.what, hint=error.hint, exit_code=error.exit_code)
+        return None, Finding(error=error.what, hint=error.hint, exit_code=error.exit_code)
 
 
 def _shown_settings(configuration: Configuration) -> Mapping[str, object]:

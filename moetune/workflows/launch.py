@@ -31,7 +31,7 @@ from moetune.domain.errors import CollectiveError, InputError, MoetuneError
 from moetune.measure.device import open_device
 from moetune.measure.ranks import Ranks
 from moetune.measure.session import Assignment, News, run_session
-from moetune.workflows.measuring import Setting
+from moetune.workflows.measuring import MeasurementSetting
 from moetune.workflows.steps import block_makers
 
 _TIMEOUT = dt.timedelta(minutes=5)
@@ -290,7 +290,7 @@ if __name__ == "__main__":
 
 def measure_on_ranks(
     assignment: Assignment,
-    setting: Setting,
+    setting: MeasurementSetting,
     *,
     num_ranks: int,
     hear: Callable[[News], object],

@@ -59,7 +59,7 @@ class ProfileRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class MeasurementSetting:
     """Where to measure.
 
     Args:
@@ -131,7 +131,7 @@ class SilentProgress:
         """Show nothing."""
 
 
-class Recorder:
+class SampleRecorder:
     """Hears a session on rank 0: keeps samples, hands them on at once, tells the time left.
 
     Args:

@@ -20,7 +20,7 @@ from moetune.fit.resample import resample_costs
 from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.memory import MEMORY_TAKEN
 from moetune.solve.layer.plan import solve_plan
-from moetune.solve.layout.plan import Question, solve_layout
+from moetune.solve.layout.plan import LayoutProblem, solve_layout
 from moetune.solve.layout.space import LayoutPins
 from moetune.workflows import wiring
 from moetune.workflows.files import plan_to_json, write_text
@@ -159,7 +159,7 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
     resamples = resample_costs(profile, num=NUM_RESAMPLES, seed=SEED, allow_modelled=allowed)
     if request.whole is not None:
         return solve_layout(
-            Question(
+            LayoutProblem(
                 inputs=inputs,
                 model=request.whole,
                 pins=request.pins,

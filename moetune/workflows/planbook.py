@@ -22,8 +22,8 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.service_url import check_service_url
 from moetune.runtime.plans.client import ServiceClient
 from moetune.runtime.plans.observe import ObservationSender, post_observations
-from moetune.runtime.plans.search import Task
-from moetune.runtime.plans.service import Found, Reports
+from moetune.runtime.plans.search import TuningTask
+from moetune.runtime.plans.service import FoundPlans, Reports
 from moetune.search import TuningStudy
 from moetune.workflows import wiring
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from moetune.runtime.plans.book import PlanBook
-    from moetune.runtime.plans.service import Found
+    from moetune.runtime.plans.service import FoundPlans
 
 
 EXAMPLE = 'open_planbook({"model": "gpt-s", "tokens_per_rank": 8192}, service="http://…")'
@@ -85,7 +85,7 @@ def ask_service(
     others: Sequence[Plan],
     num_ranks: int,
     observe_every: int,
-) -> Found:
+) -> FoundPlans:
     """Return the service's plans behind those from elsewhere, and where to report.
 
     Args:
@@ -111,7 +111,7 @@ def ask_service(
     answers = client.ask(questions)
     served = [plan for plan in answers if plan is not None]
     is_reporting = served and observe_every
-    return Found(
+    return FoundPlans(
         plans=(*others, *served),
         is_complete=len(served) == len(answers),
         reports=_reports(client, served, observe_every) if is_reporting else None,
@@ -144,11 +144,11 @@ class StudyTuner:
         stores: Callable[[], AbstractContextManager[Store]],
     ) -> None:
         self._folder, self._hardware_id, self._stores = folder, hardware_id, stores
-        self._task: Task | None = None
+        self._task: TuningTask | None = None
         self._study: TuningStudy | None = None
         self._trying: Decision | None = None
 
-    def begin(self, task: Task) -> Decision | Settled:
+    def begin(self, task: TuningTask) -> Decision | Settled:
         """Begin a search, or go on with what its file knows."""
         how = task.memory_reuse or "planned"
         name = f"{task.plan.id[:16]}-{self._hardware_id}-{how}-{task.tokens_per_rank}"
@@ -166,7 +166,7 @@ class StudyTuner:
             return trying
         return self._next(task, study)
 
-    def _next(self, task: Task, study: TuningStudy) -> Decision | Settled:
+    def _next(self, task: TuningTask, study: TuningStudy) -> Decision | Settled:
         self._trying = study.ask()
         if self._trying is not None:
             return self._trying
@@ -298,21 +298,21 @@ def _make_tuner(db: str | None) -> "StudyTuner":
     )
 
 
-def _find_all(asked: _Asked, group: "dist.ProcessGroup | None") -> "Found":
+def _find_all(asked: _Asked, group: "dist.ProcessGroup | None") -> "FoundPlans":
     """Return what the book holds; on the group's first rank only."""
     from moetune.runtime.agree import Council
-    from moetune.runtime.plans.service import Found
+    from moetune.runtime.plans.service import FoundPlans
 
     if config.is_disabled(config.environment()):
-        return Found(plans=())
+        return FoundPlans(plans=())
     url = _url(asked)
     if asked.source is None:
-        return Found(plans=tuple(_all_plans(asked.db)))
+        return FoundPlans(plans=tuple(_all_plans(asked.db)))
     served = [one for one in asked.sources if is_served(one, url)]
     others = [one for one in asked.sources if not is_served(one, url)]
     plans = tuple(plan for one in others for plan in _find(one, asked.db))
     if not served:
-        return Found(plans=plans)
+        return FoundPlans(plans=plans)
     return ask_service(
         url, served, others=plans, num_ranks=Council(group).num_ranks,
         observe_every=asked.observe_every,

@@ -25,7 +25,7 @@ from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 T = TypeVar("T")
 
 
-class Flights(Generic[T]):
+class SingleFlight(Generic[T]):
     """Work under way, by a key: who asks for it meanwhile waits for it, in this process.
 
     Nothing is kept afterwards. A key must not be asked for by the work that it stands for.
@@ -78,7 +78,7 @@ _Key = tuple[str, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ProfileShelf:
+class ProfileCache:
     """The profiles of a store, by name. Threads may share it.
 
     Args:
@@ -88,7 +88,7 @@ class ProfileShelf:
     store: Store
     _kept: OrderedDict[_Key, FoundProfile] = field(default_factory=OrderedDict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _flights: Flights[FoundProfile] = field(default_factory=Flights, init=False)
+    _solving: SingleFlight[FoundProfile] = field(default_factory=SingleFlight, init=False)
 
     def find(self, name: str) -> FoundProfile:
         """Return the current profile of that name, its digest worked out.
@@ -101,7 +101,7 @@ class ProfileShelf:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        return self._flights.run(key, lambda: self._read(key))
+        return self._solving.run(key, lambda: self._read(key))
 
     def _read(self, key: _Key) -> FoundProfile:
         name, fit = key
@@ -122,8 +122,8 @@ NUM_SOLVERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Desk:
-    """Answers questions about plans. Made by `open_desk`; threads may share it.
+class Planner:
+    """Answers questions about plans. Made by `open_planner`; threads may share it.
 
     Args:
         store: for writing.
@@ -136,14 +136,14 @@ class Desk:
     reading: Store
     profile: str | None = None
     dtype: str | None = None
-    _shelf: ProfileShelf = field(init=False)
-    _flights: Flights[Plan] = field(default_factory=Flights, init=False)
+    _profiles: ProfileCache = field(init=False)
+    _solving: SingleFlight[Plan] = field(default_factory=SingleFlight, init=False)
     _solvers: threading.BoundedSemaphore = field(
         default_factory=partial(threading.BoundedSemaphore, NUM_SOLVERS), init=False
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_shelf", ProfileShelf(store=self.reading))
+        object.__setattr__(self, "_profiles", ProfileCache(store=self.reading))
 
     def resolve(self, inputs: Mapping[str, object]) -> Plan:
         """Return the plan for a plan's `inputs`, of which only `model` or `layer` is required.
@@ -161,7 +161,7 @@ class Desk:
         stored = self.reading.plan(question.inputs.plan_id)
         if stored is not None:
             return stored
-        return self._flights.run(question.inputs.plan_id, partial(self._make, question))
+        return self._solving.run(question.inputs.plan_id, partial(self._make, question))
 
     def plan(self, plan_id: str) -> Plan:
         """Return the stored plan whose id starts with `plan_id`.
@@ -183,7 +183,7 @@ class Desk:
         """
         plan = self.plan(plan_id)
         try:
-            found = self._shelf.find(plan.inputs.profile)
+            found = self._profiles.find(plan.inputs.profile)
         except ProfileError:
             return explain_from(plan, None)
         with _sound_numbers(plan.inputs.profile):
@@ -249,10 +249,10 @@ class Desk:
         )
 
     def _find_profile(self, name: str | None) -> FoundProfile:
-        return self._shelf.find(name or self.profile or newest_measured(self.reading))
+        return self._profiles.find(name or self.profile or newest_measured(self.reading))
 
     def _profile_behind(self, plan: Plan) -> Profile:
-        found = self._shelf.find(plan.inputs.profile)
+        found = self._profiles.find(plan.inputs.profile)
         if found.digest != plan.inputs.profile_fingerprint:
             raise ProfileError(
                 f"profile {plan.inputs.profile!r} of plan {plan.id[:6]} has changed since",
@@ -275,7 +275,7 @@ class Desk:
 
 
 @contextmanager
-def open_desk(settings: Settings) -> Iterator[Desk]:
+def open_planner(settings: Settings) -> Iterator[Planner]:
     """Open the database of the settings, or make it, for as long as the context lasts.
 
     Raises:
@@ -293,7 +293,7 @@ def open_desk(settings: Settings) -> Iterator[Desk]:
         wiring.open_store(settings, patience_seconds=PATIENCE_SECONDS) as store,
         wiring.open_store(settings, read_only=True, patience_seconds=PATIENCE_SECONDS) as reading,
     ):
-        yield Desk(store=store, reading=reading, profile=settings.profile, dtype=settings.dtype)
+        yield Planner(store=store, reading=reading, profile=settings.profile, dtype=settings.dtype)
 
 
 @contextmanager

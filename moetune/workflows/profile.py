@@ -13,10 +13,10 @@ from moetune.measure.noise import DRIFT, mark_drift
 from moetune.measure.points import choose_points, default_group_sizes
 from moetune.workflows.measuring import (
     GroupSummary,
+    MeasurementSetting,
     ProfileRequest,
     Progress,
-    Recorder,
-    Setting,
+    SampleRecorder,
     SilentProgress,
     StoredRun,
     summarize,
@@ -48,7 +48,7 @@ class ProfileOutcome:
         return any(DRIFT in sample.marks for sample in mark_drift(self.profile.samples))
 
 
-def detect_cluster(request: ProfileRequest, setting: Setting) -> Cluster:
+def detect_cluster(request: ProfileRequest, setting: MeasurementSetting) -> Cluster:
     """Return the machine as the measuring ranks see it."""
     import torch
 
@@ -69,7 +69,7 @@ def detect_cluster(request: ProfileRequest, setting: Setting) -> Cluster:
 
 
 def estimate_profile(
-    request: ProfileRequest, setting: Setting, *, store: Store | None = None
+    request: ProfileRequest, setting: MeasurementSetting, *, store: Store | None = None
 ) -> Mapping[Point, float]:
     """Return the points that would be measured with the seconds of each, after a short probe.
 
@@ -82,13 +82,13 @@ def estimate_profile(
     """
     cluster = detect_cluster(request, setting)
     known = _known_samples(store, profile_name(request, cluster), cluster)[1] if store else ()
-    recorder = Recorder(machine=cluster.machine, progress=SilentProgress())
+    recorder = SampleRecorder(machine=cluster.machine, progress=SilentProgress())
     _measure(request, setting, cluster, known, recorder, plan_only=True)
     return recorder.seconds
 
 
 def measure_profile(
-    request: ProfileRequest, setting: Setting, *, progress: Progress | None = None
+    request: ProfileRequest, setting: MeasurementSetting, *, progress: Progress | None = None
 ) -> Profile:
     """Measure and fit without a database, alone or as rank 0 of a launch.
 
@@ -99,7 +99,7 @@ def measure_profile(
     """
     cluster = detect_cluster(request, setting)
     shown = progress or SilentProgress()
-    recorder = Recorder(machine=cluster.machine, progress=shown)
+    recorder = SampleRecorder(machine=cluster.machine, progress=shown)
     _measure(request, setting, cluster, (), recorder)
     name = profile_name(request, cluster)
     profile = _fit(name, cluster, recorder.samples, request.seed)
@@ -107,7 +107,7 @@ def measure_profile(
     return profile
 
 
-def take_part(request: ProfileRequest, setting: Setting) -> None:
+def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
     """Measure as a rank above 0 of a launch; rank 0 decides what and keeps it.
 
     Raises:
@@ -122,7 +122,7 @@ def take_part(request: ProfileRequest, setting: Setting) -> None:
 
 def profile_machine(
     request: ProfileRequest,
-    setting: Setting,
+    setting: MeasurementSetting,
     *,
     store: Store,
     progress: Progress,
@@ -149,7 +149,9 @@ def profile_machine(
     run = StoredRun(
         store, name=name, cluster=cluster, preset=request.preset, run_id=run_id, known=known
     )
-    recorder = Recorder(machine=cluster.machine, keep=run.keep, progress=progress, begin=run.begin)
+    recorder = SampleRecorder(
+        machine=cluster.machine, keep=run.keep, progress=progress, begin=run.begin
+    )
     with run:
         _measure(request, setting, cluster, known, recorder)
         raw = run.samples()
@@ -191,10 +193,10 @@ def _known_samples(
 
 def _measure(
     request: ProfileRequest,
-    setting: Setting,
+    setting: MeasurementSetting,
     cluster: Cluster,
     known: Sequence[Sample],
-    recorder: Recorder,
+    recorder: SampleRecorder,
     *,
     plan_only: bool = False,
 ) -> None:

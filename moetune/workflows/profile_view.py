@@ -9,7 +9,7 @@ from moetune.domain.profile import FitError, Profile
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report import section as tables
 from moetune.report.fits import fit_picture, overlay_picture, residual_picture
-from moetune.report.operations import Operation, interference_picture, operations_of
+from moetune.report.operations import OperationCurve, interference_picture, operations_of
 from moetune.report.section import Cell, Picture, Table
 from moetune.workflows.profiles import FoundProfile, compare_profiles
 
@@ -32,8 +32,8 @@ class ProfileView:
     digest: str
     scope: str
     suspects: int
-    operations: tuple[Operation, ...]
-    shown: Operation | None
+    operations: tuple[OperationCurve, ...]
+    shown: OperationCurve | None
     pictures: tuple[Picture, ...]
     facts: tuple[Table, ...]
 
@@ -100,14 +100,14 @@ def worst_quality(profile: Profile) -> str:
     return next((label for label in ("suspect", "usable", "good") if label in labels), "")
 
 
-def _first(operations: Sequence[Operation]) -> Operation | None:
+def _first(operations: Sequence[OperationCurve]) -> OperationCurve | None:
     """Return the exchange of the most ranks, alone; without one, whatever comes first."""
     exchanges = [one for one in operations if one.name.startswith(_FIRST)]
     alone = [one for one in exchanges if "in flight" not in one.name]
     return next(iter([*alone[-1:], *exchanges, *operations]), None)
 
 
-def _operation_row(one: Operation, view: ProfileView, here: str) -> tuple[Cell, ...]:
+def _operation_row(one: OperationCurve, view: ProfileView, here: str) -> tuple[Cell, ...]:
     error, line = one.error, one.line
     factor, unit = _RATES.get(one.unit, (1.0, ""))
     rate = 1 / line.beta_seconds if line and line.beta_seconds and unit else None

@@ -12,7 +12,7 @@ from moetune.domain.ports import Store
 from moetune.report.fits import fit_picture
 from moetune.report.html import report_page
 from moetune.report.observed import drift_picture, observed_picture, seen
-from moetune.report.operations import Operation, interference_picture
+from moetune.report.operations import OperationCurve, interference_picture
 from moetune.report.section import Picture, Table
 from moetune.workflows.explain import explain_found
 from moetune.workflows.files import find_plan, write_text
@@ -146,7 +146,7 @@ def _reported_profile(found: FoundProfile) -> ReportedProfile:
     )
 
 
-def _drawn(operations: Sequence[Operation]) -> Iterator[Operation]:
+def _drawn(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
     """Yield some of each kind: a full profile has a hundred shapes of the same product."""
     for kind in dict.fromkeys(one.kind for one in operations):
         yield from islice((one for one in operations if one.kind == kind), _MOST_OF_A_KIND)

@@ -76,7 +76,7 @@ _SEED = 20240229
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
-    """Steps with one decision; times are the maximum over the ranks, round by round.
+    """LayerSteps with one decision; times are the maximum over the ranks, round by round.
 
     Args:
         deviation: largest relative difference of output and gradients from one chunk.
@@ -91,7 +91,7 @@ class MeasuredSteps:
     imbalance: float
 
 
-class Steps:
+class LayerSteps:
     """Single steps of one layer on this rank.
 
     Args:
@@ -136,7 +136,9 @@ class Steps:
         return time.perf_counter()
 
 
-def random_steps(workload: Workload, *, device: torch.device, link: Link | None = None) -> Steps:
+def random_steps(
+    workload: Workload, *, device: torch.device, link: Link | None = None
+) -> LayerSteps:
     """Return steps of a layer with random weights, tokens and output gradients.
 
     In a tensor-parallel group tokens and gradients are the same on all ranks, or each has its
@@ -160,7 +162,7 @@ def random_steps(workload: Workload, *, device: torch.device, link: Link | None 
     if workload.sequence_parallel:
         rank, num_ranks = layer.link.rank, layer.link.num_ranks
         x_TD, grad_TD = (each.tensor_split(num_ranks)[rank] for each in (x_TD, grad_TD))
-    return Steps(layer, x_TD, grad_TD)
+    return LayerSteps(layer, x_TD, grad_TD)
 
 
 def _layer(workload: Workload, *, device: torch.device, link: Link | None) -> ExpertLayer:
@@ -181,7 +183,7 @@ def _layer(workload: Workload, *, device: torch.device, link: Link | None) -> Ex
 
 
 def measure_steps(
-    steps: Steps, decisions: Sequence[Decision], *, num_rounds: int
+    steps: LayerSteps, decisions: Sequence[Decision], *, num_rounds: int
 ) -> tuple[MeasuredSteps, ...]:
     """Time every decision in turn, in an order that moves by one from round to round.
 
@@ -216,7 +218,7 @@ def measure_steps(
     )
 
 
-def _deviation(steps: Steps, decision: Decision) -> float:
+def _deviation(steps: LayerSteps, decision: Decision) -> float:
     steps.run(SAFE_DECISION)
     wanted = steps.results()
     steps.run(decision)
@@ -226,7 +228,7 @@ def _deviation(steps: Steps, decision: Decision) -> float:
     )
 
 
-def _imbalance(steps: Steps) -> float:
+def _imbalance(steps: LayerSteps) -> float:
     layer = steps.layer
     experts_TK = layer.gate(steps.x_TD.detach()).experts_TK
     counts_E = torch.bincount(experts_TK.reshape(-1), minlength=layer.shape.num_experts).cpu()

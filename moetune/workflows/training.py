@@ -18,7 +18,7 @@ from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.gradients import prepare_ddp
 from moetune.runtime.parallel.language_model import LanguageModel, next_token_loss
-from moetune.workflows.steps import MeasuredSteps, Steps, measure_steps
+from moetune.workflows.steps import LayerSteps, MeasuredSteps, measure_steps
 
 AUX_WEIGHT = 0.01
 _SEED = 7
@@ -177,5 +177,5 @@ def _time_first(
         model(text_BS[:, :-1])
     hook.remove()
     x_TD = caught[0].flatten(0, -2)
-    steps = Steps(layer, x_TD, torch.randn_like(x_TD))
+    steps = LayerSteps(layer, x_TD, torch.randn_like(x_TD))
     return measure_steps(steps, [decision], num_rounds=_NUM_ROUNDS)[0]

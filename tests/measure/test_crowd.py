@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.measure.background import Crowd, overlap, proves
+from moetune.measure.background import Background, overlap, proves
 from moetune.measure.device import CpuDevice
 from moetune.measure.operations import Scene, local_operation
 from moetune.measure.ranks import Ranks
@@ -59,19 +59,21 @@ def short_sleep() -> None:
 
 
 def test_a_block_counts_while_the_aggressor_runs_and_no_more_once_it_stopped() -> None:
-    with Crowd([local_operation(short_sleep)], device=CpuDevice(), ranks=Ranks()) as crowd:
+    with Background(
+        [local_operation(short_sleep)], device=CpuDevice(), ranks=Ranks()
+    ) as background:
         proven = False
         for _ in range(50):  # a loaded machine may delay the thread in some of the windows
             opened = time.perf_counter()
             time.sleep(0.05)
-            proven = proven or crowd.ran_through((opened, time.perf_counter()))
+            proven = proven or background.ran_through((opened, time.perf_counter()))
         assert proven
         opened = time.perf_counter()
         time.sleep(0.05)
-        crowd._aggressors[0].stop()
-        crowd._aggressors[0].join()
+        background._aggressors[0].stop()
+        background._aggressors[0].join()
         time.sleep(0.05)
-        assert not crowd.ran_through((opened, time.perf_counter()))
+        assert not background.ran_through((opened, time.perf_counter()))
 
 
 def test_a_point_whose_aggressor_stops_by_itself_fails() -> None:
@@ -82,7 +84,7 @@ def test_a_point_whose_aggressor_stops_by_itself_fails() -> None:
         if next(calls, None) is None:
             raise RuntimeError("the wire is gone")
 
-    scene = Scene(victim=local_operation(short_sleep), aggressors=(local_operation(run_out),))
+    scene = Scene(victim=local_operation(short_sleep), background_loads=(local_operation(run_out),))
     effort = Effort(min_blocks=50, max_blocks=90, max_seconds=0.5, warmup_seconds=0.1)
     with pytest.raises(FailedPointError, match="the wire is gone"):
         measure(scene, device=CpuDevice(), ranks=Ranks(), effort=effort)
@@ -90,6 +92,6 @@ def test_a_point_whose_aggressor_stops_by_itself_fails() -> None:
 
 def test_no_thread_is_left_behind() -> None:
     before = threading.active_count()
-    with Crowd([local_operation(short_sleep)] * 2, device=CpuDevice(), ranks=Ranks()):
+    with Background([local_operation(short_sleep)] * 2, device=CpuDevice(), ranks=Ranks()):
         assert threading.active_count() == before + 2
     assert threading.active_count() == before

@@ -24,7 +24,7 @@ from moetune.measure.noise import num_sharers
 from moetune.measure.session import Assignment, Estimates, News, shuffled
 from moetune.workflows import launch
 from moetune.workflows.launch import cores_of, measure_on_ranks
-from moetune.workflows.measuring import Setting
+from moetune.workflows.measuring import MeasurementSetting
 from tests.measure import measure_workers
 from tests.ranks import run_ranks
 
@@ -79,7 +79,9 @@ class Ear:
 
 def measure_here(assignment: Assignment, ear: Ear, *, num_ranks: int) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    measure_on_ranks(assignment, Setting(environment=environ), num_ranks=num_ranks, hear=ear.hear)
+    measure_on_ranks(
+        assignment, MeasurementSetting(environment=environ), num_ranks=num_ranks, hear=ear.hear
+    )
 
 
 def started_ranks() -> list[int]:
@@ -102,7 +104,7 @@ def test_a_session_samples_every_kind_and_goes_on_after_points_that_fail() -> No
     assert {sample.point for sample in ear.samples} == set(POINTS)
     assert ear.samples[0].point == ear.samples[-1].point
     failed = {sample.point: sample.error for sample in ear.samples if sample.error}
-    # A crowded machine may keep the aggressors from a proof; that is an answer, too.
+    # A crowded machine may keep the background_loads from a proof; that is an answer, too.
     failed.pop(InterferencePoint(victim="mem", others=("comm",)), None)
     assert failed.keys() == {FAILING, POINTS[-1]}
     assert "'teleport' is unknown" in failed[FAILING]

@@ -68,7 +68,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def planner(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path)
     with open_store(made.db):
         pass
@@ -98,40 +98,40 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(desk: Desk) -> None:
-    killed = desk.start(*SMALL_LAYER, "--nproc", "2")
-    desk.wait_for_samples(3)
+def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(planner: Desk) -> None:
+    killed = planner.start(*SMALL_LAYER, "--nproc", "2")
+    planner.wait_for_samples(3)
     ranks = descendants(killed.pid)
     assert len(ranks) >= 2
     killed.kill()
     killed.wait()
     wait_until(lambda: not any(map(is_running, ranks)))
-    before = desk.samples()
+    before = planner.samples()
     assert len(before) >= 3
-    assert [run.status for run in desk.runs()] == ["running"]
+    assert [run.status for run in planner.runs()] == ["running"]
 
-    resumed = desk.start(*SMALL_LAYER, "--nproc", "2", "--resume", "--budget", "3s", "--json")
+    resumed = planner.start(*SMALL_LAYER, "--nproc", "2", "--resume", "--budget", "3s", "--json")
     answer, words = resumed.communicate(timeout=TIMEOUT_SECONDS)
     assert resumed.returncode == 0, words
     document = json.loads(answer)
-    after = desk.samples()
+    after = planner.samples()
     assert after[: len(before)] == before
     added = {sample.point for sample in after[len(before) :]}
     assert added
     assert added.isdisjoint({sample.point for sample in before})
     assert document["num_reused"] == len(before)
     assert document["num_samples"] == len(after)
-    assert [run.status for run in desk.runs()] == ["complete"]
-    with open_store(desk.db, read_only=True) as store:
+    assert [run.status for run in planner.runs()] == ["complete"]
+    with open_store(planner.db, read_only=True) as store:
         profile = store.profile("lab")
     assert profile is not None
     assert profile.gemm
     assert profile.samples == after
 
 
-def test_ctrl_c_ends_with_130_and_a_partial_run(desk: Desk) -> None:
-    process = desk.start(*SMALL_LAYER, "--nproc", "2")
-    desk.wait_for_samples(2)
+def test_ctrl_c_ends_with_130_and_a_partial_run(planner: Desk) -> None:
+    process = planner.start(*SMALL_LAYER, "--nproc", "2")
+    planner.wait_for_samples(2)
     ranks = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     _, words = process.communicate(timeout=TIMEOUT_SECONDS)
@@ -140,8 +140,8 @@ def test_ctrl_c_ends_with_130_and_a_partial_run(desk: Desk) -> None:
     assert "points are kept" in words
     assert "--resume" in words
     wait_until(lambda: not any(map(is_running, ranks)))
-    assert [run.status for run in desk.runs()] == ["partial"]
-    assert len(desk.samples()) >= 2
+    assert [run.status for run in planner.runs()] == ["partial"]
+    assert len(planner.samples()) >= 2
 
 
 def free_port() -> str:
@@ -150,36 +150,38 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
-def test_ranks_of_a_launch_make_one_profile(desk: Desk) -> None:
+def test_ranks_of_a_launch_make_one_profile(planner: Desk) -> None:
     launch = {
         "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
     }  # fmt: skip
     processes = [
-        desk.start(*SMALL_LAYER, "--budget", "3s", "--json", RANK=rank, LOCAL_RANK=rank, **launch)
+        planner.start(
+            *SMALL_LAYER, "--budget", "3s", "--json", RANK=rank, LOCAL_RANK=rank, **launch
+        )
         for rank in ("0", "1")
     ]
     answers = [process.communicate(timeout=TIMEOUT_SECONDS) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], answers
     assert json.loads(answers[0][0])["machine"]["num_devices"] == 2
     assert answers[1][0] == ""
-    (run,) = desk.runs()
+    (run,) = planner.runs()
     assert run.num_samples >= 3
 
 
-def test_plan_only_measures_nothing(desk: Desk) -> None:
-    process = desk.start(*SMALL_LAYER, "--plan-only", "--json")
+def test_plan_only_measures_nothing(planner: Desk) -> None:
+    process = planner.start(*SMALL_LAYER, "--plan-only", "--json")
     answer, words = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, words
     document = json.loads(answer)
     assert document["num_points"] == len(document["points"]) > 20
     assert document["seconds"] == pytest.approx(sum(one["seconds"] for one in document["points"]))
-    assert desk.runs() == ()
+    assert planner.runs() == ()
 
 
-def test_plan_only_of_a_whole_model_counts_its_attention(desk: Desk) -> None:
+def test_plan_only_of_a_whole_model_counts_its_attention(planner: Desk) -> None:
     whole = ("--num-layers", "2", "--num-heads", "4", "--seq", "64", "--vocab", "100")
-    process = desk.start(*SMALL_LAYER, *whole, "--plan-only", "--json")
+    process = planner.start(*SMALL_LAYER, *whole, "--plan-only", "--json")
     answer, words = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0, words
     points = [one["point"] for one in json.loads(answer)["points"]]
@@ -219,9 +221,9 @@ def test_plan_only_of_a_whole_model_counts_its_attention(desk: Desk) -> None:
     ],
 )
 def test_bad_input_is_named_and_leaves_with_2_and_no_run(
-    desk: Desk, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], complaint: str
+    planner: Desk, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], complaint: str
 ) -> None:
-    before = ("--no-config", "--db", desk.db)
+    before = ("--no-config", "--db", planner.db)
     assert app.main([*before, "profile", "--preset", "quick", *arguments]) == 2
     assert complaint in " ".join(capsys.readouterr().err.split())
-    assert desk.runs() == ()
+    assert planner.runs() == ()

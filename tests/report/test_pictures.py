@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.plan import Plan, StageTime
-from moetune.domain.records import Kept
+from moetune.domain.records import Stored
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import leave_one_out
 from moetune.fit.resample import resample_costs
@@ -36,7 +36,7 @@ from moetune.report.observed import (
     seen,
     thinned,
 )
-from moetune.report.operations import Operation, interference_picture, operations_of
+from moetune.report.operations import OperationCurve, interference_picture, operations_of
 from moetune.report.plan_figures import (
     Option,
     degree_picture,
@@ -61,7 +61,7 @@ from tests.solve.clusters import GB, cluster_profile
 ROLE = re.compile(r"@(\w+)(?:/[\d.]+)?")
 
 
-def operation(name: str) -> Operation:
+def operation(name: str) -> OperationCurve:
     return next(one for one in operations_of(lab_profile()) if one.name == name)
 
 
@@ -71,10 +71,10 @@ def traces(picture: Picture) -> dict[str, dict[str, Any]]:
     return {one.get("name", ""): one for one in data}
 
 
-def kept(plan: Plan, count: int) -> list[Kept[Any]]:
+def kept(plan: Plan, count: int) -> list[Stored[Any]]:
     found = observations(plan, count)
     return [
-        Kept(id=at + 1, created_at=f"2026-11-20T{at // 60:02}:{at % 60:02}:00.000", value=one)
+        Stored(id=at + 1, created_at=f"2026-11-20T{at // 60:02}:{at % 60:02}:00.000", value=one)
         for at, one in enumerate(found)
     ]
 
@@ -399,7 +399,7 @@ def test_ten_thousand_observations_are_thinned_for_the_figure_and_whole_in_the_f
     some = observations(plan, 50) * 200
     found = seen(
         [
-            Kept(id=at, created_at="2026-11-20T00:00:00.000", value=one)
+            Stored(id=at, created_at="2026-11-20T00:00:00.000", value=one)
             for at, one in enumerate(some)
         ]
     )

@@ -17,7 +17,7 @@ from moetune.domain.errors import (
     RankMismatchError,
 )
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.workspace import Account
+from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.parallel.gradients import prepare_ddp
 from moetune.runtime.plans.book import read_plans, share_plans
 from tests.runtime.workers import relative_error
@@ -174,7 +174,7 @@ def shortage(strategy: str, phase: str) -> None:
     y = layer(x) if phase == "backward" else None
     if dist.get_rank() == 1:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Account, "empty", _no_memory)
+            patch.setattr(MemoryTracker, "empty", _no_memory)
             with pytest.raises(AllocationError, match="no device memory"):
                 _finish(layer, x, y)
         return
@@ -186,5 +186,5 @@ def _finish(layer: MoELayer, x: torch.Tensor, y: torch.Tensor | None) -> None:
     (layer(x) if y is None else y).sum().backward()
 
 
-def _no_memory(account: Account, what: str, *_: object, **__: object) -> torch.Tensor:
+def _no_memory(account: MemoryTracker, what: str, *_: object, **__: object) -> torch.Tensor:
     raise account.short_of(what)

@@ -14,7 +14,7 @@ from moetune.domain.layer import LayerShape, Phase
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
-from moetune.runtime.plans.search import OnlineBook, Task, Tuner, share_online
+from moetune.runtime.plans.search import OnlineBook, Tuner, TuningTask, share_online
 from moetune.runtime.plans.stopwatch import Interval
 from moetune.store import open_store
 from moetune.workflows.planbook import StudyTuner
@@ -70,12 +70,12 @@ class CountedTuner:
     """Counts what another is asked."""
 
     def __init__(self, tuner: Tuner) -> None:
-        self.tasks: list[Task] = []
+        self.tasks: list[TuningTask] = []
         self.settled: list[Settled] = []
         self.num_told = 0
         self._tuner = tuner
 
-    def begin(self, task: Task) -> Decision | Settled:
+    def begin(self, task: TuningTask) -> Decision | Settled:
         self.tasks.append(task)
         return self._seen(self._tuner.begin(task))
 

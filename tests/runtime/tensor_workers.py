@@ -14,7 +14,7 @@ from moetune.domain.plan import Decision
 from moetune.runtime.links import link_of
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.moe.workspace import Account
+from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.plans.book import PlanBook
 from tests.runtime.plans import small_plan
 from tests.runtime.reference import dense_moe
@@ -256,7 +256,7 @@ def shortage() -> None:
     y = layer(x)
     if dist.get_rank() == 1:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Account, "empty", _no_memory)
+            patch.setattr(MemoryTracker, "empty", _no_memory)
             with pytest.raises(AllocationError, match="no device memory"):
                 y.sum().backward()
         return
@@ -264,5 +264,5 @@ def shortage() -> None:
         y.sum().backward()
 
 
-def _no_memory(account: Account, what: str, *_: object, **__: object) -> torch.Tensor:
+def _no_memory(account: MemoryTracker, what: str, *_: object, **__: object) -> torch.Tensor:
     raise account.short_of(what)

@@ -11,7 +11,7 @@ import torch
 from moetune.domain.errors import AllocationError
 from moetune.domain.request import Strategy
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.workspace import Account
+from moetune.runtime.moe.workspace import MemoryTracker
 from tests.ranks import run_ranks
 from tests.runtime import faults
 
@@ -21,19 +21,21 @@ FEWEST_ALLOCATIONS = 5
 
 
 class Shortage:
-    """In the place of `Account.empty`: fails at one allocation, counted from 0."""
+    """In the place of `MemoryTracker.empty`: fails at one allocation, counted from 0."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
         self.num_asked = 0
-        honest = Account.empty
+        honest = MemoryTracker.empty
 
-        def empty(account: Account, what: str, *args: object, **options: object) -> torch.Tensor:
+        def empty(
+            account: MemoryTracker, what: str, *args: object, **options: object
+        ) -> torch.Tensor:
             self.num_asked += 1
             if self.num_asked == failing + 1:
                 raise account.short_of(what)
             return honest(account, what, *args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Account, "empty", empty)
+        monkeypatch.setattr(MemoryTracker, "empty", empty)
 
 
 def make(strategy: str) -> MoELayer:

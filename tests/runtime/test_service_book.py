@@ -12,7 +12,7 @@ from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Observation
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.observe import ObservationSender
-from moetune.runtime.plans.service import Found, Reports, ServiceBook, share_found
+from moetune.runtime.plans.service import FoundPlans, Reports, ServiceBook, share_found
 from tests.runtime.online_workers import SHAPE, MadeUp, train
 from tests.runtime.plans import small_plan
 
@@ -171,7 +171,7 @@ def test_other_plans_of_an_incomplete_book_are_used() -> None:
 
 
 def test_whatever_stops_the_first_rank_is_an_error_that_travels() -> None:
-    def find() -> Found:
+    def find() -> FoundPlans:
         raise RuntimeError("can't start new thread")
 
     with pytest.raises(MoetuneError, match="new thread"):
@@ -179,7 +179,7 @@ def test_whatever_stops_the_first_rank_is_an_error_that_travels() -> None:
 
 
 def test_a_book_that_reports_nothing_closes() -> None:
-    book = share_found(lambda: Found(plans=[PLAN]))
+    book = share_found(lambda: FoundPlans(plans=[PLAN]))
     train(layer_of(book), 40)
     book.close()
     assert book.plans == (PLAN,)

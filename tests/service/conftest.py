@@ -8,7 +8,7 @@ import pytest
 from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.planner import Desk, open_desk
+from moetune.workflows.planner import Planner, open_planner
 from tests.service.asking import Client, client_of
 
 
@@ -16,7 +16,7 @@ from tests.service.asking import Client, client_of
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A new database, to be copied: to make one takes longer than most tests."""
     path = tmp_path_factory.mktemp("service") / "empty.db"
-    with open_desk(Settings(db=str(path))):
+    with open_planner(Settings(db=str(path))):
         pass
     return path
 
@@ -27,30 +27,32 @@ def database(tmp_path: Path, empty_database: Path) -> Path:
 
 
 @pytest.fixture
-def desk(database: Path) -> Iterator[Desk]:
-    with open_desk(Settings(db=str(database))) as opened:
+def planner(database: Path) -> Iterator[Planner]:
+    with open_planner(Settings(db=str(database))) as opened:
         yield opened
 
 
 @pytest.fixture
-def client(desk: Desk) -> Iterator[Client]:
+def client(planner: Planner) -> Iterator[Client]:
     """Asks a service that wants no token."""
-    with client_of(create_app(desk, Access(max_body_bytes=64 * 1024))) as made:
+    with client_of(create_app(planner, Access(max_body_bytes=64 * 1024))) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
-def steady_desk(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[Desk]:
-    """A desk for requests of which nothing is kept."""
+def steady_desk(
+    tmp_path_factory: pytest.TempPathFactory, empty_database: Path
+) -> Iterator[Planner]:
+    """A planner for requests of which nothing is kept."""
     copy = shutil.copy(empty_database, tmp_path_factory.mktemp("steady") / "moetune.db")
-    with open_desk(Settings(db=str(copy))) as opened:
+    with open_planner(Settings(db=str(copy))) as opened:
         yield opened
         assert not opened.reading.plans()
         assert not opened.reading.runs()
 
 
 @pytest.fixture(scope="session")
-def steady(steady_desk: Desk) -> Iterator[Client]:
+def steady(steady_desk: Planner) -> Iterator[Client]:
     """Asks a service that wants no token, and of which nothing is kept."""
     with client_of(create_app(steady_desk, Access(max_body_bytes=64 * 1024))) as made:
         yield made

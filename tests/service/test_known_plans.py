@@ -10,14 +10,14 @@ import pytest
 
 from moetune.domain.errors import StoreUnavailableError
 from moetune.service.metrics import Metrics
-from moetune.service.workers import KnownPlans, Office
+from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.store import SqlStore
-from moetune.workflows.planner import Desk
+from moetune.workflows.planner import Planner
 
 
 @pytest.fixture
-def plan_ids(desk: Desk, inputs: dict[str, Any]) -> list[str]:
-    made = (desk.resolve({**inputs, "tokens_per_rank": tokens}) for tokens in (1024, 2048))
+def plan_ids(planner: Planner, inputs: dict[str, Any]) -> list[str]:
+    made = (planner.resolve({**inputs, "tokens_per_rank": tokens}) for tokens in (1024, 2048))
     return [plan.id for plan in made]
 
 
@@ -45,13 +45,13 @@ def look_ups(monkeypatch: pytest.MonkeyPatch) -> LookUps:
 
 
 def test_who_comes_during_a_look_up_shares_the_next_one(
-    desk: Desk, plan_ids: list[str], look_ups: LookUps
+    planner: Planner, plan_ids: list[str], look_ups: LookUps
 ) -> None:
     first, second = plan_ids
     unknown = "ab" * 32
 
     async def ask() -> list[str | None]:
-        known = KnownPlans(Office(desk=desk, metrics=Metrics(desk)))
+        known = KnownPlans(WorkerPools(planner=planner, metrics=Metrics(planner)))
         begun = asyncio.create_task(known.document(first))
         await asyncio.to_thread(look_ups.begun.wait, 30)
         more = [asyncio.create_task(known.document(one)) for one in (second, unknown, first) * 50]
@@ -60,17 +60,17 @@ def test_who_comes_during_a_look_up_shares_the_next_one(
         return [await one for one in (begun, *more)]
 
     found = asyncio.run(ask())
-    wanted = [desk.reading.plan_document(one) for one in (second, unknown, first)]
-    assert found == [desk.reading.plan_document(first), *wanted * 50]
+    wanted = [planner.reading.plan_document(one) for one in (second, unknown, first)]
+    assert found == [planner.reading.plan_document(first), *wanted * 50]
     assert [sorted(ids) for ids in look_ups.ids] == [[first], sorted((second, unknown, first))]
 
 
 def test_who_goes_away_takes_no_other_answer_along(
-    desk: Desk, plan_ids: list[str], look_ups: LookUps
+    planner: Planner, plan_ids: list[str], look_ups: LookUps
 ) -> None:
 
     async def ask() -> str | None:
-        known = KnownPlans(Office(desk=desk, metrics=Metrics(desk)))
+        known = KnownPlans(WorkerPools(planner=planner, metrics=Metrics(planner)))
         leaves, stays = (asyncio.create_task(known.document(plan_ids[0])) for _ in range(2))
         await asyncio.to_thread(look_ups.begun.wait, 30)
         leaves.cancel()
@@ -78,17 +78,17 @@ def test_who_goes_away_takes_no_other_answer_along(
         look_ups.gate.set()
         return await stays
 
-    assert asyncio.run(ask()) == desk.reading.plan_document(plan_ids[0])
+    assert asyncio.run(ask()) == planner.reading.plan_document(plan_ids[0])
 
 
 def test_an_error_reaches_everybody_and_the_next_look_up_works(
-    desk: Desk, plan_ids: list[str], monkeypatch: pytest.MonkeyPatch
+    planner: Planner, plan_ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> dict[str, str]:
         raise StoreUnavailableError("the database is away", "wait")
 
     async def ask() -> tuple[list[Any], str | None]:
-        known = KnownPlans(Office(desk=desk, metrics=Metrics(desk)))
+        known = KnownPlans(WorkerPools(planner=planner, metrics=Metrics(planner)))
         with monkeypatch.context() as patched:
             patched.setattr(SqlStore, "plan_documents", fail)
             errors = await asyncio.gather(
@@ -99,4 +99,4 @@ def test_an_error_reaches_everybody_and_the_next_look_up_works(
     errors, found = asyncio.run(ask())
     assert [type(one) for one in errors] == [StoreUnavailableError] * 6
     assert len({id(one) for one in errors}) == 6
-    assert found == desk.reading.plan_document(plan_ids[0])
+    assert found == planner.reading.plan_document(plan_ids[0])

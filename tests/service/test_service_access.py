@@ -12,8 +12,8 @@ from moetune.domain.errors import InputError
 from moetune.service.access import Access, check_exposure, is_loopback, names_of, read_token_file
 from moetune.service.app import create_app
 from moetune.service.middleware import SECURITY_HEADERS
-from moetune.service.server import Options, access_of, check_tls
-from moetune.workflows.planner import Desk
+from moetune.service.server import ServerOptions, access_of, check_tls
+from moetune.workflows.planner import Planner
 from tests.service.asking import Client, client_of
 
 READ, WRITE = "read-token-0123456789", "write-token-0123456789"
@@ -27,7 +27,7 @@ def _bearer(token: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def guarded(steady_desk: Desk) -> Iterator[Client]:
+def guarded(steady_desk: Planner) -> Iterator[Client]:
     with client_of(create_app(steady_desk, Access(read_token=READ, write_token=WRITE))) as made:
         yield made
 
@@ -74,8 +74,8 @@ def test_a_token_in_the_address_opens_nothing(guarded: Client) -> None:
         assert guarded.get(f"/v1/plans?{name}={READ}").status_code == 401
 
 
-def test_health_needs_no_token_and_tells_no_reasons(desk: Desk, database: Path) -> None:
-    with client_of(create_app(desk, Access(read_token=READ))) as client:
+def test_health_needs_no_token_and_tells_no_reasons(planner: Planner, database: Path) -> None:
+    with client_of(create_app(planner, Access(read_token=READ))) as client:
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").json()["ready"] is True
         database.rename(database.with_suffix(".away"))
@@ -211,7 +211,7 @@ def test_an_address_that_others_reach_needs_a_token() -> None:
 
 def test_a_name_for_a_proxy_needs_a_token() -> None:
     with pytest.raises(InputError, match=r"plans\.example"):
-        access_of(Options(allow_hosts=("plans.example",)))
+        access_of(ServerOptions(allow_hosts=("plans.example",)))
 
 
 def test_loopback_is_known_by_its_address() -> None:
@@ -265,17 +265,17 @@ def test_a_token_file_that_is_none_is_refused(
 def test_one_token_for_both_rights_is_refused(tmp_path: Path) -> None:
     path = _token_file(tmp_path, READ)
     with pytest.raises(InputError, match="are the same"):
-        access_of(Options(read_token_file=path, write_token_file=path))
+        access_of(ServerOptions(read_token_file=path, write_token_file=path))
 
 
 def test_half_of_tls_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="certificate and its key"):
-        check_tls(Options(tls_cert=tmp_path / "cert.pem"))
+        check_tls(ServerOptions(tls_cert=tmp_path / "cert.pem"))
     bad = tmp_path / "key.pem"
     bad.write_text("no key")
     bad.chmod(0o644)
     with pytest.raises(InputError, match="read by everybody"):
-        check_tls(Options(tls_cert=bad, tls_key=bad))
+        check_tls(ServerOptions(tls_cert=bad, tls_key=bad))
     bad.chmod(0o600)
     with pytest.raises(InputError, match="cannot be used"):
-        check_tls(Options(tls_cert=bad, tls_key=bad))
+        check_tls(ServerOptions(tls_cert=bad, tls_key=bad))

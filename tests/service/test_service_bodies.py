@@ -8,7 +8,7 @@ import pytest
 
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.planner import Desk
+from moetune.workflows.planner import Planner
 from tests.service.asking import Client, client_of
 
 JSON = {"Content-Type": "application/json"}
@@ -16,7 +16,7 @@ POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/observations", "/v1/profiles")
 
 
 @pytest.fixture(scope="module")
-def narrow(steady_desk: Desk) -> Iterator[Client]:
+def narrow(steady_desk: Planner) -> Iterator[Client]:
     """Asks a service that takes no more than 1,000 bytes."""
     with client_of(create_app(steady_desk, Access(max_body_bytes=1000))) as made:
         yield made
@@ -122,13 +122,13 @@ def test_an_address_that_is_none_is_a_problem(steady: Client, path: str) -> None
 
 
 def test_what_nobody_foresaw_is_a_500_that_names_the_request_and_shows_no_code(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    planner: Planner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> Any:
         raise ZeroDivisionError("a secret of the inside")
 
-    monkeypatch.setattr(type(desk), "resolve", fail)
-    with client_of(create_app(desk, Access())) as client:
+    monkeypatch.setattr(type(planner), "resolve", fail)
+    with client_of(create_app(planner, Access())) as client:
         answer = client.post(POSTS[0], {"model": "gpt-s"}, headers={"X-Request-ID": "job-7.rank-0"})
     assert answer.status_code == 500
     assert "job-7.rank-0" in answer.json()["hint"]

@@ -14,7 +14,7 @@ from moetune.config import Settings
 from moetune.service.access import LOOPBACK_NAMES, Access
 from moetune.service.app import create_app
 from moetune.workflows import wiring
-from moetune.workflows.planner import open_desk
+from moetune.workflows.planner import open_planner
 from tests.service.asking import client_of
 
 OPERATIONS = (
@@ -48,8 +48,8 @@ _FEW = settings(
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
     """A service that keeps what it is sent, for all of these requests."""
     settings = Settings(db=str(tmp_path_factory.mktemp("fuzz") / "moetune.db"))
-    with open_desk(settings) as desk:
-        yield create_app(desk, Access(hosts=(*LOOPBACK_NAMES, "testserver")))
+    with open_planner(settings) as planner:
+        yield create_app(planner, Access(hosts=(*LOOPBACK_NAMES, "testserver")))
         assert not wiring.check_store(settings)
 
 

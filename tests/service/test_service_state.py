@@ -13,7 +13,7 @@ from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.files import bundled_profiles
-from moetune.workflows.planner import Desk, open_desk
+from moetune.workflows.planner import Planner, open_planner
 from tests.service.asking import Client, client_of
 
 TOML = {"Content-Type": "application/toml"}
@@ -82,8 +82,8 @@ def test_a_locked_database_answers_503_to_writers_and_is_read_meanwhile(
 ) -> None:
     monkeypatch.setattr("moetune.workflows.planner.PATIENCE_SECONDS", 0.2)
     with (
-        open_desk(Settings(db=str(database))) as desk,
-        client_of(create_app(desk, Access())) as client,
+        open_planner(Settings(db=str(database))) as planner,
+        client_of(create_app(planner, Access())) as client,
     ):
         _lock_and_release(client, inputs, database)
 
@@ -144,8 +144,11 @@ def test_metrics_tell_how_well_steps_were_predicted_and_when_profiles_were_fitte
     assert fitted > 1.7e9
 
 
-def test_two_services_in_one_process_count_apart(desk: Desk) -> None:
-    with client_of(create_app(desk, Access())) as one, client_of(create_app(desk, Access())) as two:
+def test_two_services_in_one_process_count_apart(planner: Planner) -> None:
+    with (
+        client_of(create_app(planner, Access())) as one,
+        client_of(create_app(planner, Access())) as two,
+    ):
         one.get("/healthz")
         assert _count(_metrics(one), "/healthz", 200) == 1
         assert _count(_metrics(two), "/healthz", 200) == 0

@@ -13,10 +13,10 @@ from moetune.domain.samples import Direction
 from moetune.fit.costs import costs_of
 from moetune.solve.chunks.cache import fewest_places, replay
 from moetune.solve.chunks.choose import HIDDEN, ChunkRoom, choose_chunks, pack_modules
-from moetune.solve.chunks.time import ChunkPrices, Machine, simulate
+from moetune.solve.chunks.time import ChunkDevice, ChunkPrices, simulate
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
 from moetune.solve.layer.choose import Bounds
-from moetune.solve.layout.plan import Question, search_layouts, solve_layout
+from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.layout.space import LayoutPins
 from moetune.solve.model.prices import Prices
 from moetune.solve.model.traits import OURS
@@ -50,9 +50,9 @@ def question(
     host_gib: int | None = None,
     copied: float = 25 * GB,
     tokens: int = 16_384,
-) -> Question:
+) -> LayoutProblem:
     whole = whole_of(name)
-    return Question(
+    return LayoutProblem(
         inputs=plan_inputs(
             layer=whole.moe, world_size=world_size, tokens_per_rank=tokens, dtype="float16"
         ),
@@ -221,7 +221,7 @@ def test_the_cache_is_the_smallest_whose_transfers_are_hidden_as_well(gib: int) 
             order,
             replay(order, num_places=places),
             costs={index: costs.cost(chunk)[0] for index, chunk in packed.moving.items()},
-            machine=Machine(copies_inline=False, updates_on_host=True),
+            machine=ChunkDevice(copies_inline=False, updates_on_host=True),
         ).seconds
         for places in range(fewest_places(order), most + 1)
     }

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from moetune.domain.chunks import Use
 from moetune.solve.chunks.cache import fewest_places, replay
-from moetune.solve.chunks.time import ChunkCost, ChunkTime, Machine, simulate
+from moetune.solve.chunks.time import ChunkCost, ChunkDevice, ChunkTime, simulate
 
-GPU = Machine(copies_inline=False, updates_on_host=True)
-ON_DEVICE = Machine(copies_inline=False, updates_on_host=False)
-CPU = Machine(copies_inline=True, updates_on_host=True)
+GPU = ChunkDevice(copies_inline=False, updates_on_host=True)
+ON_DEVICE = ChunkDevice(copies_inline=False, updates_on_host=False)
+CPU = ChunkDevice(copies_inline=True, updates_on_host=True)
 
 
 def there_and_back(num_chunks: int, seconds: float = 1.0) -> list[Use]:
@@ -23,7 +23,7 @@ def there_and_back(num_chunks: int, seconds: float = 1.0) -> list[Use]:
 
 
 def time_of(
-    order: list[Use], cost: ChunkCost, *, num_places: int, machine: Machine = GPU
+    order: list[Use], cost: ChunkCost, *, num_places: int, machine: ChunkDevice = GPU
 ) -> ChunkTime:
     chunks = {chunk for use in order for chunk in use.chunks}
     found = replay(order, num_places=num_places)

@@ -7,7 +7,7 @@ import pytest
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
-from moetune.solve.model.costs import Parts, Piece
+from moetune.solve.model.costs import CostPart, Parts
 from moetune.solve.model.groups import Group
 from tests.solve.costs_by_hand import LinearCosts
 
@@ -22,7 +22,7 @@ MEASURED = LinearCosts(
 )
 
 
-def pieces_of(costs: LinearCosts, *, runs_ahead: bool, sequences: int = 1) -> dict[str, Piece]:
+def pieces_of(costs: LinearCosts, *, runs_ahead: bool, sequences: int = 1) -> dict[str, CostPart]:
     parts = Parts(
         model=MODEL, dtype="float32", num_sequences=sequences, tensor=Group(size=1), costs=costs,
         runs_ahead=runs_ahead,

@@ -15,7 +15,7 @@ from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import Bounds, DegreeChooser
 from moetune.solve.layer.tensor import layer_costs
-from moetune.solve.layout.plan import Question, search_layouts, solve_layout
+from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import trust_of
 from moetune.solve.model.traits import Traits
@@ -36,7 +36,7 @@ def question(
     seconds_per_mac: float = 2e-14,
     without: tuple[CollectiveOp, ...] = (),
     constraints: Mapping[str, str] | None = None,
-) -> Question:
+) -> LayoutProblem:
     whole = model or find_model("ppmoe-6.7b").transformer
     assert whole is not None
     profile = cluster_profile(
@@ -46,7 +46,7 @@ def question(
         layer=whole.moe, world_size=world_size, tokens_per_rank=tokens, dtype="float16",
         constraints=constraints,
     )  # fmt: skip
-    return Question(
+    return LayoutProblem(
         inputs=inputs, model=whole, pins=pins or LayoutPins(), costs=costs_of(profile),
         resamples=(), bounds=Bounds(), per_node=8, runs_ahead=True,
         device_memory_bytes=memory_bytes,

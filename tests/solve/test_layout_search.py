@@ -12,7 +12,7 @@ from moetune.domain.model import Transformer
 from moetune.domain.request import Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.choose import Bounds
-from moetune.solve.layout.search import Found, Search, try_all
+from moetune.solve.layout.search import LayoutSearch, SearchResult, try_all
 from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
 from moetune.solve.model.prices import Prices
 from moetune.solve.model.traits import Traits
@@ -253,7 +253,7 @@ def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int
     return found
 
 
-def search(limit_bytes: int, pins: LayoutPins | None = None) -> Found:
+def search(limit_bytes: int, pins: LayoutPins | None = None) -> SearchResult:
     pins = pins or LayoutPins()
     batch = whole_batch(model=MODEL, tokens_per_rank=TOKENS, world_size=WORLD)
     prices = Prices(
@@ -261,7 +261,7 @@ def search(limit_bytes: int, pins: LayoutPins | None = None) -> Found:
         bounds=Bounds(max_degree=1), per_node=PER_NODE, traits=Traits(shards_in_chunks=False),
     )  # fmt: skip
     layouts = find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)
-    search = Search(prices=prices, batch=batch, pins=pins, limit_bytes=limit_bytes)
+    search = LayoutSearch(prices=prices, batch=batch, pins=pins, limit_bytes=limit_bytes)
     return try_all(search, layouts)
 
 

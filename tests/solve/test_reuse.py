@@ -21,7 +21,7 @@ from moetune.domain.request import Order, Strategy
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.reuse import (
-    Chunk,
+    ReusedChunk,
     at_least_seconds,
     paper_seconds,
     reuse_tasks,
@@ -78,7 +78,7 @@ def naive(  # noqa: C901 - told step by step
     middle: float | None,
     again: bool,
 ) -> float:
-    """Chunk by chunk, as the issue's words have it, with an engine that copies."""
+    """ReusedChunk by chunk, as the issue's words have it, with an engine that copies."""
     machine = Machine()
 
     def dispatch(i: int) -> None:
@@ -149,7 +149,7 @@ def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
     def estimate(seconds: float | None) -> Estimate | None:
         return None if seconds is None else Estimate(seconds=seconds, trust="measured")
 
-    chunk = Chunk(
+    chunk = ReusedChunk(
         transfer=Estimate(seconds=transfer, trust="measured"),
         before=Estimate(seconds=before, trust="measured"),
         after=Estimate(seconds=after, trust="measured"),

@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pair(url: str) -> Iterator[tuple[SqlStore, SqlStore]]:
-    """One store to write and one to read, as a desk has them, which soon lose patience."""
+    """One store to write and one to read, as a planner has them, which soon lose patience."""
     with (
         open_store(url, patience_seconds=0.2) as store,
         open_store(url, read_only=True, patience_seconds=0.2) as reading,

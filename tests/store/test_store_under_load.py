@@ -12,7 +12,7 @@ import pytest
 
 from moetune.store import backup, check, open_store
 
-WORKER = Path(__file__).with_name("desk_worker.py")
+WORKER = Path(__file__).with_name("planner_worker.py")
 NUM_THREADS, NUM_OBSERVATIONS = 4, 3
 
 

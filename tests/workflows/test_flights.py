@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from moetune.domain.errors import InfeasiblePlanError, InputError, MoetuneError
-from moetune.workflows.planner import Flights
+from moetune.workflows.planner import SingleFlight
 
 NUM_THREADS = 16
 
@@ -12,9 +12,9 @@ NUM_THREADS = 16
 class Work:
     """Counts how often it is done, and waits until everybody has asked for it."""
 
-    def __init__(self, flights: Flights[int], error: BaseException | None = None) -> None:
+    def __init__(self, flights: SingleFlight[int], error: BaseException | None = None) -> None:
         self.times = 0
-        self._flights = flights
+        self._solving = flights
         self._error = error
         self._gate = threading.Event()
 
@@ -28,7 +28,7 @@ class Work:
     def ask_at_once(self) -> list[int | BaseException]:
         def ask() -> int | BaseException:
             try:
-                return self._flights.run("key", self)
+                return self._solving.run("key", self)
             except BaseException as error:  # noqa: BLE001 - to be looked at
                 return error
 
@@ -41,13 +41,13 @@ class Work:
 
 
 def test_work_that_is_asked_for_at_once_is_done_once_and_everybody_has_the_result() -> None:
-    work = Work(Flights())
+    work = Work(SingleFlight())
     assert work.ask_at_once() == [42] * NUM_THREADS
     assert work.times == 1
 
 
 def test_an_error_reaches_everybody_and_each_has_its_own() -> None:
-    work = Work(Flights(), InfeasiblePlanError("nothing fits", "allow more"))
+    work = Work(SingleFlight(), InfeasiblePlanError("nothing fits", "allow more"))
     errors = work.ask_at_once()
     assert work.times == 1
     assert {(type(one), str(one)) for one in errors} == {
@@ -60,7 +60,7 @@ def test_an_error_reaches_everybody_and_each_has_its_own() -> None:
     "error", [ZeroDivisionError("a defect"), KeyboardInterrupt(), SystemExit()]
 )
 def test_nobody_is_left_waiting_whatever_ends_the_work(error: BaseException) -> None:
-    found = Work(Flights(), error).ask_at_once()
+    found = Work(SingleFlight(), error).ask_at_once()
     assert found.count(error) == 1
     waited = [one for one in found if one is not error]
     assert all(type(one) is MoetuneError for one in waited)
@@ -68,7 +68,7 @@ def test_nobody_is_left_waiting_whatever_ends_the_work(error: BaseException) -> 
 
 
 def test_nothing_is_kept_after_the_answer_or_the_error() -> None:
-    flights: Flights[int] = Flights()
+    flights: SingleFlight[int] = SingleFlight()
     numbers = iter(range(10))
     assert [flights.run("key", lambda: next(numbers)) for _ in range(3)] == [0, 1, 2]
 
@@ -81,5 +81,5 @@ def test_nothing_is_kept_after_the_answer_or_the_error() -> None:
 
 
 def test_different_keys_do_not_wait_for_each_other() -> None:
-    flights: Flights[int] = Flights()
+    flights: SingleFlight[int] = SingleFlight()
     assert flights.run("outer", lambda: flights.run("inner", lambda: 7)) == 7

@@ -15,24 +15,24 @@ from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.links import Link, Transfer
 from moetune.runtime.moe.dispatch import Dispatch, Order, Regroup
 from moetune.runtime.moe.schedule import issue_order
-from moetune.runtime.moe.trace import Recorder
-from moetune.runtime.moe.workspace import Account, Scratch, Shape
+from moetune.runtime.moe.trace import SpanRecorder
+from moetune.runtime.moe.workspace import MemoryTracker, Shape, Workspace
 
 Compute = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipe:
+class PipelineContext:
     """What both phases of a step share."""
 
     link: Link
     dispatch: Dispatch
     issue_order: IssueOrder
-    recorder: Recorder
-    scratch: Scratch
+    recorder: SpanRecorder
+    scratch: Workspace
 
     @property
-    def account(self) -> Account:
+    def account(self) -> MemoryTracker:
         """What counts the tensors that are no rooms of the scratch."""
         return self.scratch.account
 

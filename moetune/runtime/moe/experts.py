@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from moetune.domain.layer import Activation, LayerShape
-from moetune.runtime.moe.workspace import Account, Shape
+from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
 
 def activate(
@@ -166,7 +166,7 @@ class GradientSum:
     is written, not added: filling with zeros first would touch large gradients twice.
     """
 
-    def __init__(self, parameter: torch.Tensor, num_chunks: int, account: Account) -> None:
+    def __init__(self, parameter: torch.Tensor, num_chunks: int, account: MemoryTracker) -> None:
         narrow = parameter.dtype.itemsize < torch.float32.itemsize
         exact = torch.float32 if narrow and num_chunks > 1 else parameter.dtype
         self._account = account

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Activation
 from moetune.runtime.moe.dispatch import Dispatch, Order
-from moetune.runtime.moe.executor import Pipe, slices_of
+from moetune.runtime.moe.executor import PipelineContext, slices_of
 from moetune.runtime.moe.experts import (
     Blocks,
     GradientSum,
@@ -27,13 +27,13 @@ from moetune.runtime.moe.experts import (
     reactivate,
 )
 from moetune.runtime.moe.weights import ChunkWeights
-from moetune.runtime.moe.workspace import Account
+from moetune.runtime.moe.workspace import MemoryTracker
 
 
 class PipelinedExperts(torch.autograd.Function):
     """y = Σₖ weights · expert(x): rows leave, are computed and come back in chunks.
 
-    Kept for the backward: what the experts received, their pre-activations, and the results
+    Saved for the backward: what the experts received, their pre-activations, and the results
     that came back, by token (for the gradient of the weights). The activation is computed again.
     """
 
@@ -42,7 +42,7 @@ class PipelinedExperts(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401 - torch's context has no public type
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
-        pipe: Pipe,
+        pipe: PipelineContext,
         activation: Activation,
         w1: torch.Tensor,
         b1: torch.Tensor | None,
@@ -52,11 +52,11 @@ class PipelinedExperts(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return (T, D)."""
         order, account, (_, width, d_hidden) = pipe.dispatch.forward, pipe.account, w1.shape
-        slots = Slots(pipe.dispatch, order)
+        slots = ChunkLayout(pipe.dispatch, order)
         shapes = pipe.shapes("forward", width, in_place=False)
         shapes |= hidden_shapes(activation, slots.most_rows, d_hidden, backward=False)
         rooms = pipe.scratch.rooms(shapes, x_TD)
-        kept = Kept.room(pipe, x_TD, w1, w3)
+        kept = SavedActivations.room(pipe, x_TD, w1, w3)
 
         def compute(chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
             blocks, mine = slots.blocks[chunk], slots.rows[chunk]
@@ -86,7 +86,7 @@ class PipelinedExperts(torch.autograd.Function):
         grad_TD: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, the weights and the parameters."""
-        pipe: Pipe = ctx.pipe
+        pipe: PipelineContext = ctx.pipe
         with pipe.scratch.guard("a backward pass"):
             return _backward(ctx, grad_TD)
 
@@ -96,10 +96,10 @@ def _backward(
     grad_TD: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     weights_TK, picked_TKD, received_RD, pre_RH, gate_RH, *parameters = ctx.saved_tensors
-    kept = Kept(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
-    pipe: Pipe = ctx.pipe
+    kept = SavedActivations(received_RD=received_RD, pre_RH=pre_RH, gate_RH=gate_RH)
+    pipe: PipelineContext = ctx.pipe
     order, top_k = pipe.dispatch.backward, weights_TK.shape[1]
-    slots = Slots(pipe.dispatch, order)
+    slots = ChunkLayout(pipe.dispatch, order)
     shapes = pipe.shapes("backward", grad_TD.shape[1], in_place=True)
     shapes |= hidden_shapes(ctx.activation, slots.most_rows, pre_RH.shape[1], backward=True)
     rooms = pipe.scratch.rooms(shapes, grad_TD)
@@ -126,7 +126,7 @@ def _backward(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SavedActivations:
     """What the backward needs of the experts: by piece and expert, for any cut into chunks."""
 
     received_RD: torch.Tensor
@@ -135,8 +135,8 @@ class Kept:
 
     @classmethod
     def room(
-        cls, pipe: Pipe, x_TD: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None
-    ) -> "Kept":
+        cls, pipe: PipelineContext, x_TD: torch.Tensor, w1: torch.Tensor, w3: torch.Tensor | None
+    ) -> "SavedActivations":
         """Return room for all rows of a step."""
         num_rows, (_, width, d_hidden) = pipe.dispatch.num_received, w1.shape
 
@@ -150,20 +150,22 @@ class Kept:
         )
 
     @classmethod
-    def of(cls, received_RD: torch.Tensor, middle: Mapping[str, torch.Tensor]) -> "Kept":
+    def of(
+        cls, received_RD: torch.Tensor, middle: Mapping[str, torch.Tensor]
+    ) -> "SavedActivations":
         """Return one chunk's."""
         return cls(received_RD=received_RD, pre_RH=middle["pre"], gate_RH=middle.get("gate"))
 
-    def part(self, mine: slice) -> "Kept":
+    def part(self, mine: slice) -> "SavedActivations":
         """Return one chunk's."""
-        return Kept(
+        return SavedActivations(
             received_RD=self.received_RD[mine],
             pre_RH=self.pre_RH[mine],
             gate_RH=None if self.gate_RH is None else self.gate_RH[mine],
         )
 
 
-class Slots:
+class ChunkLayout:
     """Where each chunk's rows lie in what is kept, and its experts' blocks."""
 
     def __init__(self, dispatch: Dispatch, order: Order) -> None:
@@ -184,7 +186,7 @@ class ExpertGrads:
         activation: Activation,
         degree: int,
         rooms: Mapping[str, torch.Tensor],
-        account: Account,
+        account: MemoryTracker,
     ) -> None:
         w1, _, w2, _, w3 = parameters
         self._w1_T, self._w2_T = _transposed(w1), _transposed(w2)
@@ -198,7 +200,7 @@ class ExpertGrads:
     def run(
         self,
         grad: torch.Tensor,
-        kept: Kept,
+        kept: SavedActivations,
         blocks: Blocks,
         out: torch.Tensor,
         weights: ChunkWeights | None = None,

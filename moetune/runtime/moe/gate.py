@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.links import Link
-from moetune.runtime.moe.workspace import Account
+from moetune.runtime.moe.workspace import MemoryTracker
 
 _WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
 """Values of two-byte tokens that are widened for the gate at once: few where the phases' rooms
@@ -55,7 +55,7 @@ class _Choice(torch.autograd.Function):
         weight_ED: torch.Tensor,
         top_k: int,
         normalize: bool,
-        account: Account,
+        account: MemoryTracker,
         link: Link | None,
     ) -> tuple[torch.Tensor, ...]:
         """Return weights and experts (T, K), mean probabilities and shares of pairs (E,), and x."""
@@ -87,7 +87,7 @@ class _Choice(torch.autograd.Function):
         grad_x_TD: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and of the weight."""
-        account: Account = ctx.account
+        account: MemoryTracker = ctx.account
         with account.explain("the gate's backward pass"):
             return _gate_grads(ctx, grad_TK, grad_E, grad_x_TD)
 
@@ -196,7 +196,7 @@ class Gate(nn.Module):
         *,
         normalize_topk: bool | None,
         capacity_factor: float | None,
-        account: Account,
+        account: MemoryTracker,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -15,16 +15,16 @@ from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.agree import agree_on_tokens
 from moetune.runtime.links import Link, link_of
 from moetune.runtime.moe.dispatch import plan_dispatch
-from moetune.runtime.moe.executor import Pipe
+from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.experts import Experts
 from moetune.runtime.moe.function import PipelinedExperts
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.offload import Copies, Host, HostPool, Offload, copies_of
 from moetune.runtime.moe.options import book_of, fixed_decision, forced_strategy
 from moetune.runtime.moe.reuse_function import ReusedExperts
-from moetune.runtime.moe.trace import NoRecorder, Recorder
-from moetune.runtime.moe.workspace import Account, MemoryUse, Scratch
-from moetune.runtime.plans.book import PlanBook, Shelf, warn_once
+from moetune.runtime.moe.trace import NoRecorder, SpanRecorder
+from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
+from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_once
 from moetune.runtime.plans.stopwatch import NoWatch, Watch
 
 _SEED_LIMIT = 2**62
@@ -75,7 +75,7 @@ class ExpertLayer(nn.Module, ABC):
         )  # fmt: skip
         self.link = link_of(group, device=device_of(device)) if link is None else link
         check_divisible(num_experts, self.link.num_ranks)
-        self._account, self._host_account = Account("device"), Account("host")
+        self._account, self._host_account = MemoryTracker("device"), MemoryTracker("host")
         self.gate = Gate(
             self.shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
             account=self._account, device=device, dtype=dtype,
@@ -87,7 +87,7 @@ class ExpertLayer(nn.Module, ABC):
             self.shape, local_experts=num_experts // self.link.num_ranks, bias=bias,
             is_replicated=not owns_experts, device=device, dtype=dtype,
         )  # fmt: skip
-        self.recorder: Recorder = NoRecorder()
+        self.recorder: SpanRecorder = NoRecorder()
         self.decision = SAFE_DECISION
         self.num_dropped = 0
         self._fixed = fixed_decision(pipeline)
@@ -96,8 +96,8 @@ class ExpertLayer(nn.Module, ABC):
             sequence_parallel=sequence_parallel,
         )  # fmt: skip
         self._strategy = forced_strategy(memory_reuse)
-        self._scratch = Scratch(self._account)
-        self._shelves: dict[torch.dtype, Shelf | None] = {}
+        self._scratch = Workspace(self._account)
+        self._shelves: dict[torch.dtype, LayerPlans | None] = {}
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
         self._ddp_params_and_buffers_to_ignore = [
             f"experts.{name}" for name, _ in self.experts.named_parameters() if owns_experts
@@ -169,7 +169,7 @@ class ExpertLayer(nn.Module, ABC):
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
-        self._scratch = Scratch(self._account, poison=True)
+        self._scratch = Workspace(self._account, poison=True)
 
     @property
     def memory(self) -> MemoryUse:
@@ -314,7 +314,7 @@ class MoELayer(ExpertLayer):
     def _run(
         self, x_TD: torch.Tensor, routing: Routing, _: tuple[int, ...], watch: Watch
     ) -> torch.Tensor:
-        pipe = Pipe(
+        pipe = PipelineContext(
             link=self.link,
             dispatch=plan_dispatch(
                 routing.experts_TK,

@@ -15,7 +15,7 @@ import torch
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
-from moetune.runtime.moe.workspace import Account
+from moetune.runtime.moe.workspace import MemoryTracker
 
 
 class Copy(Protocol):
@@ -106,7 +106,7 @@ class HostPool:
         is_pageable: whether pinned memory was wanted and could not be had.
     """
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: MemoryTracker) -> None:
         self._account = account
         self._free: list[torch.Tensor] = []
         self.is_pageable = False

@@ -12,9 +12,9 @@ from moetune.domain.layer import Activation, Phase
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.links import Transfer
 from moetune.runtime.moe.dispatch import Order, Regroup
-from moetune.runtime.moe.executor import Pipe, slices_of
+from moetune.runtime.moe.executor import PipelineContext, slices_of
 from moetune.runtime.moe.experts import hidden_shapes, multiply
-from moetune.runtime.moe.function import Slots
+from moetune.runtime.moe.function import ChunkLayout
 from moetune.runtime.moe.offload import Offload
 from moetune.runtime.moe.schedule import reuse_order
 
@@ -107,10 +107,10 @@ class RingShape:
 class Chunks:
     """A phase's chunks and the exchanges under way."""
 
-    def __init__(self, pipe: Pipe, order: Order, phase: Phase, top_k: int) -> None:
+    def __init__(self, pipe: PipelineContext, order: Order, phase: Phase, top_k: int) -> None:
         self._pipe, self._order, self._phase = pipe, order, phase
         self.degree = order.degree
-        self.slots = Slots(pipe.dispatch, order)
+        self.slots = ChunkLayout(pipe.dispatch, order)
         self.num_sent = [sum(counts) for counts in order.send_counts]
         self.num_received = [sum(counts) for counts in order.receive_counts]
         tokens_N = order.pairs_N
@@ -202,7 +202,7 @@ SLOTS = 2
 class Step:
     """What both phases of a step share."""
 
-    pipe: Pipe
+    pipe: PipelineContext
     activation: Activation
     offload: Offload
     top_k: int

@@ -7,9 +7,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Activation
-from moetune.runtime.moe.executor import Pipe
+from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.experts import activate, hidden_room, multiply
-from moetune.runtime.moe.function import ExpertGrads, Kept
+from moetune.runtime.moe.function import ExpertGrads, SavedActivations
 from moetune.runtime.moe.offload import Copy, Offload
 from moetune.runtime.moe.reuse import (
     SLOTS,
@@ -187,7 +187,7 @@ class Backward:
             regroup.by_expert(arrived, grads)
         if chunk in self._loading:
             self._loading.pop(chunk).wait()
-        kept = Kept.of(inputs, self._restore(chunk, inputs))
+        kept = SavedActivations.of(inputs, self._restore(chunk, inputs))
         weights = ChunkWeights(
             self._weights_R1[mine], self.grad_weights_R1[mine], self._step.parameters[3]
         )
@@ -231,7 +231,7 @@ class ReusedExperts(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401 - torch's context has no public type
         x_TD: torch.Tensor,
         weights_TK: torch.Tensor,
-        pipe: Pipe,
+        pipe: PipelineContext,
         activation: Activation,
         offload: Offload,
         w1: torch.Tensor,
@@ -266,7 +266,7 @@ class ReusedExperts(torch.autograd.Function):
         grad_TD: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x, the weights and the parameters."""
-        pipe: Pipe = ctx.pipe
+        pipe: PipelineContext = ctx.pipe
         with pipe.scratch.guard("a backward pass"):
             return _backward(ctx, grad_TD)
 
@@ -276,7 +276,7 @@ def _backward(
     grad_TD: torch.Tensor,
 ) -> tuple[torch.Tensor | None, ...]:
     x_TD, weights_TK, weights_R1, *parameters = ctx.saved_tensors
-    pipe: Pipe = ctx.pipe
+    pipe: PipelineContext = ctx.pipe
     offload: Offload = ctx.offload
     step = Step(
         pipe=pipe, activation=ctx.activation, offload=offload, top_k=weights_TK.shape[1],

@@ -24,10 +24,10 @@ from moetune.runtime.moe.experts import (
     hidden_shapes,
     multiply,
 )
-from moetune.runtime.moe.function import ExpertGrads, Kept
-from moetune.runtime.moe.trace import Recorder
+from moetune.runtime.moe.function import ExpertGrads, SavedActivations
+from moetune.runtime.moe.trace import SpanRecorder
 from moetune.runtime.moe.weights import ChunkWeights
-from moetune.runtime.moe.workspace import Account, Scratch
+from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 
 Parts = tuple[slice, ...]
 """Some tokens of each shard, by their places among all T."""
@@ -50,7 +50,7 @@ class Sharing(Protocol):
         """Return (T, …) from what this rank has of it."""
         ...
 
-    def room(self, what: str, sums: torch.Tensor, account: Account) -> torch.Tensor:
+    def room(self, what: str, sums: torch.Tensor, account: MemoryTracker) -> torch.Tensor:
         """Return where this rank's part of the sums (T, …) goes, which may be `sums`."""
         ...
 
@@ -75,7 +75,7 @@ class Everywhere:
         """Return the values."""
         return values
 
-    def room(self, _: str, sums: torch.Tensor, __: Account) -> torch.Tensor:
+    def room(self, _: str, sums: torch.Tensor, __: MemoryTracker) -> torch.Tensor:
         """Return the sums."""
         return sums
 
@@ -96,7 +96,7 @@ class Sharded:
         """Start and end one all-gather."""
         return self.link.gather_shards(values, self.num_tokens, name)
 
-    def room(self, what: str, sums: torch.Tensor, account: Account) -> torch.Tensor:
+    def room(self, what: str, sums: torch.Tensor, account: MemoryTracker) -> torch.Tensor:
         """Return room for this rank's shard."""
         return account.empty(what, (self.num_tokens[self.link.rank], *sums.shape[1:]), sums)
 
@@ -223,11 +223,11 @@ class Summing:
     sharing: Sharing
     pairs: LocalPairs
     activation: Activation
-    recorder: Recorder
-    scratch: Scratch
+    recorder: SpanRecorder
+    scratch: Workspace
 
     @property
-    def account(self) -> Account:
+    def account(self) -> MemoryTracker:
         """What counts the tensors that are no rooms of the scratch."""
         return self.scratch.account
 
@@ -287,7 +287,7 @@ class Summing:
 class SummedExperts(torch.autograd.Function):
     """y = Σₖ weights · expert(x), the experts' share of every rank added up.
 
-    Kept for the backward: x, and the experts' pre-activations; rows are gathered from x again.
+    Saved for the backward: x, and the experts' pre-activations; rows are gathered from x again.
     """
 
     @staticmethod
@@ -358,7 +358,7 @@ def _backward(
         grads = _gather(grad_TD, tokens, rooms["grads"])
         weights = ChunkWeights(weights_R1[mine], grads_R1[mine], parameters[3])
         gate = None if gate_RH is None else gate_RH[mine]
-        kept = Kept(received_RD=rows, pre_RH=pre_RH[mine], gate_RH=gate)
+        kept = SavedActivations(received_RD=rows, pre_RH=pre_RH[mine], gate_RH=gate)
         experts.run(grads, kept, blocks, grads, weights)
         sums_TD.index_add_(0, tokens, grads)
 

@@ -25,7 +25,7 @@ class RecordedSpan:
     end_seconds: float
 
 
-class Recorder(Protocol):
+class SpanRecorder(Protocol):
     """Watches the steps of a phase."""
 
     def compute(

@@ -29,7 +29,7 @@ class MemoryUse:
     peak_host_bytes: int
 
 
-class Account:
+class MemoryTracker:
     """Counts tensors from their making to the end of their storage, however that comes.
 
     Args:
@@ -92,9 +92,9 @@ class Account:
         self.add(made)
         return made
 
-    def __reduce__(self) -> tuple[type["Account"], tuple[str]]:
+    def __reduce__(self) -> tuple[type["MemoryTracker"], tuple[str]]:
         """Copies and pickles are empty: they hold no tensors."""
-        return Account, (self._memory,)
+        return MemoryTracker, (self._memory,)
 
     @contextlib.contextmanager
     def explain(self, what: str) -> Iterator[None]:
@@ -129,7 +129,7 @@ Shape = tuple[int, int]
 _ALIGNMENT_BYTES = 64
 
 
-class Scratch:
+class Workspace:
     """One piece of memory that every phase of every step cuts into its rooms anew.
 
     It is as large as the largest phase so far. A CPU's allocator hands large blocks back to the
@@ -141,7 +141,7 @@ class Scratch:
         poison: fill rooms with NaN before every use, to prove that nothing old is read.
     """
 
-    def __init__(self, account: Account, *, poison: bool = False) -> None:
+    def __init__(self, account: MemoryTracker, *, poison: bool = False) -> None:
         self.account = account
         self.poison = poison
         self._memory: torch.Tensor | None = None

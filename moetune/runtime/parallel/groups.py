@@ -23,7 +23,7 @@ _LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class ParallelGroups:
     """This rank's place in a layout.
 
     Every group is one communicator. Activations travel in "pp", gradients in "dp" and
@@ -69,7 +69,9 @@ class Ranks:
         )  # fmt: skip
 
 
-def join(layout: Layout, *, device_type: str = "cpu", timeout: dt.timedelta | None = None) -> Ranks:
+def join(
+    layout: Layout, *, device_type: str = "cpu", timeout: dt.timedelta | None = None
+) -> ParallelGroups:
     """Make the groups of a layout; all ranks of the world call this together.
 
     Args:
@@ -101,4 +103,4 @@ def join(layout: Layout, *, device_type: str = "cpu", timeout: dt.timedelta | No
     mesh = DeviceMesh.from_group(
         list(groups.values()), device_type, mesh=ranks, mesh_dim_names=tuple(groups)
     )
-    return Ranks(layout=layout, mesh=mesh, experts=experts, replicas=replicas)
+    return ParallelGroups(layout=layout, mesh=mesh, experts=experts, replicas=replicas)

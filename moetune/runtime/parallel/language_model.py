@@ -17,7 +17,7 @@ from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
 from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.moe.layer import ExpertLayer
-from moetune.runtime.parallel.groups import Ranks
+from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.stages import Shapes, Stages
 from moetune.runtime.parallel.tensor import ColumnLinear, RowLinear
 from moetune.runtime.parallel.vocabulary import (
@@ -165,7 +165,7 @@ def next_token_loss(logits_BSV: torch.Tensor, wanted_BS: torch.Tensor) -> torch.
 
 def staged_language_model(
     shape: Transformer,
-    ranks: Ranks,
+    ranks: ParallelGroups,
     *,
     num_sequences: int,
     num_micro_batches: int,

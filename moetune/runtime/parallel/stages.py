@@ -17,7 +17,7 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import check_micro_batches
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.gradients import SharedGradients, share_gradients
-from moetune.runtime.parallel.groups import Ranks
+from moetune.runtime.parallel.groups import ParallelGroups
 
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """The mean loss over the tokens of a micro-batch, from the last part's output and the targets."""
@@ -57,7 +57,7 @@ class Stages:
     def __init__(
         self,
         parts: Sequence[nn.Module],
-        ranks: Ranks,
+        ranks: ParallelGroups,
         *,
         loss_of: LossOf,
         shapes: Shapes,
@@ -136,7 +136,7 @@ class Stages:
 
 
 def _pipeline_stages(
-    parts: Sequence[nn.Module], ranks: Ranks, shapes: Shapes, micro_batch: int
+    parts: Sequence[nn.Module], ranks: ParallelGroups, shapes: Shapes, micro_batch: int
 ) -> list[PipelineStage]:
     """Return torch's stages. With the shapes given, no step begins with a trial run."""
     num_stages = ranks.layout.pp * len(parts)
@@ -164,7 +164,7 @@ def _schedule(
     return ScheduleInterleaved1F1B([*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False)
 
 
-def _shared_gradients(parts: nn.ModuleList, ranks: Ranks) -> list[SharedGradients]:
+def _shared_gradients(parts: nn.ModuleList, ranks: ParallelGroups) -> list[SharedGradients]:
     """Return what is added up over "dp", and what over the replicas of this rank's experts.
 
     Experts that exchange tokens have their whole group's gradients already. All other gradients

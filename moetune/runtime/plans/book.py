@@ -22,7 +22,7 @@ _Key = tuple[LayerShape, ExpertParallel, bool, int, str]
 
 
 @dataclass(slots=True)
-class Shelf:
+class LayerPlans:
     """The plans for one layer on one group; a look-up is a dictionary access."""
 
     _plans: Sequence[Plan]
@@ -88,7 +88,7 @@ class PlanBook:
         num_ranks: int,
         dtype: str,
         memory_reuse: Strategy | None = None,  # noqa: ARG002 - see `online`
-    ) -> Shelf | None:
+    ) -> LayerPlans | None:
         """Return the plans for a layer, None where there is none.
 
         Args:
@@ -100,7 +100,7 @@ class PlanBook:
             layer, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
             num_ranks=num_ranks, dtype=dtype,
         )  # fmt: skip
-        return Shelf(plans) if plans else None
+        return LayerPlans(plans) if plans else None
 
     def plans_for(
         self,

@@ -18,14 +18,14 @@ from moetune.domain.plan import Decision, Plan, plan_from_json
 from moetune.domain.records import Settled
 from moetune.domain.request import Strategy
 from moetune.runtime.agree import Council
-from moetune.runtime.plans.book import PlanBook, Shelf
+from moetune.runtime.plans.book import LayerPlans, PlanBook
 from moetune.runtime.plans.stopwatch import CallWatch, Clock, NoWatch, Watch, device_clock
 from moetune.solve.layer.online import Space, search_space
 from moetune.solve.layer.settled import AdaptiveRanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class TuningTask:
     """What to search for.
 
     Args:
@@ -45,7 +45,7 @@ class Tuner(Protocol):
     decided.
     """
 
-    def begin(self, task: Task) -> Decision | Settled:
+    def begin(self, task: TuningTask) -> Decision | Settled:
         """Begin a search, or go on with one of the same task that was left."""
         ...
 
@@ -74,23 +74,25 @@ def describe(settled: Settled, *, violations: int) -> str:
 _MOST_CALLS = 1024
 
 
-class OnlineShelf(Shelf):
+class OnlineLayerPlans(LayerPlans):
     """The plans for one layer on one group, and what was settled since, by plan."""
 
-    def __init__(self, desk: "Desk", plans: Sequence[Plan], memory_reuse: Strategy | None) -> None:
+    def __init__(
+        self, queue: "SearchQueue", plans: Sequence[Plan], memory_reuse: Strategy | None
+    ) -> None:
         super().__init__(plans)
         self.memory_reuse = memory_reuse
         self.ranges = {plan.id: AdaptiveRanges() for plan in plans}
-        self._desk = desk
+        self._queue = queue
 
-    def __deepcopy__(self, _: object) -> "OnlineShelf":
+    def __deepcopy__(self, _: object) -> "OnlineLayerPlans":
         return self
 
     def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
         """Return what times a call whose size is searched for, and note one that should be."""
         if self.settled(tokens_per_rank) is not None:
             return NoWatch()
-        return self._desk.watch(self, tokens_per_rank, device)
+        return self._queue.watch(self, tokens_per_rank, device)
 
     def settled(self, tokens_per_rank: int) -> Decision | None:
         """Return what is settled for so many tokens."""
@@ -119,7 +121,7 @@ class OnlineShelf(Shelf):
         settled = self.settled(tokens)
         if settled is not None:
             return settled
-        search = self._desk.search
+        search = self._queue.search
         if search is not None and search.is_about(self, tokens):
             return search.decision
         answer = super()._look_up(tokens)
@@ -127,7 +129,7 @@ class OnlineShelf(Shelf):
 
 
 @dataclass(slots=True, kw_only=True)
-class Search:
+class SizeSearch:
     """The search under way.
 
     Args:
@@ -137,7 +139,7 @@ class Search:
         idle_steps: how long the size has not come.
     """
 
-    shelf: OnlineShelf
+    shelf: OnlineLayerPlans
     plan: Plan
     tokens_per_rank: int
     decision: Decision
@@ -145,7 +147,7 @@ class Search:
     calls: deque[CallWatch] = field(default_factory=lambda: deque(maxlen=_MOST_CALLS))
     idle_steps: int = 0
 
-    def is_about(self, shelf: OnlineShelf, tokens_per_rank: int) -> bool:
+    def is_about(self, shelf: OnlineLayerPlans, tokens_per_rank: int) -> bool:
         """Return whether a call of so many tokens belongs to it."""
         if shelf is not self.shelf or shelf.nearest(tokens_per_rank) is not self.plan:
             return False
@@ -174,7 +176,7 @@ class Search:
         return (fmean(forward), fmean(backward)) if forward else None
 
 
-class Desk:
+class SearchQueue:
     """What a book's shelves share: the search under way, and the size to search for next.
 
     Args:
@@ -182,12 +184,12 @@ class Desk:
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.search: Search | None = None
-        self.wish: tuple[OnlineShelf, int] | None = None
+        self.search: SizeSearch | None = None
+        self.wish: tuple[OnlineLayerPlans, int] | None = None
         self.is_open = True
         self._clock = clock
 
-    def watch(self, shelf: OnlineShelf, tokens_per_rank: int, device: torch.device) -> Watch:
+    def watch(self, shelf: OnlineLayerPlans, tokens_per_rank: int, device: torch.device) -> Watch:
         """Return what times a call of the size under search; wish for a search for another."""
         if not self.is_open or not tokens_per_rank:
             return NoWatch()
@@ -206,7 +208,7 @@ class Desk:
         self.search = None
 
     def close(self) -> None:
-        """Search no more."""
+        """SizeSearch no more."""
         self.end_search()
         self.wish, self.is_open = None, False
 
@@ -245,8 +247,8 @@ class OnlineBook(PlanBook):
         self._make_tuner = make_tuner
         self._tuner: Tuner | None = None
         self._council = Council(group)
-        self._desk = Desk(clock)
-        self._open: dict[_Key, OnlineShelf] = {}
+        self._queue = SearchQueue(clock)
+        self._open: dict[_Key, OnlineLayerPlans] = {}
         self._num_changes = 0
 
     def __deepcopy__(self, _: object) -> "OnlineBook":
@@ -266,7 +268,7 @@ class OnlineBook(PlanBook):
         num_ranks: int,
         dtype: str,
         memory_reuse: Strategy | None = None,
-    ) -> OnlineShelf | None:
+    ) -> OnlineLayerPlans | None:
         """Return the shelf that all layers of this kind share, None where there is no plan.
 
         Raises:
@@ -286,7 +288,7 @@ class OnlineBook(PlanBook):
             )
         key = layer, expert_parallel, sequence_parallel, dtype, memory_reuse
         if key not in self._open:
-            shelf = self._open[key] = OnlineShelf(self._desk, plans, memory_reuse)
+            shelf = self._open[key] = OnlineLayerPlans(self._queue, plans, memory_reuse)
             for plan in plans:
                 for one in self._settled:
                     if one.plan_id == plan.id and one.memory_reuse == memory_reuse:
@@ -299,18 +301,18 @@ class OnlineBook(PlanBook):
         While a size is searched the ranks agree here on how long the last step took and on
         what to run next. Once every size that comes is settled, nothing is exchanged.
         """
-        desk = self._desk
-        if desk.search is not None:
-            self._advance(desk.search)
-        if desk.search is None and desk.wish is not None:
-            (shelf, tokens_per_rank), desk.wish = desk.wish, None
+        queue = self._queue
+        if queue.search is not None:
+            self._advance(queue.search)
+        if queue.search is None and queue.wish is not None:
+            (shelf, tokens_per_rank), queue.wish = queue.wish, None
             self._begin(shelf, tokens_per_rank)
 
-    def _advance(self, search: Search) -> None:
+    def _advance(self, search: SizeSearch) -> None:
         if not search.calls:
             search.idle_steps += 1
-            if self._desk.wish is not None and search.idle_steps >= PATIENCE_STEPS:
-                self._desk.end_search()
+            if self._queue.wish is not None and search.idle_steps >= PATIENCE_STEPS:
+                self._queue.end_search()
             return
         search.idle_steps = 0
         if search.is_warming:
@@ -325,7 +327,7 @@ class OnlineBook(PlanBook):
         forward, backward = (max(phase) for phase in zip(*measured, strict=True))
         self._apply(search, self._hear(lambda tuner: tuner.tell(forward, backward)))
 
-    def _begin(self, shelf: OnlineShelf, tokens_per_rank: int) -> None:
+    def _begin(self, shelf: OnlineLayerPlans, tokens_per_rank: int) -> None:
         plan = shelf.nearest(tokens_per_rank)
         space = shelf.space(plan, tokens_per_rank)
         if space is None:
@@ -334,11 +336,11 @@ class OnlineBook(PlanBook):
             shelf.settle(plan, tokens_per_rank, space.seed)
             self._num_changes += 1
             return
-        task = Task(
+        task = TuningTask(
             plan=plan, tokens_per_rank=tokens_per_rank, memory_reuse=shelf.memory_reuse,
             space=space,
         )  # fmt: skip
-        search = self._desk.search = Search(
+        search = self._queue.search = SizeSearch(
             shelf=shelf, plan=plan, tokens_per_rank=tokens_per_rank, decision=space.seed
         )
         shelf.forget()
@@ -358,7 +360,7 @@ class OnlineBook(PlanBook):
 
         return self._council.hear(safely)
 
-    def _apply(self, search: Search, said: Decision | Settled | None) -> None:
+    def _apply(self, search: SizeSearch, said: Decision | Settled | None) -> None:
         self._num_changes += 1
         if isinstance(said, Decision):
             if said != search.decision:
@@ -366,13 +368,13 @@ class OnlineBook(PlanBook):
                 search.shelf.forget()
             return
         if said is None:
-            self._desk.close()
+            self._queue.close()
         else:
             search.shelf.settle(search.plan, search.tokens_per_rank, said.decision)
             if self._council.is_first:
                 violations = search.shelf.ranges[search.plan.id].violations
                 _LOGGER.info("%s", describe(said, violations=violations))
-            self._desk.end_search()
+            self._queue.end_search()
 
 
 def share_online(

@@ -13,7 +13,7 @@ from moetune.domain.plan import SAFE_DECISION, Decision, Plan, plan_from_json
 from moetune.domain.records import Observation
 from moetune.domain.request import Strategy
 from moetune.runtime.agree import Council
-from moetune.runtime.plans.book import PlanBook, Shelf
+from moetune.runtime.plans.book import LayerPlans, PlanBook
 from moetune.runtime.plans.observe import ObservationSender
 from moetune.runtime.plans.stopwatch import CallWatch, Clock, NoWatch, Watch, device_clock
 
@@ -42,7 +42,7 @@ class Reports:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundPlans:
     """What the first rank has to share.
 
     Args:
@@ -56,7 +56,7 @@ class Found:
     reports: Reports | None = None
 
 
-class ReportingShelf(Shelf):
+class ReportingLayerPlans(LayerPlans):
     """The plans for one layer on one group, on the rank that reports.
 
     Only calls that the plan has a prediction for are timed: those of its own number of tokens,
@@ -80,11 +80,11 @@ class ReportingShelf(Shelf):
         self._num_calls = 0
         self._timed: tuple[CallWatch, Plan] | None = None
 
-    def __deepcopy__(self, _: object) -> "ReportingShelf":
+    def __deepcopy__(self, _: object) -> "ReportingLayerPlans":
         return self
 
-    def __reduce__(self) -> tuple[type[Shelf], tuple[Sequence[Plan]]]:
-        return Shelf, (self._plans,)
+    def __reduce__(self) -> tuple[type[LayerPlans], tuple[Sequence[Plan]]]:
+        return LayerPlans, (self._plans,)
 
     def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
         """Return what times every so many-th call; report the one before where it is over."""
@@ -111,7 +111,7 @@ class ReportingShelf(Shelf):
             self._reports.sender.add(_observation(plan, sum(seconds)))
 
 
-class SafeShelf(Shelf):
+class SafeLayerPlans(LayerPlans):
     """For a layer whose plan could not be had: one chunk, nothing reused."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class ServiceBook(PlanBook):
         super().__init__(plans)
         self._is_complete = is_complete
         self._reports = reports
-        self._reporting: list[ReportingShelf] = []
+        self._reporting: list[ReportingLayerPlans] = []
 
     def __deepcopy__(self, _: object) -> "ServiceBook":
         return self
@@ -153,17 +153,17 @@ class ServiceBook(PlanBook):
         num_ranks: int,
         dtype: str,
         memory_reuse: Strategy | None = None,
-    ) -> Shelf | None:
+    ) -> LayerPlans | None:
         """Return the plans for a layer, None where there is none and none was asked for in vain."""
         plans = self.plans_for(
             layer, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
             num_ranks=num_ranks, dtype=dtype,
         )  # fmt: skip
         if not plans:
-            return None if self._is_complete else SafeShelf()
+            return None if self._is_complete else SafeLayerPlans()
         if self._reports is None:
-            return Shelf(plans)
-        shelf = ReportingShelf(plans, self._reports, memory_reuse)
+            return LayerPlans(plans)
+        shelf = ReportingLayerPlans(plans, self._reports, memory_reuse)
         self._reporting.append(shelf)
         return shelf
 
@@ -176,7 +176,7 @@ class ServiceBook(PlanBook):
 
 
 def share_found(
-    find: Callable[[], Found], *, group: dist.ProcessGroup | None = None
+    find: Callable[[], FoundPlans], *, group: dist.ProcessGroup | None = None
 ) -> ServiceBook:
     """Return the same book on every rank: the group's first rank finds, all others receive.
 
@@ -188,7 +188,7 @@ def share_found(
         RankMismatchError: a rank received something else.
     """
     council = Council(group)
-    own: list[Found] = []
+    own: list[FoundPlans] = []
 
     def say() -> tuple[list[str], bool]:
         try:

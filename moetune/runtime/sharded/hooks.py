@@ -94,7 +94,7 @@ _HARMLESS = frozenset(
 _VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 
 
-class Keeper(Protocol):
+class ParameterGuard(Protocol):
     """Knows where the values of a parameter are."""
 
     def run(
@@ -114,7 +114,7 @@ class ChunkedParameter(nn.Parameter):
     Reading freed memory would end the process. Functions on other tensors cost nothing more.
     """
 
-    keeper: Keeper
+    keeper: ParameterGuard
     chunk_number: int
     name_in_model: str
 
@@ -136,7 +136,7 @@ class ChunkedParameter(nn.Parameter):
             return parameters[0].keeper.run(parameters, func, args, kwargs or {})
 
 
-def guard(parameter: nn.Parameter, name: str, chunk: int, keeper: Keeper) -> None:
+def guard(parameter: nn.Parameter, name: str, chunk: int, keeper: ParameterGuard) -> None:
     """Make a parameter ask `keeper` before it is read."""
     parameter.__class__ = ChunkedParameter
     assert isinstance(parameter, ChunkedParameter)  # noqa: S101 - for the reader and for mypy

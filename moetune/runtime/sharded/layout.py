@@ -93,7 +93,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ShardOptions:
     """What the caller of `shard` chose.
 
     Args:
@@ -162,7 +162,7 @@ def pack_model(
     parameters: Mapping[str, nn.Parameter],
     teams: Mapping[str, Team],
     labels: Mapping[str, str],
-    options: Options,
+    options: ShardOptions,
 ) -> tuple[Chunk, ...]:
     """Return the chunks of a model's parameters, in their order.
 
@@ -187,7 +187,7 @@ def pack_model(
     )
 
 
-def num_places(chunks: Sequence[Chunk], options: Options) -> int:
+def num_places(chunks: Sequence[Chunk], options: ShardOptions) -> int:
     """Return the places of the cache.
 
     Raises:
@@ -205,7 +205,9 @@ def num_places(chunks: Sequence[Chunk], options: Options) -> int:
     return options.cache_bytes // max(cached)
 
 
-def agree(team: Team, model: nn.Module, options: Options, problem: MoetuneError | None) -> None:
+def agree(
+    team: Team, model: nn.Module, options: ShardOptions, problem: MoetuneError | None
+) -> None:
     """Raise on every rank unless all want to shard the same model alike.
 
     Raises:

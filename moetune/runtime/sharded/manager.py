@@ -22,7 +22,7 @@ from moetune.runtime.sharded.schedule import FirstUses
 from moetune.runtime.sharded.stored import StoredChunk
 
 
-class ChunkKeeper:
+class ChunkManager:
     """Brings chunks in for calls and lets them go, forward and backward.
 
     Args:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from moetune.domain.errors import InputError, RankMismatchError
-from moetune.runtime.sharded.manager import ChunkKeeper
-from moetune.runtime.sharded.pieces import Piece, over_shards, pieces_of
+from moetune.runtime.sharded.manager import ChunkManager
+from moetune.runtime.sharded.pieces import ParameterShard, over_shards, pieces_of
 from moetune.runtime.sharded.schedule import Uses
 from moetune.runtime.sharded.stored import StoredChunk
 from moetune.runtime.sharded.streams import SideStream
@@ -78,7 +78,7 @@ class ChunkedOptimizer(Optimizer):
     def __init__(
         self,
         optimizer: Optimizer,
-        keeper: ChunkKeeper,
+        keeper: ChunkManager,
         team: Team,
         leaving: SideStream,
         *,
@@ -169,7 +169,7 @@ class ChunkedOptimizer(Optimizer):
         """The model's chunks on this rank."""
         return tuple(self._keeper.chunks)
 
-    def pieces_in(self, chunk: StoredChunk) -> tuple[Piece, ...]:
+    def pieces_in(self, chunk: StoredChunk) -> tuple[ParameterShard, ...]:
         """Return this rank's parts of a chunk's parameters."""
         return self._pieces.get(chunk.number, ())
 

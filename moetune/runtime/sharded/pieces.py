@@ -73,7 +73,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class ParameterShard:
     """A parameter's elements on this rank: a view of its chunk's master.
 
     Args:
@@ -89,19 +89,19 @@ class Piece:
     first: int
 
 
-def pieces_of(chunks: Iterable[StoredChunk]) -> tuple[Piece, ...]:
+def pieces_of(chunks: Iterable[StoredChunk]) -> tuple[ParameterShard, ...]:
     """Return this rank's part of every parameter that can be trained."""
     return tuple(_pieces(chunks))
 
 
-def _pieces(chunks: Iterable[StoredChunk]) -> Iterator[Piece]:
+def _pieces(chunks: Iterable[StoredChunk]) -> Iterator[ParameterShard]:
     for chunk in chunks:
         if not chunk.chunk.group.is_trainable:
             continue
         for slot in chunk.chunk.slots:
             low, high = chunk.part_of(slot)
             if low < high:
-                yield Piece(
+                yield ParameterShard(
                     name=slot.name,
                     chunk=chunk,
                     values=nn.Parameter(chunk.master[low - chunk.low : high - chunk.low]),
@@ -111,7 +111,7 @@ def _pieces(chunks: Iterable[StoredChunk]) -> Iterator[Piece]:
                 )
 
 
-def first_states(optimizer: Optimizer, piece: Piece) -> dict[str, torch.Tensor]:
+def first_states(optimizer: Optimizer, piece: ParameterShard) -> dict[str, torch.Tensor]:
     """Return a piece's states; those before the first step, made now, where it made none."""
     state: dict[str, Any] = optimizer.state[piece.values]
     group = next(

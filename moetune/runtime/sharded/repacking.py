@@ -10,7 +10,7 @@ from torch import nn
 
 from moetune.domain.chunks import Chunk, Slot
 from moetune.domain.errors import InputError
-from moetune.runtime.sharded.layout import Options, Placement, num_places, pack_model
+from moetune.runtime.sharded.layout import Placement, ShardOptions, num_places, pack_model
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
 from moetune.runtime.sharded.pieces import pieces_of
 from moetune.runtime.sharded.schedule import Uses
@@ -33,7 +33,7 @@ class Packer:
     parameters: dict[str, nn.Parameter]
     teams: Mapping[str, Team]
     labels: Mapping[str, str]
-    options: Options
+    options: ShardOptions
     placement: Placement
     ledger: Ledger
 

@@ -9,15 +9,15 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.layout import (
-    Options,
     Placement,
+    ShardOptions,
     agree,
     check_host_memory,
     find_units,
     num_places,
     teams_of,
 )
-from moetune.runtime.sharded.manager import ChunkKeeper
+from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
 from moetune.runtime.sharded.pieces import check_optimizer, state_copies
 from moetune.runtime.sharded.repacking import Packer, Repacking
@@ -80,7 +80,7 @@ def shard(
     chunks = tuple(packer.store(number, chunk) for number, chunk in enumerate(packed))
     _move_buffers(model, packer.placement.device)
     cache = Cache(chunks, cache_places)
-    keeper = ChunkKeeper(model, find_units(model), chunks, packer.parameters, cache)
+    keeper = ChunkManager(model, find_units(model), chunks, packer.parameters, cache)
     stepper = ChunkedOptimizer(
         optimizer,
         keeper,
@@ -97,7 +97,7 @@ def _packer(
     model: nn.Module,
     optimizer: Optimizer,
     team: Team,
-    options: Options,
+    options: ShardOptions,
     device: torch.device | str | None,
 ) -> Packer:
     """Return what packs the model, once all ranks want the same."""
@@ -127,10 +127,10 @@ def _options(
     offload: bool,
     pin: bool,
     plan: Plan | None,
-) -> Options:
+) -> ShardOptions:
     if plan is not None:
         return _planned(plan, pin)
-    return Options(
+    return ShardOptions(
         chunk_bytes=_CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
         cache_bytes=cache_bytes,
         scatter=scatter,
@@ -139,11 +139,11 @@ def _options(
     )
 
 
-def _planned(plan: Plan, pin: bool) -> Options:
+def _planned(plan: Plan, pin: bool) -> ShardOptions:
     chosen = plan.chunks
     if chosen is None:
         raise InputError(f"plan {plan.id} has no chunks", "give chunk_bytes instead")
-    return Options(
+    return ShardOptions(
         chunk_bytes=chosen.chunk_bytes,
         cache_bytes=chosen.cache_bytes,
         scatter=chosen.scatter,
@@ -158,7 +158,7 @@ def _team_of(group: dist.ProcessGroup | None) -> Team:
     return Team(dist.get_process_group_ranks(group))
 
 
-def _placement(device: torch.device, options: Options, team: Team) -> Placement:
+def _placement(device: torch.device, options: ShardOptions, team: Team) -> Placement:
     return Placement(
         device=device,
         scatter=options.scatter,

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from moetune.domain.chunks import Chunk, Use
 from moetune.domain.errors import InputError
 from moetune.runtime.sharded.layout import expert_layers
-from moetune.runtime.sharded.manager import ChunkKeeper
+from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.pieces import Piece, first_states
+from moetune.runtime.sharded.pieces import ParameterShard, first_states
 from moetune.runtime.sharded.stored import StoredChunk
 from moetune.runtime.sharded.streams import Ledger, Traffic
 from moetune.runtime.sharded.team import Team
@@ -29,7 +29,7 @@ _ATTRIBUTE = "_moetune_chunks"
 class ModelChunks:
     """The chunks of a sharded model, to look at."""
 
-    def __init__(self, model: nn.Module, keeper: ChunkKeeper, ledger: Ledger, team: Team) -> None:
+    def __init__(self, model: nn.Module, keeper: ChunkManager, ledger: Ledger, team: Team) -> None:
         self._model, self._keeper, self._ledger, self.team = model, keeper, ledger, team
 
     @property
@@ -194,7 +194,7 @@ def _named(model: nn.Module, values: dict[str, torch.Tensor]) -> dict[str, torch
 _GROUPS = "groups"
 
 
-class Part(torch.Tensor):
+class StatePart(torch.Tensor):
     """A run of a flattened parameter's elements: torch's checkpoints ask it where it belongs.
 
     Attributes:
@@ -271,7 +271,7 @@ class ShardedStates:
         self._chunks.renew()
         self._optimizer.settings = state[_GROUPS]
 
-    def _values(self) -> Iterator[tuple[str, Part]]:
+    def _values(self) -> Iterator[tuple[str, StatePart]]:
         for stored in self._chunks.stored:
             for slot in stored.chunk.slots:
                 low, high = stored.part_of(slot)
@@ -285,11 +285,11 @@ class ShardedStates:
                 name = f"optimizer.{piece.name}.{key}"
                 yield name, self._part(piece.name, value, piece.first) if value.dim() else value
 
-    def _state_of(self, piece: Piece) -> dict[str, torch.Tensor]:
+    def _state_of(self, piece: ParameterShard) -> dict[str, torch.Tensor]:
         return first_states(self._optimizer, piece)
 
-    def _part(self, name: str, values: torch.Tensor, first: int) -> Part:
-        part = values.detach().as_subclass(Part)
+    def _part(self, name: str, values: torch.Tensor, first: int) -> StatePart:
+        part = values.detach().as_subclass(StatePart)
         part.first, part.num_elements = first, self._sizes[name]
         if name in self._layers:
             link = self._layers[name].link

@@ -8,10 +8,10 @@ from threading import Lock
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
-from moetune.domain.records import FitInfo, Kept, Observation, PlanInfo
+from moetune.domain.records import FitInfo, Observation, PlanInfo, Stored
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.plan_view import PlanView, view_plan
-from moetune.workflows.planner import Desk, ProfileShelf
+from moetune.workflows.planner import Planner, ProfileCache
 from moetune.workflows.profile_view import machine_scope, worst_quality
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.report import MOST_OBSERVATIONS
@@ -35,18 +35,18 @@ class Summary:
 
 
 class Library:
-    """The desk's store as pages ask for it; shared by threads."""
+    """The planner's store as pages ask for it; shared by threads."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self._shelf = ProfileShelf(store=desk.reading)
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self._profiles = ProfileCache(store=planner.reading)
         self._summaries: dict[tuple[str, int | None], Summary] = {}
         self._lock = Lock()
 
     @property
     def store(self) -> Store:
         """The store, opened to read."""
-        return self.desk.reading
+        return self.planner.reading
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +63,7 @@ class Library:
             NotFoundError: there is none.
         """
         try:
-            return self._shelf.find(name)
+            return self._profiles.find(name)
         except ProfileError as error:
             raise NotFoundError(error.what, error.hint) from None
 
@@ -107,7 +107,7 @@ class Library:
             NotFoundError: there is none.
             InputError: there are several.
         """
-        return self.desk.plan(plan_id)
+        return self.planner.plan(plan_id)
 
     def view(self, plan_id: str) -> PlanView:
         """Return the plan's view.
@@ -115,13 +115,13 @@ class Library:
         Raises:
             NotFoundError: there is no such plan.
         """
-        return view_plan(self.desk.explain(plan_id))
+        return view_plan(self.planner.explain(plan_id))
 
     def newest_plans(self) -> Sequence[PlanInfo]:
         """Return some plans to choose from."""
         return self.store.plan_page(limit=50)
 
-    def observations(self, plan_id: str | None) -> tuple[Kept[Observation], ...]:
+    def observations(self, plan_id: str | None) -> tuple[Stored[Observation], ...]:
         """Return the newest observations of a plan, or of all."""
         return self.store.observation_page(plan_id, limit=MOST_OBSERVATIONS)
 

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Sequence
 
-from moetune.domain.records import FitInfo, Kept, MachineInfo, Observation
+from moetune.domain.records import FitInfo, MachineInfo, Observation, Stored
 from moetune.report import section as tables
 from moetune.report.observed import (
     WINDOW,
@@ -216,7 +216,7 @@ def _highlights(found: Sequence[Seen], *, is_all: bool) -> tuple[Highlight, ...]
     )
 
 
-def _table(rows: Sequence[Kept[Observation]]) -> Table:
+def _table(rows: Sequence[Stored[Observation]]) -> Table:
     return Table(
         name="observations",
         title="Newest first",

@@ -264,7 +264,7 @@ def _ask(
     if plan is None or not form.is_asked:
         return None, None
     try:
-        return library.desk.whatif(form.question(plan)), None
+        return library.planner.whatif(form.question(plan)), None
     except MoetuneError as error:
         return None, error
 

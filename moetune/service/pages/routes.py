@@ -19,7 +19,7 @@ from moetune.service.pages.plans import (
 from moetune.service.pages.sheet import Sheet, address, csv_answer
 from moetune.service.pages.shell import Shell
 from moetune.service.pages.static import static_router
-from moetune.workflows.planner import Desk
+from moetune.workflows.planner import Planner
 
 _Text = Annotated[str, Query(max_length=200)]
 
@@ -113,13 +113,13 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
         return show(asked(request))
 
 
-def mount(app: FastAPI, desk: Desk) -> None:
+def mount(app: FastAPI, planner: Planner) -> None:
     """Serve the page and the files that it needs; all of it reads, nothing writes.
 
     Raises:
         MoetuneError: plotly or Jinja2 is not installed.
     """
     static, addresses = static_router()
-    shell = Shell(addresses=addresses, location=desk.reading.location)
+    shell = Shell(addresses=addresses, location=planner.reading.location)
     app.include_router(static)
-    app.include_router(page_router(Library(desk), shell))
+    app.include_router(page_router(Library(planner), shell))

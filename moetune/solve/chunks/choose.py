@@ -14,9 +14,9 @@ from moetune.domain.units import dtype_bytes
 from moetune.solve.chunks.cache import FEWEST_PLACES, fewest_places, replay
 from moetune.solve.chunks.time import (
     ChunkCost,
+    ChunkDevice,
     ChunkPrices,
     ChunkTime,
-    Machine,
     simulate,
     trust_of_all,
 )
@@ -245,7 +245,7 @@ class _Trial:
 
     def __init__(self, order: Sequence[Use], packed: Packed, prices: ChunkPrices) -> None:
         self._order = order
-        self._machine = Machine(
+        self._machine = ChunkDevice(
             copies_inline=prices.copies_inline, updates_on_host=prices.offload and prices.has_host
         )
         kinds: dict[tuple[object, int], tuple[ChunkCost, tuple[Estimate, ...]]] = {}

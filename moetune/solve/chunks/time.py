@@ -73,7 +73,7 @@ class ChunkTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class ChunkDevice:
     """What works at the same time.
 
     Args:
@@ -91,7 +91,7 @@ def simulate(
     found: Replay,
     *,
     costs: Mapping[int, ChunkCost],
-    machine: Machine,
+    machine: ChunkDevice,
     staying: ChunkCost | None = None,
 ) -> ChunkTime:
     """Return the time of a steady state's micro-batch.
@@ -117,7 +117,7 @@ def simulate(
 class _Engines:
     """When each engine is free."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: ChunkDevice) -> None:
         self._machine = machine
         self._free: dict[str, float] = {}
         self.transferred = 0.0
@@ -143,7 +143,7 @@ class _Step:
     """One micro-batch, use by use."""
 
     def __init__(
-        self, gathers: Sequence[Gather], costs: Mapping[int, ChunkCost], machine: Machine
+        self, gathers: Sequence[Gather], costs: Mapping[int, ChunkCost], machine: ChunkDevice
     ) -> None:
         self.engines = _Engines(machine)
         self.end = self.update_end = 0.0

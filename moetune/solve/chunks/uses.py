@@ -12,7 +12,7 @@ from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, Use
 from moetune.domain.model import Transformer
 from moetune.domain.plan import PartName
 from moetune.domain.request import Layout
-from moetune.solve.model.costs import Piece
+from moetune.solve.model.costs import CostPart
 from moetune.solve.model.prices import Priced
 
 _QUERY_KEY_VALUE = 3
@@ -172,13 +172,13 @@ def _module(name: str, block: int | None, group: ChunkGroup, **sizes: int) -> Mo
     )
 
 
-def _timed_ends(modules: Sequence[Module], pieces: Sequence[Piece]) -> list[Module]:
+def _timed_ends(modules: Sequence[Module], pieces: Sequence[CostPart]) -> list[Module]:
     """Give all the time to the largest module: the embedding of tokens, or the head."""
     most = max(modules, key=_num_elements)
     return [_with_share(one, pieces, float(one is most)) for one in modules]
 
 
-def _timed_block(modules: Sequence[Module], pieces: Sequence[Piece]) -> list[Module]:
+def _timed_block(modules: Sequence[Module], pieces: Sequence[CostPart]) -> list[Module]:
     around: dict[PartName, dict[str, float]] = {
         "norms": {"norm1": 0.5, "norm2": 0.5},
         "attention": {"qkv": _SHARE_OF_QKV, "out": 1 - _SHARE_OF_QKV},
@@ -197,7 +197,7 @@ def _timed_block(modules: Sequence[Module], pieces: Sequence[Piece]) -> list[Mod
     return found
 
 
-def _with_share(module: Module, pieces: Sequence[Piece], share: float) -> Module:
+def _with_share(module: Module, pieces: Sequence[CostPart], share: float) -> Module:
     forward = sum(piece.forward.seconds for piece in pieces)
     backward = sum(piece.backward.seconds for piece in pieces)
     return replace(

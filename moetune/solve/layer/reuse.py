@@ -24,7 +24,7 @@ _AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class ReusedChunk:
     """One chunk's operations while nothing else runs.
 
     Args:
@@ -69,7 +69,7 @@ class Chunk:
 
 def chunk_of(
     *, costs: LayerCosts, phase: Phase, strategy: Strategy, rows: float, degree: int
-) -> Chunk:
+) -> ReusedChunk:
     """Return what one chunk of `rows` rows costs in a phase of so many.
 
     Raises:
@@ -82,7 +82,7 @@ def chunk_of(
     def copy(width: int) -> Estimate:
         return _copy(costs, phase, rows * width * dtype_bytes(costs.dtype))
 
-    return Chunk(
+    return ReusedChunk(
         transfer=costs.transfer(rows=rows, degree=degree),
         before=before,
         after=after,
@@ -120,7 +120,7 @@ def reuse_timeline(
     return _run(costs, phase, chunk, rows, degree)
 
 
-def _run(costs: LayerCosts, phase: Phase, chunk: Chunk, rows: float, degree: int) -> Timeline:
+def _run(costs: LayerCosts, phase: Phase, chunk: ReusedChunk, rows: float, degree: int) -> Timeline:
     return simulate(
         reuse_tasks(chunk=chunk, phase=phase, degree=degree),
         interference=costs.beside(rows=rows, degree=degree),
@@ -139,7 +139,7 @@ def at_least_seconds(
     return max(degree * transfers, transfers + device, busy)
 
 
-def reuse_tasks(*, chunk: Chunk, phase: Phase, degree: int) -> list[Task]:
+def reuse_tasks(*, chunk: ReusedChunk, phase: Phase, degree: int) -> list[Task]:
     """Return the tasks of a phase, two dispatches ahead of the experts (MPipeMoE Fig. 7).
 
     The link runs D₁ D₂ C₁ D₃ C₂ … backward, as the paper has it. Forward it runs D₁ D₂ D₃ C₁ D₄
@@ -157,7 +157,7 @@ def reuse_tasks(*, chunk: Chunk, phase: Phase, degree: int) -> list[Task]:
     return [*link, *experts]
 
 
-def _forward_link(chunk: Chunk, degree: int) -> list[Task]:
+def _forward_link(chunk: ReusedChunk, degree: int) -> list[Task]:
     """Return D₁ D₂ D₃ C₁ D₄ C₂ …; a D waits until its buffer of received rows is free."""
     seconds = chunk.transfer.seconds
     saves = chunk.copy_input is not None and not chunk.sorts_rows
@@ -175,7 +175,7 @@ def _forward_link(chunk: Chunk, degree: int) -> list[Task]:
     return tasks
 
 
-def _link(chunk: Chunk, degree: int) -> list[Task]:
+def _link(chunk: ReusedChunk, degree: int) -> list[Task]:
     """Return the link's tasks: D₁ D₂ C₁ D₃ C₂ …, each D twice where T_DI is sent again."""
     seconds = chunk.transfer.seconds
 
@@ -191,7 +191,7 @@ def _link(chunk: Chunk, degree: int) -> list[Task]:
     return tasks
 
 
-def _forward(chunk: Chunk, i: int, degree: int) -> Iterator[Task]:
+def _forward(chunk: ReusedChunk, i: int, degree: int) -> Iterator[Task]:
     arrived = (f"dispatch {i}",)
     before = list(arrived)
     after = [f"combine {i - _AHEAD}"] if i >= _AHEAD else []  # T_DO has two buffers, too
@@ -209,7 +209,7 @@ def _forward(chunk: Chunk, i: int, degree: int) -> Iterator[Task]:
     yield Task(f"after {i}", "comp", COMPUTE, chunk.after.seconds, tuple(after))
 
 
-def _first_loads(chunk: Chunk, degree: int) -> Iterator[Task]:
+def _first_loads(chunk: ReusedChunk, degree: int) -> Iterator[Task]:
     if chunk.copy_input is not None:
         yield _copying(chunk, "load input 0", chunk.copy_input)
     if chunk.copy_middle is not None:
@@ -218,7 +218,7 @@ def _first_loads(chunk: Chunk, degree: int) -> Iterator[Task]:
         yield _copying(chunk, "load input 1", chunk.copy_input)
 
 
-def _backward(chunk: Chunk, i: int, degree: int) -> Iterator[Task]:
+def _backward(chunk: ReusedChunk, i: int, degree: int) -> Iterator[Task]:
     """Yield a chunk's experts and the loads of the chunks behind it, as buffers become free."""
     needed = [f"dispatch {i}"]
     needed += [f"load input {i}"] if chunk.copy_input is not None else []
@@ -231,7 +231,7 @@ def _backward(chunk: Chunk, i: int, degree: int) -> Iterator[Task]:
         yield _copying(chunk, f"load input {i + _AHEAD}", chunk.copy_input, (f"after {i}",))
 
 
-def _copying(chunk: Chunk, name: str, copy: Estimate, after: Sequence[str] = ()) -> Task:
+def _copying(chunk: ReusedChunk, name: str, copy: Estimate, after: Sequence[str] = ()) -> Task:
     return Task(name, "mem", chunk.copy_stream, copy.seconds, tuple(after))
 
 

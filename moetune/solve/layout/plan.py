@@ -23,7 +23,7 @@ from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
 from moetune.solve.layer.words import beware
 from moetune.solve.layout.chunked import can_chunk, can_offload
-from moetune.solve.layout.search import Candidate, Found, Search, Unfit, try_all
+from moetune.solve.layout.search import Candidate, LayoutSearch, SearchResult, Unfit, try_all
 from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
 from moetune.solve.layout.words import (
     binding_of,
@@ -45,7 +45,7 @@ MOST_DOUBLINGS = 8
 COPIES = "states on the host have no price, the profile has no copies: run `moetune profile`"
 
 
-def what_would_fit(search: Search, *, inputs: PlanInputs) -> str:
+def what_would_fit(search: LayoutSearch, *, inputs: PlanInputs) -> str:
     """Return the change that leaves the most as it is: a pin, then the number of ranks."""
     pins, costs = search.pins, search.prices.costs
     if pins.offload is False and _smallest(
@@ -66,7 +66,7 @@ def what_would_fit(search: Search, *, inputs: PlanInputs) -> str:
     return "no number of ranks fits: allow more memory, or take a shorter --seq"
 
 
-def _smallest(search: Search, inputs: PlanInputs) -> Layout | None:
+def _smallest(search: LayoutSearch, inputs: PlanInputs) -> Layout | None:
     """Return the layout with the least memory, None where it does not fit either."""
     model = search.prices.model
     try:
@@ -90,7 +90,7 @@ NUM_UNFIT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class LayoutProblem:
     """What is asked, and what is known of the machine.
 
     Args:
@@ -130,7 +130,7 @@ class Question:
         return limit_of(self.inputs, device_memory_bytes=self.device_memory_bytes)
 
 
-def solve_layout(question: Question) -> Plan:
+def solve_layout(question: LayoutProblem) -> Plan:
     """Return the fastest layout that fits, with the plan of the MoE layer in it, and why.
 
     Raises:
@@ -170,7 +170,7 @@ def solve_layout(question: Question) -> Plan:
     )
 
 
-def search_layouts(question: Question) -> tuple[Search, Found]:
+def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
     """Return all layouts in the order of their time; at least one fits.
 
     Raises:
@@ -187,7 +187,7 @@ def search_layouts(question: Question) -> tuple[Search, Found]:
         pins=question.pins,
         traits=question.traits,
     )
-    search = Search(
+    search = LayoutSearch(
         prices=Prices(
             model=model,
             dtype=inputs.dtype,
@@ -214,7 +214,7 @@ def search_layouts(question: Question) -> tuple[Search, Found]:
     return search, found
 
 
-def _layer(question: Question, search: Search, best: Candidate) -> Plan:
+def _layer(question: LayoutProblem, search: LayoutSearch, best: Candidate) -> Plan:
     """Return the plan of one MoE layer in the layout, for the layer that runs there.
 
     Its memory is no bound: the search over layouts has seen that it fits.
@@ -241,7 +241,7 @@ def _layer(question: Question, search: Search, best: Candidate) -> Plan:
     )
 
 
-def _chunks(search: Search, best: Candidate) -> Chunks | None:
+def _chunks(search: LayoutSearch, best: Candidate) -> Chunks | None:
     """Return how states are kept in chunks; None on one rank that has room for all of them."""
     if best.chunks is not None:
         return best.chunks.chunks
@@ -251,7 +251,7 @@ def _chunks(search: Search, best: Candidate) -> Chunks | None:
 
 
 def _transformer(
-    question: Question,
+    question: LayoutProblem,
     best: Candidate,
     parts: tuple[Part, ...],
     binding: ModelBinding,
@@ -275,7 +275,7 @@ def _transformer(
     )
 
 
-def stages_of(search: Search, best: Candidate) -> tuple[StageTime, ...]:
+def stages_of(search: LayoutSearch, best: Candidate) -> tuple[StageTime, ...]:
     """Return what each stage takes of a micro-batch."""
     seconds, recompute = best.priced.seconds, best.setting.recompute
     sends = [*(hop.seconds for hop in best.hops), 0.0]
@@ -290,7 +290,9 @@ def stages_of(search: Search, best: Candidate) -> tuple[StageTime, ...]:
     )
 
 
-def _losers(search: Search, found: Found, best_parts: Sequence[Part]) -> Iterator[Alternative]:
+def _losers(
+    search: LayoutSearch, found: SearchResult, best_parts: Sequence[Part]
+) -> Iterator[Alternative]:
     """Yield the next best layouts, and the best one that shares experts in the other way."""
     best, others = found.best[0], found.best[1:]
     kind = best.layout.expert_parallel
@@ -304,14 +306,14 @@ def _losers(search: Search, found: Found, best_parts: Sequence[Part]) -> Iterato
         yield _alternative(one, lost)
 
 
-def _too_large(search: Search, found: Found) -> Iterator[Alternative]:
+def _too_large(search: LayoutSearch, found: SearchResult) -> Iterator[Alternative]:
     for one in found.unfit[:NUM_UNFIT]:
         timed = _timed(search, one)
         if timed is not None:
             yield _alternative(timed, explain_unfit(one.memory, limit_bytes=search.limit_bytes))
 
 
-def _timed(search: Search, unfit: Unfit) -> Candidate | None:
+def _timed(search: LayoutSearch, unfit: Unfit) -> Candidate | None:
     if unfit.setting.chunked:
         return None
     try:
@@ -334,7 +336,7 @@ def _alternative(one: Candidate, lost_because: str) -> Alternative:
     )
 
 
-def _doubts(question: Question, found: Found, best: Candidate) -> Iterator[str]:
+def _doubts(question: LayoutProblem, found: SearchResult, best: Candidate) -> Iterator[str]:
     inputs = question.inputs
     num_layouts = len(found.best) + len(found.unfit) + len(found.unpriced)
     yield from left_out(found.unpriced, num_layouts)

@@ -23,7 +23,7 @@ from moetune.solve.model.stages import PipelineTime, in_flight, one_f_one_b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Batching:
     """What is decided besides the layout.
 
     Args:
@@ -56,7 +56,7 @@ class Candidate:
     """
 
     layout: Layout
-    setting: Setting
+    setting: Batching
     priced: Priced
     pipeline: PipelineTime
     hops: tuple[Estimate, ...]
@@ -95,13 +95,13 @@ class Unfit:
     """
 
     layout: Layout
-    setting: Setting
+    setting: Batching
     memory: ModelMemory
     host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """All layouts.
 
     Args:
@@ -116,7 +116,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class LayoutSearch:
     """A model, its batch and what it may take of a device.
 
     Args:
@@ -138,7 +138,7 @@ class Search:
 class Trial:
     """One layout, tried with every micro-batch."""
 
-    search: Search
+    search: LayoutSearch
     layout: Layout
     groups: Groups
 
@@ -230,7 +230,7 @@ class Trial:
         setting = self._setting(sequences, zero=self.layout.dp > 1, recompute=recompute)
         return self._in_chunks(replace(setting, chunked=True, offload=offload))
 
-    def _in_chunks(self, setting: Setting) -> Candidate | None:
+    def _in_chunks(self, setting: Batching) -> Candidate | None:
         """Return the candidate with its states in chunks; None where they do not fit."""
         priced = self._priced(setting)
         choice = self.chunker.choose(
@@ -262,7 +262,7 @@ class Trial:
             chunks=choice,
         )
 
-    def timed(self, setting: Setting) -> Candidate:
+    def timed(self, setting: Batching) -> Candidate:
         """Return the candidate, with the MoE layer in one chunk where more does not fit."""
         priced = self._priced(setting)
         memory = self.memory(setting, degrees=priced.moe.step.degrees)
@@ -299,7 +299,7 @@ class Trial:
             memory=memory,
         )
 
-    def memory(self, setting: Setting, *, degrees: tuple[int, int]) -> ModelMemory:
+    def memory(self, setting: Batching, *, degrees: tuple[int, int]) -> ModelMemory:
         """Return the bytes on the rank that needs the most.
 
         Args:
@@ -335,7 +335,7 @@ class Trial:
         )
         return max(found, key=lambda memory: memory.total_bytes)
 
-    def workload(self, setting: Setting) -> Workload:
+    def workload(self, setting: Batching) -> Workload:
         """Return one MoE layer's work with one micro-batch."""
         prices = self.search.prices
         return Workload(
@@ -346,7 +346,7 @@ class Trial:
             expert_parallel=self.layout.expert_parallel,
         )
 
-    def _first_that_fits(self, sequences: int, *, zero: bool) -> Setting | None:
+    def _first_that_fits(self, sequences: int, *, zero: bool) -> Batching | None:
         for recompute in (False, True):
             setting = self._setting(sequences, zero=zero, recompute=recompute)
             needed = self.memory(setting, degrees=self.search.prices.fewest_chunks).total_bytes
@@ -354,16 +354,16 @@ class Trial:
                 return setting
         return None
 
-    def _setting(self, sequences: int, *, zero: bool, recompute: bool) -> Setting:
+    def _setting(self, sequences: int, *, zero: bool, recompute: bool) -> Batching:
         share = self.search.batch.num_sequences // self.layout.dp
-        return Setting(
+        return Batching(
             sequences=sequences,
             num_micro_batches=share // sequences,
             zero=zero,
             recompute=recompute,
         )
 
-    def _priced(self, setting: Setting) -> Priced:
+    def _priced(self, setting: Batching) -> Priced:
         return self.search.prices.priced(
             layout=self.layout,
             groups=self.groups,
@@ -389,7 +389,7 @@ class Trial:
         return (False, True) if pinned is None else (pinned,)
 
 
-def try_all(search: Search, layouts: Sequence[Layout]) -> Found:
+def try_all(search: LayoutSearch, layouts: Sequence[Layout]) -> SearchResult:
     """Return every layout at its best."""
     best: list[Candidate] = []
     unfit: list[Unfit] = []
@@ -405,7 +405,7 @@ def try_all(search: Search, layouts: Sequence[Layout]) -> Found:
             unfit.append(trial.smallest())
         else:
             best.append(found)
-    return Found(
+    return SearchResult(
         best=tuple(sorted(best, key=lambda one: one.order)),
         unfit=tuple(sorted(unfit, key=lambda one: one.memory.total_bytes)),
         unpriced=tuple(unpriced),

@@ -11,8 +11,8 @@ from moetune.domain.request import Layout
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layout.search import Candidate, Setting, Unfit
-from moetune.solve.model.costs import Piece
+from moetune.solve.layout.search import Batching, Candidate, Unfit
+from moetune.solve.model.costs import CostPart
 from moetune.solve.model.stages import Stage
 
 KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(
@@ -106,7 +106,7 @@ def trust_of(candidate: Candidate) -> Trust:
     return least_trust(one.trust for one in estimates if one.seconds)
 
 
-def _pieces(candidate: Candidate, stage: Stage) -> Iterator[tuple[Piece, int, bool]]:
+def _pieces(candidate: Candidate, stage: Stage) -> Iterator[tuple[CostPart, int, bool]]:
     """Yield each piece of the stage, how often it has it, and whether recomputing repeats it."""
     backbone, moe = candidate.priced.backbone, candidate.priced.moe
     for pieces, number, is_block in (
@@ -137,7 +137,7 @@ def name_layout(layout: Layout) -> str:
     return f"{sizes} · {layout.expert_parallel}"
 
 
-def name_setting(setting: Setting) -> str:
+def name_setting(setting: Batching) -> str:
     """Return "2 sequences in 8 micro-batches, ZeRO"."""
     ways = ["ZeRO"] if setting.zero else []
     ways += ["states on the host"] if setting.offload else []

@@ -22,7 +22,7 @@ from moetune.solve.model.traits import OURS, Traits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class CostPart:
     """One part of a block, or of the first or the last stage."""
 
     name: PartName
@@ -45,10 +45,10 @@ class Backbone:
         first, last: what the first and the last stage have besides.
     """
 
-    attention: tuple[Piece, ...]
-    ffn: tuple[Piece, ...]
-    first: tuple[Piece, ...]
-    last: tuple[Piece, ...]
+    attention: tuple[CostPart, ...]
+    ffn: tuple[CostPart, ...]
+    first: tuple[CostPart, ...]
+    last: tuple[CostPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class MoePieces:
     """One MoE layer at its best degrees."""
 
     step: StepTime
-    pieces: tuple[Piece, ...]
+    pieces: tuple[CostPart, ...]
 
 
 def send_time(
@@ -144,20 +144,20 @@ class Parts:
         sums = self._sums()
         attention = (
             self._attention(),
-            Piece(name="attention all_reduce", forward=sums, backward=sums),
+            CostPart(name="attention all_reduce", forward=sums, backward=sums),
             self._norms(),
         )
-        ffn = (self._ffn(), Piece(name="FFN all_reduce", forward=sums, backward=sums))
+        ffn = (self._ffn(), CostPart(name="FFN all_reduce", forward=sums, backward=sums))
         return Backbone(
             attention=attention,
             ffn=(*ffn, self._launches("dense_block", (*attention, *ffn))),
             first=(
                 self._embedding(),
-                Piece(name="vocabulary all_reduce", forward=sums, backward=NOTHING),
+                CostPart(name="vocabulary all_reduce", forward=sums, backward=NOTHING),
             ),
             last=(
                 self._head(),
-                Piece(name="vocabulary all_reduce", forward=self._sum_of_loss(), backward=sums),
+                CostPart(name="vocabulary all_reduce", forward=self._sum_of_loss(), backward=sums),
             ),
         )
 
@@ -167,7 +167,7 @@ class Parts:
         expert_parallel: ExpertParallel,
         experts: Group,
         bounds: Bounds,
-        attention: tuple[Piece, ...],
+        attention: tuple[CostPart, ...],
     ) -> MoePieces:
         """Return the MoE layer with its experts on that group.
 
@@ -186,12 +186,16 @@ class Parts:
         step = best_moe_step(workload=workload, costs=self.costs, bounds=bounds, num_nodes=nodes)
         layer = layer_costs(workload=workload, costs=self.costs, num_nodes=nodes)
         forward, backward = (layer.phase_overhead(phase, tokens=self.tokens) for phase in PHASES)
-        pieces: tuple[Piece, ...] = (
-            Piece(name="gate", forward=forward, backward=backward),
-            Piece(name="experts", forward=_device(step.forward), backward=_device(step.backward)),
+        pieces: tuple[CostPart, ...] = (
+            CostPart(name="gate", forward=forward, backward=backward),
+            CostPart(
+                name="experts", forward=_device(step.forward), backward=_device(step.backward)
+            ),
         )
         if workload.layer != self.model.moe:
-            pieces += (Piece(name="MoE all_reduce", forward=self._sums(), backward=self._sums()),)
+            pieces += (
+                CostPart(name="MoE all_reduce", forward=self._sums(), backward=self._sums()),
+            )
         pieces += _links(step, expert_parallel)
         launches = self._launches("moe_block", (*attention, *pieces))
         return MoePieces(step=step, pieces=(*pieces, launches))
@@ -205,7 +209,7 @@ class Parts:
             dtype=self.dtype,
         )
 
-    def _launches(self, op: str, block: tuple[Piece, ...]) -> Piece:
+    def _launches(self, op: str, block: tuple[CostPart, ...]) -> CostPart:
         """Return what the host adds to a block by starting its operations; 0 where not measured.
 
         Beside a device that still computes, only what is longer than the computation.
@@ -215,7 +219,7 @@ class Parts:
             for name in (op, f"{op}_step")
         )
         if forward is None or step is None:
-            return Piece(name="launches", forward=NOTHING, backward=NOTHING)
+            return CostPart(name="launches", forward=NOTHING, backward=NOTHING)
         backward = replace(step, seconds=max(0.0, step.seconds - forward.seconds))
         hidden = (
             (sum(one.forward.seconds for one in block), sum(one.backward.seconds for one in block))
@@ -226,9 +230,9 @@ class Parts:
             replace(one, seconds=max(0.0, one.seconds - less))
             for one, less in zip((forward, backward), hidden, strict=True)
         )
-        return Piece(name="launches", forward=forward, backward=backward)
+        return CostPart(name="launches", forward=forward, backward=backward)
 
-    def _attention(self) -> Piece:
+    def _attention(self) -> CostPart:
         width = self.model.moe.d_model
         share = width // self.tensor.size
         forward, backward = (
@@ -239,7 +243,7 @@ class Parts:
             )
             for phase in PHASES
         )
-        return Piece(name="attention", forward=forward, backward=backward)
+        return CostPart(name="attention", forward=forward, backward=backward)
 
     def _heads(self, phase: Phase) -> Estimate:
         """Return attention without its projections; where not measured, its two products."""
@@ -271,7 +275,7 @@ class Parts:
         ]
         return replace(total(*products), trust="modelled")
 
-    def _ffn(self) -> Piece:
+    def _ffn(self) -> CostPart:
         layer = self.model.moe
         share = layer.d_hidden // self.tensor.size
         forward, backward = (
@@ -282,24 +286,24 @@ class Parts:
             )
             for phase in PHASES
         )
-        return Piece(name="dense FFN", forward=forward, backward=backward)
+        return CostPart(name="dense FFN", forward=forward, backward=backward)
 
-    def _norms(self) -> Piece:
+    def _norms(self) -> CostPart:
         forward, backward = (
             total(*(self._rows("norm", phase, self.model.moe.d_model),) * NORMS_OF_A_BLOCK)
             for phase in PHASES
         )
-        return Piece(name="norms", forward=forward, backward=backward)
+        return CostPart(name="norms", forward=forward, backward=backward)
 
-    def _embedding(self) -> Piece:
+    def _embedding(self) -> CostPart:
         width = self.model.moe.d_model
-        return Piece(
+        return CostPart(
             name="embedding",
             forward=total(self._rows_op("gather", width)),
             backward=total(self._rows_op("scatter_add", width)),
         )
 
-    def _head(self) -> Piece:
+    def _head(self) -> CostPart:
         width, words = self.model.moe.d_model, self.model.num_words(self.tensor.size)
         forward, backward = (
             total(
@@ -309,7 +313,7 @@ class Parts:
             )
             for phase in PHASES
         )
-        return Piece(name="head and loss", forward=forward, backward=backward)
+        return CostPart(name="head and loss", forward=forward, backward=backward)
 
     def _sums(self) -> Estimate:
         num_bytes = self.tokens * self.model.moe.d_model * dtype_bytes(self.dtype)
@@ -354,15 +358,15 @@ def _device(phase: PhaseTime) -> Estimate:
     return replace(phase.compute, seconds=phase.device_seconds)
 
 
-def _links(step: StepTime, expert_parallel: ExpertParallel) -> tuple[Piece, ...]:
+def _links(step: StepTime, expert_parallel: ExpertParallel) -> tuple[CostPart, ...]:
     """Return the communication that the experts do not hide."""
     forward, backward = _exposed(step.forward), _exposed(step.backward)
     if expert_parallel == "tensor":
-        return (Piece(name="MoE all_reduce", forward=forward, backward=backward),)
+        return (CostPart(name="MoE all_reduce", forward=forward, backward=backward),)
     forward, backward = (replace(one, seconds=one.seconds / 2) for one in (forward, backward))
     return (
-        Piece(name="first all_to_all", forward=forward, backward=backward),
-        Piece(name="second all_to_all", forward=forward, backward=backward),
+        CostPart(name="first all_to_all", forward=forward, backward=backward),
+        CostPart(name="second all_to_all", forward=forward, backward=backward),
     )
 
 

@@ -16,7 +16,7 @@ from moetune.domain.request import Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.costs import NOTHING, total
-from moetune.solve.model.costs import Backbone, MoePieces, Parts, Piece, send_time
+from moetune.solve.model.costs import Backbone, CostPart, MoePieces, Parts, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of
 from moetune.solve.model.memory import Share, share_of, state_bytes
 from moetune.solve.model.stages import Stage, cut_into_stages
@@ -276,9 +276,9 @@ def _seconds(backbone: Backbone, moe: MoePieces) -> Seconds:
     )
 
 
-def _both(pieces: Sequence[Piece]) -> float:
+def _both(pieces: Sequence[CostPart]) -> float:
     return sum(piece.seconds for piece in pieces)
 
 
-def _forward(pieces: Sequence[Piece]) -> float:
+def _forward(pieces: Sequence[CostPart]) -> float:
     return sum(piece.forward.seconds for piece in pieces)

@@ -1,4 +1,4 @@
-"""The desk: from inputs to stored plans, by many threads at once."""
+"""The planner: from inputs to stored plans, by many threads at once."""
 
 import threading
 import time
@@ -26,10 +26,10 @@ from moetune.domain.errors import (
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
-from moetune.workflows import planner as desk_module
+from moetune.workflows import planner as planner_module
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import PlanRequest, make_plan
-from moetune.workflows.planner import Desk, open_desk
+from moetune.workflows.planner import Planner, open_planner
 from moetune.workflows.trace import trace_plan
 from moetune.workflows.whatif import WhatIf
 from tests.fit.measured import measured_profile
@@ -42,8 +42,8 @@ QUICK = {"max-degree": "4", "strategy": "none"}
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    with open_desk(Settings(db=str(tmp_path / "moetune.db"))) as opened:
+def planner(tmp_path: Path) -> Iterator[Planner]:
+    with open_planner(Settings(db=str(tmp_path / "moetune.db"))) as opened:
         yield opened
 
 
@@ -57,7 +57,7 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[PlanRequest]:
         time.sleep(0.05)
         return make_plan(request, profile=profile)
 
-    monkeypatch.setattr(desk_module, "make_plan", count)
+    monkeypatch.setattr(planner_module, "make_plan", count)
     return requests
 
 
@@ -76,161 +76,168 @@ def at_once(work: Callable[[], Any], count: int) -> list[Any]:
         return [one.result(timeout=60) for one in [pool.submit(one) for _ in range(count)]]
 
 
-def test_a_question_is_answered_with_the_plan_of_the_command_line_and_kept(desk: Desk) -> None:
-    plan = desk.resolve(ASKED)
+def test_a_question_is_answered_with_the_plan_of_the_command_line_and_kept(
+    planner: Planner,
+) -> None:
+    plan = planner.resolve(ASKED)
     profile = load_profile_file(bundled_profiles()[PUBLISHED])
     assert plan == make_plan(PlanRequest(model="gpt-s"), profile=profile)
-    assert desk.reading.plan_document(plan.id) == canonical_json(plan)
+    assert planner.reading.plan_document(plan.id) == canonical_json(plan)
 
 
 def test_a_known_question_is_not_solved_again_however_it_is_asked(
-    desk: Desk, solved: list[PlanRequest]
+    planner: Planner, solved: list[PlanRequest]
 ) -> None:
-    plan = desk.resolve(ASKED)
-    assert desk.resolve(ASKED) == plan
-    assert desk.resolve(encode(plan.inputs)) == plan
-    assert desk.resolve({**ASKED, "world_size": 64, "constraints": {"max-degree": "64"}}) == plan
+    plan = planner.resolve(ASKED)
+    assert planner.resolve(ASKED) == plan
+    assert planner.resolve(encode(plan.inputs)) == plan
+    assert planner.resolve({**ASKED, "world_size": 64, "constraints": {"max-degree": "64"}}) == plan
     assert len(solved) == 1
-    other = desk.resolve({**ASKED, "tokens_per_rank": 4096})
+    other = planner.resolve({**ASKED, "tokens_per_rank": 4096})
     assert other.id != plan.id
     assert len(solved) == 2
 
 
 def test_64_threads_that_ask_for_one_new_plan_solve_it_once(
-    desk: Desk, solved: list[PlanRequest]
+    planner: Planner, solved: list[PlanRequest]
 ) -> None:
-    answers = at_once(lambda: desk.resolve(ASKED), 64)
+    answers = at_once(lambda: planner.resolve(ASKED), 64)
     assert len(solved) == 1
     assert all(answer == answers[0] for answer in answers)
     assert isinstance(answers[0], Plan)
-    assert len(desk.reading.plans()) == 1
+    assert len(planner.reading.plans()) == 1
 
 
 def test_an_error_reaches_all_who_asked_and_the_next_one_is_answered(
-    desk: Desk, solved: list[PlanRequest]
+    planner: Planner, solved: list[PlanRequest]
 ) -> None:
     small = {**ASKED, "memory_limit_bytes": 1}
-    errors = at_once(lambda: desk.resolve(small), 16)
+    errors = at_once(lambda: planner.resolve(small), 16)
     assert all(isinstance(error, InfeasiblePlanError) for error in errors)
     assert len({str(error) for error in errors}) == 1
     assert len(solved) < 16
-    assert desk.reading.plans() == ()
-    assert desk.resolve(ASKED).id
+    assert planner.reading.plans() == ()
+    assert planner.resolve(ASKED).id
 
 
 def test_a_measured_profile_is_the_default_and_the_newest_one_counts(
-    desk: Desk, solved: list[PlanRequest]
+    planner: Planner, solved: list[PlanRequest]
 ) -> None:
     asked = {"layer": LAYER, "tokens_per_rank": 512, "constraints": QUICK}
     with pytest.raises(ProfileError, match="no machine was measured yet"):
-        desk.resolve(asked)
-    desk.store.save_profile(MEASURED)
-    first = desk.resolve(asked)
+        planner.resolve(asked)
+    planner.store.save_profile(MEASURED)
+    first = planner.resolve(asked)
     assert (first.inputs.profile, first.inputs.profile_fingerprint) == ("lab", MEASURED.digest)
-    assert desk.resolve(asked) == first
+    assert planner.resolve(asked) == first
     faster = replace(MEASURED, samples=MEASURED.samples[:-1])
-    desk.store.save_profile(faster)
-    second = desk.resolve(asked)
+    planner.store.save_profile(faster)
+    second = planner.resolve(asked)
     assert second.inputs.profile_fingerprint == faster.digest
     assert len(solved) == 2
     with pytest.raises(InputError, match="fingerprint"):
-        desk.resolve(encode(first.inputs))
-    desk.store.remove_profile("lab")
+        planner.resolve(encode(first.inputs))
+    planner.store.remove_profile("lab")
     with pytest.raises(ProfileError, match="'lab' is unknown"):
-        desk.resolve({**asked, "profile": "lab"})
+        planner.resolve({**asked, "profile": "lab"})
 
 
 def test_settings_say_what_is_planned_with_where_nothing_is_asked_for(tmp_path: Path) -> None:
     db = str(tmp_path / "moetune.db")
-    with open_desk(Settings(db=db, profile=PUBLISHED, dtype="float16")) as desk:
-        plan = desk.resolve({"model": "gpt-s"})
+    with open_planner(Settings(db=db, profile=PUBLISHED, dtype="float16")) as planner:
+        plan = planner.resolve({"model": "gpt-s"})
         assert (plan.inputs.profile, plan.inputs.dtype) == (PUBLISHED, "float16")
         other = {"model": "gpt-s", "profile": "rtx2080ti-x32", "dtype": "float32"}
-        found = desk.resolve(other).inputs
+        found = planner.resolve(other).inputs
         assert (found.profile, found.dtype) == ("rtx2080ti-x32", "float32")
     with (
         pytest.raises(InputError, match="setting profile is the file"),
-        open_desk(Settings(db=db, profile="lab.toml")),
+        open_planner(Settings(db=db, profile="lab.toml")),
     ):
         pass
 
 
 @pytest.mark.parametrize("name", ["rtx", "../rtx2080ti-x64", "./moetune.toml", "x.toml"])
-def test_nobody_outside_names_a_file(desk: Desk, name: str) -> None:
+def test_nobody_outside_names_a_file(planner: Planner, name: str) -> None:
     with pytest.raises((InputError, ProfileError)) as caught:
-        desk.resolve({"model": "gpt-s", "profile": name})
+        planner.resolve({"model": "gpt-s", "profile": name})
     assert "cannot be read" not in str(caught.value)
 
 
 def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
-    desk: Desk, tmp_path: Path
+    planner: Planner, tmp_path: Path
 ) -> None:
     path = tmp_path / "secret.toml"
     path.write_text("secret = 1")
     profile = replace(load_profile_file(bundled_profiles()[PUBLISHED]), name=str(path))
     plan = make_plan(PlanRequest(model="gpt-s"), profile=profile)
-    desk.store.save_plan(plan)
-    assert "is not here" in desk.explain(plan.id).note
+    planner.store.save_plan(plan)
+    assert "is not here" in planner.explain(plan.id).note
     with pytest.raises(ProfileError, match="unknown"):
-        desk.trace(plan.id)
+        planner.trace(plan.id)
 
 
-def test_explain_and_trace_say_what_the_plan_was_made_from(desk: Desk) -> None:
-    desk.store.save_profile(MEASURED)
+def test_explain_and_trace_say_what_the_plan_was_made_from(planner: Planner) -> None:
+    planner.store.save_profile(MEASURED)
     asked = {"layer": LAYER, "tokens_per_rank": 2048, "profile": "lab", "constraints": QUICK}
-    plan = desk.resolve(asked)
-    found = desk.explain(plan.id[:12])
+    plan = planner.resolve(asked)
+    found = planner.explain(plan.id[:12])
     assert found.plan == plan
     assert found.forward is not None
     assert found.forward.seconds == plan.predicted.forward_seconds
-    trace = desk.trace(plan.id)
+    trace = planner.trace(plan.id)
     assert trace.measured is None
     assert trace.predicted is not None
     assert trace.events
-    desk.store.save_profile(replace(MEASURED, samples=MEASURED.samples[:-1]))
-    changed = desk.explain(plan.id)
+    planner.store.save_profile(replace(MEASURED, samples=MEASURED.samples[:-1]))
+    changed = planner.explain(plan.id)
     assert changed.forward is None
     assert "has changed since" in changed.note
     with pytest.raises(ProfileError, match="has changed since"):
-        desk.trace(plan.id)
-    desk.store.remove_profile("lab")
-    assert "is not here" in desk.explain(plan.id).note
+        planner.trace(plan.id)
+    planner.store.remove_profile("lab")
+    assert "is not here" in planner.explain(plan.id).note
 
 
 @pytest.mark.parametrize("plan_id", ["ab" * 32, "", "nothing", "%", "0" * 10**5, "\0", "\ud800"])
-def test_a_plan_that_is_not_there_is_not_found(desk: Desk, plan_id: str) -> None:
-    for ask in (desk.explain, desk.trace, desk.plan, lambda one: desk.whatif(WhatIf(plan_id=one))):
+def test_a_plan_that_is_not_there_is_not_found(planner: Planner, plan_id: str) -> None:
+    for ask in (
+        planner.explain,
+        planner.trace,
+        planner.plan,
+        lambda one: planner.whatif(WhatIf(plan_id=one)),
+    ):
         with pytest.raises(NotFoundError) as caught:
             ask(plan_id)
         assert len(str(caught.value)) < 300
 
 
-def test_a_whole_model_is_resolved_explained_and_traced_by_its_stages(desk: Desk) -> None:
-    plan = desk.resolve({"model": "ppmoe-6.7b", "world_size": 8, "profile": "v100-x256"})
+def test_a_whole_model_is_resolved_explained_and_traced_by_its_stages(planner: Planner) -> None:
+    plan = planner.resolve({"model": "ppmoe-6.7b", "world_size": 8, "profile": "v100-x256"})
     assert plan.transformer is not None
-    assert desk.explain(plan.id).profile is not None
+    assert planner.explain(plan.id).profile is not None
     num_passes = 2 * plan.layout.pp * plan.transformer.num_micro_batches
-    events = desk.trace(plan.id).events
+    events = planner.trace(plan.id).events
     assert sum(event["cat"] == "comp" for event in events) == num_passes
     assert {event["tid"] for event in events} == {
         f"stage {1 + one}" for one in range(plan.layout.pp)
     }
 
 
-def test_a_whole_model_whose_plan_is_older_than_its_stages_has_no_trace(desk: Desk) -> None:
-    plan = desk.resolve({"model": "ppmoe-6.7b", "world_size": 8, "profile": "v100-x256"})
+def test_a_whole_model_whose_plan_is_older_than_its_stages_has_no_trace(planner: Planner) -> None:
+    plan = planner.resolve({"model": "ppmoe-6.7b", "world_size": 8, "profile": "v100-x256"})
     assert plan.transformer is not None
     old = replace(plan, transformer=replace(plan.transformer, stages=()))
     with pytest.raises(InputError, match="make the plan again"):
         trace_plan(old, profile=None, num_ranks=None, launch=None, environ={})
 
 
-def test_reading_cannot_write(desk: Desk) -> None:
-    plan = desk.resolve(ASKED)
+def test_reading_cannot_write(planner: Planner) -> None:
+    plan = planner.resolve(ASKED)
     with pytest.raises(MoetuneError, match="read-only"):
-        desk.reading.save_plan(plan)
+        planner.reading.save_plan(plan)
     with pytest.raises(MoetuneError, match="read-only"):
-        desk.reading.add_observations(
+        planner.reading.add_observations(
             [
                 Observation(
                     plan_id=plan.id, forward_degree=1, backward_degree=1, tokens_per_rank=1,
@@ -241,19 +248,19 @@ def test_reading_cannot_write(desk: Desk) -> None:
 
 
 def test_the_desk_is_ready_until_its_database_is_gone_and_again_when_it_is_back(
-    desk: Desk, tmp_path: Path
+    planner: Planner, tmp_path: Path
 ) -> None:
-    assert desk.problems() == ()
-    plan = desk.resolve(ASKED)
+    assert planner.problems() == ()
+    plan = planner.resolve(ASKED)
     file, away = tmp_path / "moetune.db", tmp_path / "away.db"
     file.rename(away)
-    (problem,) = desk.problems()
+    (problem,) = planner.problems()
     assert "cannot be opened" in problem
     with pytest.raises(StoreUnavailableError):
-        desk.resolve(ASKED)
+        planner.resolve(ASKED)
     away.rename(file)
-    assert desk.problems() == ()
-    assert desk.resolve(ASKED) == plan
+    assert planner.problems() == ()
+    assert planner.resolve(ASKED) == plan
 
 
 @pytest.mark.parametrize(
@@ -270,31 +277,33 @@ def test_the_desk_is_ready_until_its_database_is_gone_and_again_when_it_is_back(
         (WhatIf(inputs={"modle": "gpt-s"}, speeds={"copies": 2.0}), "unknown key 'modle'"),
     ],
 )
-def test_a_what_if_that_is_wrong_is_named(desk: Desk, question: WhatIf, part: str) -> None:
+def test_a_what_if_that_is_wrong_is_named(planner: Planner, question: WhatIf, part: str) -> None:
     with pytest.raises(InputError) as caught:
-        desk.whatif(question)
+        planner.whatif(question)
     assert part in str(caught.value)
 
 
-def test_a_what_if_stores_nothing_and_asks_by_inputs_or_by_id(desk: Desk) -> None:
+def test_a_what_if_stores_nothing_and_asks_by_inputs_or_by_id(planner: Planner) -> None:
     faster = {"communication": 2.0}
-    by_inputs = desk.whatif(WhatIf(inputs=ASKED, speeds=faster))
-    assert desk.reading.plans() == ()
-    plan = desk.resolve(ASKED)
-    by_id = desk.whatif(WhatIf(plan_id=plan.id, speeds=faster))
+    by_inputs = planner.whatif(WhatIf(inputs=ASKED, speeds=faster))
+    assert planner.reading.plans() == ()
+    plan = planner.resolve(ASKED)
+    by_id = planner.whatif(WhatIf(plan_id=plan.id, speeds=faster))
     assert by_id == by_inputs
     assert by_id.before == plan
-    assert [one.id for one in desk.reading.plans()] == [plan.id]
+    assert [one.id for one in planner.reading.plans()] == [plan.id]
 
 
-def test_a_profile_with_absurd_numbers_is_to_blame_for_what_cannot_be_computed(desk: Desk) -> None:
+def test_a_profile_with_absurd_numbers_is_to_blame_for_what_cannot_be_computed(
+    planner: Planner,
+) -> None:
     published = load_profile_file(bundled_profiles()[PUBLISHED])
     (line,) = published.collective
     endless = replace(line, alpha_seconds=1.7e308)
-    desk.store.save_profile(replace(published, name="absurd", collective=(endless,)))
+    planner.store.save_profile(replace(published, name="absurd", collective=(endless,)))
     with pytest.raises(ProfileError, match="'absurd' has numbers that nothing"):
-        desk.resolve({**ASKED, "profile": "absurd"})
-    assert desk.reading.plans() == ()
+        planner.resolve({**ASKED, "profile": "absurd"})
+    assert planner.reading.plans() == ()
 
 
 SMALL = st.fixed_dictionaries(
@@ -329,9 +338,9 @@ SMALL = st.fixed_dictionaries(
 )
 @given(document=SMALL)
 def test_any_question_of_the_right_form_is_answered_or_refused_with_a_reason(
-    desk: Desk, document: Mapping[str, object]
+    planner: Planner, document: Mapping[str, object]
 ) -> None:
     plan: Plan | None = None
     with suppress(InputError, InfeasiblePlanError, ProfileError):
-        plan = desk.resolve(document)
-    assert plan is None or desk.reading.plan(plan.id) == plan
+        plan = planner.resolve(document)
+    assert plan is None or planner.reading.plan(plan.id) == plan

@@ -9,15 +9,15 @@ from itertools import count
 
 from moetune.config import Settings
 from moetune.domain.records import Observation
-from moetune.workflows.planner import Desk, open_desk
+from moetune.workflows.planner import Planner, open_planner
 
 NUM_THREADS = 4
 NUM_OBSERVATIONS = 3
 
 
-def work(desk: Desk, thread: int, say: threading.Lock) -> None:
+def work(planner: Planner, thread: int, say: threading.Lock) -> None:
     for number in count(1):
-        plan = desk.resolve(
+        plan = planner.resolve(
             {
                 "model": "tm-1",
                 "profile": "rtx2080ti-x64",
@@ -29,7 +29,7 @@ def work(desk: Desk, thread: int, say: threading.Lock) -> None:
             plan_id=plan.id, forward_degree=1, backward_degree=1, tokens_per_rank=number,
             predicted_seconds=1.0, seconds=(1.0,), source="training",
         )  # fmt: skip
-        desk.store.add_observations([observation] * NUM_OBSERVATIONS)
+        planner.store.add_observations([observation] * NUM_OBSERVATIONS)
         with say:
             sys.stdout.write(f"{plan.id}\n")
             sys.stdout.flush()
@@ -37,9 +37,10 @@ def work(desk: Desk, thread: int, say: threading.Lock) -> None:
 
 def main() -> None:
     say = threading.Lock()
-    with open_desk(Settings(db=sys.argv[1])) as desk:
+    with open_planner(Settings(db=sys.argv[1])) as planner:
         threads = [
-            threading.Thread(target=work, args=(desk, thread, say)) for thread in range(NUM_THREADS)
+            threading.Thread(target=work, args=(planner, thread, say))
+            for thread in range(NUM_THREADS)
         ]
         for thread in threads:
             thread.start()
