@@ -20,9 +20,9 @@ def explain(
     json: Json = False,
 ) -> None:
     """Say why a plan is as it is: terms, what lost, other sizes, and how sure it is."""
-    from moetune.cli.explain_view import show_explanation
     from moetune.workflows.explain import explain_found
     from moetune.workflows.files import find_plan
+    from moetune.workflows.views.explanation import explanation_sections
 
     session = session_of(context)
     made = find_plan(plan, stores=session.find_store)
@@ -32,4 +32,4 @@ def explain(
         del document["profile"]
         session.screen.document({"schema": "moetune.explanation/1", **document})
     else:
-        show_explanation(session.screen, found)
+        session.screen.answer(explanation_sections(found))

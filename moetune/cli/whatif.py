@@ -51,9 +51,9 @@ def whatif(
 
     Sizes that were not measured are estimated, and the plan says so.
     """
-    from moetune.cli.plan_view import sentence
     from moetune.workflows.files import find_plan
     from moetune.workflows.verify import profile_behind
+    from moetune.workflows.views.comparison import whatif_sections
     from moetune.workflows.whatif import change_plan
 
     session = session_of(context)
@@ -74,15 +74,7 @@ def whatif(
             "name it with --profile, or make the plan again",
         )
     answer = change_plan(made, profile=known, changes=changes, speeds=speeds)
-    if json:
-        session.screen.document(answer.document)
-        return
-    first, second, *rest = answer.words
-    session.screen.say(sentence(first))
-    session.screen.say()
-    session.screen.say(second, indent=2, style="bold")
-    for words in rest:
-        session.screen.say(sentence(words), indent=2)
+    session.screen.answer(whatif_sections(answer), answer.document, as_json=json)
 
 
 def _constraints(pairs: Sequence[str]) -> dict[str, str | None]:

@@ -136,14 +136,14 @@ class Planner:
     reading: Store
     profile: str | None = None
     dtype: str | None = None
-    _profiles: ProfileCache = field(init=False)
+    profiles: ProfileCache = field(init=False)
     _solving: SingleFlight[Plan] = field(default_factory=SingleFlight, init=False)
     _solvers: threading.BoundedSemaphore = field(
         default_factory=partial(threading.BoundedSemaphore, NUM_SOLVERS), init=False
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_profiles", ProfileCache(store=self.reading))
+        object.__setattr__(self, "profiles", ProfileCache(store=self.reading))
 
     def resolve(self, inputs: Mapping[str, object]) -> Plan:
         """Return the plan for a plan's `inputs`, of which only `model` or `layer` is required.
@@ -183,7 +183,7 @@ class Planner:
         """
         plan = self.plan(plan_id)
         try:
-            found = self._profiles.find(plan.inputs.profile)
+            found = self.profiles.find(plan.inputs.profile)
         except ProfileError:
             return explain_from(plan, None)
         with _sound_numbers(plan.inputs.profile):
@@ -249,10 +249,10 @@ class Planner:
         )
 
     def _find_profile(self, name: str | None) -> FoundProfile:
-        return self._profiles.find(name or self.profile or newest_measured(self.reading))
+        return self.profiles.find(name or self.profile or newest_measured(self.reading))
 
     def _profile_behind(self, plan: Plan) -> Profile:
-        found = self._profiles.find(plan.inputs.profile)
+        found = self.profiles.find(plan.inputs.profile)
         if found.digest != plan.inputs.profile_fingerprint:
             raise ProfileError(
                 f"profile {plan.inputs.profile!r} of plan {plan.id[:6]} has changed since",

@@ -222,7 +222,7 @@ def test_the_data_of_a_fit_are_the_samples(full: Client) -> None:
 
 
 def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full: Client) -> None:
-    assert 'data-picture="fit"' in full.get("/profiles/lab").text
+    assert 'data-figure="fit"' in full.get("/profiles/lab").text
     assert "<h3>all_to_all" in full.get("/profiles/lab").text
     assert "<h3>d2h pinned</h3>" in full.get("/profiles/lab?operation=d2h-pinned").text
     assert "<h3>all_to_all" in full.get("/profiles/lab?operation=no-such-thing").text
@@ -315,8 +315,8 @@ def test_observations_of_several_plans_are_compared_by_their_ratio_alone(
         )
     try:
         text = full.get("/observed").text
-        assert re.findall(r'data-picture="(\w+)"', text) == ["drift"]
-        assert re.findall(r'data-picture="(\w+)"', full.get(f"/observed?plan={plans[0].id}").text)
+        assert re.findall(r'data-figure="(\w+)"', text) == ["drift"]
+        assert re.findall(r'data-figure="(\w+)"', full.get(f"/observed?plan={plans[0].id}").text)
     finally:
         with connection:
             connection.execute("UPDATE observations SET plan_id = ?", (plans[0].id,))
