@@ -36,7 +36,7 @@ def show_model(
     json: Json = False,
 ) -> None:
     """Show one model and its layer on so many ranks."""
-    from moetune.workflows.views.model import model_sections
+    from moetune.workflows.views.model import model_section
 
     model = find_model(name)
     whole = model.transformer
@@ -47,5 +47,5 @@ def show_model(
         "layer": model.layer(world_size),
         "num_parameters": None if whole is None else whole.num_parameters,
     }
-    found = model_sections(model, world_size=world_size)
-    session_of(context).screen.answer(found, document, as_json=json)
+    found = model_section(model, world_size=world_size)
+    session_of(context).screen.answer((found,), document, as_json=json)

@@ -110,7 +110,9 @@ def diff(context: typer.Context, first: Name, second: Name, *, json: Json = Fals
     found = [{**encode(one), "ratio": one.ratio} for one in compare_profiles(left, right)]
     document = {"schema": "moetune.profiles.diff/1", "first": first, "second": second}
     session.screen.answer(
-        machine_sections(left, right), {**document, "differences": found}, as_json=json
+        machine_sections(left, right, names=(first, second)),
+        {**document, "differences": found},
+        as_json=json,
     )
 
 

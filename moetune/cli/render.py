@@ -77,7 +77,7 @@ class Screen:
         words = [*lead, *filter(None, (section.summary,)), *rest]
         if title and section.scope and (words or section.tables or section.notes):
             self.say()
-        indent = 2 if title or section.summary else 0
+        indent = 2 if title or words or section.notes else 0
         for one in words:
             self.say(one, indent=2)
         for at, table in enumerate(section.tables):

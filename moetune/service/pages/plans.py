@@ -120,7 +120,8 @@ def _plans(library: Library, first: str, second: str) -> _Comparison:
 
 def _profiles(library: Library, first: str, second: str) -> _Comparison:
     left, right = (library.profile(name).profile for name in (first, second))
-    return (left.name, right.name), machine_sections(left, right, is_drawn=True)
+    names = left.name, right.name
+    return names, machine_sections(left, right, names=names, is_drawn=True)
 
 
 def _table(found: tuple[PlanInfo, ...]) -> Table:

@@ -19,6 +19,7 @@ from moetune.workflows.whatif import WhatIfAnswer
 
 _MOST_OVERLAYS = 6
 _NOW, _CHANGED = "now", "changed"
+_LARGE = 100
 _RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": (1e9, "G")}
 
 
@@ -35,18 +36,19 @@ def comparison_sections(
 
 
 def machine_sections(
-    first: Profile, second: Profile, *, is_drawn: bool = False
+    first: Profile, second: Profile, *, names: tuple[str, str], is_drawn: bool = False
 ) -> tuple[Section, ...]:
     """Return every number and fact in which two profiles differ.
 
     Args:
+        names: what the profiles are called.
         is_drawn: whether the operations that both know are drawn, too, travel first.
     """
     found = [(one.key, one.first, one.second) for one in compare_profiles(first, second)]
-    differences = _differences(found, names=(first.name, second.name))
+    differences = _differences(found, names=names)
     if not is_drawn:
         return (differences,)
-    return Section(name="both", figures=tuple(_overlays(first, second))), differences
+    return Section(name="both", figures=tuple(_overlays(first, second, names))), differences
 
 
 def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Section, ...]:
@@ -55,11 +57,11 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
     Args:
         is_drawn: whether both plans are drawn, and every field that differs is listed.
     """
-    changes, *effects = answer.words
+    changes, step, *effects = answer.words
     words = Section(
         name="answer",
         title=sentence(changes),
-        paragraphs=(plan_decision(answer.after), *map(sentence, effects)),
+        paragraphs=(sentence(step), plan_decision(answer.after), *map(sentence, effects)),
     )
     if not is_drawn:
         return (words,)
@@ -88,12 +90,12 @@ def _both(plans: Mapping[str, Plan]) -> tuple[Figure, ...]:
     return phases_figure(plans), degree_figure(plans)
 
 
-def _overlays(first: Profile, second: Profile) -> Iterator[Figure]:
+def _overlays(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[Figure]:
     theirs = {one.name: one for one in operations_of(second)}
     both = [(one, theirs[one.name]) for one in operations_of(first) if one.name in theirs]
     alike = [pair for pair in both if pair[0].unit == pair[1].unit]
     for pair in alike[:_MOST_OVERLAYS]:
-        yield overlay_figure(*pair, (first.name, second.name))
+        yield overlay_figure(*pair, names)
 
 
 def _fields(plan: Plan) -> Iterator[tuple[str, object]]:
@@ -128,7 +130,7 @@ def _differences(found: Sequence[tuple[str, object, object]], *, names: tuple[st
             )
             for key, first, second in found
         ),
-        empty="Nothing: they say the same.",
+        empty=f"Nothing: {names[0]} and {names[1]} say the same.",
     )
     return Section(name="differences", title="What differs", tables=(table,))
 
@@ -160,4 +162,4 @@ def _ratio(first: object, second: object) -> Cell:
     if len(numbers) != len((first, second)) or not numbers[0]:
         return EMPTY
     ratio = numbers[1] / numbers[0]
-    return Cell(text=f"{ratio:,.2f} ×", value=ratio, unit="1")
+    return Cell(text=f"{ratio:,.{2 if ratio < _LARGE else 0}f} ×", value=ratio, unit="1")

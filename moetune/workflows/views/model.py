@@ -26,7 +26,7 @@ def models_section() -> Section:
     return Section(name="models", tables=(table,))
 
 
-def model_sections(model: Model, *, world_size: int) -> tuple[Section, ...]:
+def model_section(model: Model, *, world_size: int) -> Section:
     """Return a model's layer on so many ranks, and the whole model around it."""
     sizes = [(key, str(value)) for key, value in encode(model.layer(world_size)).items()]
     layer = facts(
@@ -34,16 +34,16 @@ def model_sections(model: Model, *, world_size: int) -> tuple[Section, ...]:
         [*sizes, ("tokens", f"{model.tokens_per_rank:,}")],
         header=("layer", f"on {world_size} ranks"),
     )
-    head = Section(name="model", title=f"{model.title} ({model.source})", tables=(layer,))
+    title = f"{model.title} ({model.source})"
     if model.transformer is None:
-        return (head,)
+        return Section(name="model", title=title, tables=(layer,))
     whole = encode(model.transformer)
     del whole["moe"]
     rows = [*((key, f"{value:,}") for key, value in whole.items())]
     table = facts(
         "whole", [*rows, ("parameters", _parameters(model).text)], header=("whole model", "")
     )
-    return head, Section(name="whole", tables=(table,))
+    return Section(name="model", title=title, tables=(layer, table))
 
 
 def _parameters(model: Model) -> Cell:

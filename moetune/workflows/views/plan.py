@@ -190,7 +190,8 @@ def _layer_summary(plan: Plan) -> str:
     reuses = plan.memory.strategy != "none"
     if not is_one_chunk(plan) and times.step_seconds and not reuses:
         text += f", {times.sequential_step_seconds / times.step_seconds:.2f} × as fast as one chunk"
-    return f"{text}. {plan.decision.binding.capitalize()} binds."
+    binding = plan.decision.binding
+    return f"{text}. {binding.capitalize()} {'bind' if binding == 'copies' else 'binds'}."
 
 
 def _phases(explanation: Explanation) -> Table:

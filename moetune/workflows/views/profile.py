@@ -19,7 +19,7 @@ from moetune.report.operations import (
     operations_of,
     speeds_beside,
 )
-from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, percent, plural
+from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, plural
 from moetune.workflows.profiles import FoundProfile, ProfileInfo, pieces_of
 
 _FIRST = "all_to_all"
@@ -227,7 +227,7 @@ def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
     if error is None:
         return EMPTY, EMPTY, Cell(text="not known")
     median, p95 = (
-        Cell(text=percent(one, digits=2 if one < 1 else 0), value=one, unit="1")
+        Cell(text=f"{100 * one:{'.3g' if one < 1 else ',.0f'}} %", value=one, unit="1")
         for one in (error.median, error.p95)
     )
     return median, p95, Cell.words(error.quality, mark=error.quality)

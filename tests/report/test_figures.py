@@ -40,25 +40,30 @@ from moetune.report.operations import OperationCurve, interference_figure, opera
 from moetune.report.plan_figures import (
     Option,
     degree_figure,
-    pareto_front,
     pareto_figure,
+    pareto_front,
     parts_figure,
     phases_figure,
 )
-from moetune.report.section import Figure
-from moetune.report.stages import stages_figure
+from moetune.report.section import Figure, all_figures
 from moetune.report.theme import ROLES, count_text
-from moetune.report.timelines import timeline_figure
+from moetune.report.timelines import stages_figure, timeline_figure
 from moetune.solve.layout.space import LayoutPins
 from moetune.solve.trace import plan_timelines
-from moetune.workflows.explain import explain_plan
-from moetune.workflows.figures import options_of, plan_figures
+from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.views.explanation import reasons
+from moetune.workflows.views.figures import options_of
 from tests.report.lab import lab_plan, lab_profile, observations
 from tests.solve.clusters import GB, cluster_profile
 
 ROLE = re.compile(r"@(\w+)(?:/[\d.]+)?")
+
+
+def plan_figures(explanation: Explanation) -> tuple[Figure, ...]:
+    """Return what a page draws of a plan."""
+    return all_figures(reasons(explanation, is_drawn=True))
 
 
 def operation(name: str) -> OperationCurve:
@@ -100,20 +105,20 @@ def resolved(value: object) -> Any:
 
 
 @pytest.fixture(scope="module")
-def all_figures() -> list[Figure]:
+def drawn() -> list[Figure]:
     return list(figures())
 
 
-def test_every_figure_is_one_that_plotly_knows(all_figures: list[Figure]) -> None:
-    assert len(all_figures) > 20
-    for figure in all_figures:
+def test_every_figure_is_one_that_plotly_knows(drawn: list[Figure]) -> None:
+    assert len(drawn) > 20
+    for figure in drawn:
         go.Figure(resolved(figure.drawing))
 
 
-def test_every_colour_is_a_role_with_a_light_and_a_dark_value(all_figures: list[Figure]) -> None:
+def test_every_colour_is_a_role_with_a_light_and_a_dark_value(drawn: list[Figure]) -> None:
     sheet = (STATIC / "moetune.css").read_text()
     script = (STATIC / "moetune.js").read_text()
-    used = {role for one in all_figures for role in ROLE.findall(json.dumps(one.drawing))}
+    used = {role for one in drawn for role in ROLE.findall(json.dumps(one.drawing))}
     assert used <= set(ROLES)
     for role in ROLES:
         assert re.search(rf"--{role}: light-dark\(#\w+, #\w+\);", sheet), role
@@ -121,9 +126,9 @@ def test_every_colour_is_a_role_with_a_light_and_a_dark_value(all_figures: list[
 
 
 def test_every_row_has_the_columns_of_its_header_and_survives_csv(
-    all_figures: list[Figure],
+    drawn: list[Figure],
 ) -> None:
-    for figure in all_figures:
+    for figure in drawn:
         assert figure.rows, figure.title
         header, *rows = csv.reader(io.StringIO(figure.csv))
         assert tuple(header) == figure.header
