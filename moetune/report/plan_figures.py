@@ -258,7 +258,7 @@ def parts_figure(whole: TransformerPlan) -> Figure:
     return Figure(
         name="parts",
         is_wide=True,
-        title="What the model's step consists of",
+        title="Parts of one step",
         words=f"Seconds of {format_seconds(whole.step_seconds)}, on the slowest stage.",
         drawing=drawing(
             [
