@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test check netlab gpu bench setup postgres chromium
+.PHONY: quickstart test check checks netlab gpu bench setup postgres chromium
 
 setup: $(READY)
 
@@ -30,6 +30,10 @@ check: $(READY)
 
 test: $(READY) postgres chromium check
 	$(BIN)/pytest
+
+# The laboratory and the reports of the benchmarks: their own faults, and none of the product's.
+checks: $(READY)
+	$(BIN)/pytest benchmarks/checks
 
 netlab: $(READY)
 	$(BIN)/python -m benchmarks.netlab
