@@ -23,8 +23,7 @@ from moetune.store.migrate import (
     read_state,
     upgrade_to_head,
 )
-from moetune.store.opening import check_place, set_journal
-from moetune.store.sql_store import SqlStore
+from moetune.store.sql_store import SqlStore, check_place, set_journal
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
