@@ -1,4 +1,4 @@
-"""What `moetune db` does: upgrade, current and check. `backup` has its own module."""
+"""Administration of a database: upgrade, current revision, check, backup."""
 
 import shutil
 import sqlite3

@@ -1,4 +1,4 @@
-"""The store in SQLite or PostgreSQL: opened, made where it is missing, refused where it is foreign."""
+"""The store in SQLite or PostgreSQL: made where it is missing, refused where it is foreign."""
 
 from sqlalchemy import Connection
 

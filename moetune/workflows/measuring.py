@@ -1,4 +1,4 @@
-"""What to measure, and where."""
+"""A measurement's request, and the record of its samples while it runs."""
 
 import statistics
 import time
@@ -76,7 +76,7 @@ class MeasurementSetting:
         return self.launch is None or self.launch.rank == 0
 
 
-_NAMES = {"gemm": "GEMM", "rows": "row operations", "copy": "copies"}
+_NAMES = {"gemm": "GEMM", "rows": "memory-bound operations", "copy": "copies"}
 _QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
 
 

@@ -16,7 +16,7 @@ def test_collectives_are_named_with_their_place_where_there_are_several_nodes() 
     attention = AttentionPoint(dtype="float32", num_sequences=1, length=8, num_heads=1, head_dim=8)
     assert group_of(attention, TWO_NODES) == "attention"
     assert group_of(RowsPoint(op="adam", dtype="float32", rows=8, width=1), ONE_NODE) == (
-        "row operations"
+        "memory-bound operations"
     )
 
 
