@@ -20,14 +20,14 @@ from moetune.domain.samples import CopyPoint, Point, Sample
 from moetune.measure.session import Estimates
 from moetune.store import open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.measuring import (
+from moetune.workflows.plan import PlanRequest, host_memory_bytes, make_plan
+from moetune.workflows.profile import (
     MeasurementSetting,
     ProfileRequest,
-    SampleRecorder,
-    SilentProgress,
+    detect_cluster,
+    estimate_profile,
 )
-from moetune.workflows.plan import PlanRequest, host_memory_bytes, make_plan
-from moetune.workflows.profile import detect_cluster, estimate_profile
+from moetune.workflows.recording import SampleRecorder, SilentProgress
 from moetune.workflows.verify import Verification, VerifiedStep, profile_behind
 
 NAME = "rtx2080ti-x64"
