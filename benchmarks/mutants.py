@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
+from typing import TypedDict
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("domain", "fit", "solve", "workflows")
@@ -62,6 +63,13 @@ class Verdict:
     after: str
 
 
+class Collected(TypedDict):
+    """Which tests run which line of which file, and how long each takes."""
+
+    lines: dict[str, dict[str, list[str]]]
+    seconds: dict[str, float]
+
+
 def collect(tests: Sequence[str]) -> None:
     """Run the tests once and keep which of them run which line, and how long each takes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -92,10 +100,10 @@ def _lines(data: Path) -> dict[str, dict[int, list[str]]]:
 
 
 def _seconds(report: Path) -> dict[str, float]:
-    from xml.etree import ElementTree
+    import xml.etree.ElementTree as ET
 
     found: dict[str, float] = {}
-    for case in ElementTree.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own
+    for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
         found[name] = float(case.get("time", 0))
     return found
@@ -126,7 +134,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 
 def sample(count: int, seed: int) -> list[Mutant]:
     """Return faults on that many different lines."""
-    generator = random.Random(seed)
+    generator = random.Random(seed)  # noqa: S311 - a sample, no secret
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for package in PACKAGES:
         for path in sorted((ROOT / "moetune" / package).rglob("*.py")):
@@ -136,7 +144,7 @@ def sample(count: int, seed: int) -> list[Mutant]:
     return [generator.choice(by_line[place]) for place in chosen]
 
 
-def judge(mutant: Mutant, tree: Path, collected: dict[str, dict[str, object]]) -> Verdict:
+def judge(mutant: Mutant, tree: Path, collected: Collected) -> Verdict:
     """Put the fault into the copy of the tree, run the tests of its line, and take it out."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
@@ -157,13 +165,12 @@ def judge(mutant: Mutant, tree: Path, collected: dict[str, dict[str, object]]) -
     return Verdict(mutant=mutant, outcome=outcome, before=before.strip(), after=after.strip())
 
 
-def _tests_of(mutant: Mutant, collected: dict[str, dict[str, object]]) -> list[str]:
+def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     lines, seconds = collected["lines"].get(mutant.path, {}), collected["seconds"]
-    assert isinstance(lines, dict)
     found = lines.get(str(mutant.line), [])
-    # A value at module level is made when the module is imported: whatever runs the file may see it.
+    # A value at module level is made at the import: whatever runs the file may see it.
     found = found or sorted({name for names in lines.values() for name in names})
-    return sorted(found, key=lambda name: float(str(seconds.get(name, 1.0))))[:MOST_TESTS]
+    return sorted(found, key=lambda name: seconds.get(name, 1.0))[:MOST_TESTS]
 
 
 def _passes(tests: Sequence[str], tree: Path) -> bool:
@@ -211,9 +218,11 @@ def write(verdicts: Sequence[Verdict], seed: int) -> None:
     lines = [
         "# Faults put in by chance",
         "",
-        f"`python -m benchmarks.mutants run --count {len(verdicts)} --seed {seed}`: {killed} of "
-        f"{len(verdicts)} faults in {', '.join(PACKAGES)} were noticed "
-        f"({killed / len(verdicts):.0%}). The others:",
+        (
+            f"`python -m benchmarks.mutants run --count {len(verdicts)} --seed {seed}`: {killed} of "
+            f"{len(verdicts)} faults in {', '.join(PACKAGES)} were noticed "
+            f"({killed / len(verdicts):.0%}). The others:"
+        ),
         "",
         "| where | line before | line after | outcome |",
         "|---|---|---|---|",
