@@ -175,7 +175,8 @@ def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
 
 def _passes(tests: Sequence[str], tree: Path) -> bool:
     command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=100", *tests,
+        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=100",
+        *tests,
     ]  # fmt: skip
     variables = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -219,8 +220,8 @@ def write(verdicts: Sequence[Verdict], seed: int) -> None:
         "# Faults put in by chance",
         "",
         (
-            f"`python -m benchmarks.mutants run --count {len(verdicts)} --seed {seed}`: {killed} of "
-            f"{len(verdicts)} faults in {', '.join(PACKAGES)} were noticed "
+            f"`python -m benchmarks.mutants run --count {len(verdicts)} --seed {seed}`: {killed} "
+            f"of {len(verdicts)} faults in {', '.join(PACKAGES)} were noticed "
             f"({killed / len(verdicts):.0%}). The others:"
         ),
         "",
