@@ -30,7 +30,7 @@ check: $(READY)
 
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo 'open site/index.html'
+	@echo 'open site/index.html; to search: $(BIN)/python -m http.server --directory site'
 
 test: $(READY) postgres chromium check
 	$(BIN)/pytest

@@ -91,6 +91,8 @@ def conversation_of(text: str) -> Iterator[tuple[str, list[str]]]:
             if command:
                 yield command, output
             command, output = line[2:], []
+        elif command.endswith("\\"):
+            command = command[:-1] + line
         else:
             output.append(line)
     assert command, "a console block without a command"
@@ -101,5 +103,7 @@ def moetune_commands(text: str) -> Iterator[str]:
     """Yield what follows `moetune` in any text that holds commands, quotes and all."""
     joined = re.sub(r"\\\n\s*", " ", text)
     joined = re.sub(r"(?m)^(\s+)(?=-)", " ", re.sub(r"\n\s+(?=-[a-z-])", " ", joined))
-    for found in re.finditer(r"(?:-m |(?<![\w/.:'\"#=-]))moetune ((?:-|[a-z])[^\n'\"|;&`]*)", joined):
+    for found in re.finditer(
+        r"(?:-m |(?<![\w/.:'\"#=-]))moetune ((?:-|[a-z])[^\n'\"|;&`]*)", joined
+    ):
         yield found[1].partition(" #")[0].strip()

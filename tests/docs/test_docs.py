@@ -1,192 +1,21 @@
 """Every command and code block of the documentation runs, page by page, as a reader runs it."""
 
-import hashlib
-import json
-import os
 import re
-import shlex
 import shutil
-import signal
 import socket
-import subprocess
-import sys
-import time
-import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from moetune.cli import app
 from moetune.config import Settings
-from tests.docs.blocks import Block, blocks_of, commands_of, conversation_of, moetune_commands
+from tests.docs.blocks import blocks_of, moetune_commands
 from tests.docs.parsing import check_mention, command_names, parse
+from tests.docs.reader import ROOT, Reader
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
-PORT = "8642"
-PATIENCE_SECONDS = 100
-BUDGETS = 5
-"""How often the example's few seconds of measuring are given again where all cores are busy."""
-SHELL = re.compile(r"[|>;&$`(]")
-RUNS = {"console", "sh", "python", "toml", "json"}
-SAYS = {"text"}
-"""Neither commands nor code: a drawing, the message of a program."""
-
-
-class Reader:
-    """Someone who follows a page in an empty home, one block after the other."""
-
-    def __init__(
-        self, home: Path, port: int, capfd: pytest.CaptureFixture[str], measured: Path
-    ) -> None:
-        self._home, self._port, self._capfd, self._measured = home, str(port), capfd, measured
-        self._names: dict[str, Any] = {"__name__": "page"}
-        self._running: list[subprocess.Popen[bytes]] = []
-
-    def follow(self, block: Block) -> None:
-        """Do what the block says."""
-        text = block.text.replace(PORT, self._port)
-        if block.language in SAYS:
-            return
-        if block.title:
-            Path(block.title).write_text(text, encoding="utf-8")
-        if block.reason is not None:
-            _check_what_is_not_run(block)
-            return
-        assert block.language in RUNS, f"{block.where}: neither run nor marked `not run: …`"
-        if block.runs_on:
-            self._start(block, text)
-        elif block.language == "sh":
-            for command in commands_of(text):
-                self._shell(block, command)
-        elif block.language == "console":
-            for command, shown in conversation_of(text):
-                _compare(block, shown, self._shell(block, command))
-        elif block.language == "toml":
-            tomllib.loads(text)
-        elif block.language == "json":
-            json.loads(text)
-        elif not block.title:
-            exec(compile(text, block.where, "exec"), self._names)  # noqa: S102 - the page's own code
-
-    def leave(self) -> None:
-        """End what still runs."""
-        for process in self._running:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_SECONDS) == 0
-
-    def _shell(self, block: Block, command: str) -> str:
-        words = shlex.split(command, comments=True)
-        if words[:2] == ["moetune", "profile"] and "--plan-only" not in words:
-            code, out, err = self._measure(words[1:])
-        elif words[0] == "moetune" and not SHELL.search(command.partition(" #")[0]):
-            code, out, err = self._moetune(words[1:])
-        else:
-            done = subprocess.run(
-                ("bash", "-euo", "pipefail", "-c", command), env=_environment(),
-                capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS,
-            )  # fmt: skip
-            code, out, err = done.returncode, done.stdout, done.stderr
-        assert code == block.exit_code, f"{block.where}: {command}\n{out}\n{err}"
-        return out
-
-    def _moetune(self, words: list[str]) -> tuple[int, str, str]:
-        self._capfd.readouterr()
-        code = app.main(words)
-        out, err = self._capfd.readouterr()
-        return code, out, err
-
-    def _measure(self, words: list[str]) -> tuple[int, str, str]:
-        """Measure once for all pages that say the same; on a busy machine, until a plan is found."""
-        name = words[words.index("--name") + 1]
-        kept = self._measured / (hashlib.sha256(" ".join(words).encode()).hexdigest() + ".toml")
-        if kept.exists():
-            return self._moetune(["profiles", "import", str(kept), "--name", name])
-        first = self._moetune(words)
-        layer = words[words.index("--d-model") :]
-        for _ in range(BUDGETS):
-            if self._moetune(["plan", "--no-save", "--profile", name, *layer])[0] == 0:
-                break
-            self._moetune([*words, "--resume"])
-        assert self._moetune(["profiles", "export", name, "--output", str(kept)])[0] == 0
-        return first
-
-    def _start(self, block: Block, text: str) -> None:
-        (command,) = commands_of(text)
-        words = shlex.split(command)
-        assert words[:2] == ["moetune", "serve"], f"{block.where}: only the service runs on"
-        with (self._home / "serve.log").open("wb") as log:
-            process = subprocess.Popen(
-                (sys.executable, "-m", *words), env=_environment(), stdout=log, stderr=log
-            )
-        self._running.append(process)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not _answers(f"http://127.0.0.1:{self._port}/readyz"):
-            assert process.poll() is None, (self._home / "serve.log").read_text()
-            assert time.monotonic() < deadline, "the service does not begin"
-            time.sleep(0.05)
-
-
-def _environment() -> dict[str, str]:
-    # Programs of this interpreter's environment come first: torchrun, moetune.
-    programs = str(Path(sys.executable).parent)
-    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
-    return {
-        **os.environ,
-        "PATH": programs + os.pathsep + os.environ["PATH"],
-        "PYTHONPATH": path,
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - the service's own address
-            return True
-    except (urllib.error.URLError, ConnectionError):
-        return False
-
-
-def _compare(block: Block, shown: list[str], printed: str) -> None:
-    """Compare the numbers that a page shows with those of the program; `…` leaves some out.
-
-    The words around them may change.
-    """
-    expected: list[str] = []
-    for line in shown:
-        expected += ["…"] if line.strip() == "…" else re.findall(r"\d[\d.,]*\d|\d", line)
-    found = iter(re.findall(r"\d[\d.,]*\d|\d", printed))
-    is_gap = False
-    for number in expected:
-        if number == "…":
-            is_gap = True
-            continue
-        assert any(one == number for one in found) if is_gap else next(found, None) == number, (
-            f"{block.where}: {number} is not what the program prints there:\n{printed}"
-        )
-        is_gap = False
-    assert is_gap or next(found, None) is None, f"{block.where}: the output goes on:\n{printed}"
-
-
-def _check_what_is_not_run(block: Block) -> None:
-    assert block.reason, f"{block.where}: no reason"
-    for command in moetune_commands(block.text):
-        parse(command)
-    if block.language == "yaml":
-        assert list(yaml.safe_load_all(block.text))
-    if block.language == "sh":
-        done = subprocess.run(
-            ("bash", "-n"), input=block.text, capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, ""), f"{block.where}: {done.stderr}"
 
 
 @pytest.fixture(scope="module")
@@ -222,10 +51,10 @@ def reader(
     found.leave()
 
 
+@pytest.mark.timeout(400)  # measures, and starts ranks: slow where all cores are busy
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_the_page_runs_in_order(reader: Reader, page: Path) -> None:
-    for block in blocks_of(page):
-        reader.follow(block)
+    reader.read(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -248,6 +77,38 @@ def test_examples_that_need_a_cluster_hold_commands_that_are_checked() -> None:
         assert command.startswith("profile --name my-cluster --preset full --model gpt-xl")
         with pytest.raises(Exception, match="No such option"):
             parse(f"{command} --no-such-flag")
+
+
+def _page(folder: Path, text: str) -> Path:
+    page = folder / "page.md"
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```yaml\na: 1\n```\n", "neither run nor marked"),
+        ("```\nls\n```\n", "neither run nor marked"),
+        ("<!-- not run: -->\n```yaml\na: 1\n```\n", "neither run nor marked"),
+        ("```sh\nfalse\n```\n", "false"),
+        ("```sh\nmoetune models show no-such-model\n```\n", "no-such-model"),
+        ("```console\n$ echo 12.5 ms\n12.6 ms\n```\n", r"12\.6 is not"),
+        ("```console\n$ echo 1 2\n1\n```\n", "the output goes on"),
+        ("<!-- not run: no cluster -->\n```sh\nsrun moetune plan --tp x\n```\n", "valid integer"),
+        ("Text.\n\n    moetune plan\n", "without a fence"),
+    ],
+)  # fmt: skip
+def test_a_page_that_is_wrong_is_found_out(
+    reader: Reader, tmp_path: Path, text: str, complaint: str
+) -> None:
+    with pytest.raises(Exception, match=complaint):
+        reader.read(_page(tmp_path, text))
+
+
+def test_what_a_page_leaves_out_with_dots_is_not_compared(reader: Reader, tmp_path: Path) -> None:
+    text = "```console\n$ printf '1\\n2\\n3\\n4\\n'\n1\n…\n3\n…\n```\n"
+    reader.read(_page(tmp_path, text))
 
 
 def test_the_table_of_settings_names_them_all() -> None:
