@@ -10,6 +10,11 @@ _NOTE = re.compile(r"^<!-- (?P<note>.+?) -->$")
 _TITLE = re.compile(r'title="([^"]+)"')
 _COMMAND = re.compile(r"^ {4,}(\$ )?(moetune|make|torchrun|srun|python) ")
 
+_COMMANDS = re.compile(
+    r"(?:-m |(?<![\w/.:'\"#=-]))moetune "
+    r"((?:--db|--config|--no-config|--no-color|-v|-q|[a-z])[^\n'\"|;&`>]*)"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
@@ -103,7 +108,5 @@ def moetune_commands(text: str) -> Iterator[str]:
     """Yield what follows `moetune` in any text that holds commands, quotes and all."""
     joined = re.sub(r"\\\n\s*", " ", text)
     joined = re.sub(r"(?m)^(\s+)(?=-)", " ", re.sub(r"\n\s+(?=-[a-z-])", " ", joined))
-    for found in re.finditer(
-        r"(?:-m |(?<![\w/.:'\"#=-]))moetune ((?:-|[a-z])[^\n'\"|;&`]*)", joined
-    ):
+    for found in _COMMANDS.finditer(joined):
         yield found[1].partition(" #")[0].strip()
