@@ -43,7 +43,7 @@ def solve(
         bounds=bounds,
         device_memory_bytes=2**40,
         provenance="measured",
-    )
+    ).plan
 
 
 def workload() -> Workload:
