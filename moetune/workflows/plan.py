@@ -168,7 +168,6 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
                 bounds=request.bounds,
                 per_node=profile.machine.devices_per_node,
                 runs_ahead=profile.machine.kind == "cuda",
-                shares_core=profile.shares_core,
                 device_memory_bytes=profile.machine.memory_bytes,
                 host_memory_bytes=host_memory_bytes(profile),
                 provenance=profile.provenance,

@@ -14,11 +14,11 @@ from moetune.domain.plan import Plan, plan_from_document, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import Bounds, DegreeChooser
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import trust_of
-from moetune.solve.model.traits import Traits
+from moetune.solve.model.runtime import TargetRuntime
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
@@ -219,7 +219,7 @@ def test_a_vocabulary_smaller_than_the_tensor_group_is_not_cut() -> None:
 def test_hidden_gradients_leave_that_share_of_them() -> None:
     asked = question(pins=LayoutPins(dp=8, ep=8, tp=1, pp=4, micro_batch=1, zero=False))
     _, exposed = search_layouts(asked)
-    _, hidden = search_layouts(replace(asked, traits=Traits(hidden_gradients=0.75)))
+    _, hidden = search_layouts(replace(asked, runtime=TargetRuntime(hidden_gradients=0.75)))
     quarter = exposed.best[0].gradients.seconds / 4
     assert hidden.best[0].gradients.seconds == pytest.approx(quarter)
 
@@ -228,7 +228,7 @@ def test_split_sends_carry_a_share_and_gather_it() -> None:
     pins = LayoutPins(dp=1, tp=8, pp=4, micro_batch=1, expert_parallel="tensor")
     asked = question(tokens=256, pins=pins)
     _, whole = search_layouts(asked)
-    _, split = search_layouts(replace(asked, traits=Traits(splits_sends=True)))
+    _, split = search_layouts(replace(asked, runtime=TargetRuntime(splits_sends=True)))
     num_bytes = 2048 * 1024 * 2
     costs = asked.costs
     sent, part = (
@@ -242,9 +242,9 @@ def test_split_sends_carry_a_share_and_gather_it() -> None:
 
 def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch() -> None:
     asked = question(pins=LayoutPins(dp=32, ep=32, micro_batch=2, zero=True))
-    without = Traits(shards_in_chunks=False)
-    _, whole = search_layouts(replace(asked, traits=without))
-    _, sharded = search_layouts(replace(asked, traits=replace(without, shards_gradients=True)))
+    without = TargetRuntime(shards_in_chunks=False)
+    _, whole = search_layouts(replace(asked, runtime=without))
+    _, sharded = search_layouts(replace(asked, runtime=replace(without, shards_gradients=True)))
     (mine,), (theirs,) = sharded.best, whole.best
     assert mine.memory.gradient_bytes < theirs.memory.gradient_bytes
     assert mine.memory.parameter_bytes == theirs.memory.parameter_bytes

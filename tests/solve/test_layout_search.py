@@ -15,7 +15,7 @@ from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.search import LayoutSearch, SearchResult, try_all
 from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
 from moetune.solve.model.prices import Prices
-from moetune.solve.model.traits import Traits
+from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 
 WORLD, PER_NODE, TOKENS = 16, 4, 256
@@ -228,7 +228,9 @@ class ByHand:
         return 4 * (2 * (dense + experts) + 2 * moment + elements + buffers)
 
 
-def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int]]:
+def brute_force(
+    limit_bytes: float, zeros: tuple[bool, ...] = (False, True)
+) -> dict[tuple[object, ...], tuple[float, int]]:
     """Return the best seconds of each layout that fits, and its micro-batch."""
     found: dict[tuple[object, ...], tuple[float, int]] = {}
     powers = (1, 2, 4, 8, 16)
@@ -242,7 +244,7 @@ def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int
             largest = max((one for one in range(1, share // pp + 1) if share % one == 0), default=0)
             if share % b or b > largest or (b & (b - 1) and b != largest):
                 continue
-            for zero in (False, True):
+            for zero in zeros:
                 if zero and dp == 1:
                     continue
                 ways = [ByHand(kind, dp, ep, tp, pp, b, zero, again) for again in (False, True)]
@@ -253,12 +255,17 @@ def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int
     return found
 
 
-def search(limit_bytes: int, pins: LayoutPins | None = None) -> SearchResult:
+ZERO = TargetRuntime(shards_in_chunks=False)
+
+
+def search(
+    limit_bytes: int, pins: LayoutPins | None = None, runtime: TargetRuntime = ZERO
+) -> SearchResult:
     pins = pins or LayoutPins()
     batch = whole_batch(model=MODEL, tokens_per_rank=TOKENS, world_size=WORLD)
     prices = Prices(
         model=MODEL, dtype="float32", costs=PlacedCosts(rows_seconds=ROWS, is_measured=True),
-        bounds=Bounds(max_degree=1), per_node=PER_NODE, traits=Traits(shards_in_chunks=False),
+        bounds=Bounds(max_degree=1), per_node=PER_NODE, runtime=runtime,
     )  # fmt: skip
     layouts = find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)
     search = LayoutSearch(prices=prices, batch=batch, pins=pins, limit_bytes=limit_bytes)
@@ -272,17 +279,47 @@ def _key(layout: Layout) -> tuple[object, ...]:
 @pytest.mark.parametrize("mebibytes", [4096, 60, 40, 25, 18])
 def test_every_layout_is_at_the_best_that_brute_force_finds(mebibytes: int) -> None:
     limit = mebibytes * 2**20
-    expected = brute_force(limit)
     found = search(limit)
-    assert {_key(one.layout) for one in found.best} == set(expected)
-    for one in found.best:
-        seconds, _ = expected[_key(one.layout)]
-        assert one.seconds == pytest.approx(seconds, rel=1e-9), one.layout
-        assert one.memory.total_bytes <= limit
+    _check_best(found, brute_force(limit))
+    assert all(one.memory.total_bytes <= limit for one in found.best)
     times = [one.seconds for one in found.best]
     assert times == sorted(times)
     assert all(one.memory.total_bytes > limit for one in found.unfit)
     assert found.unpriced == ()
+
+
+def _check_best(found: SearchResult, expected: dict[tuple[object, ...], tuple[float, int]]) -> None:
+    assert {_key(one.layout) for one in found.best} == set(expected)
+    for one in found.best:
+        seconds, _ = expected[_key(one.layout)]
+        assert one.seconds == pytest.approx(seconds, rel=1e-9), one.layout
+
+
+@pytest.mark.parametrize("mebibytes", [4096, 60, 40, 25, 18])
+def test_users_layouts_without_zero_are_at_the_best_that_brute_force_finds(mebibytes: int) -> None:
+    limit = mebibytes * 2**20
+    found = search(limit, LayoutPins(zero=False), MOETUNE)
+    _check_best(found, brute_force(limit, zeros=(False,)))
+
+
+@pytest.mark.parametrize("mebibytes", [4096, 60, 40, 25, 18])
+def test_users_free_layouts_are_at_the_best_or_in_chunks(mebibytes: int) -> None:
+    """Chunks hold the states where every rank is a replica of its own; nowhere else."""
+    limit = mebibytes * 2**20
+    found, whole = search(limit, runtime=MOETUNE), brute_force(limit)
+    kept = brute_force(limit, zeros=(False,))
+    in_chunks = [one for one in found.best if one.setting.chunked]
+    assert all(one.layout.tp == one.layout.pp == 1 for one in in_chunks)
+    apart = [one for one in found.best if one.layout.tp * one.layout.pp > 1]
+    assert {_key(one.layout) for one in apart} == {key for key in whole if key[3:] != (1, 1)}
+    for one in apart:
+        assert one.seconds == pytest.approx(whole[_key(one.layout)][0], rel=1e-9), one.layout
+    replicas = {_key(one.layout): one for one in found.best if one.layout.tp * one.layout.pp == 1}
+    for key, (seconds, _) in kept.items():
+        if key in replicas:
+            assert replicas[key].seconds <= seconds * (1 + 1e-9)
+            assert replicas[key].setting.chunked or replicas[key].seconds == pytest.approx(seconds)
+    assert {key for key in kept if key[3:] == (1, 1)} <= set(replicas)
 
 
 def test_the_memory_limits_of_the_comparison_mean_something() -> None:

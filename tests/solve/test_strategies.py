@@ -14,10 +14,10 @@ from moetune.domain.plan import Plan
 from moetune.domain.request import STRATEGIES, Strategy
 from moetune.solve.layer.choose import WORTH, Bounds
 from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import solve_plan
-from moetune.solve.layer.reuse import step_time
 from moetune.solve.layer.strategies import choose_strategy
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.times import step_time
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 MIB = 2**20

@@ -6,6 +6,7 @@ import pytest
 
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
 from moetune.domain.errors import InputError
+from moetune.domain.plan import Alternative
 from moetune.domain.request import STRATEGIES, Strategy
 from moetune.solve.layer.choose import Bounds, recorded_bounds
 from moetune.solve.layer.memory import layer_memory, total_bytes
@@ -57,7 +58,9 @@ def test_the_chosen_row_is_the_plan_itself(bounds: Bounds) -> None:
 
 def test_the_rows_of_losers_are_the_alternatives_of_the_plan() -> None:
     solved = _solve()
-    lost = {one.strategy: one for one in solved.plan.alternatives if one.strategy != "none"}
+    lost: dict[Strategy, Alternative] = {
+        one.strategy: one for one in solved.plan.alternatives if one.strategy != "none"
+    }
     rows = [one for one in solved.strategies if not one.is_chosen]
     assert [one.strategy for one in rows] == ["S1", "S2", "S3", "S4"]
     for row in rows:
