@@ -14,11 +14,11 @@ from moetune.domain.plan import Plan, plan_from_document, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import Bounds, DegreeChooser
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import trust_of
-from moetune.solve.model.traits import Traits
+from moetune.solve.model.runtime import TargetRuntime
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
 
@@ -57,7 +57,7 @@ def question(
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return solve_layout(question())
+    return solve_layout(question()).plan
 
 
 @pytest.mark.parametrize(("name", "billions"), [("ppmoe-6.7b", 6.7), ("ppmoe-143b", 143)])
@@ -125,7 +125,7 @@ def layer_times_by_hand(tokens: int) -> dict[str, list[float]]:
 
 def test_the_layer_in_a_model_runs_in_as_many_chunks_as_are_fastest() -> None:
     slow = question(between=3 * GB, pins=LayoutPins(dp=32, ep=32, micro_batch=8))
-    plan = solve_layout(slow)
+    plan = solve_layout(slow).plan
     tokens = 8 * 2048
     assert (plan.workload.world_size, plan.workload.tokens_per_rank) == (32, tokens)
     decision = plan.decide(tokens)
@@ -153,7 +153,7 @@ def test_a_plan_document_is_read_back_and_an_older_one_without_models_too(plan: 
 def test_the_layers_plan_has_the_degrees_that_the_search_timed() -> None:
     slow = question(between=3 * GB, pins=LayoutPins(dp=32, ep=32, micro_batch=8))
     _, found = search_layouts(slow)
-    plan = solve_layout(slow)
+    plan = solve_layout(slow).plan
     degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
     assert degrees == found.best[0].priced.moe.step.degrees
     assert max(degrees) > 1
@@ -163,15 +163,15 @@ def test_the_layers_plan_has_the_degrees_that_the_search_timed() -> None:
 def test_a_pinned_degree_is_kept_in_every_layout_or_does_not_fit() -> None:
     pins = LayoutPins(dp=32, ep=32, micro_batch=8, zero=True)
     asked = replace(question(pins=pins), bounds=Bounds(forward_degree=4))
-    plan = solve_layout(asked)
+    plan = solve_layout(asked).plan
     assert plan.pipeline.forward_degree == 4
     assert plan.transformer is not None
     tight = plan.transformer.memory.total_bytes - 1
-    squeezed = solve_layout(replace(asked, device_memory_bytes=tight))
+    squeezed = solve_layout(replace(asked, device_memory_bytes=tight)).plan
     assert squeezed.pipeline.forward_degree == 4
     assert squeezed.transformer is not None
     assert squeezed.transformer.recompute or _cache_bytes(squeezed) < _cache_bytes(plan)
-    free = solve_layout(replace(asked, bounds=Bounds(), device_memory_bytes=tight))
+    free = solve_layout(replace(asked, bounds=Bounds(), device_memory_bytes=tight)).plan
     assert free.transformer is not None
     assert free.transformer.memory.total_bytes <= tight
 
@@ -230,7 +230,7 @@ def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
         min(inside, key=lambda one: one.seconds).seconds
         < min(across, key=lambda one: one.seconds).seconds
     )
-    plan = solve_layout(replace(asked, pins=LayoutPins(dp=32, ep=32)))
+    plan = solve_layout(replace(asked, pins=LayoutPins(dp=32, ep=32))).plan
     assert plan.transformer is not None
     assert plan.transformer.binding == "all_to_all"
 
@@ -238,7 +238,7 @@ def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
 def test_a_tensor_rank_has_its_share_of_the_head_and_names_the_sums_that_it_costs() -> None:
     pins = LayoutPins(tp=8, pp=4, expert_parallel="tensor", micro_batch=1)
     asked = question(pins=pins)
-    whole = solve_layout(asked).transformer
+    whole = solve_layout(asked).plan.transformer
     assert whole is not None
     count, tokens, width, words = whole.num_micro_batches, 2048, 1024, 51_200 // 8
     parts = {part.name: part.seconds for part in whole.parts}
@@ -266,7 +266,7 @@ def test_a_vocabulary_smaller_than_the_tensor_group_is_not_cut() -> None:
 def test_hidden_gradients_leave_that_share_of_them() -> None:
     asked = question(pins=LayoutPins(dp=8, ep=8, tp=1, pp=4, micro_batch=1, zero=False))
     _, exposed = search_layouts(asked)
-    _, hidden = search_layouts(replace(asked, traits=Traits(hidden_gradients=0.75)))
+    _, hidden = search_layouts(replace(asked, runtime=TargetRuntime(hidden_gradients=0.75)))
     quarter = exposed.best[0].gradients.seconds / 4
     assert hidden.best[0].gradients.seconds == pytest.approx(quarter)
 
@@ -275,7 +275,7 @@ def test_split_sends_carry_a_share_and_gather_it() -> None:
     pins = LayoutPins(dp=1, tp=8, pp=4, micro_batch=1, expert_parallel="tensor")
     asked = question(tokens=256, pins=pins)
     _, whole = search_layouts(asked)
-    _, split = search_layouts(replace(asked, traits=Traits(splits_sends=True)))
+    _, split = search_layouts(replace(asked, runtime=TargetRuntime(splits_sends=True)))
     num_bytes = 2048 * 1024 * 2
     costs = asked.costs
     sent, part = (
@@ -289,9 +289,9 @@ def test_split_sends_carry_a_share_and_gather_it() -> None:
 
 def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch() -> None:
     asked = question(pins=LayoutPins(dp=32, ep=32, micro_batch=2, zero=True))
-    without = Traits(shards_in_chunks=False)
-    _, whole = search_layouts(replace(asked, traits=without))
-    _, sharded = search_layouts(replace(asked, traits=replace(without, shards_gradients=True)))
+    without = TargetRuntime(shards_in_chunks=False)
+    _, whole = search_layouts(replace(asked, runtime=without))
+    _, sharded = search_layouts(replace(asked, runtime=replace(without, shards_gradients=True)))
     (mine,), (theirs,) = sharded.best, whole.best
     assert mine.memory.gradient_bytes < theirs.memory.gradient_bytes
     assert mine.memory.parameter_bytes == theirs.memory.parameter_bytes
@@ -335,7 +335,7 @@ def test_a_layout_that_fits_nowhere_says_what_takes_the_memory_and_what_would_fi
     assert "optimizer" in raised.value.what
     assert raised.value.hint.startswith("nearest: 64 ranks instead of 32, or more memory")
     assert raised.value.hint.endswith("the profile has no copies: run `moetune profile`")
-    assert solve_layout(question(world_size=64, memory_bytes=3 * GIB)).transformer is not None
+    assert solve_layout(question(world_size=64, memory_bytes=3 * GIB)).plan.transformer is not None
 
 
 def test_too_large_without_zero_asks_for_zero() -> None:
@@ -343,7 +343,7 @@ def test_too_large_without_zero_asks_for_zero() -> None:
     with pytest.raises(InfeasiblePlanError) as raised:
         solve_layout(question(pins=pins, memory_bytes=8 * GIB))
     assert raised.value.hint == "shard the model states: --zero"
-    sharded = solve_layout(question(pins=replace(pins, zero=True), memory_bytes=8 * GIB))
+    sharded = solve_layout(question(pins=replace(pins, zero=True), memory_bytes=8 * GIB)).plan
     assert sharded.transformer is not None
     assert sharded.transformer.zero
 
@@ -357,10 +357,10 @@ def test_a_pinned_layout_that_is_too_large_names_one_that_fits() -> None:
 
 def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
     pins = LayoutPins(dp=32, ep=32, micro_batch=4, zero=True)
-    free = solve_layout(question(pins=pins)).transformer
+    free = solve_layout(question(pins=pins)).plan.transformer
     assert free is not None
     assert not free.recompute
-    tight = solve_layout(question(pins=pins, memory_bytes=free.memory.total_bytes - GIB))
+    tight = solve_layout(question(pins=pins, memory_bytes=free.memory.total_bytes - GIB)).plan
     assert tight.transformer is not None
     assert tight.transformer.recompute
     assert tight.transformer.binding == "memory"
@@ -369,7 +369,7 @@ def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
 
 
 def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> None:
-    plan = solve_layout(question(without=("send",)))
+    plan = solve_layout(question(without=("send",))).plan
     assert plan.layout.pp == 1
     assert any("layouts have no price" in one for one in plan.warnings)
     with pytest.raises(ProfileError, match="no send measured for 2 ranks"):

@@ -5,8 +5,8 @@ import pytest
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.choose import Bounds, DegreeChooser
-from moetune.solve.layer.reuse import step_time
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts
 from tests.solve.reuse_by_hand import LayerByHand
