@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.layouts.ranks import Variant, Work
+from benchmarks.layouts.shared_core import on_shared_core
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
 from moetune.domain.document import canonical_json, encode
@@ -144,13 +145,20 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
             bounds=Bounds(),
             per_node=profile.machine.devices_per_node,
             runs_ahead=profile.machine.kind == "cuda",
-            shares_core=profile.shares_core,
             device_memory_bytes=profile.machine.memory_bytes,
             provenance=profile.provenance,
         )
     )
     if found.unpriced:
         raise found.unpriced[0][1]
+    best = [
+        on_shared_core(
+            one,
+            stages=search.prices.stages(one.layout.pp),
+            ranks_per_node=profile.machine.devices_per_node,
+        )
+        for one in found.best
+    ]
     return [
         (
             _variant(one),
@@ -160,7 +168,7 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
                 for part in parts_of(one, search.prices.stages(one.layout.pp))
             },
         )
-        for one in found.best
+        for one in sorted(best, key=lambda one: one.order)
     ]
 
 

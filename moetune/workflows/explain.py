@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs, Trust
 from moetune.domain.errors import ProfileError
@@ -13,11 +13,10 @@ from moetune.domain.request import Strategy
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import Bounds, recorded_bounds
 from moetune.solve.layer.memory import limit_of, total_bytes
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.predict import PhaseTime
-from moetune.solve.layer.reuse import paper_seconds, step_time
 from moetune.solve.layer.strategies import Contender, choose_strategy
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.times import PhaseTime, paper_seconds, step_time
 from moetune.solve.layer.words import explain_strategy_loss
 from moetune.solve.model.costs import best_moe_step
 from moetune.solve.model.groups import groups_of
@@ -72,7 +71,7 @@ def strategies_of(plan: Plan, *, profile: Profile, workload: Workload) -> tuple[
     contenders = choose_strategy(
         workload=workload,
         costs=costs,
-        bounds=recorded_bounds(constraints),
+        bounds=replace(recorded_bounds(constraints), order=None, strategy=None),
         limit_bytes=limit,
     ).contenders
     paper = {

@@ -168,12 +168,11 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
                 bounds=request.bounds,
                 per_node=profile.machine.devices_per_node,
                 runs_ahead=profile.machine.kind == "cuda",
-                shares_core=profile.shares_core,
                 device_memory_bytes=profile.machine.memory_bytes,
                 host_memory_bytes=host_memory_bytes(profile),
                 provenance=profile.provenance,
             )
-        )
+        ).plan
     plan = solve_plan(
         inputs=inputs,
         costs=costs,
@@ -181,7 +180,7 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
         bounds=request.bounds,
         device_memory_bytes=profile.machine.memory_bytes,
         provenance=profile.provenance,
-    )
+    ).plan
     return replace(plan, warnings=(*_stand_in(plan, profile), *plan.warnings))
 
 

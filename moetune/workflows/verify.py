@@ -13,8 +13,8 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.domain.request import Strategy
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.reuse import step_time
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
 from moetune.workflows.plan import ALLOW_MODELLED
 from moetune.workflows.profiles import find_profile, named_profile
 from moetune.workflows.wiring import StoreFinder

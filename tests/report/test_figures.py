@@ -49,7 +49,7 @@ from moetune.report.section import Figure, all_figures
 from moetune.report.theme import ROLES, count_text
 from moetune.report.timelines import stages_figure, timeline_figure
 from moetune.solve.layout.space import LayoutPins
-from moetune.solve.trace import plan_timelines
+from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import PlanRequest, make_plan

@@ -14,7 +14,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.model import Transformer
 from moetune.domain.request import Layout
-from moetune.solve.model.traits import OURS, Traits
+from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 
 AXES = ("dp", "ep", "tp", "pp")
 
@@ -95,7 +95,7 @@ def find_layouts(
     world_size: int,
     batch: Batch,
     pins: LayoutPins,
-    traits: Traits = OURS,
+    runtime: TargetRuntime = MOETUNE,
 ) -> tuple[Layout, ...]:
     """Return every layout that the model, the batch, the runtime and the pins allow.
 
@@ -108,7 +108,7 @@ def find_layouts(
         if one.expert_parallel == "tensor"
         or one.tp == 1
         or model.is_dense
-        or traits.exchanges_under_tensor
+        or runtime.exchanges_under_tensor
     )
     found = tuple(one for one in possible if pins.allow(one) and _is_wanted(one, pins))
     if pins.micro_batch is not None:

@@ -17,11 +17,11 @@ from moetune.report.section import Figure
 from moetune.report.timelines import stages_figure, timeline_figure
 from moetune.solve.layer.choose import recorded_bounds
 from moetune.solve.layer.memory import layer_memory, total_bytes
-from moetune.solve.layer.reuse import step_time
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
 from moetune.solve.layout.words import name_layout
 from moetune.solve.model.groups import groups_of
-from moetune.solve.trace import plan_timelines
+from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import Explanation
 from moetune.workflows.plan import ALLOW_MODELLED
 

@@ -1,15 +1,11 @@
 """A profile as sections: its machine, what each operation takes, and what disturbs what."""
 
-import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from moetune.domain.cluster import placement_name
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.units import format_bytes
-from moetune.fit.segments import Segments
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
     BESIDE,
@@ -20,13 +16,11 @@ from moetune.report.operations import (
     speeds_beside,
 )
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, plural
-from moetune.workflows.profiles import FoundProfile, ProfileInfo, pieces_of
+from moetune.workflows.profiles import FoundProfile, ProfileInfo
 
 _FIRST = "all_to_all"
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
 _RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
-_FLAT = 0.01
-"""Share of its start-up by which a piece must grow to have a rate worth showing."""
 _MOST_OF_A_KIND = 6
 
 
@@ -157,13 +151,12 @@ def _suspects(count: int, samples: str) -> str:
 
 def _lines(profile: Profile) -> Section:
     """Return one row for each line; what is known by points alone is counted."""
-    pieces = dict(_pieces(profile))
     rows, points = list(_lines_of(profile)), Counter[str]()
     for one in operations_of(profile):
         if one.line is None or one.is_shape:
             points[one.kind] += 1
         else:
-            rows += [_operation(one), *pieces.get(one.name, ())]
+            rows.append(_operation(one))
     counted = ", ".join(f"{kind} ({count:,})" for kind, count in points.items())
     notes = (f"Measured besides, shape by shape: {counted}.",) if counted else ()
     table = replace(_table(rows), notes=notes)
@@ -231,24 +224,6 @@ def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
         for one in (error.median, error.p95)
     )
     return median, p95, Cell.words(error.quality, mark=error.quality)
-
-
-def _pieces(profile: Profile) -> Iterator[tuple[str, tuple[tuple[Cell, ...], ...]]]:
-    """Yield the lines of a collective that one line does not fit: it changes its protocol."""
-    for (op, group_size, num_nodes, in_flight), found in pieces_of(profile).items():
-        if found.breaks:
-            place = placement_name((group_size, num_nodes), profile.machine)
-            flight = f", {in_flight} in flight" if in_flight > 1 else ""
-            yield f"{op}, {place}{flight}", tuple(_piece_rows(found))
-
-
-def _piece_rows(found: Segments) -> Iterator[tuple[Cell, ...]]:
-    bounds = (0.0, *found.breaks, math.inf)
-    for (low, high), line in zip(itertools.pairwise(bounds), found.lines, strict=True):
-        grows = line.beta_seconds * high > _FLAT * line.alpha_seconds
-        rate = _rate(line.beta_seconds, "bytes") if grows else EMPTY
-        name = Cell.words(f"  from {format_bytes(round(low))}")
-        yield name, Cell.seconds(line.alpha_seconds), rate, EMPTY, EMPTY, EMPTY, EMPTY
 
 
 def _first(operations: Sequence[OperationCurve]) -> OperationCurve | None:
