@@ -15,8 +15,9 @@ from moetune.workflows.files import find_plan, write_text
 from moetune.workflows.profiles import FoundProfile, find_profile
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.observed import observed_figures
-from moetune.workflows.views.plan import page_sections, plan_name, plan_scope
+from moetune.workflows.views.plan import page_sections
 from moetune.workflows.views.profile import machine_scope, profile_report
+from moetune.workflows.views.words import plan_name, plan_scope
 from moetune.workflows.wiring import StoreFinder
 
 NUM_PLANS = 5

@@ -14,7 +14,7 @@ from moetune.report.section import EMPTY, Cell, Figure, Section, Table, sentence
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.profiles import compare_profiles
 from moetune.workflows.views.figures import layer_figures, parts_figures
-from moetune.workflows.views.plan import plan_decision
+from moetune.workflows.views.words import plan_decision
 from moetune.workflows.whatif import WhatIfAnswer
 
 _MOST_OVERLAYS = 6

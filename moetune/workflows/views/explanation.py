@@ -18,13 +18,7 @@ from moetune.solve.layer.words import HOW
 from moetune.workflows.explain import Explanation, PhaseTerms, StrategyTerms
 from moetune.workflows.views.figures import layer_figures, memory_figures
 from moetune.workflows.views.layouts import layouts_section, parts_section
-from moetune.workflows.views.plan import (
-    how_sure,
-    is_one_chunk,
-    is_tensor,
-    plan_name,
-    plan_scope,
-)
+from moetune.workflows.views.words import how_sure, is_one_chunk, is_tensor, plan_name, plan_scope
 
 _PHASES = (
     "experts: one chunk's; exposed: communication that the experts do not hide; hidden: what the "

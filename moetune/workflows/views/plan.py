@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 
-from moetune.domain.model import MODELS
 from moetune.domain.plan import Chunks, Plan, TransformerPlan
-from moetune.domain.profile import Profile
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (
     EMPTY,
@@ -18,15 +16,22 @@ from moetune.report.section import (
     sentence,
 )
 from moetune.solve.layer.memory import total_bytes
-from moetune.solve.layer.words import HOW
 from moetune.solve.layout.words import WORDS, kinds_of, name_memory
 from moetune.workflows.explain import Explanation, PhaseTerms
 from moetune.workflows.views.layouts import layouts_section, parts_section
-
-_CERTAIN = 0.995
-"""Share of refits from which on a probability is "over 99 %": that all agree is not certainty."""
-_LEAST_REGRET = 5e-4
-_ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
+from moetune.workflows.views.words import (
+    LEAST_REGRET,
+    degrees_words,
+    device_word,
+    how_sure,
+    is_one_chunk,
+    is_tensor,
+    memory_words,
+    plan_decision,
+    plan_name,
+    plan_scope,
+    probability_words,
+)
 
 
 def plan_sections(explanation: Explanation) -> tuple[Section, ...]:
@@ -65,85 +70,8 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
     )
 
 
-def plan_name(plan: Plan) -> str:
-    """Return "GPT-XL MoE layer", or what a layer or model without a name is."""
-    model, layer = MODELS.get(plan.inputs.model or ""), plan.inputs.layer
-    if plan.transformer is not None:
-        return model.title if model else f"Transformer {layer.d_model} wide"
-    name = model.title if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
-    return name + (" layer" if name.endswith("MoE") else "")
-
-
-def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
-    """Return "64 experts over 64 GPUs · 8,192 tokens per GPU · bfloat16".
-
-    Args:
-        profile: says what a rank is.
-    """
-    inputs, whole, device = plan.inputs, plan.transformer, device_word(profile)
-    tokens, devices = plural(inputs.tokens_per_rank, "token"), plural(inputs.world_size, device)
-    experts = plural(inputs.layer.num_experts, "expert")
-    if whole is not None:
-        layers = plural(whole.num_layers, "layer")
-        if whole.moe_every:
-            layers += f", {_every(whole.moe_every)} with experts · {experts}"
-        return f"{layers} · {devices} · {tokens} per {device} · {inputs.dtype}"
-    each = f"on every {device}" if is_tensor(plan) else f"per {device}"
-    if plan.workload.sequence_parallel:
-        each = f"in shards, one per {device}"
-    return f"{experts} over {devices} · {tokens} {each} · {inputs.dtype}"
-
-
-def plan_decision(plan: Plan) -> str:
-    """Return what to do, in one sentence or two."""
-    if plan.transformer is not None:
-        return _model_decision(plan, plan.transformer)
-    if is_tensor(plan):
-        return _tensor_decision(plan)
-    pipeline, strategy = plan.pipeline, plan.memory.strategy
-    kept = "keep all activations (strategy none)"
-    if strategy != "none":
-        kept = f"reuse memory with strategy {strategy}: {HOW[strategy]}"
-    if is_one_chunk(plan):
-        return f"Leave the tokens in one chunk, forward and backward, and {kept}."
-    is_usual = pipeline.order == "dispatch_first" or strategy != "none"
-    order = "" if is_usual else f", {_ORDERS[pipeline.order]}"
-    return f"Cut the tokens into {_degrees(plan)}{order}, and {kept}."
-
-
-def how_sure(plan: Plan) -> str:
-    """Return the probability and the regret of the choice, and the next best."""
-    verdict, next_best = plan.decision, plan.decision.runner_up
-    text = f"How sure: {_probability(verdict.probability_best)} that no other choice is better"
-    if verdict.expected_regret >= _LEAST_REGRET:
-        text += f"; if wrong, {percent(verdict.expected_regret)} slower on average"
-    if next_best is None:
-        return f"{text}. There is no other choice."
-    step = plan.predicted.step_seconds
-    slower = next_best.step_seconds / step - 1 if step else 0.0
-    degrees = f"{next_best.forward_degree} and {next_best.backward_degree}"
-    if next_best.strategy != plan.memory.strategy:
-        degrees += f" with strategy {next_best.strategy}"
-    return f"{text}. Next best: {degrees} ({percent(slower, sign=True)})."
-
-
-def is_one_chunk(plan: Plan) -> bool:
-    """Return whether nothing is cut, and so nothing hidden."""
-    return plan.pipeline.forward_degree == plan.pipeline.backward_degree == 1
-
-
-def is_tensor(plan: Plan) -> bool:
-    """Return whether the experts are shared by a tensor-parallel group."""
-    return plan.layout.expert_parallel == "tensor"
-
-
-def device_word(profile: Profile | None) -> str:
-    """Return what a rank is called: "GPU" where the profile says so."""
-    return "GPU" if profile is not None and profile.machine.kind == "cuda" else "rank"
-
-
 def _doubts(plan: Plan) -> Section:
-    """Return how sure the choice is; of a model without experts nothing was drawn."""
+    """Return how sure the choice of chunks is, and the plan's warnings."""
     whole = plan.transformer
     paragraphs = (how_sure(plan),) if whole is None else ()
     return Section(name="doubts", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings)))
@@ -167,10 +95,8 @@ def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
     sure = verdict.probability_best
     yield Highlight(
         name="No other choice is better",
-        cell=Cell(text=_probability(sure), value=sure, unit="1"),
-        note=f"if wrong, {percent(regret)} slower"
-        if regret >= _LEAST_REGRET
-        else "of refits agree",
+        cell=Cell(text=probability_words(sure), value=sure, unit="1"),
+        note=f"if wrong, {percent(regret)} slower" if regret >= LEAST_REGRET else "of refits agree",
     )
 
 
@@ -222,7 +148,7 @@ def _phases(explanation: Explanation) -> Table:
         name="phases",
         header=("phase", "one chunk", "planned", "exposed communication"),
         rows=tuple(rows),
-        notes=(_memory_words(explanation, total_bytes(memory), parts),),
+        notes=(memory_words(explanation, total_bytes(memory), parts),),
         is_narrow=True,
     )
 
@@ -232,35 +158,6 @@ def _phase(
 ) -> tuple[Cell, ...]:
     exposed = None if terms is None else terms.exposed_communication_seconds
     return Cell.words(name), Cell.seconds(one_chunk), Cell.seconds(planned), Cell.seconds(exposed)
-
-
-def _memory_words(explanation: Explanation, num_bytes: int, parts: str) -> str:
-    """Return what one device needs, of what, and what for."""
-    limit = explanation.memory_limit_bytes
-    of_limit = f" of {format_bytes(limit)}" if limit else ""
-    device = device_word(explanation.profile)
-    return f"Memory: {format_bytes(num_bytes)}{of_limit} per {device}: {parts}."
-
-
-def _tensor_decision(plan: Plan) -> str:
-    in_shards = plan.workload.sequence_parallel
-    if is_one_chunk(plan):
-        exchanges = "one all-gather and one reduce-scatter" if in_shards else "one all-reduce"
-        return f"Leave the tokens in one chunk, forward and backward: {exchanges} each way."
-    how = "each chunk's all-reduce travels"
-    if in_shards:
-        how = "behind one all-gather each way, each chunk's reduce-scatter travels"
-    return f"Cut the tokens into {_degrees(plan)}: {how} behind the next one's experts."
-
-
-def _degrees(plan: Plan) -> str:
-    pipeline = plan.pipeline
-    forward = plural(pipeline.forward_degree, "chunk")
-    return f"{forward} forward and {pipeline.backward_degree} backward"
-
-
-def _probability(share: float) -> str:
-    return "over 99 %" if share >= _CERTAIN else f"{100 * share:.0f} %"
 
 
 def _model_answer(explanation: Explanation, whole: TransformerPlan) -> Section:
@@ -275,7 +172,7 @@ def _model_answer(explanation: Explanation, whole: TransformerPlan) -> Section:
             plan_decision(plan),
             *chunks,
             *layer,
-            _memory_words(explanation, memory.total_bytes, name_memory(memory)),
+            memory_words(explanation, memory.total_bytes, name_memory(memory)),
         ),
         highlights=tuple(_model_highlights(explanation, whole)),
         summary=_model_summary(explanation, whole),
@@ -309,29 +206,6 @@ def _model_summary(explanation: Explanation, whole: TransformerPlan) -> str:
     )
 
 
-def _model_decision(plan: Plan, whole: TransformerPlan) -> str:
-    layout = plan.layout
-    replicas = f"{plural(layout.dp, 'replica')} (dp)"
-    stages = "no stages" if layout.pp == 1 else f"{plural(layout.pp, 'stage')} (pp)"
-    tensor = "whole layers" if layout.tp == 1 else f"layers cut over {layout.tp} ranks (tp)"
-    experts = ""
-    if not whole.moe_every:
-        tensor = f"and {tensor}"
-    elif layout.expert_parallel == "tensor":
-        experts = ", and the experts shared by the same ranks, whose outputs are added"
-    elif layout.ep == 1:
-        experts = ", and all experts on every rank"
-    else:
-        experts = f", and experts exchanged among {layout.ep} replicas (ep)"
-    batches = plural(whole.num_micro_batches, "micro-batch", "micro-batches")
-    ways = [f"{batches} of {plural(whole.micro_batch_sequences, 'sequence')}"]
-    if whole.zero and plan.chunks is None:
-        ways.append("optimizer states sharded (ZeRO)")
-    if whole.recompute:
-        ways.append("blocks run forward again before their backward pass")
-    return f"Take {replicas}, {stages}, {tensor}{experts}. Run {', '.join(ways)}."
-
-
 def _chunks(chunks: Chunks) -> str:
     size = format_bytes(chunks.chunk_bytes)
     if not chunks.scatter:
@@ -347,11 +221,4 @@ def _chunks(chunks: Chunks) -> str:
 def _layer_in_model(plan: Plan) -> str:
     if is_one_chunk(plan):
         return "In each MoE layer leave a micro-batch in one chunk."
-    return f"In each MoE layer cut a micro-batch into {_degrees(plan)}."
-
-
-def _every(number: int) -> str:
-    if number == 1:
-        return "all"
-    ending = {2: "nd", 3: "rd"}.get(number, "th")
-    return f"every {number}{ending}"
+    return f"In each MoE layer cut a micro-batch into {degrees_words(plan)}."
