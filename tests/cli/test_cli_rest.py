@@ -27,6 +27,25 @@ def test_models_show_scales_experts_with_the_ranks(cli: Cli) -> None:
     assert "32" in cli("models", "show", "tm-2", "--world-size", "16").out
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("models", "list"), ("models", "show", "tm-1"), ("profiles", "list"),
+        ("profiles", "diff", "rtx2080ti-x32", "rtx2080ti-x64"),
+    ],
+)  # fmt: skip
+def test_json_has_the_values_of_what_is_shown(cli: Cli, arguments: tuple[str, ...]) -> None:
+    shown = " ".join(cli(*arguments).out.split())
+    sections = cli(*arguments, "--json").document["sections"]
+    tables = [table for section in sections for table in section["tables"]]
+    assert tables
+    for table in tables:
+        assert len(table["units"]) == len(table["header"])
+        for row in table["rows"]:
+            assert len(row) == len(table["header"])
+            assert str(row[0]).split()[0] in shown
+
+
 def test_db_upgrade_makes_a_database_and_then_finds_it_done(cli: Cli, database: Path) -> None:
     before = cli("db", "current", "--json").document
     assert before["revision"] is None
