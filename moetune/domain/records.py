@@ -88,6 +88,11 @@ class FitInfo:
     created_at: str
 
 
+OBSERVATIONS_SCHEMA = "moetune.observations/1"
+MAX_OBSERVATIONS = 1000
+"""That a service stores at once, and so the most that a job sends at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """A measured step beside the plan that predicted it.
