@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test check netlab gpu bench setup postgres chromium
+.PHONY: quickstart test check checks docs netlab gpu bench setup postgres chromium
 
 setup: $(READY)
 
@@ -28,8 +28,16 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'open site/index.html; to search: $(BIN)/python -m http.server --directory site'
+
 test: $(READY) postgres chromium check
 	$(BIN)/pytest
+
+# The laboratory and the reports of the benchmarks: their own faults, and none of the product's.
+checks: $(READY)
+	$(BIN)/pytest benchmarks/checks
 
 netlab: $(READY)
 	$(BIN)/python -m benchmarks.netlab

@@ -37,8 +37,7 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import AllToAllCosts
 from moetune.solve.layer.times import step_time
 from moetune.workflows.files import profile_to_toml, write_text
-from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
-from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
 from moetune.workflows.steps import MeasuredSteps, measure_steps, random_steps
 
 DEGREES = (1, 2, 4, 8, 16)

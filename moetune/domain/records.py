@@ -1,4 +1,4 @@
-"""What a store's rows say: runs, machines, fits, observations, decisions, plans."""
+"""Records of a store: runs, machines, fits, observations, settled sizes, plans."""
 
 import math
 import statistics

@@ -1,4 +1,4 @@
-"""Addresses of what was measured: profiles, their fits, and machines."""
+"""Routes of measurements: profiles, their fits, machines, and observed steps."""
 
 from http import HTTPStatus
 from urllib.parse import quote
