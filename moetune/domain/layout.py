@@ -1,11 +1,34 @@
-"""Whether a layout can run a model, and the nearest sizes that can."""
+"""Layouts of ranks, the rules that they obey, and the nearest sizes that work."""
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from moetune.domain.errors import InputError
-from moetune.domain.layer import check_divisible
-from moetune.domain.request import Layout
+from moetune.domain.layer import ExpertParallel, check_divisible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How ranks share the work."""
+
+    expert_parallel: ExpertParallel
+    dp: int
+    ep: int
+    tp: int
+    pp: int
+
+    @classmethod
+    def of_layer(cls, expert_parallel: ExpertParallel, num_ranks: int) -> "Layout":
+        """Return the layout of one layer alone, whose experts all ranks share."""
+        if expert_parallel == "tensor":
+            return cls(expert_parallel=expert_parallel, dp=1, ep=1, tp=num_ranks, pp=1)
+        return cls(expert_parallel=expert_parallel, dp=num_ranks, ep=num_ranks, tp=1, pp=1)
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that share the experts of one layer."""
+        return self.ep if self.expert_parallel == "all_to_all" else self.tp
 
 
 def check_layout(

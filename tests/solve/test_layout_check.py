@@ -6,8 +6,13 @@ from hypothesis import strategies as st
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
-from moetune.domain.layout import check_layout, check_micro_batches, nearest_divisors, stage_blocks
-from moetune.domain.request import Layout
+from moetune.domain.layout import (
+    Layout,
+    check_layout,
+    check_micro_batches,
+    nearest_divisors,
+    stage_blocks,
+)
 
 
 def check(

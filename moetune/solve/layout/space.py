@@ -12,8 +12,8 @@ from itertools import chain
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.solve.model.traits import OURS, Traits
 
 AXES = ("dp", "ep", "tp", "pp")
