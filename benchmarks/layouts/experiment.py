@@ -15,10 +15,10 @@ from benchmarks.layouts.shared_core import on_shared_core
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
 from moetune.domain.document import canonical_json, encode
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
-from moetune.domain.request import Layout
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.plan import LayoutProblem, search_layouts

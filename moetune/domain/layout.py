@@ -1,7 +1,7 @@
-"""Rules of layouts: which sizes can run a model, and the nearest ones that can.
+"""Layouts of ranks, the rules that they obey, and the nearest sizes that work.
 
-One set for the solver, which leaves out the layouts that break one and names the rule that pins
-break, and for the runtime, which refuses them.
+The rules are one set for both: the solver omits the layouts that break one and names the rule
+that pins break, and the runtime refuses them.
 """
 
 import itertools
@@ -12,9 +12,31 @@ from typing import NamedTuple, Protocol
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
-from moetune.domain.request import Layout
 
 AXES = ("dp", "ep", "tp", "pp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How ranks share the work."""
+
+    expert_parallel: ExpertParallel
+    dp: int
+    ep: int
+    tp: int
+    pp: int
+
+    @classmethod
+    def of_layer(cls, expert_parallel: ExpertParallel, num_ranks: int) -> "Layout":
+        """Return the layout of one layer alone, whose experts all ranks share."""
+        if expert_parallel == "tensor":
+            return cls(expert_parallel=expert_parallel, dp=1, ep=1, tp=num_ranks, pp=1)
+        return cls(expert_parallel=expert_parallel, dp=num_ranks, ep=num_ranks, tp=1, pp=1)
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that share the experts of one layer."""
+        return self.ep if self.expert_parallel == "all_to_all" else self.tp
 
 
 class LayoutSizes(Protocol):

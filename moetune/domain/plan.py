@@ -9,7 +9,8 @@ from moetune.domain.costs import Trust
 from moetune.domain.document import decode_schema
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
-from moetune.domain.request import Layout, Order, PlanInputs, Strategy
+from moetune.domain.layout import Layout
+from moetune.domain.request import Order, PlanInputs, Strategy
 
 ModelBinding = Literal[
     "computation", "all_to_all", "all_reduce", "bubble", "gradients", "chunks", "memory",

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from moetune.domain.document import digest
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
+from moetune.domain.layout import Layout
 
 Order = Literal["dispatch_first", "interleaved"]
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
@@ -56,7 +57,7 @@ class PlanInputs:
         """Whether each rank of the tensor-parallel group has a shard of the tokens."""
         return self.constraints.get(SEQUENCE_PARALLEL) == "true"
 
-    def workload(self, layout: "Layout") -> Workload:
+    def workload(self, layout: Layout) -> Workload:
         """Return one layer, on the ranks that share its experts."""
         return Workload(
             layer=self.layer,
@@ -66,26 +67,3 @@ class PlanInputs:
             expert_parallel=layout.expert_parallel,
             sequence_parallel=self.sequence_parallel,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How ranks share the work."""
-
-    expert_parallel: ExpertParallel
-    dp: int
-    ep: int
-    tp: int
-    pp: int
-
-    @classmethod
-    def of_layer(cls, expert_parallel: ExpertParallel, num_ranks: int) -> "Layout":
-        """Return the layout of one layer alone, whose experts all ranks share."""
-        if expert_parallel == "tensor":
-            return cls(expert_parallel=expert_parallel, dp=1, ep=1, tp=num_ranks, pp=1)
-        return cls(expert_parallel=expert_parallel, dp=num_ranks, ep=num_ranks, tp=1, pp=1)
-
-    @property
-    def expert_ranks(self) -> int:
-        """Ranks that share the experts of one layer."""
-        return self.ep if self.expert_parallel == "all_to_all" else self.tp

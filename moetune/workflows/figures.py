@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from moetune.domain.costs import Costs
 from moetune.domain.errors import ProfileError
+from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Plan
-from moetune.domain.request import Layout, Strategy
+from moetune.domain.request import Strategy
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import (
     Option,

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.language_model import (

@@ -3,8 +3,8 @@ import torch
 
 from moetune.domain.chunks import pack
 from moetune.domain.layer import LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.language_model import LanguageModel
 from moetune.solve.chunks.uses import modules_of, timed, uses_of

@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.layout import check_layout, check_micro_batches, nearest_divisors, stage_blocks
+from moetune.domain.layout import (
+    Layout,
+    check_layout,
+    check_micro_batches,
+    nearest_divisors,
+    stage_blocks,
+)
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.solve.layout.space import Batch, LayoutPins, find_layouts
 
 

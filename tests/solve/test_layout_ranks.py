@@ -3,8 +3,8 @@ import math
 import pytest
 
 from moetune.domain.layer import LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
 from moetune.solve.model.groups import Group, groups_of
 

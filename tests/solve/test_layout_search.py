@@ -8,8 +8,8 @@ import pytest
 
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.search import LayoutSearch, SearchResult, try_all

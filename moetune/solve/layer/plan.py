@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Choice, Pipeline, Plan, Predicted, Verdict
 from moetune.domain.profile import Provenance
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Layout, Order, PlanInputs
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Order, PlanInputs
 from moetune.solve.layer.choose import Bounds, check_pins
 from moetune.solve.layer.memory import limit_of, total_bytes
 from moetune.solve.layer.parallelism import layer_costs

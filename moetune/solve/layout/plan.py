@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import (
     Alternative,
@@ -17,7 +18,7 @@ from moetune.domain.plan import (
     TransformerPlan,
 )
 from moetune.domain.profile import Provenance
-from moetune.domain.request import EXPERT_PARALLEL, Layout, PlanInputs
+from moetune.domain.request import EXPERT_PARALLEL, PlanInputs
 from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.memory import layer_memory, limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan

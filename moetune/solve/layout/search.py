@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
+from moetune.domain.layout import Layout
 from moetune.domain.plan import ModelMemory
-from moetune.domain.request import Layout
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.costs import NOTHING

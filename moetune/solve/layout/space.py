@@ -14,6 +14,7 @@ from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout import (
     AXES,
     BrokenRule,
+    Layout,
     LayoutSizes,
     ModelSizes,
     divisors,
@@ -23,7 +24,6 @@ from moetune.domain.layout import (
     runnable_micro_batches,
 )
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 
 

@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import ExpertParallel
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.costs import NOTHING, total
