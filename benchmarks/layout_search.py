@@ -32,7 +32,7 @@ def main() -> None:
         best = min(_seconds(memory_bytes) for _ in range(RUNS))
         print(f"{NUM_RANKS} ranks, 96 layers, {memory_bytes // GIB} GiB: {best:.2f} s")
     started = time.perf_counter()
-    plan = solve_layout(_question(192 * GIB))
+    plan = solve_layout(_question(192 * GIB)).plan
     print(f"with the plan of its MoE layer: {time.perf_counter() - started:.2f} s, {plan.layout}")
 
 

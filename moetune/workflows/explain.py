@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Costs, Trust
 from moetune.domain.errors import ProfileError
@@ -72,7 +72,7 @@ def strategies_of(plan: Plan, *, profile: Profile, workload: Workload) -> tuple[
     contenders = choose_strategy(
         workload=workload,
         costs=costs,
-        bounds=recorded_bounds(constraints),
+        bounds=replace(recorded_bounds(constraints), order=None, strategy=None),
         limit_bytes=limit,
     ).contenders
     paper = {

@@ -24,7 +24,7 @@ from moetune.solve.layer.reuse import step_time
 from moetune.solve.layer.tensor import layer_costs
 from moetune.solve.layout.words import name_layout
 from moetune.solve.model.groups import groups_of
-from moetune.solve.trace import plan_timelines
+from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import Explanation
 from moetune.workflows.plan import ALLOW_MODELLED
 

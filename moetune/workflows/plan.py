@@ -173,7 +173,7 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
                 host_memory_bytes=host_memory_bytes(profile),
                 provenance=profile.provenance,
             )
-        )
+        ).plan
     plan = solve_plan(
         inputs=inputs,
         costs=costs,
@@ -181,7 +181,7 @@ def make_plan(request: PlanRequest, *, profile: Profile) -> Plan:
         bounds=request.bounds,
         device_memory_bytes=profile.machine.memory_bytes,
         provenance=profile.provenance,
-    )
+    ).plan
     return replace(plan, warnings=(*_stand_in(plan, profile), *plan.warnings))
 
 

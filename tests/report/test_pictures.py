@@ -50,7 +50,7 @@ from moetune.report.stages import stages_picture
 from moetune.report.theme import ROLES, count_text
 from moetune.report.timelines import timeline_picture
 from moetune.solve.layout.space import LayoutPins
-from moetune.solve.trace import plan_timelines
+from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.figures import options_of, plan_pictures
 from moetune.workflows.files import bundled_profiles, load_profile_file

@@ -57,7 +57,7 @@ def question(
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return solve_layout(question())
+    return solve_layout(question()).plan
 
 
 @pytest.mark.parametrize(("name", "billions"), [("ppmoe-6.7b", 6.7), ("ppmoe-143b", 143)])
@@ -153,7 +153,7 @@ def test_a_plan_document_is_read_back_and_an_older_one_without_models_too(plan: 
 def test_the_layers_plan_has_the_degrees_that_the_search_timed() -> None:
     slow = question(between=3 * GB, pins=LayoutPins(dp=32, ep=32, micro_batch=8))
     _, found = search_layouts(slow)
-    plan = solve_layout(slow)
+    plan = solve_layout(slow).plan
     degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
     assert degrees == found.best[0].priced.moe.step.degrees
     assert max(degrees) > 1
@@ -163,15 +163,15 @@ def test_the_layers_plan_has_the_degrees_that_the_search_timed() -> None:
 def test_a_pinned_degree_is_kept_in_every_layout_or_does_not_fit() -> None:
     pins = LayoutPins(dp=32, ep=32, micro_batch=8, zero=True)
     asked = replace(question(pins=pins), bounds=Bounds(forward_degree=4))
-    plan = solve_layout(asked)
+    plan = solve_layout(asked).plan
     assert plan.pipeline.forward_degree == 4
     assert plan.transformer is not None
     tight = plan.transformer.memory.total_bytes - 1
-    squeezed = solve_layout(replace(asked, device_memory_bytes=tight))
+    squeezed = solve_layout(replace(asked, device_memory_bytes=tight)).plan
     assert squeezed.pipeline.forward_degree == 4
     assert squeezed.transformer is not None
     assert squeezed.transformer.recompute or _cache_bytes(squeezed) < _cache_bytes(plan)
-    free = solve_layout(replace(asked, bounds=Bounds(), device_memory_bytes=tight))
+    free = solve_layout(replace(asked, bounds=Bounds(), device_memory_bytes=tight)).plan
     assert free.transformer is not None
     assert free.transformer.memory.total_bytes <= tight
 
@@ -230,7 +230,7 @@ def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
         min(inside, key=lambda one: one.seconds).seconds
         < min(across, key=lambda one: one.seconds).seconds
     )
-    plan = solve_layout(replace(asked, pins=LayoutPins(dp=32, ep=32)))
+    plan = solve_layout(replace(asked, pins=LayoutPins(dp=32, ep=32))).plan
     assert plan.transformer is not None
     assert plan.transformer.binding == "all_to_all"
 
@@ -238,7 +238,7 @@ def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
 def test_a_tensor_rank_has_its_share_of_the_head_and_names_the_sums_that_it_costs() -> None:
     pins = LayoutPins(tp=8, pp=4, expert_parallel="tensor", micro_batch=1)
     asked = question(pins=pins)
-    whole = solve_layout(asked).transformer
+    whole = solve_layout(asked).plan.transformer
     assert whole is not None
     count, tokens, width, words = whole.num_micro_batches, 2048, 1024, 51_200 // 8
     parts = {part.name: part.seconds for part in whole.parts}
@@ -335,7 +335,7 @@ def test_a_layout_that_fits_nowhere_says_what_takes_the_memory_and_what_would_fi
     assert "optimizer" in raised.value.what
     assert raised.value.hint.startswith("nearest: 64 ranks instead of 32, or more memory")
     assert raised.value.hint.endswith("the profile has no copies: run `moetune profile`")
-    assert solve_layout(question(world_size=64, memory_bytes=3 * GIB)).transformer is not None
+    assert solve_layout(question(world_size=64, memory_bytes=3 * GIB)).plan.transformer is not None
 
 
 def test_too_large_without_zero_asks_for_zero() -> None:
@@ -343,7 +343,7 @@ def test_too_large_without_zero_asks_for_zero() -> None:
     with pytest.raises(InfeasiblePlanError) as raised:
         solve_layout(question(pins=pins, memory_bytes=8 * GIB))
     assert raised.value.hint == "shard the model states: --zero"
-    sharded = solve_layout(question(pins=replace(pins, zero=True), memory_bytes=8 * GIB))
+    sharded = solve_layout(question(pins=replace(pins, zero=True), memory_bytes=8 * GIB)).plan
     assert sharded.transformer is not None
     assert sharded.transformer.zero
 
@@ -357,10 +357,10 @@ def test_a_pinned_layout_that_is_too_large_names_one_that_fits() -> None:
 
 def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
     pins = LayoutPins(dp=32, ep=32, micro_batch=4, zero=True)
-    free = solve_layout(question(pins=pins)).transformer
+    free = solve_layout(question(pins=pins)).plan.transformer
     assert free is not None
     assert not free.recompute
-    tight = solve_layout(question(pins=pins, memory_bytes=free.memory.total_bytes - GIB))
+    tight = solve_layout(question(pins=pins, memory_bytes=free.memory.total_bytes - GIB)).plan
     assert tight.transformer is not None
     assert tight.transformer.recompute
     assert tight.transformer.binding == "memory"
@@ -369,7 +369,7 @@ def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
 
 
 def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> None:
-    plan = solve_layout(question(without=("send",)))
+    plan = solve_layout(question(without=("send",))).plan
     assert plan.layout.pp == 1
     assert any("layouts have no price" in one for one in plan.warnings)
     with pytest.raises(ProfileError, match="no send measured for 2 ranks"):

@@ -75,7 +75,7 @@ def _solve(
         bounds=bounds or Bounds(),
         device_memory_bytes=device_memory_bytes,
         provenance=provenance,
-    )
+    ).plan
 
 
 @pytest.mark.parametrize("costs", [LinearCosts(), MEASURED])

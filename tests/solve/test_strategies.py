@@ -47,7 +47,7 @@ def solve(
         bounds=bounds,
         device_memory_bytes=2**40,
         provenance="measured",
-    )
+    ).plan
 
 
 def workload() -> Workload:

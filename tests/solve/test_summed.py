@@ -20,7 +20,7 @@ from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.timeline import simulate, summing_tasks
 from moetune.solve.model.costs import best_moe_step
-from moetune.solve.trace import plan_timelines
+from moetune.solve.predict import plan_timelines
 from tests.solve.costs_by_hand import LinearCosts, event_by_event, plan_inputs
 
 seconds = st.floats(min_value=1e-3, max_value=10.0)
@@ -187,7 +187,7 @@ def _solve(costs: Costs, *, gib: float = 80, bounds: Bounds | None = None) -> Pl
     return solve_plan(
         inputs=inputs, costs=costs, resamples=(), bounds=bounds or Bounds(),
         device_memory_bytes=round(gib * 2**30), provenance="measured",
-    )  # fmt: skip
+    ).plan  # fmt: skip
 
 
 @pytest.mark.parametrize("costs", [LinearCosts(), MEASURED, GATED])

@@ -3,17 +3,20 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar, get_args
 
 from moetune.domain.costs import LinearCost
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layer import PHASES, Phase
-from moetune.domain.request import Order, Strategy
+from moetune.domain.request import STRATEGIES, Order, Strategy
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import Room
 from moetune.solve.layer.predict import PhaseTime
 from moetune.solve.layer.reuse import at_least_seconds, strategy_time
 
+Number = TypeVar("Number", int, int | None)
+Word = TypeVar("Word", bound=str)
 MAX_DEGREE = 64
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
@@ -61,14 +64,37 @@ class Bounds:
 
 
 def recorded_bounds(constraints: Mapping[str, str]) -> Bounds:
-    """Return the bounds on degrees that a plan's constraints record, by flag name."""
-    given = {name: int(text) for name, text in constraints.items() if text.isdecimal()}
+    """Return what a plan's constraints record of the bounds it was solved with, by flag name.
+
+    Raises:
+        InputError: a degree or a size is no whole number of at least 1.
+    """
+    default = Bounds()
     return Bounds(
-        forward_degree=given.get("forward-degree"),
-        backward_degree=given.get("backward-degree"),
-        max_degree=given.get("max-degree", MAX_DEGREE),
-        min_chunk_tokens=given.get("min-chunk-tokens", 1),
+        forward_degree=_number(constraints, "forward-degree", default.forward_degree),
+        backward_degree=_number(constraints, "backward-degree", default.backward_degree),
+        max_degree=_number(constraints, "max-degree", default.max_degree),
+        min_chunk_tokens=_number(constraints, "min-chunk-tokens", default.min_chunk_tokens),
+        order=_one_of(constraints, "order", get_args(Order)),
+        strategy=_one_of(constraints, "strategy", STRATEGIES),
     )
+
+
+def _number(constraints: Mapping[str, str], name: str, default: Number) -> int | Number:
+    text = constraints.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal():
+        raise InputError(f"{name} must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _one_of(constraints: Mapping[str, str], name: str, known: Sequence[Word]) -> Word | None:
+    text = constraints.get(name)
+    found = next((one for one in known if one == text), None)
+    if text is not None and found is None:
+        raise InputError(f"{name} must be one of {', '.join(known)}, got {text!r}")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Costs and inputs to a plan: the one door of the solver."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layout import Layout
@@ -12,8 +13,9 @@ from moetune.solve.layer.memory import limit_of, total_bytes
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.predict import StepTime
 from moetune.solve.layer.ranges import solve_ranges
-from moetune.solve.layer.strategies import Contender, Ranking, Strategies, choose_strategy
+from moetune.solve.layer.strategies import Contender, RankedLayer, Ranking, choose_strategy
 from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.terms import StrategyTerms, strategy_terms
 from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from moetune.solve.layer.words import (
     ONE_RANK,
@@ -31,6 +33,58 @@ from moetune.solve.layer.words import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedPlan:
+    """A plan with the candidates that it was chosen from.
+
+    Args:
+        step: the chosen step of the layer; in a whole model of one MoE layer, with one
+            micro-batch.
+        ranked: the layer's memory strategies and degrees; None in a whole model, where memory is
+            the layout's matter.
+    """
+
+    plan: Plan
+    step: StepTime
+    ranked: RankedLayer | None
+
+    @property
+    def strategies(self) -> tuple[StrategyTerms, ...]:
+        """One row for each memory strategy; empty in a whole model and in tensor parallelism."""
+        return () if self.ranked is None else strategy_terms(self.ranked)
+
+
+def rank_layer(
+    *,
+    inputs: PlanInputs,
+    costs: Costs,
+    bounds: Bounds,
+    device_memory_bytes: int,
+    num_nodes: int = 0,
+) -> RankedLayer:
+    """Return the candidates of a layer's plan, best first: what `solve_plan` decides by.
+
+    Args:
+        costs: nominal costs of the profile that the inputs name.
+        bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
+        device_memory_bytes: the limit where the inputs set none.
+        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
+
+    Raises:
+        InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
+            memory than there is.
+        ProfileError: the profile lacks an operation that the layer needs.
+    """
+    check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
+    workload = inputs.workload(Layout.of_layer(inputs.expert_parallel, inputs.world_size))
+    return choose_strategy(
+        workload=workload,
+        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
+        bounds=bounds,
+        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
+    )
+
+
 def solve_plan(
     *,
     inputs: PlanInputs,
@@ -40,7 +94,7 @@ def solve_plan(
     device_memory_bytes: int,
     provenance: Provenance,
     num_nodes: int = 0,
-) -> Plan:
+) -> SolvedPlan:
     """Return the fastest plan within the bounds and the memory, and why it is the fastest.
 
     Args:
@@ -52,20 +106,16 @@ def solve_plan(
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
 
     Raises:
-        InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
-            memory than there is.
-        ProfileError: the profile lacks an operation that the layer needs.
+        InfeasiblePlanError, ProfileError: as `rank_layer`.
     """
-    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
-    workload = inputs.workload(layout)
-    check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
-    strategies = choose_strategy(
-        workload=workload,
-        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
+    ranked = rank_layer(
+        inputs=inputs,
+        costs=costs,
         bounds=bounds,
-        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
+        device_memory_bytes=device_memory_bytes,
+        num_nodes=num_nodes,
     )
-    ranking = strategies.best
+    ranking = ranked.best
     confidence = judge_choice(
         costs=ranking.costs,
         resamples=resamples,
@@ -74,38 +124,38 @@ def solve_plan(
         backward=ranking.backward,
         order=ranking.order,
         strategy=ranking.chooser.strategy,
-        rivals=strategies.rivals,
+        rivals=ranked.rivals,
     )
     others = ranking.others()
-    assumed_spread = len(resamples) > 0 and not ranking.chooser.is_measured
-    return Plan(
+    plan = Plan(
         id=inputs.plan_id,
         inputs=inputs,
-        layout=layout,
+        layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
         pipeline=_pipeline(ranking),
         memory=ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
         chunks=None,
         predicted=_predicted(ranking, confidence, provenance),
-        decision=_verdict(strategies, confidence, others),
+        decision=_verdict(ranked, confidence, others),
         alternatives=(
             *(_alternative(ranking, other) for other in others),
-            *(_other_strategy(ranking, loser) for loser in strategies.losers),
+            *(_other_strategy(ranking, loser) for loser in ranked.losers),
         ),
         warnings=(
-            *_doubts(ranking, inputs.profile, provenance, assumed_spread=assumed_spread),
+            *_doubts(ranking, inputs.profile, provenance, has_refits=bool(resamples)),
             *ranking.pin_warnings(),
         ),
     )
+    return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
 
 
 def _doubts(
-    ranking: Ranking, profile: str, provenance: Provenance, *, assumed_spread: bool
+    ranking: Ranking, profile: str, provenance: Provenance, *, has_refits: bool
 ) -> Iterator[str]:
     yield from beware(
         trust=ranking.best.trust,
         provenance=provenance,
         profile=profile,
-        assumed_spread=assumed_spread,
+        assumed_spread=has_refits and not ranking.chooser.is_measured,
     )
     limit, best = ranking.room.limit_bytes, ranking.best
     peak = peak_bytes(
@@ -184,9 +234,9 @@ def _order(ranking: Ranking, step: StepTime) -> Order:
     return ranking.bounds.chosen_order if step.strategy == "none" else "interleaved"
 
 
-def _verdict(strategies: Strategies, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
-    ranking = strategies.best
-    rest = [*others[:1], *strategies.rivals]
+def _verdict(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
+    ranking = ranked.best
+    rest = [*others[:1], *ranked.rivals]
     runner_up = min(rest, key=lambda step: step.seconds, default=None)
     choice = None
     if runner_up is not None:
@@ -201,14 +251,14 @@ def _verdict(strategies: Strategies, confidence: Confidence, others: Sequence[St
         probability_best=confidence.probability_best,
         expected_regret=confidence.expected_regret,
         runner_up=choice,
-        binding="memory" if strategies.is_forced else binding_resource(ranking.best),
-        why=_why(strategies, others[0] if others else None),
+        binding="memory" if ranked.is_forced else binding_resource(ranking.best),
+        why=_why(ranked, others[0] if others else None),
     )
 
 
-def _why(strategies: Strategies, runner_up: StepTime | None) -> str:
-    ranking = strategies.best
-    without = next((one for one in strategies.losers if one.strategy == "none"), None)
+def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
+    ranking = ranked.best
+    without = next((one for one in ranked.losers if one.strategy == "none"), None)
     if without is not None and reuses(ranking.best) and not without.fits:
         memory = ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
         return explain_strategy(

@@ -251,11 +251,21 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategies:
-    """The chosen strategy, and all of those that have a price, in the order of their names."""
+class RankedLayer:
+    """The chosen strategy with its ranked degrees, and the strategies it was chosen from.
+
+    Args:
+        contenders: every strategy whose operations were measured, the chosen one too, in the
+            order of their names; empty where the caller pinned the strategy.
+    """
 
     best: Ranking
     contenders: tuple[Contender, ...]
+
+    @property
+    def step(self) -> StepTime:
+        """The chosen step."""
+        return self.best.best
 
     @property
     def is_forced(self) -> bool:
@@ -278,7 +288,7 @@ class Strategies:
 
 def choose_strategy(
     *, workload: Workload, costs: LayerCosts, bounds: Bounds, limit_bytes: int
-) -> Strategies:
+) -> RankedLayer:
     """Return the fastest strategy within the bounds and the memory.
 
     Where costs are measured, keeping everything gives way only to a gain of `choice.WORTH`, and
@@ -299,9 +309,9 @@ def choose_strategy(
     if not rankings:
         raise _too_large(room, allowed, bounds)
     best = _fastest(rankings)
-    return Strategies(
+    return RankedLayer(
         best=best,
-        contenders=tuple(_contender(costs, bounds, room, one, rankings) for one in allowed)
+        contenders=tuple(_contender(one, best, rankings) for one in allowed)
         if bounds.strategy is None
         else (),
     )
@@ -340,17 +350,40 @@ def _fastest(rankings: Sequence[Ranking]) -> Ranking:
     return next(ranking for ranking in rankings if ranking.best.seconds <= limit)
 
 
-def _contender(
-    costs: LayerCosts, bounds: Bounds, room: Room, strategy: Strategy, rankings: Sequence[Ranking]
-) -> Contender:
+def all_contenders(ranked: RankedLayer) -> tuple[Contender, ...]:
+    """Return the candidates that were ranked; where the strategy was pinned, the others besides.
+
+    The chosen strategy's is the chosen step itself. The others are ranked with the caller's
+    other pins.
+    """
+    best = ranked.best
+    if best.bounds.strategy is None:
+        return ranked.contenders
+    free = replace(best.bounds, strategy=None)
+    strategies = KEPT_ONLY if best.room.shrinks_with_chunks else _allowed(best.costs, free)
+    others = [
+        ranking
+        for one in strategies
+        if one != best.strategy
+        and (ranking := rank_degrees(costs=best.costs, bounds=free, room=best.room, strategy=one))
+    ]
+    return tuple(_contender(one, best, [best, *others]) for one in strategies)
+
+
+def _contender(strategy: Strategy, best: Ranking, rankings: Sequence[Ranking]) -> Contender:
+    """Return the strategy's best step that fits; where none does, its fastest one.
+
+    Args:
+        best: the chosen ranking, for what every strategy is ranked with.
+        rankings: of all strategies that fit.
+    """
     ranking = next((one for one in rankings if one.strategy == strategy), None)
     fits = ranking is not None
     if ranking is None:
-        everywhere = replace(room, limit_bytes=UNLIMITED)
         ranking = rank_degrees(
-            costs=costs,
-            bounds=replace(bounds, strategy=strategy),
-            room=everywhere,
+            costs=best.costs,
+            bounds=replace(best.bounds, strategy=strategy),
+            room=replace(best.room, limit_bytes=UNLIMITED),
             strategy=strategy,
         )
     assert ranking is not None  # noqa: S101 - everything fits without a limit
@@ -358,7 +391,7 @@ def _contender(
     return Contender(
         strategy=strategy,
         step=step,
-        memory=room.memory(strategy=strategy, degrees=step.degrees),
+        memory=best.room.memory(strategy=strategy, degrees=step.degrees),
         fits=fits,
     )
 

@@ -12,7 +12,6 @@ from moetune.domain.plan import (
     Chunks,
     ModelBinding,
     Part,
-    Plan,
     StageTime,
     TransformerPlan,
 )
@@ -20,7 +19,7 @@ from moetune.domain.profile import Provenance
 from moetune.domain.request import EXPERT_PARALLEL, PlanInputs
 from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.memory import limit_of
-from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
 from moetune.solve.layer.words import beware
 from moetune.solve.layout.chunked import can_chunk, can_offload
@@ -131,7 +130,7 @@ class LayoutProblem:
         return limit_of(self.inputs, device_memory_bytes=self.device_memory_bytes)
 
 
-def solve_layout(question: LayoutProblem) -> Plan:
+def solve_layout(question: LayoutProblem) -> SolvedPlan:
     """Return the fastest layout that fits, with the plan of the MoE layer in it, and why.
 
     Raises:
@@ -143,7 +142,8 @@ def solve_layout(question: LayoutProblem) -> Plan:
     best = found.best[0]
     parts = parts_of(best, search.prices.stages(best.layout.pp))
     binding = binding_of(best, parts)
-    layer = _layer(question, search, best)
+    solved = _layer(question, search, best)
+    layer = solved.plan
     words = explain_layout(
         best=best,
         parts=parts,
@@ -154,7 +154,7 @@ def solve_layout(question: LayoutProblem) -> Plan:
         words += f" {explain_chunks(best.chunks, num_micro_batches=best.setting.num_micro_batches)}"
     if not question.model.is_dense:
         words += f" In the MoE layer: {layer.decision.why}"
-    return replace(
+    plan = replace(
         layer,
         id=question.inputs.plan_id,
         inputs=question.inputs,
@@ -169,6 +169,7 @@ def solve_layout(question: LayoutProblem) -> Plan:
         warnings=tuple(dict.fromkeys((*layer.warnings, *_doubts(question, found, best)))),
         transformer=_transformer(question, best, parts, binding, stages_of(search, best)),
     )
+    return SolvedPlan(plan=plan, step=solved.step, ranked=None)
 
 
 def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
@@ -215,7 +216,7 @@ def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]
     return search, found
 
 
-def _layer(question: LayoutProblem, search: LayoutSearch, best: Candidate) -> Plan:
+def _layer(question: LayoutProblem, search: LayoutSearch, best: Candidate) -> SolvedPlan:
     """Return the plan of one MoE layer in the layout, for the layer that runs there.
 
     Its memory is no bound: the search over layouts has seen that it fits.

@@ -1,0 +1,151 @@
+"""The terms behind a layer's plan, read from the candidates that were ranked for it."""
+
+from dataclasses import dataclass
+
+from moetune.domain.costs import Trust
+from moetune.domain.request import Strategy
+from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.layer.predict import PhaseTime
+from moetune.solve.layer.reuse import paper_seconds
+from moetune.solve.layer.strategies import Contender, RankedLayer, all_contenders
+from moetune.solve.layer.words import explain_strategy_loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTerms:
+    """One phase of the plan, in seconds.
+
+    Args:
+        gathering_seconds: the all-gather of all ranks' tokens before the first chunk; 0 without
+            sequence shards.
+        transfer_seconds: one chunk's dispatch, which is also its combine; in tensor parallelism
+            its all-reduce or reduce-scatter.
+        compute_seconds: one chunk's experts.
+        total_transfer_seconds: all transfers of the phase, undisturbed.
+        total_compute_seconds: all experts, undisturbed.
+        exposed_communication_seconds: what the phase takes beyond its experts.
+        hidden_seconds: what the overlap saves of everything one after another.
+    """
+
+    degree: int
+    seconds: float
+    gathering_seconds: float
+    transfer_seconds: float
+    compute_seconds: float
+    total_transfer_seconds: float
+    total_compute_seconds: float
+    exposed_communication_seconds: float
+    hidden_seconds: float
+    transfer_trust: Trust
+    compute_trust: Trust
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyTerms:
+    """One memory strategy at its best; where nothing of it fits, at its fastest.
+
+    Args:
+        needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.
+        peak_bytes: of a step as the layer runs it, with rings and routing data.
+        host_bytes: activations that wait in host memory.
+        paper_seconds: MPipeMoE's Eq. 10.
+        is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.
+        lost_because: empty for the plan's own.
+    """
+
+    strategy: Strategy
+    forward_degree: int
+    backward_degree: int
+    step_seconds: float
+    needed_bytes: int
+    peak_bytes: int
+    host_bytes: int
+    saving_ratio: float
+    fits: bool
+    is_chosen: bool
+    paper_seconds: float
+    is_paper_choice: bool
+    lost_because: str
+
+
+def phase_terms(phase: PhaseTime) -> PhaseTerms:
+    """Return the terms of one phase."""
+    return PhaseTerms(
+        degree=phase.degree,
+        seconds=phase.seconds,
+        gathering_seconds=phase.gathering.seconds,
+        transfer_seconds=phase.transfer.seconds,
+        compute_seconds=phase.compute.seconds,
+        total_transfer_seconds=phase.link_seconds,
+        total_compute_seconds=phase.device_seconds,
+        exposed_communication_seconds=max(0.0, phase.seconds - phase.device_seconds),
+        hidden_seconds=max(0.0, phase.work_seconds - phase.seconds),
+        transfer_trust=phase.transfer.trust,
+        compute_trust=phase.compute.trust,
+    )
+
+
+def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
+    """Return one row for each memory strategy whose operations were measured.
+
+    None in tensor parallelism, where no memory is reused. Where the caller pinned the strategy,
+    the others are ranked now, with the caller's other pins.
+
+    Raises:
+        ProfileError: the profile lacks an operation of the layer.
+    """
+    best = ranked.best
+    if best.room.workload.expert_parallel == "tensor":
+        return ()
+    contenders = all_contenders(ranked)
+    paper = {
+        one.strategy: paper_seconds(costs=best.costs, strategy=one.strategy, tokens=best.tokens)
+        for one in contenders
+    }
+    reusing = [one for one in paper if one != "none"]
+    paper_choice = min(reusing, key=lambda one: paper[one], default=None)
+    return tuple(
+        _row(
+            ranked,
+            one,
+            paper_seconds=paper[one.strategy],
+            is_paper_choice=one.strategy == paper_choice,
+        )
+        for one in contenders
+    )
+
+
+def _row(
+    ranked: RankedLayer, one: Contender, *, paper_seconds: float, is_paper_choice: bool
+) -> StrategyTerms:
+    needed_bytes, room = total_bytes(one.memory), ranked.best.room
+    forward_degree, backward_degree = one.step.degrees
+    peak = peak_bytes(
+        workload=room.workload,
+        forward_degree=forward_degree,
+        backward_degree=backward_degree,
+        strategy=one.strategy,
+    )
+    is_chosen = one.strategy == ranked.best.strategy
+    lost = explain_strategy_loss(
+        other=one.step,
+        needed_bytes=needed_bytes,
+        limit_bytes=room.limit_bytes,
+        best=ranked.step,
+    )
+    return StrategyTerms(
+        strategy=one.strategy,
+        forward_degree=forward_degree,
+        backward_degree=backward_degree,
+        step_seconds=one.step.seconds,
+        needed_bytes=needed_bytes,
+        peak_bytes=peak.device_bytes,
+        host_bytes=peak.host_bytes,
+        saving_ratio=one.memory.saving_ratio,
+        fits=one.fits,
+        is_chosen=is_chosen,
+        paper_seconds=paper_seconds,
+        is_paper_choice=is_paper_choice,
+        lost_because="" if is_chosen else lost,
+    )
