@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, check_divisible
 
+AXES = ("dp", "ep", "tp", "pp")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -69,7 +71,7 @@ def check_layout(
 
 def check_ranks(layout: Layout, world_size: int) -> None:
     """Raise InputError, with the nearest sizes that work, unless the layout is one of the ranks."""
-    for name in ("dp", "ep", "tp", "pp"):
+    for name in AXES:
         if getattr(layout, name) < 1:
             raise InputError(f"{name} must be at least 1, got {getattr(layout, name)}")
     replica = layout.tp * layout.pp

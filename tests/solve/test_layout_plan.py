@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
 from moetune.domain.layer import LayerShape, Workload
@@ -13,10 +14,9 @@ from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan, plan_from_document, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.choose import Bounds, DegreeChooser
+from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.tensor import layer_costs
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import trust_of
 from moetune.solve.model.traits import Traits
 from tests.solve.clusters import GB, cluster_profile
@@ -125,7 +125,7 @@ def layer_times_by_hand(tokens: int) -> dict[str, list[float]]:
 
 def test_the_layer_in_a_model_runs_in_as_many_chunks_as_are_fastest() -> None:
     slow = question(between=3 * GB, pins=LayoutPins(dp=32, ep=32, micro_batch=8))
-    plan = solve_layout(slow)
+    plan = solve_layout(slow).plan
     tokens = 8 * 2048
     assert (plan.workload.world_size, plan.workload.tokens_per_rank) == (32, tokens)
     decision = plan.decide(tokens)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs, Estimate, Interference, LinearCost, SideBySide, least_trust
 from moetune.domain.layer import PHASES, LayerShape, Phase
-from moetune.domain.request import Order
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp, Product
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.degree import best_degree, makespan

@@ -8,8 +8,8 @@ the other runs. In a tensor-parallel group there is one transfer a chunk, its su
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+from moetune.domain.constraints import Order
 from moetune.domain.costs import LinearCost
-from moetune.domain.request import Order
 
 TIE = 1e-12
 """Relative difference below which two times are one, and the smaller degree is taken."""

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Estimate, Trust, least_trust
 from moetune.domain.layer import Phase
-from moetune.domain.request import Order, Strategy
 from moetune.solve.layer.costs import NOTHING, LayerCosts
 
 OVERHEAD_SHARE = 0.05

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from moetune.domain.constraints import STRATEGIES, Bounds, Order, Strategy
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import PHASES, Phase, Workload
 from moetune.domain.plan import Memory
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Order, Strategy
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import format_bytes
-from moetune.solve.layer.choose import NOISE, WORTH, Bounds, DegreeChooser
+from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import Room, total_bytes

@@ -6,9 +6,9 @@ T·k/r pairs, which are its `rows` as everywhere; the experts of one rank comput
 
 from dataclasses import dataclass
 
+from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs, Estimate, LinearCost, SideBySide
 from moetune.domain.layer import Phase, Workload
-from moetune.domain.request import Order
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import COUNT_BYTES, NOTHING, LayerCosts, total
