@@ -71,12 +71,14 @@ def _profile(screen: Screen) -> None:
 
 
 def _plan() -> "Plan":
-    from moetune.workflows.plan import PlanRequest, plan_layer
+    from moetune.domain.request import PlanRequest
+    from moetune.workflows.planner import local_planner
 
     request = PlanRequest(
         layer=_LAYER, world_size=_NUM_RANKS, tokens_per_rank=_BATCH * _LENGTH, dtype="float32"
     )
-    return plan_layer(request, profile=_NAME, settings=wiring.configure().settings).plan
+    with local_planner(wiring.configure().settings, profile=_NAME, saves=True) as planner:
+        return planner.plan_anew(request).plan
 
 
 def _report(screen: Screen, lesson: "Lesson", planned: "Trained", one_chunk: "Trained") -> int:

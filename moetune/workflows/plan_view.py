@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Alternative, Plan, TransformerPlan
+from moetune.domain.terms import PhaseTerms
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report import section as tables
 from moetune.report.section import Cell, Picture, Table
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.words import HOW, count_chunks
 from moetune.solve.layout.words import WORDS, name_layout
-from moetune.workflows.explain import Explanation, PhaseTerms
+from moetune.workflows.explain import Explanation
 from moetune.workflows.figures import choice_name, plan_pictures
 
 SURE = 0.995

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import moetune
+from moetune.domain.constraints import LayoutPins
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layout.plan import solve_layout
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.states import StateBytes
 from tests.solve.test_layout_plan import question
 

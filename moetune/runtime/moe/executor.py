@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from moetune.domain.constraints import Order as IssueOrder
 from moetune.domain.layer import Phase
-from moetune.domain.request import Order as IssueOrder
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.links import Link, Transfer
 from moetune.runtime.moe.dispatch import Dispatch, Order, Regroup

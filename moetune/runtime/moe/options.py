@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
+from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.request import STRATEGIES, Strategy
 from moetune.runtime.plans.book import PlanBook, read_plans
 
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from moetune.domain.request import Order
+from moetune.domain.constraints import Order
 
 Step = tuple[Literal["dispatch", "compute", "combine"], int]
 _INTERLEAVED_LEAD = 2

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.document import canonical_json, digest
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, plan_from_json
-from moetune.domain.request import Strategy
 from moetune.runtime.agree import Council
 from moetune.runtime.plans.stopwatch import NoWatch, Watch
 

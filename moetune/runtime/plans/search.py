@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.document import canonical_json, decode, digest
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import Decision, Plan, plan_from_json
 from moetune.domain.records import Settled
-from moetune.domain.request import Strategy
 from moetune.runtime.agree import Council
 from moetune.runtime.plans.book import LayerPlans, PlanBook
 from moetune.runtime.plans.stopwatch import CallWatch, Clock, NoWatch, Watch, device_clock

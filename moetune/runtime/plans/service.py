@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, plan_from_json
 from moetune.domain.records import Observation
-from moetune.domain.request import Strategy
 from moetune.runtime.agree import Council
 from moetune.runtime.plans.book import LayerPlans, PlanBook
 from moetune.runtime.plans.observe import ObservationSender
