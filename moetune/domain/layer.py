@@ -50,6 +50,23 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKey:
+    """What a layer's plans are looked up by, besides the number of tokens.
+
+    Args:
+        num_ranks: ranks that share the layer's experts, not all that a plan is for.
+        dtype: of the experts' computation, as torch names it.
+        sequence_parallel: with "tensor", whether each rank has only a shard of the tokens.
+    """
+
+    layer: LayerShape
+    num_ranks: int
+    dtype: str
+    expert_parallel: ExpertParallel = "all_to_all"
+    sequence_parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A layer, the ranks that share its experts, and one step's tokens on each of them.
 
@@ -81,6 +98,17 @@ class Workload:
                 "sequence_parallel needs expert_parallel tensor: where tokens travel to the "
                 "experts, every rank has its own anyway"
             )
+
+    @property
+    def key(self) -> LayerKey:
+        """The layers that a plan for this workload serves."""
+        return LayerKey(
+            layer=self.layer,
+            num_ranks=self.world_size,
+            dtype=self.dtype,
+            expert_parallel=self.expert_parallel,
+            sequence_parallel=self.sequence_parallel,
+        )
 
     @property
     def local_experts(self) -> int:
