@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moetune.domain.layer import Activation, ExpertParallel, LayerShape, check_divisible
+from moetune.domain.layer import (
+    Activation,
+    ExpertParallel,
+    LayerShape,
+    check_divisible,
+    check_sequence_parallel,
+)
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.agree import agree_on_tokens
 from moetune.runtime.links import Link, link_of
@@ -68,6 +74,7 @@ class ExpertLayer(nn.Module, ABC):
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
+        check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         self.sequence_parallel = sequence_parallel
         self.shape = LayerShape(
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
