@@ -23,11 +23,12 @@ from moetune.runtime.links import Link, link_of
 from moetune.runtime.moe.dispatch import plan_dispatch
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.experts import Experts
-from moetune.runtime.moe.function import PipelinedExperts
+from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
 from moetune.runtime.moe.gate import Gate, Routing
+from moetune.runtime.moe.keep import KeepActivations
 from moetune.runtime.moe.offload import Copies, Host, HostPool, Offload, copies_of
 from moetune.runtime.moe.options import book_of, fixed_decision, forced_strategy
-from moetune.runtime.moe.reuse_function import ReusedExperts
+from moetune.runtime.moe.reuse import ReuseBuffers
 from moetune.runtime.moe.trace import NoRecorder, SpanRecorder
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_once
@@ -82,10 +83,10 @@ class ExpertLayer(nn.Module, ABC):
         )  # fmt: skip
         self.link = link_of(group, device=device_of(device)) if link is None else link
         check_divisible(num_experts, self.link.num_ranks)
-        self._account, self._host_account = MemoryTracker("device"), MemoryTracker("host")
+        self._tracker, self._host_tracker = MemoryTracker("device"), MemoryTracker("host")
         self.gate = Gate(
             self.shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
-            account=self._account, device=device, dtype=dtype,
+            tracker=self._tracker, device=device, dtype=dtype,
         )  # fmt: skip
         # Ranks with other tokens have other experts; those with the same experts in a
         # tensor-parallel layer are data-parallel, and average their gradients as usual.
@@ -103,7 +104,7 @@ class ExpertLayer(nn.Module, ABC):
             sequence_parallel=sequence_parallel,
         )  # fmt: skip
         self._strategy = forced_strategy(memory_reuse)
-        self._scratch = Workspace(self._account)
+        self._workspace = Workspace(self._tracker)
         self._shelves: dict[torch.dtype, LayerPlans | None] = {}
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
         self._ddp_params_and_buffers_to_ignore = [
@@ -127,12 +128,6 @@ class ExpertLayer(nn.Module, ABC):
         with torch.no_grad():
             self.gate.weight.copy_(values.uniform_(-bound, bound, generator=generator))
         self.experts.reset(int(seed), self.link.rank * self.experts.local_experts)
-
-    def _weights(self, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
-        """Return w1, b1, w2, b2 and w3 in the dtype of the step."""
-        experts = self.experts
-        parameters = (experts.w1, experts.b1, experts.w2, experts.b2, experts.w3)
-        return tuple(None if each is None else each.to(dtype) for each in parameters)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the experts' weighted outputs.
@@ -164,10 +159,18 @@ class ExpertLayer(nn.Module, ABC):
             decision = replace(decision, strategy=self._strategy)
         self.decision = decision
         watch = self._watch(tokens, dtype, x.device)
-        with self._scratch.guard("a forward pass"):
+        with self._workspace.guard("a forward pass"):
             routing = self.gate(x.reshape(-1, width))
             self.aux_loss = routing.aux_loss
-            y_TD = self._run(routing.x_TD.to(dtype), routing, num_tokens, watch)
+            x_TD = routing.x_TD.to(dtype)
+            policy = self._policy(x_TD, routing, num_tokens)
+            parameters = self.experts.in_dtype(dtype)
+            watch.begin()
+            with torch.autocast(x.device.type, enabled=False):
+                y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
+                    x_TD, routing.weights_TK, policy, *parameters
+                )
+            watch.follow(y_TD)
         return y_TD.to(x.dtype).view(x.shape)
 
     def pin(self, decision: Decision | None) -> None:
@@ -176,12 +179,12 @@ class ExpertLayer(nn.Module, ABC):
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
-        self._scratch = Workspace(self._account, poison=True)
+        self._workspace = Workspace(self._tracker, poison=True)
 
     @property
     def memory(self) -> MemoryUse:
         """What the layer holds now, and at most since `reset_peak_memory`."""
-        device, host = self._account, self._host_account
+        device, host = self._tracker, self._host_tracker
         return MemoryUse(
             device_bytes=device.num_bytes, peak_device_bytes=device.peak_bytes,
             host_bytes=host.num_bytes, peak_host_bytes=host.peak_bytes,
@@ -189,8 +192,8 @@ class ExpertLayer(nn.Module, ABC):
 
     def reset_peak_memory(self) -> None:
         """Let the peaks begin anew at what the layer holds now."""
-        self._account.reset_peak()
-        self._host_account.reset_peak()
+        self._tracker.reset_peak()
+        self._host_tracker.reset_peak()
 
     def extra_repr(self) -> str:
         """Show the shape and the ranks."""
@@ -202,14 +205,18 @@ class ExpertLayer(nn.Module, ABC):
         )
 
     @abstractmethod
-    def _run(
-        self, x_TD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...], watch: Watch
-    ) -> torch.Tensor:
-        """Return the experts' weighted outputs (T, D).
+    def _policy(
+        self, x_TD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]
+    ) -> MemoryPolicy:
+        """Return how this step's chunks travel and what is kept of them.
 
         Args:
             num_tokens: of every rank.
         """
+
+    @property
+    def _context(self) -> PipelineContext:
+        return PipelineContext(link=self.link, recorder=self.recorder, workspace=self._workspace)
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
         """Return the tokens that plans are looked up by, from those of every rank."""
@@ -316,46 +323,33 @@ class MoELayer(ExpertLayer):
     @cached_property
     def _host(self) -> Host:
         device = device_of(self.experts.w1.device)
-        return Host(pool=HostPool(self._host_account), copies=copies_of(device))
+        return Host(pool=HostPool(self._host_tracker), copies=copies_of(device))
 
-    def _run(
-        self, x_TD: torch.Tensor, routing: Routing, _: tuple[int, ...], watch: Watch
-    ) -> torch.Tensor:
-        pipe = PipelineContext(
+    def _policy(self, x_TD: torch.Tensor, routing: Routing, _: tuple[int, ...]) -> MemoryPolicy:
+        decision = self.decision
+        dispatch = plan_dispatch(
+            routing.experts_TK,
+            routing.kept_TK,
+            num_experts=self.shape.num_experts,
+            forward_degree=decision.forward_degree,
+            backward_degree=decision.backward_degree,
             link=self.link,
-            dispatch=plan_dispatch(
-                routing.experts_TK,
-                routing.kept_TK,
-                num_experts=self.shape.num_experts,
-                forward_degree=self.decision.forward_degree,
-                backward_degree=self.decision.backward_degree,
-                link=self.link,
-            ),
-            issue_order=self.decision.order,
-            recorder=self.recorder,
-            scratch=self._scratch,
         )
-        self.num_dropped = pipe.dispatch.num_dropped
-        self._account.add(*pipe.dispatch.tensors)
-        parameters = self._weights(x_TD.dtype)
-        shared = x_TD, routing.weights_TK, pipe, self.shape.activation
-        y_TD: torch.Tensor
-        watch.begin()
-        with torch.autocast(x_TD.device.type, enabled=False):
-            if pipe.dispatch.reuses_nothing or self.decision.strategy == "none":
-                y_TD = PipelinedExperts.apply(*shared, *parameters)  # type: ignore[no-untyped-call]
-            else:
-                offload = self._offload(x_TD, pipe.dispatch.num_received)
-                y_TD = ReusedExperts.apply(*shared, offload, *parameters)  # type: ignore[no-untyped-call]
-        watch.follow(y_TD)
-        return y_TD
-
-    def _offload(self, x_TD: torch.Tensor, num_rows: int) -> Offload:
-        return Offload(
-            self.decision.strategy,
+        self.num_dropped = dispatch.num_dropped
+        self._tracker.add(*dispatch.tensors)
+        context, activation = self._context, self.shape.activation
+        if dispatch.is_single_chunk or decision.strategy == "none":
+            return KeepActivations(
+                context=context, activation=activation, dispatch=dispatch, order=decision.order
+            )
+        offload = Offload(
+            decision.strategy,
             self._host,
-            num_rows=num_rows,
+            num_rows=dispatch.num_received,
             layer=self.shape,
             like=x_TD,
             is_needed=torch.is_grad_enabled(),
+        )
+        return ReuseBuffers(
+            context=context, activation=activation, dispatch=dispatch, offload=offload
         )

@@ -106,8 +106,8 @@ class HostPool:
         is_pageable: whether pinned memory was wanted and could not be had.
     """
 
-    def __init__(self, account: MemoryTracker) -> None:
-        self._account = account
+    def __init__(self, tracker: MemoryTracker) -> None:
+        self._tracker = tracker
         self._free: list[torch.Tensor] = []
         self.is_pageable = False
 
@@ -155,10 +155,10 @@ class HostPool:
                     stacklevel=2,
                 )
             else:
-                self._account.add(buffer)
+                self._tracker.add(buffer)
                 return buffer
         on_host = torch.empty(0, dtype=torch.uint8, device="cpu")
-        return self._account.empty("activations that leave the device", (size,), on_host)
+        return self._tracker.empty("activations that leave the device", (size,), on_host)
 
 
 class Loan:
