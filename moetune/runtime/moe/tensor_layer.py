@@ -22,7 +22,7 @@ from moetune.runtime.moe.tensor import (
     local_pairs,
 )
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.stopwatch import Watch
+from moetune.runtime.plans.observe import Watch
 
 
 class TensorExpertLayer(ExpertLayer):
