@@ -13,6 +13,7 @@ from torch import nn
 from moetune.domain.layer import (
     Activation,
     ExpertParallel,
+    LayerKey,
     LayerShape,
     check_divisible,
     check_sequence_parallel,
@@ -32,7 +33,7 @@ from moetune.runtime.moe.reuse import ReuseBuffers
 from moetune.runtime.moe.trace import NoRecorder, SpanRecorder
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_once
-from moetune.runtime.plans.stopwatch import NoWatch, Watch
+from moetune.runtime.plans.observe import NoWatch, Watch
 
 _SEED_LIMIT = 2**62
 
@@ -105,7 +106,7 @@ class ExpertLayer(nn.Module, ABC):
         )  # fmt: skip
         self._strategy = forced_strategy(memory_reuse)
         self._workspace = Workspace(self._tracker)
-        self._shelves: dict[torch.dtype, LayerPlans | None] = {}
+        self._plans: dict[torch.dtype, LayerPlans | None] = {}
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
         self._ddp_params_and_buffers_to_ignore = [
             f"experts.{name}" for name, _ in self.experts.named_parameters() if owns_experts
@@ -225,31 +226,31 @@ class ExpertLayer(nn.Module, ABC):
     def _decide(self, tokens: int, dtype: torch.dtype) -> Decision:
         if self._fixed is not None:
             return self._fixed
-        if dtype not in self._shelves:
+        if dtype not in self._plans:
             name = str(dtype).removeprefix("torch.")
-            shelf = self._book.shelf(
-                self.shape,
+            key = LayerKey(
+                layer=self.shape,
                 expert_parallel=self.expert_parallel,
                 sequence_parallel=self.sequence_parallel,
                 num_ranks=self.link.num_ranks,
                 dtype=name,
-                memory_reuse=self._strategy,
             )
-            if shelf is None:
+            plans = self._book.layer_plans(key, memory_reuse=self._strategy)
+            if plans is None:
                 warn_once(
                     f"no plan for {self.shape} in {name} on {self.link.num_ranks} ranks: "
                     "running one chunk. Make one with `moetune plan`.",
                     rank=self.link.rank,
                 )
-            self._shelves[dtype] = shelf
-        shelf = self._shelves[dtype]
-        return SAFE_DECISION if shelf is None else shelf.decide(tokens)
+            self._plans[dtype] = plans
+        plans = self._plans[dtype]
+        return SAFE_DECISION if plans is None else plans.decide(tokens)
 
     def _watch(self, tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
-        shelf = self._shelves.get(dtype)
-        if self._fixed is not None or shelf is None or not torch.is_grad_enabled():
+        plans = self._plans.get(dtype)
+        if self._fixed is not None or plans is None or not torch.is_grad_enabled():
             return NoWatch()
-        return shelf.watch(tokens, device)
+        return plans.watch(tokens, device)
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         how = self._book.version if self._fixed is None else str(self._fixed)
