@@ -1,4 +1,8 @@
-"""What every layer of experts has: gate, experts, plan, and one agreed step after another."""
+"""The Mixture-of-Experts layers: one agreed step after another, as a plan decides.
+
+First step of a token's way: `forward` agrees with the other ranks, looks the plan up, runs the
+gate, plans the dispatch and hands the tokens to `function`, with the memory policy of the plan.
+"""
 
 import os
 from abc import ABC, abstractmethod
@@ -21,6 +25,7 @@ from moetune.domain.layer import (
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.agree import agree_on_tokens
 from moetune.runtime.links import Link, link_of
+from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.dispatch import plan_dispatch
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.experts import Experts
@@ -28,12 +33,10 @@ from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.keep import KeepActivations
 from moetune.runtime.moe.offload import Copies, Host, HostPool, Offload, copies_of
-from moetune.runtime.moe.options import book_of, fixed_decision, forced_strategy
 from moetune.runtime.moe.reuse import ReuseBuffers
 from moetune.runtime.moe.trace import NoRecorder, SpanRecorder
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
-from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_once
-from moetune.runtime.plans.observe import NoWatch, Watch
+from moetune.runtime.plans.book import PlanBook
 
 _SEED_LIMIT = 2**62
 
@@ -99,14 +102,16 @@ class ExpertLayer(nn.Module, ABC):
         self.recorder: SpanRecorder = NoRecorder()
         self.decision = SAFE_DECISION
         self.num_dropped = 0
-        self._fixed = fixed_decision(pipeline)
-        self._book = book_of(
-            plan, planbook, self.shape, self.link.num_ranks, expert_parallel=self.expert_parallel,
+        key = LayerKey(
+            layer=self.shape, num_ranks=self.link.num_ranks,
+            dtype=dtype_name(self.experts.w1.dtype), expert_parallel=self.expert_parallel,
             sequence_parallel=sequence_parallel,
         )  # fmt: skip
-        self._strategy = forced_strategy(memory_reuse)
+        self._decisions = LayerDecisions(
+            key, rank=self.link.rank, pipeline=pipeline, memory_reuse=memory_reuse, plan=plan,
+            planbook=planbook,
+        )  # fmt: skip
         self._workspace = Workspace(self._tracker)
-        self._plans: dict[torch.dtype, LayerPlans | None] = {}
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
         self._ddp_params_and_buffers_to_ignore = [
             f"experts.{name}" for name, _ in self.experts.named_parameters() if owns_experts
@@ -155,11 +160,8 @@ class ExpertLayer(nn.Module, ABC):
             device=x.device,
         )
         tokens = self._planned_tokens(num_tokens)
-        decision = self._decide(tokens, dtype)
-        if self._strategy is not None:
-            decision = replace(decision, strategy=self._strategy)
-        self.decision = decision
-        watch = self._watch(tokens, dtype, x.device)
+        self.decision = self._decisions.decide(tokens, dtype)
+        watch = self._decisions.watch(tokens, dtype, x.device)
         with self._workspace.guard("a forward pass"):
             routing = self.gate(x.reshape(-1, width))
             self.aux_loss = routing.aux_loss
@@ -176,7 +178,7 @@ class ExpertLayer(nn.Module, ABC):
 
     def pin(self, decision: Decision | None) -> None:
         """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
-        self._fixed = decision
+        self._decisions.pin(decision)
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
@@ -223,40 +225,9 @@ class ExpertLayer(nn.Module, ABC):
         """Return the tokens that plans are looked up by, from those of every rank."""
         return max(num_tokens)
 
-    def _decide(self, tokens: int, dtype: torch.dtype) -> Decision:
-        if self._fixed is not None:
-            return self._fixed
-        if dtype not in self._plans:
-            name = str(dtype).removeprefix("torch.")
-            key = LayerKey(
-                layer=self.shape,
-                expert_parallel=self.expert_parallel,
-                sequence_parallel=self.sequence_parallel,
-                num_ranks=self.link.num_ranks,
-                dtype=name,
-            )
-            plans = self._book.layer_plans(key, memory_reuse=self._strategy)
-            if plans is None:
-                warn_once(
-                    f"no plan for {self.shape} in {name} on {self.link.num_ranks} ranks: "
-                    "running one chunk. Make one with `moetune plan`.",
-                    rank=self.link.rank,
-                )
-            self._plans[dtype] = plans
-        plans = self._plans[dtype]
-        return SAFE_DECISION if plans is None else plans.decide(tokens)
-
-    def _watch(self, tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
-        plans = self._plans.get(dtype)
-        if self._fixed is not None or plans is None or not torch.is_grad_enabled():
-            return NoWatch()
-        return plans.watch(tokens, device)
-
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
-        how = self._book.version if self._fixed is None else str(self._fixed)
-        how += f", memory {self._strategy or 'as planned'}"
         return (
-            f"{self.shape}, {dtype}, plan {how}, "
+            f"{self.shape}, {dtype}, {self._decisions.version}, "
             f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
         )
 
@@ -299,7 +270,7 @@ class MoELayer(ExpertLayer):
         pipeline: True takes the degrees from the plan, False is one chunk, a number is that
             degree forward and backward; see also `pin`.
         memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
-            "S1" to "S4" use memory again (see `moetune.runtime.moe.reuse_function`). In one chunk
+            "S1" to "S4" use memory again (see `moetune.runtime.moe.reuse`). In one chunk
             there is nothing to use again, and all are alike.
         plan: a plan, or the path of a plan file.
         planbook: a book that all ranks share, see `moetune.open_planbook`.

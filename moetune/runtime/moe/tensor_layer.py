@@ -1,4 +1,7 @@
-"""`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3)."""
+"""`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3).
+
+First step of a token's way: as in `layer`, with the policy of `tensor`.
+"""
 
 import os
 from typing import ClassVar
@@ -10,10 +13,10 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Plan
 from moetune.runtime.links import Link
+from moetune.runtime.moe.decisions import forced_strategy
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.layer import ExpertLayer
-from moetune.runtime.moe.options import forced_strategy
 from moetune.runtime.moe.tensor import (
     ReplicatedTokens,
     SequenceShards,
@@ -80,12 +83,12 @@ class TensorExpertLayer(ExpertLayer):
         if capacity_factor is not None:
             raise InputError(
                 "capacity_factor must be None: experts of a tensor-parallel group drop no pair",
-                "leave it away, or use moetune.MoELayer",
+                "omit it, or use moetune.MoELayer",
             )
         if forced_strategy(memory_reuse) not in {None, "none"}:
             raise InputError(
                 f"memory_reuse {memory_reuse!r} is not available in a tensor-parallel group",
-                "leave it away, or use moetune.MoELayer",
+                "omit it, or use moetune.MoELayer",
             )
         super().__init__(
             d_model, d_hidden, num_experts, top_k, activation=activation, bias=bias,
