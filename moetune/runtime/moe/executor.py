@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from moetune.domain.layer import Phase
+from moetune.domain.layer import Activation, Phase
 from moetune.domain.request import Order
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.links import Link, Transfer
@@ -65,6 +65,7 @@ class PipelineContext:
     """What both phases of a step share, whatever the memory policy."""
 
     link: Link
+    activation: Activation
     recorder: SpanRecorder
     workspace: Workspace
 
@@ -79,15 +80,12 @@ class Handlers(Protocol):
 
     def dispatch(self, chunk: int) -> None:
         """Send its rows to their experts."""
-        ...
 
     def compute(self, chunk: int) -> None:
         """Compute on what arrived."""
-        ...
 
     def combine(self, chunk: int) -> None:
         """Send its results back, or add them up over the ranks."""
-        ...
 
 
 class Executor:

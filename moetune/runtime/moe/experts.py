@@ -6,8 +6,9 @@ R rows, D model width, H hidden width, E local experts.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -127,6 +128,12 @@ class ExpertWeights:
     w2: torch.Tensor
     b2: torch.Tensor | None
     w3: torch.Tensor | None
+
+    @classmethod
+    def of(cls, activation: Activation, parameters: Sequence[Any]) -> "ExpertWeights":
+        """Return them from w1, b1, w2, b2 and w3."""
+        w1, b1, w2, b2, w3 = parameters
+        return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3)
 
     @property
     def parameters(self) -> tuple[torch.Tensor | None, ...]:

@@ -8,25 +8,41 @@ own, because autograd's backward of chunked code does not overlap.
 T tokens, K choices, D model width.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from moetune.domain.layer import Activation
 from moetune.runtime.moe.executor import Executor, Handlers, PipelineContext, Schedule
 from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights
 
-Saved = tuple[torch.Tensor | None, ...]
+Saved = tuple[Any, ...]
+"""Tensors, or None."""
 _NUM_PARAMETERS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseInputs:
+    """What a phase begins with.
+
+    Args:
+        values_TD: x forward, the gradient of y backward.
+        weights_TK: the combine weights.
+        saved: by the forward phase; nothing in it.
+    """
+
+    values_TD: torch.Tensor
+    weights_TK: torch.Tensor
+    experts: ExpertWeights
+    saved: Saved = ()
 
 
 class ForwardPhase(Handlers, Protocol):
     """A forward phase whose buffers are made.
 
     Attributes:
-        saved: what the policy keeps for the backward pass.
+        saved: what the backward phase will need, once finished.
     """
 
     executor: Executor
@@ -35,11 +51,9 @@ class ForwardPhase(Handlers, Protocol):
 
     def begin(self) -> None:
         """Prepare what the first step needs."""
-        ...
 
     def finish(self) -> torch.Tensor:
         """Return the weighted outputs (T, D), once everything has arrived."""
-        ...
 
 
 class BackwardPhase(Handlers, Protocol):
@@ -51,11 +65,9 @@ class BackwardPhase(Handlers, Protocol):
 
     def begin(self) -> None:
         """Prepare what the first step needs."""
-        ...
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x (T, D) and of the combine weights (T, K)."""
-        ...
 
 
 class MemoryPolicy(Protocol):
@@ -64,36 +76,15 @@ class MemoryPolicy(Protocol):
     @property
     def context(self) -> PipelineContext:
         """What both phases share."""
-        ...
 
-    @property
-    def activation(self) -> Activation:
-        """Of the experts."""
-        ...
+    def forward(self, inputs: PhaseInputs) -> ForwardPhase:
+        """Make the buffers of the forward phase."""
 
-    def forward(
-        self, x_TD: torch.Tensor, weights_TK: torch.Tensor, experts: ExpertWeights
-    ) -> ForwardPhase:
-        """Return the forward phase."""
-        ...
-
-    def backward(
-        self,
-        grad_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        saved: Sequence[Any],
-        experts: ExpertWeights,
-    ) -> BackwardPhase:
-        """Return the backward phase.
-
-        Args:
-            saved: by the forward phase.
-        """
-        ...
+    def backward(self, inputs: PhaseInputs) -> BackwardPhase:
+        """Make the buffers of the backward phase."""
 
     def release(self) -> None:
         """Give back what the policy borrowed, after a backward pass or a failure."""
-        ...
 
 
 class ExpertFunction(torch.autograd.Function):
@@ -113,7 +104,10 @@ class ExpertFunction(torch.autograd.Function):
             parameters: w1, b1, w2, b2 and w3 of the local experts, None where there is none.
         """
         try:
-            phase = policy.forward(x_TD, weights_TK, _experts(policy, parameters))
+            experts = ExpertWeights.of(policy.context.activation, parameters)
+            phase = policy.forward(
+                PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts)
+            )
             phase.begin()
             phase.executor.run(phase.schedule, phase)
             y_TD = phase.finish()
@@ -134,17 +128,16 @@ class ExpertFunction(torch.autograd.Function):
         policy: MemoryPolicy = ctx.policy
         with policy.context.workspace.guard("a backward pass"):
             weights_TK, *saved = ctx.saved_tensors
-            saved, parameters = saved[:-_NUM_PARAMETERS], saved[-_NUM_PARAMETERS:]
+            parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
+            experts = ExpertWeights.of(policy.context.activation, parameters)
+            inputs = PhaseInputs(
+                values_TD=grad_TD, weights_TK=weights_TK, experts=experts, saved=tuple(saved)
+            )
             try:
-                phase = policy.backward(grad_TD, weights_TK, saved, _experts(policy, parameters))
+                phase = policy.backward(inputs)
                 phase.begin()
                 phase.executor.run(phase.schedule, phase)
                 grad_x_TD, grad_weights_TK = phase.finish()
             finally:
                 policy.release()
             return grad_x_TD, grad_weights_TK, None, *phase.grads.totals()
-
-
-def _experts(policy: MemoryPolicy, parameters: Sequence[Any]) -> ExpertWeights:
-    w1, b1, w2, b2, w3 = parameters
-    return ExpertWeights(activation=policy.activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3)

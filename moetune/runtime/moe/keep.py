@@ -5,19 +5,17 @@ A token's way to the wire: `layer`, `gate`, `function`, `executor`, **keep**, `c
 T tokens, K choices, N rows this rank sends, R rows it receives, D model width.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from moetune.domain.layer import Activation, Phase
+from moetune.domain.layer import Phase
 from moetune.domain.request import Order
 from moetune.runtime.links import Transfer
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, Regroup, slices_of
 from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_schedule
-from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, SavedActivations
-from moetune.runtime.moe.function import Saved
+from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
+from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.workspace import Shape
 
 
@@ -30,25 +28,16 @@ class KeepActivations:
     """
 
     context: PipelineContext
-    activation: Activation
     dispatch: Dispatch
     order: Order
 
-    def forward(
-        self, x_TD: torch.Tensor, weights_TK: torch.Tensor, experts: ExpertWeights
-    ) -> "_KeepForward":
-        """Return the forward phase."""
-        return _KeepForward(self, x_TD, weights_TK, experts)
+    def forward(self, inputs: PhaseInputs) -> "_KeepForward":
+        """Make the buffers of the forward phase."""
+        return _KeepForward(self, inputs)
 
-    def backward(
-        self,
-        grad_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        saved: Sequence[Any],
-        experts: ExpertWeights,
-    ) -> "_KeepBackward":
-        """Return the backward phase."""
-        return _KeepBackward(self, grad_TD, weights_TK, saved, experts)
+    def backward(self, inputs: PhaseInputs) -> "_KeepBackward":
+        """Make the buffers of the backward phase."""
+        return _KeepBackward(self, inputs)
 
     def release(self) -> None:
         """Nothing was borrowed."""
@@ -71,14 +60,9 @@ class _ChunkBuffers:
 class _KeepPhase:
     """What both phases do alike: rows leave from one buffer, where results come back."""
 
-    def __init__(
-        self,
-        policy: KeepActivations,
-        phase: Phase,
-        like_TD: torch.Tensor,
-        experts: ExpertWeights,
-    ) -> None:
-        dispatch: Dispatch = policy.dispatch
+    def __init__(self, policy: KeepActivations, phase: Phase, inputs: PhaseInputs) -> None:
+        self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
+        dispatch, like_TD = policy.dispatch, inputs.values_TD
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
         self._regroups = dispatch.regroups(self._order)
@@ -89,7 +73,7 @@ class _KeepPhase:
         shapes["received" if is_backward else "results"] = received
         if any(not one.changes_nothing for one in self._regroups):
             shapes["wire"] = received
-        shapes |= experts.hidden_shapes(self._layout.most_rows, backward=is_backward)
+        shapes |= inputs.experts.hidden_shapes(self._layout.most_rows, backward=is_backward)
         self._buffers = policy.context.workspace.buffers(shapes, like_TD)
         self._tracker = policy.context.tracker
         self.executor = Executor(policy.context, phase, degree)
@@ -142,31 +126,25 @@ class _KeepForward(_KeepPhase):
 
     saved: Saved
 
-    def __init__(
-        self,
-        policy: KeepActivations,
-        x_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        experts: ExpertWeights,
-    ) -> None:
-        super().__init__(policy, "forward", x_TD, experts)
-        self._x_TD, self._weights_TK, self._experts = x_TD, weights_TK, experts
+    def __init__(self, policy: KeepActivations, inputs: PhaseInputs) -> None:
+        super().__init__(policy, "forward", inputs)
+        self._experts, x_TD = inputs.experts, inputs.values_TD
         num_rows = policy.dispatch.num_received
         self._received_RD = self._tracker.empty(
             "the experts' inputs", (num_rows, x_TD.shape[1]), x_TD
         )
-        self._activations = experts.save_activations(num_rows, x_TD, self._tracker)
+        self._activations = inputs.experts.save_activations(num_rows, x_TD, self._tracker)
         self._cut(self._received_RD, self._buffers["results"])
 
     def begin(self) -> None:
         """Gather the tokens' rows."""
-        _gather(self._x_TD, self._order, self._weights_TK.shape[1], self._rows_ND)
+        _gather(self._values_TD, self._order, self._weights_TK.shape[1], self._rows_ND)
 
     def finish(self) -> torch.Tensor:
         """Return the weighted sums of what came back."""
         self._wait()
         picked_TKD = _pick(self._rows_ND, self._order, self._weights_TK.shape[1])
-        y_TD = _weighted_sum(picked_TKD, self._weights_TK.to(self._x_TD.dtype))
+        y_TD = _weighted_sum(picked_TKD, self._weights_TK.to(self._values_TD.dtype))
         self._tracker.add(picked_TKD, y_TD)
         activations = self._activations
         self.saved = picked_TKD, self._received_RD, activations.pre_RH, activations.gate_RH
@@ -182,24 +160,16 @@ class _KeepForward(_KeepPhase):
 class _KeepBackward(_KeepPhase):
     """The backward phase: at the experts, gradients overwrite those that arrived."""
 
-    def __init__(
-        self,
-        policy: KeepActivations,
-        grad_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        saved: Sequence[Any],
-        experts: ExpertWeights,
-    ) -> None:
-        super().__init__(policy, "backward", grad_TD, experts)
-        self._grad_TD, self._weights_TK = grad_TD, weights_TK
-        self._picked_TKD, self._inputs_RD, pre_RH, gate_RH = saved
+    def __init__(self, policy: KeepActivations, inputs: PhaseInputs) -> None:
+        super().__init__(policy, "backward", inputs)
+        self._picked_TKD, self._inputs_RD, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
-        self.grads = ExpertGrads(experts, self._order.degree, self._buffers, self._tracker)
+        self.grads = ExpertGrads(inputs.experts, self._order.degree, self._buffers, self._tracker)
         self._cut(self._buffers["received"], self._buffers["received"])
 
     def begin(self) -> None:
         """Weight and gather the gradients' rows."""
-        grad_TD, top_k = self._grad_TD, self._weights_TK.shape[1]
+        grad_TD, top_k = self._values_TD, self._weights_TK.shape[1]
         scratch_TKD = self._buffers["rows"].view(self._picked_TKD.shape)
         torch.mul(self._picked_TKD, grad_TD.unsqueeze(1), out=scratch_TKD)
         self._grad_weights_TK = scratch_TKD.sum(dim=2)
@@ -209,7 +179,7 @@ class _KeepBackward(_KeepPhase):
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x and of the weights."""
         self._wait()
-        grad_TD, order, top_k = self._grad_TD, self._order, self._weights_TK.shape[1]
+        grad_TD, order, top_k = self._values_TD, self._order, self._weights_TK.shape[1]
         if top_k == 1:
             grad_x_TD = _pick(self._rows_ND, order, top_k).squeeze(1)
             self._tracker.add(grad_x_TD)

@@ -219,7 +219,10 @@ class ExpertLayer(nn.Module, ABC):
 
     @property
     def _context(self) -> PipelineContext:
-        return PipelineContext(link=self.link, recorder=self.recorder, workspace=self._workspace)
+        return PipelineContext(
+            link=self.link, activation=self.shape.activation, recorder=self.recorder,
+            workspace=self._workspace,
+        )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
         """Return the tokens that plans are looked up by, from those of every rank."""
@@ -309,11 +312,8 @@ class MoELayer(ExpertLayer):
         )
         self.num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
-        context, activation = self._context, self.shape.activation
         if dispatch.is_single_chunk or decision.strategy == "none":
-            return KeepActivations(
-                context=context, activation=activation, dispatch=dispatch, order=decision.order
-            )
+            return KeepActivations(context=self._context, dispatch=dispatch, order=decision.order)
         offload = Offload(
             decision.strategy,
             self._host,
@@ -322,6 +322,4 @@ class MoELayer(ExpertLayer):
             like=x_TD,
             is_needed=torch.is_grad_enabled(),
         )
-        return ReuseBuffers(
-            context=context, activation=activation, dispatch=dispatch, offload=offload
-        )
+        return ReuseBuffers(context=self._context, dispatch=dispatch, offload=offload)

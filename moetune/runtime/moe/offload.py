@@ -23,7 +23,6 @@ class Copy(Protocol):
 
     def wait(self) -> None:
         """Order the current stream (on a CPU: the caller) behind the end of the copy."""
-        ...
 
 
 class Copies(Protocol):
@@ -31,11 +30,9 @@ class Copies(Protocol):
 
     def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
         """Start a copy to the host, behind what the current stream has been given so far."""
-        ...
 
     def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
         """Start a copy to the device, behind what the current stream has been given so far."""
-        ...
 
 
 class _Done:

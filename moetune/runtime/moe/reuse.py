@@ -9,14 +9,12 @@ communicated or computed again.
 T tokens, K choices, R rows this rank receives, D model width.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 
-from moetune.domain.layer import Activation, Phase
+from moetune.domain.layer import Phase
 from moetune.runtime.links import Transfer
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, WeightExchange, slices_of
 from moetune.runtime.moe.executor import (
@@ -25,8 +23,8 @@ from moetune.runtime.moe.executor import (
     pipelined_schedule,
     ring_schedule,
 )
-from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, SavedActivations
-from moetune.runtime.moe.function import Saved
+from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
+from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.kernels import CombineWeights
 from moetune.runtime.moe.offload import Copy, Offload
 from moetune.runtime.moe.workspace import Ring, RingShape, Rotation
@@ -46,25 +44,16 @@ class ReuseBuffers:
     """The chunks of a phase take a few buffers in turn; `offload` says what goes to the host."""
 
     context: PipelineContext
-    activation: Activation
     dispatch: Dispatch
     offload: Offload
 
-    def forward(
-        self, x_TD: torch.Tensor, weights_TK: torch.Tensor, experts: ExpertWeights
-    ) -> "_ReuseForward":
-        """Return the forward phase."""
-        return _ReuseForward(self, x_TD, weights_TK, experts)
+    def forward(self, inputs: PhaseInputs) -> "_ReuseForward":
+        """Make the buffers of the forward phase."""
+        return _ReuseForward(self, inputs)
 
-    def backward(
-        self,
-        grad_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        saved: Sequence[Any],
-        experts: ExpertWeights,
-    ) -> "_ReuseBackward":
-        """Return the backward phase."""
-        return _ReuseBackward(self, grad_TD, weights_TK, saved, experts)
+    def backward(self, inputs: PhaseInputs) -> "_ReuseBackward":
+        """Make the buffers of the backward phase."""
+        return _ReuseBackward(self, inputs)
 
     def release(self) -> None:
         """Give the host memory back."""
@@ -74,33 +63,30 @@ class ReuseBuffers:
 class _ReusePhase:
     """What both phases do alike: their chunks, and the one buffer for pre-activations."""
 
-    def __init__(
-        self, policy: ReuseBuffers, phase: Phase, weights_TK: torch.Tensor, experts: ExpertWeights
-    ) -> None:
+    def __init__(self, policy: ReuseBuffers, phase: Phase, inputs: PhaseInputs) -> None:
         dispatch, context = policy.dispatch, policy.context
+        self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
+        self._experts, self._offload = inputs.experts, policy.offload
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
         self._regroups = dispatch.regroups(self._order)
         self._num_received = [sum(counts) for counts in self._order.receive_counts]
-        self._offload, self._experts, self._weights_TK = policy.offload, experts, weights_TK
         self._weight_exchange = partial(WeightExchange, dispatch, context.link)
         self._context = context
         self.executor = Executor(context, phase, self._order.degree)
         self._tokens_N = self._order.pairs_N
-        if weights_TK.shape[1] > 1:
-            self._tokens_N = self._order.pairs_N // weights_TK.shape[1]
+        if inputs.weights_TK.shape[1] > 1:
+            self._tokens_N = self._order.pairs_N // inputs.weights_TK.shape[1]
             context.tracker.add(self._tokens_N)
 
-    def _make_rings(
-        self, num_travelling: int, at_experts: dict[str, int], like_TD: torch.Tensor
-    ) -> dict[str, Ring]:
+    def _make_rings(self, num_travelling: int, at_experts: dict[str, int]) -> dict[str, Ring]:
         """Return the phase's rings, all made at once.
 
         Args:
             num_travelling: buffers at the tokens.
             at_experts: buffers at the experts, of each kind.
         """
-        degree, width = self._order.degree, like_TD.shape[1]
+        degree, width = self._order.degree, self._values_TD.shape[1]
         most_sent, most = max(map(sum, self._order.send_counts)), max(self._num_received)
         hidden = ["pre"] if self._experts.w3 is None else ["pre", "gate"]
         hidden += self._experts.hidden_shapes(most, backward="grads" in at_experts)
@@ -115,7 +101,7 @@ class _ReusePhase:
         }
         if any(not one.changes_nothing for one in self._regroups):
             shapes["grouped"] = RingShape(num_buffers=1, rows=most, width=width)
-        rings = self._context.workspace.rings(shapes, like_TD)
+        rings = self._context.workspace.rings(shapes, self._values_TD)
         self._buffers = {name: rings[name].whole for name in hidden}
         self._hidden_rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
         return rings
@@ -141,39 +127,32 @@ class _ReuseForward(_ReusePhase):
 
     saved: Saved
 
-    def __init__(
-        self,
-        policy: ReuseBuffers,
-        x_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        experts: ExpertWeights,
-    ) -> None:
-        super().__init__(policy, "forward", weights_TK, experts)
-        degree = self._order.degree
+    def __init__(self, policy: ReuseBuffers, inputs: PhaseInputs) -> None:
+        super().__init__(policy, "forward", inputs)
+        degree, x_TD = self._order.degree, inputs.values_TD
         self.schedule = ring_schedule(degree)
         at_experts = {"arrivals": _AT_EXPERTS, "departures": _AT_EXPERTS}
-        self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts, x_TD)
-        self._x_TD = x_TD
+        self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
         y_TD = policy.context.tracker.empty("the results", x_TD.shape, x_TD).zero_()
         self._tokens = self._token_side(self._rings["travelling"], y_TD)
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
-        self._weights_R1 = self._weight_exchange().send(self._weights_TK, self._x_TD.dtype)
+        self._weights_R1 = self._weight_exchange().send(self._weights_TK, self._values_TD.dtype)
         self._context.tracker.add(self._weights_R1)
 
     def finish(self) -> torch.Tensor:
         """Return (T, D)."""
         y_TD = self._tokens.end()
         self._offload.settle_all()
-        self.saved = None if self._offload.keeps_input else self._x_TD, self._weights_R1
+        self.saved = None if self._offload.keeps_input else self._values_TD, self._weights_R1
         return y_TD
 
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows."""
         self._offload.settle("input", chunk % _AT_EXPERTS)
         arrival = self._rings["arrivals"].take(chunk, self._num_received[chunk])
-        self._tokens.send(chunk, self._x_TD, arrival)
+        self._tokens.send(chunk, self._values_TD, arrival)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts, and weight what they return."""
@@ -221,24 +200,17 @@ class _ReuseBackward(_ReusePhase):
     At the experts the rows' gradients overwrite those of the results, and leave from there.
     """
 
-    def __init__(
-        self,
-        policy: ReuseBuffers,
-        grad_TD: torch.Tensor,
-        weights_TK: torch.Tensor,
-        saved: Sequence[Any],
-        experts: ExpertWeights,
-    ) -> None:
-        super().__init__(policy, "backward", weights_TK, experts)
-        self._x_TD, self._weights_R1 = saved
-        self._grad_TD, degree = grad_TD, self._order.degree
+    def __init__(self, policy: ReuseBuffers, inputs: PhaseInputs) -> None:
+        super().__init__(policy, "backward", inputs)
+        self._x_TD, self._weights_R1 = inputs.saved
+        grad_TD, degree = inputs.values_TD, self._order.degree
         self.schedule = pipelined_schedule(degree, "interleaved")
         # A buffer more than a chunk has dispatches: see `_TokenSide`.
         num_travelling = (1 if self._x_TD is None else 2) + (degree > 1)
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
-        self._rings = self._make_rings(num_travelling, at_experts, grad_TD)
+        self._rings = self._make_rings(num_travelling, at_experts)
         tracker = policy.context.tracker
-        self.grads = ExpertGrads(experts, degree, self._buffers, tracker)
+        self.grads = ExpertGrads(inputs.experts, degree, self._buffers, tracker)
         self._grad_weights_R1 = tracker.empty("gradients", self._weights_R1.shape, self._weights_R1)
         grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
         self._tokens = self._token_side(self._rings["travelling"], grad_x_TD)
@@ -261,7 +233,7 @@ class _ReuseBackward(_ReusePhase):
         inputs = self._rings["inputs"].take(chunk, received)
         if self._x_TD is not None:
             self._tokens.send(chunk, self._x_TD, inputs)
-        self._tokens.send(chunk, self._grad_TD, self._rings["grads"].take(chunk, received))
+        self._tokens.send(chunk, self._values_TD, self._rings["grads"].take(chunk, received))
         if self._x_TD is None:  # behind the exchange, which a copy by this core would hold up
             mine = self._layout.rows[chunk]
             self._loading_inputs[chunk] = self._offload.load("input", inputs, mine)

@@ -12,16 +12,16 @@ T tokens of the group, S of this rank, K choices, R pairs of this rank's experts
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from moetune.domain.layer import Activation, Phase
+from moetune.domain.layer import Phase
 from moetune.runtime.links import Link, Transfer
 from moetune.runtime.moe.dispatch import ChunkLayout, common_pieces
 from moetune.runtime.moe.executor import Executor, PipelineContext, local_schedule
 from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, SavedActivations
-from moetune.runtime.moe.function import Saved
+from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.kernels import CombineWeights
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
@@ -35,20 +35,16 @@ class TokenSharing(Protocol):
     @property
     def num_tokens(self) -> tuple[int, ...]:
         """Tokens of every shard; of the only one where all ranks have all tokens."""
-        ...
 
     @property
     def is_complete(self) -> bool:
         """Whether a rank has all tokens, so that gathering takes no exchange."""
-        ...
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Return (T, …) from what this rank has of it."""
-        ...
 
     def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
         """Return where this rank's part of the sums (T, …) goes, which may be `sums`."""
-        ...
 
     def add(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
         """Start adding up the ranks' sums of some tokens.
@@ -56,7 +52,6 @@ class TokenSharing(Protocol):
         Args:
             own: of `output`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,25 +205,16 @@ class TensorParallel:
     """
 
     context: PipelineContext
-    activation: Activation
     sharing: TokenSharing
     pairs: LocalPairs
 
-    def forward(
-        self, x_SD: torch.Tensor, weights_SK: torch.Tensor, experts: ExpertWeights
-    ) -> "_TensorForward":
-        """Return the forward phase; its output is equal on all ranks, or their shards'."""
-        return _TensorForward(self, x_SD, weights_SK, experts)
+    def forward(self, inputs: PhaseInputs) -> "_TensorForward":
+        """Gather x and make the buffers of the forward phase."""
+        return _TensorForward(self, inputs)
 
-    def backward(
-        self,
-        grad_SD: torch.Tensor,
-        weights_SK: torch.Tensor,
-        saved: Sequence[Any],
-        experts: ExpertWeights,
-    ) -> "_TensorBackward":
-        """Return the backward phase; its gradients of x and of the weights are complete."""
-        return _TensorBackward(self, grad_SD.contiguous(), weights_SK, saved, experts)
+    def backward(self, inputs: PhaseInputs) -> "_TensorBackward":
+        """Gather the gradient and make the buffers of the backward phase."""
+        return _TensorBackward(self, inputs)
 
     def release(self) -> None:
         """Nothing was borrowed."""
@@ -299,17 +285,11 @@ class _TensorPhase:
 class _TensorForward(_TensorPhase):
     """The forward phase."""
 
-    def __init__(
-        self,
-        policy: TensorParallel,
-        x_SD: torch.Tensor,
-        weights_SK: torch.Tensor,
-        experts: ExpertWeights,
-    ) -> None:
-        self._x_TD = x_TD = policy.gather_tokens("forward", x_SD)
-        weights_TK = policy.gather(weights_SK, "the gathering of weights")
+    def __init__(self, policy: TensorParallel, inputs: PhaseInputs) -> None:
+        self._x_TD = x_TD = policy.gather_tokens("forward", inputs.values_TD)
+        weights_TK = policy.gather(inputs.weights_TK, "the gathering of weights")
         weights_R1 = weights_TK.reshape(-1)[policy.pairs.pairs_R].to(x_TD.dtype).unsqueeze(1)
-        tracker = policy.context.tracker
+        tracker, experts = policy.context.tracker, inputs.experts
         self._activations = experts.save_activations(len(weights_R1), x_TD, tracker)
         tracker.add(weights_R1)
         super().__init__(policy, "forward", x_TD, experts)
@@ -340,20 +320,13 @@ class _TensorForward(_TensorPhase):
 class _TensorBackward(_TensorPhase):
     """The backward phase."""
 
-    def __init__(
-        self,
-        policy: TensorParallel,
-        grad_SD: torch.Tensor,
-        weights_SK: torch.Tensor,
-        saved: Sequence[Any],
-        experts: ExpertWeights,
-    ) -> None:
-        self._x_TD, self._weights_R1, pre_RH, gate_RH = saved
+    def __init__(self, policy: TensorParallel, inputs: PhaseInputs) -> None:
+        self._x_TD, self._weights_R1, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
-        self._grad_TD = policy.gather_tokens("backward", grad_SD)
-        super().__init__(policy, "backward", self._grad_TD, experts)
-        self._weights_SK, self._b2 = weights_SK, experts.b2
-        self.grads = ExpertGrads(experts, self._chunks.degree, self._buffers, self._tracker)
+        self._grad_TD = policy.gather_tokens("backward", inputs.values_TD.contiguous())
+        super().__init__(policy, "backward", self._grad_TD, inputs.experts)
+        self._weights_SK, self._b2 = inputs.weights_TK, inputs.experts.b2
+        self.grads = ExpertGrads(inputs.experts, self._chunks.degree, self._buffers, self._tracker)
         self._grad_weights_R1 = self._tracker.empty(
             "the gradients of weights", self._weights_R1.shape, self._weights_R1
         )

@@ -113,9 +113,7 @@ class TensorExpertLayer(ExpertLayer):
             backward_degree=self.decision.backward_degree,
         )
         self._tracker.add(pairs.pairs_R, pairs.tokens_R)
-        return TensorParallel(
-            context=self._context, activation=self.shape.activation, sharing=sharing, pairs=pairs
-        )
+        return TensorParallel(context=self._context, sharing=sharing, pairs=pairs)
 
     def _sharing(self, num_tokens: tuple[int, ...]) -> TokenSharing:
         if self.sequence_parallel and self.link.num_ranks > 1:
