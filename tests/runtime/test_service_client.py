@@ -15,7 +15,7 @@ import pytest
 
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.layer import LayerShape
-from moetune.runtime.plans import line as service_line
+from moetune.runtime.plans import service
 from moetune.runtime.plans.client import ServiceClient
 from tests.runtime.plans import small_plan
 from tests.runtime.stub_service import Exchange, Seen, serving
@@ -235,7 +235,7 @@ def test_plain_http_where_tls_is_asked_for_is_a_fault_like_any_other(
 def test_an_endless_answer_is_not_read_to_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_line, "MOST_BYTES", 1000)
+    monkeypatch.setattr(service, "MOST_BYTES", 1000)
     with serving(lambda exchange, _: exchange.reply(200, b" " * 10**6)) as stub:
         assert client_of(stub.url, tmp_path).resolve(ASKED) is None
     assert "longer than 1,000 bytes" in warnings_of(caplog)[0]
@@ -279,6 +279,13 @@ def test_a_service_that_recovers_is_no_news(
         assert client_of(stub.url, tmp_path).resolve(ASKED) == PLAN
     assert len(stub.seen) == 3
     assert warnings_of(caplog) == []
+
+
+def test_the_pause_before_each_further_try_grows(tmp_path: Path) -> None:
+    pauses: list[float] = []
+    client = ServiceClient(closed_port(), None, tmp_path, pause_seconds=7.0, sleep=pauses.append)
+    assert client.resolve(ASKED) is None
+    assert pauses == [0.0, 7.0, 14.0]
 
 
 def test_a_service_that_is_away_is_asked_once_and_one_warning_names_all(
