@@ -1,12 +1,12 @@
 import pytest
 import torch
 
+from examples.language_model import LanguageModel
 from moetune.domain.chunks import pack
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.request import Layout
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.language_model import LanguageModel
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
 from moetune.solve.layer.choose import Bounds
 from moetune.solve.model.prices import Prices
