@@ -20,7 +20,7 @@ chromium:
 	@bash tests/install_chromium.sh
 
 quickstart: $(READY)
-	$(BIN)/python -m moetune.cli.quickstart
+	$(BIN)/python -m examples.quickstart
 
 check: $(READY)
 	$(BIN)/ruff format --check .

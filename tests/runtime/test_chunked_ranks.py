@@ -29,7 +29,7 @@ TOKENS = torch.arange(10).view(2, 5)
 
 def _two_ranks() -> None:
     everything = check_equals_plain(Case(make=models.Plain, steps=25), "all cached")
-    assert everything.num_places > 3
+    assert everything.cache_capacity > 3
     check_equals_plain(Case(make=models.Plain, places=2, steps=50), "two places")
     check_equals_plain(Case(make=models.Plain, steps=25, options={"scatter": False}), "whole")
     check_equals_plain(Case(make=models.Plain, places=3, options={"offload": True}), "offloaded")
@@ -70,7 +70,7 @@ def _experts() -> None:
             ),
             f"experts over two of four ranks, {places} places",
         )
-        assert {stored.team.num_ranks for stored in chunks.stored} == {2, 4}
+        assert {stored.replicas.num_ranks for stored in chunks.stored} == {2, 4}
     chunks = check_equals_plain(
         Case(
             make=lambda: models.Sparse(lambda: _make_layer(None)),
@@ -80,7 +80,7 @@ def _experts() -> None:
         ),
         "experts over all ranks",
     )
-    assert {stored.team.num_ranks for stored in chunks.stored} == {1, 4}
+    assert {stored.replicas.num_ranks for stored in chunks.stored} == {1, 4}
 
 
 @pytest.mark.dist
@@ -221,7 +221,7 @@ def _count(case: Case) -> tuple[int, ModelChunks]:
     for step in range(3):
         before = chunks.traffic
         step_sharded(case, step, model, optimizer)
-    chunks.settle()
+    chunks.finish_reductions()
     return (chunks.traffic - before).communicated_bytes, chunks
 
 

@@ -281,13 +281,6 @@ def test_a_service_that_recovers_is_no_news(
     assert warnings_of(caplog) == []
 
 
-def test_the_pause_before_each_further_try_grows(tmp_path: Path) -> None:
-    pauses: list[float] = []
-    client = ServiceClient(closed_port(), None, tmp_path, pause_seconds=7.0, sleep=pauses.append)
-    assert client.resolve(ASKED) is None
-    assert pauses == [0.0, 7.0, 14.0]
-
-
 def test_a_service_that_is_away_is_asked_once_and_one_warning_names_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
