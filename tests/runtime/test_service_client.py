@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -366,3 +367,21 @@ def test_a_cache_that_cannot_be_made_costs_the_copy_and_not_the_plan(
     with serving(good) as stub:
         assert client_of(stub.url, tmp_path / "file" / "plans").resolve(ASKED) == PLAN
     assert "Not a directory" in warnings_of(caplog)[0]
+
+
+def test_each_try_waits_longer_than_the_one_before_and_the_first_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    here = threading.get_ident()
+
+    def sleep(seconds: float) -> None:
+        if threading.get_ident() == here:
+            pauses.append(seconds)
+
+    with serving(close) as stub:
+        client = ServiceClient(stub.url, TOKEN, tmp_path, timeout_seconds=5.0, pause_seconds=0.25)
+        monkeypatch.setattr(time, "sleep", sleep)
+        assert client.resolve(ASKED) is None
+        assert len(stub.seen) == 3
+    assert pauses == [0.0, 0.25, 0.5]
