@@ -9,7 +9,7 @@ from moetune.cli.profile import ScreenProgress
 from moetune.cli.render import Screen
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
-from moetune.domain.units import format_seconds
+from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
@@ -92,12 +92,14 @@ def _report(
     plan, predicted = training.plan, training.plan.predicted
     screen.say()
     screen.table(
-        ("", "chunks", "loss before", "after", "predicted step", "measured", "error"),
-        (
-            _row("plan", planned, predicted.step_seconds),
-            _row("one chunk", one_chunk, predicted.sequential_step_seconds),
-        ),
-        right=range(1, 7),
+        Table(
+            name="training",
+            header=("", "chunks", "loss before", "after", "predicted step", "measured", "error"),
+            rows=(
+                _row("plan", planned, predicted.step_seconds),
+                _row("one chunk", one_chunk, predicted.sequential_step_seconds),
+            ),
+        )
     )
     screen.say()
     screen.say(
@@ -114,17 +116,17 @@ def _report(
     return 0 if same else 1
 
 
-def _row(name: str, trained: "TrainingResult", predicted_seconds: float) -> tuple[str, ...]:
+def _row(name: str, trained: "TrainingResult", predicted_seconds: float) -> tuple[Cell, ...]:
     measured = statistics.median(trained.steps.step_seconds)
     decision = trained.decision
+    losses = (trained.loss_before, trained.loss_after)
     return (
-        name,
-        f"{decision.forward_degree}/{decision.backward_degree}",
-        f"{trained.loss_before:.4f}",
-        f"{trained.loss_after:.4f}",
-        format_seconds(predicted_seconds),
-        format_seconds(measured),
-        f"{predicted_seconds / measured - 1:+.0%}",
+        Cell.words(name),
+        Cell.words(f"{decision.forward_degree}/{decision.backward_degree}"),
+        *(Cell(text=f"{loss:.4f}", value=loss) for loss in losses),
+        Cell.seconds(predicted_seconds),
+        Cell.seconds(measured),
+        Cell.share(predicted_seconds / measured - 1, digits=0, sign=True),
     )
 
 

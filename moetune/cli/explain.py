@@ -19,8 +19,8 @@ def explain(
     json: Json = False,
 ) -> None:
     """Say why a plan is as it is: terms, what lost, other sizes, and how sure it is."""
-    from moetune.cli.explain_view import show_explanation
     from moetune.workflows.planner import local_planner
+    from moetune.workflows.views.explanation import explanation_sections
 
     session = session_of(context)
     with local_planner(session.settings, profile=profile) as planner:
@@ -28,4 +28,4 @@ def explain(
     if json:
         session.screen.document(found.document)
     else:
-        show_explanation(session.screen, found)
+        session.screen.answer(explanation_sections(found))

@@ -206,15 +206,13 @@ def _plan(
 
 
 def _show(session: Session, planned: "Planned") -> None:
-    from moetune.cli.model_view import show_model_plan
-    from moetune.cli.plan_view import show_plan
     from moetune.workflows.explain import explain_plan
     from moetune.workflows.profiles import machine_note
+    from moetune.workflows.views.plan import plan_sections
 
     screen, made, used = session.screen, planned.plan, planned.found.profile
-    show = show_plan if made.transformer is None else show_model_plan
-    show(screen, explain_plan(made, profile=used))
+    screen.answer(plan_sections(explain_plan(made, profile=used)))
     # To look at this machine loads torch, which takes ten times as long as the plan.
     if session.verbosity > 0 and (note := machine_note(used)):
         screen.say(f"Note: {note}.", indent=2)
-        screen.say()
+    screen.say()

@@ -54,8 +54,8 @@ def whatif(
 
     Sizes that were not measured are estimated, and the plan says so.
     """
-    from moetune.cli.plan_view import sentence
     from moetune.workflows.planner import local_planner
+    from moetune.workflows.views.comparison import whatif_sections
     from moetune.workflows.whatif import WhatIf
 
     session = session_of(context)
@@ -72,15 +72,7 @@ def whatif(
     )
     with local_planner(session.settings, profile=profile) as planner:
         answer = planner.whatif(question)
-    if json:
-        session.screen.document(answer.document)
-        return
-    first, second, *rest = answer.words
-    session.screen.say(sentence(first))
-    session.screen.say()
-    session.screen.say(second, indent=2, style="bold")
-    for words in rest:
-        session.screen.say(sentence(words), indent=2)
+    session.screen.answer(whatif_sections(answer), answer.document, as_json=json)
 
 
 def _constraints(pairs: Sequence[str]) -> dict[str, str | None]:

@@ -83,6 +83,13 @@ def words(answer: httpx.Response) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
+def drawn(answer: httpx.Response) -> str:
+    """Return the title of the fit on a profile's page."""
+    found = re.search(r'data-figure="fit">\s*<figcaption>\s*<h3[^>]*>([^<]*)', answer.text)
+    assert found is not None
+    return unescape(found[1])
+
+
 def rows(answer: httpx.Response) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(answer.text)))
 
@@ -222,10 +229,11 @@ def test_the_data_of_a_fit_are_the_samples(full: Client) -> None:
 
 
 def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full: Client) -> None:
-    assert 'data-picture="fit"' in full.get("/profiles/lab").text
-    assert "<h3>all_to_all" in full.get("/profiles/lab").text
-    assert "<h3>d2h pinned</h3>" in full.get("/profiles/lab?operation=d2h-pinned").text
-    assert "<h3>all_to_all" in full.get("/profiles/lab?operation=no-such-thing").text
+    assert 'data-figure="fit"' in full.get("/profiles/lab").text
+    assert drawn(full.get("/profiles/lab")).startswith("all_to_all")
+    assert drawn(full.get("/profiles/lab?operation=d2h-pinned")) == "d2h pinned"
+    unknown = full.get("/profiles/lab?operation=no-such-thing")
+    assert drawn(unknown).startswith("all_to_all")
 
 
 def test_what_if_shows_both_plans_and_saves_none(
@@ -315,8 +323,8 @@ def test_observations_of_several_plans_are_compared_by_their_ratio_alone(
         )
     try:
         text = full.get("/observed").text
-        assert re.findall(r'data-picture="(\w+)"', text) == ["drift"]
-        assert re.findall(r'data-picture="(\w+)"', full.get(f"/observed?plan={plans[0].id}").text)
+        assert re.findall(r'data-figure="(\w+)"', text) == ["drift"]
+        assert re.findall(r'data-figure="(\w+)"', full.get(f"/observed?plan={plans[0].id}").text)
     finally:
         with connection:
             connection.execute("UPDATE observations SET plan_id = ?", (plans[0].id,))

@@ -1,4 +1,4 @@
-"""A plan's figures, from the plan and the terms behind it."""
+"""Figures of a plan: what its step consists of, its timeline, and what else there was."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,18 +6,16 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Alternative, Plan
+from moetune.domain.plan import Plan
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import (
     Option,
-    degree_picture,
-    pareto_picture,
-    parts_picture,
-    phases_picture,
+    pareto_figure,
+    parts_figure,
+    phases_figure,
 )
-from moetune.report.section import Picture
-from moetune.report.stages import stages_picture
-from moetune.report.timelines import timeline_picture
+from moetune.report.section import Figure
+from moetune.report.timelines import stages_figure, timeline_figure
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
@@ -30,42 +28,45 @@ _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _FEWEST_OPTIONS = 2
 
 
-def plan_pictures(explanation: Explanation) -> tuple[Picture, ...]:
-    """Return what can be drawn of a plan: less where its profile cannot be had."""
-    plan = explanation.plan
-    pictures = list(time_pictures(explanation))
-    options = options_of(explanation)
-    if len(options) >= _FEWEST_OPTIONS:
-        pictures.append(pareto_picture(options, limit_bytes=explanation.memory_limit_bytes))
-    if plan.pipeline.ranges:
-        pictures.append(degree_picture({"this plan": plan}))
-    return tuple(pictures)
+def parts_figures(plan: Plan) -> Iterator[Figure]:
+    """Yield what a whole model's step consists of, and its pipeline where it has stages."""
+    whole = plan.transformer
+    if whole is None:
+        return
+    yield parts_figure(whole)
+    if len(whole.stages) > 1:
+        yield stages_figure(whole.stages, num_micro_batches=whole.num_micro_batches)
 
 
-def time_pictures(explanation: Explanation) -> Iterator[Picture]:
-    """Yield what the step's time goes to: the parts of a model's, and a layer's timeline."""
-    plan, whole = explanation.plan, explanation.plan.transformer
-    costs = _costs(explanation)
-    if whole is not None:
-        yield parts_picture(whole)
-        if len(whole.stages) > 1:
-            yield stages_picture(whole.stages, num_micro_batches=whole.num_micro_batches)
-    elif costs is None:
-        yield phases_picture({"this plan": plan})
-    if explanation.profile is None or costs is None or (whole is not None and not whole.moe_every):
+def layer_figures(explanation: Explanation) -> Iterator[Figure]:
+    """Yield the timeline of the layer; without its profile, how long its passes take."""
+    plan, whole, costs = explanation.plan, explanation.plan.transformer, _costs(explanation)
+    if explanation.profile is None or costs is None:
+        if whole is None:
+            yield phases_figure({"this plan": plan})
+        return
+    if whole is not None and not whole.moe_every:
         return
     per_node = explanation.profile.machine.devices_per_node
     num_nodes = 0 if whole is None else groups_of(plan.layout, per_node=per_node).experts.num_nodes
     forward, backward = plan_timelines(plan=plan, costs=costs, num_nodes=num_nodes)
     title = "Timeline of one step" if whole is None else "One MoE layer with one micro-batch"
-    yield timeline_picture(forward=forward, backward=backward, title=title)
+    yield timeline_figure(forward=forward, backward=backward, title=title)
+
+
+def memory_figures(explanation: Explanation) -> tuple[Figure, ...]:
+    """Return time against memory, where there is a choice."""
+    options = options_of(explanation)
+    if len(options) < _FEWEST_OPTIONS:
+        return ()
+    return (pareto_figure(options, limit_bytes=explanation.memory_limit_bytes),)
 
 
 def options_of(explanation: Explanation) -> tuple[Option, ...]:
     """Return the plan beside what it was chosen from, with the memory that each needs.
 
-    Of a whole model the layouts that it names; of a layer every strategy with a price, in 1, 2,
-    4 … chunks each way.
+    Of a whole model the layouts that it names; of a layer every strategy that was priced, in 1,
+    2, 4 … chunks each way.
     """
     plan = explanation.plan
     if plan.transformer is not None:
@@ -75,14 +76,6 @@ def options_of(explanation: Explanation) -> tuple[Option, ...]:
         return ()
     strategies = [one.strategy for one in explanation.strategies] or [plan.memory.strategy]
     return tuple(_ways(plan, costs, strategies))
-
-
-def choice_name(one: Alternative, plan: Plan) -> str:
-    """Return what an alternative is called beside the plan: its layout, or chunks and strategy."""
-    if one.layout is not None:
-        return name_layout(one.layout)
-    words = f"{one.forward_degree} and {one.backward_degree} chunks"
-    return words if one.strategy == plan.memory.strategy else f"{words}, strategy {one.strategy}"
 
 
 def _costs(explanation: Explanation) -> Costs | None:

@@ -26,49 +26,54 @@ from moetune.fit.resample import resample_costs
 from moetune.report.fits import (
     NUM_DRAWS,
     SEED,
-    fit_picture,
-    overlay_picture,
-    residual_picture,
+    fit_figure,
+    overlay_figure,
+    residual_figure,
 )
 from moetune.report.html import STATIC, figure_json, plotly_script
 from moetune.report.observed import (
-    drift_picture,
-    observed_picture,
+    drift_figure,
+    observed_figure,
     rolling_median,
     seen,
     thinned,
 )
-from moetune.report.operations import OperationCurve, interference_picture, operations_of
+from moetune.report.operations import OperationCurve, interference_figure, operations_of
 from moetune.report.plan_figures import (
     Option,
-    degree_picture,
+    degree_figure,
+    pareto_figure,
     pareto_front,
-    pareto_picture,
-    parts_picture,
-    phases_picture,
+    parts_figure,
+    phases_figure,
 )
-from moetune.report.section import Picture
-from moetune.report.stages import stages_picture
+from moetune.report.section import Figure, all_figures
 from moetune.report.theme import ROLES, count_text
-from moetune.report.timelines import timeline_picture
+from moetune.report.timelines import stages_figure, timeline_figure
 from moetune.solve.predict import plan_timelines
-from moetune.workflows.explain import explain_plan
-from moetune.workflows.figures import options_of, plan_pictures
+from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
+from moetune.workflows.views.explanation import reasons
+from moetune.workflows.views.figures import options_of
 from tests.report.lab import lab_plan, lab_profile, observations
 from tests.solve.clusters import GB, cluster_profile
 
 ROLE = re.compile(r"@(\w+)(?:/[\d.]+)?")
 
 
+def plan_figures(explanation: Explanation) -> tuple[Figure, ...]:
+    """Return what a page draws of a plan."""
+    return all_figures(reasons(explanation, is_drawn=True))
+
+
 def operation(name: str) -> OperationCurve:
     return next(one for one in operations_of(lab_profile()) if one.name == name)
 
 
-def traces(picture: Picture) -> dict[str, dict[str, Any]]:
+def traces(figure: Figure) -> dict[str, dict[str, Any]]:
     """Return the traces by name."""
-    data: Any = picture.figure["data"]
+    data: Any = figure.drawing["data"]
     return {one.get("name", ""): one for one in data}
 
 
@@ -80,18 +85,18 @@ def kept(plan: Plan, count: int) -> list[Stored[Any]]:
     ]
 
 
-def pictures() -> Iterator[Picture]:
+def figures() -> Iterator[Figure]:
     found = seen(kept(lab_plan(), 40))
     for one in operations_of(lab_profile()):
-        yield fit_picture(one)
-        residual = residual_picture(one)
+        yield fit_figure(one)
+        residual = residual_figure(one)
         if residual is not None:
             yield residual
-    yield interference_picture(lab_profile().interference)
-    yield from plan_pictures(explain_plan(lab_plan(), profile=lab_profile()))
-    yield phases_picture({"one": lab_plan(), "other": lab_plan(1024)})
-    yield degree_picture({"one": lab_plan(), "other": lab_plan(1024)})
-    yield from (observed_picture(found), drift_picture(found))
+    yield interference_figure(lab_profile().interference)
+    yield from plan_figures(explain_plan(lab_plan(), profile=lab_profile()))
+    yield phases_figure({"one": lab_plan(), "other": lab_plan(1024)})
+    yield degree_figure({"one": lab_plan(), "other": lab_plan(1024)})
+    yield from (observed_figure(found), drift_figure(found))
 
 
 def resolved(value: object) -> Any:
@@ -101,20 +106,20 @@ def resolved(value: object) -> Any:
 
 
 @pytest.fixture(scope="module")
-def all_pictures() -> list[Picture]:
-    return list(pictures())
+def drawn() -> list[Figure]:
+    return list(figures())
 
 
-def test_every_figure_is_one_that_plotly_knows(all_pictures: list[Picture]) -> None:
-    assert len(all_pictures) > 20
-    for picture in all_pictures:
-        go.Figure(resolved(picture.figure))
+def test_every_figure_is_one_that_plotly_knows(drawn: list[Figure]) -> None:
+    assert len(drawn) > 20
+    for figure in drawn:
+        go.Figure(resolved(figure.drawing))
 
 
-def test_every_colour_is_a_role_with_a_light_and_a_dark_value(all_pictures: list[Picture]) -> None:
+def test_every_colour_is_a_role_with_a_light_and_a_dark_value(drawn: list[Figure]) -> None:
     sheet = (STATIC / "moetune.css").read_text()
     script = (STATIC / "moetune.js").read_text()
-    used = {role for one in all_pictures for role in ROLE.findall(json.dumps(one.figure))}
+    used = {role for one in drawn for role in ROLE.findall(json.dumps(one.drawing))}
     assert used <= set(ROLES)
     for role in ROLES:
         assert re.search(rf"--{role}: light-dark\(#\w+, #\w+\);", sheet), role
@@ -122,14 +127,14 @@ def test_every_colour_is_a_role_with_a_light_and_a_dark_value(all_pictures: list
 
 
 def test_every_row_has_the_columns_of_its_header_and_survives_csv(
-    all_pictures: list[Picture],
+    drawn: list[Figure],
 ) -> None:
-    for picture in all_pictures:
-        assert picture.rows, picture.title
-        header, *rows = csv.reader(io.StringIO(picture.csv))
-        assert tuple(header) == picture.header
-        assert len(rows) == len(picture.rows)
-        for text, row in zip(rows, picture.rows, strict=True):
+    for figure in drawn:
+        assert figure.rows, figure.title
+        header, *rows = csv.reader(io.StringIO(figure.csv))
+        assert tuple(header) == figure.header
+        assert len(rows) == len(figure.rows)
+        for text, row in zip(rows, figure.rows, strict=True):
             for cell, value in zip(text, row, strict=True):
                 if isinstance(value, float):
                     assert float(cell) == value
@@ -139,16 +144,16 @@ def test_every_row_has_the_columns_of_its_header_and_survives_csv(
 
 def test_a_figure_cannot_end_the_script_element_it_stands_in() -> None:
     plan = lab_plan()
-    picture = phases_picture({"</script><script>alert(1)</script>": plan})
-    text = figure_json(picture)
+    figure = phases_figure({"</script><script>alert(1)</script>": plan})
+    text = figure_json(figure)
     assert "<" not in text
-    assert json.loads(text) == json.loads(json.dumps(picture.figure))
+    assert json.loads(text) == json.loads(json.dumps(figure.drawing))
 
 
 def test_the_fit_shows_the_measured_medians_and_a_curve_through_them() -> None:
     shown = operation("all_to_all, 8 ranks on 2 nodes")
-    picture = fit_picture(shown)
-    medians = traces(picture)["medians"]
+    figure = fit_figure(shown)
+    medians = traces(figure)["medians"]
     for size, seconds in zip(medians["x"], medians["y"], strict=True):
         raw = [
             one
@@ -159,7 +164,7 @@ def test_the_fit_shows_the_measured_medians_and_a_curve_through_them() -> None:
             for one in sample.seconds
         ]
         assert seconds == statistics.median(raw)
-    predicted = traces(picture)["predicted"]
+    predicted = traces(figure)["predicted"]
     costs = costs_of(lab_profile())
     for size, seconds in zip(predicted["x"], predicted["y"], strict=True):
         found = costs.collective(op="all_to_all", group_size=8, num_bytes=size)
@@ -167,9 +172,9 @@ def test_the_fit_shows_the_measured_medians_and_a_curve_through_them() -> None:
 
 
 def test_the_band_is_that_of_the_draws_a_plan_is_judged_by() -> None:
-    picture = fit_picture(operation("all_to_all, 8 ranks on 2 nodes"))
+    figure = fit_figure(operation("all_to_all, 8 ranks on 2 nodes"))
     draws = resample_costs(lab_profile(), num=NUM_DRAWS, seed=SEED)
-    rows = [row for row in picture.rows if row[0] == "predicted"][::7]
+    rows = [row for row in figure.rows if row[0] == "predicted"][::7]
     for _, size, seconds, low, high in rows:
         assert isinstance(size, float)
         assert isinstance(seconds, float)
@@ -184,16 +189,16 @@ def test_the_band_is_that_of_the_draws_a_plan_is_judged_by() -> None:
 
 def test_residuals_are_those_of_points_left_out() -> None:
     shown = operation("h2d pinned")
-    picture = residual_picture(shown)
-    assert picture is not None
-    left_out = [abs(float(row[1])) for row in picture.rows if row[1] is not None]
+    figure = residual_figure(shown)
+    assert figure is not None
+    left_out = [abs(float(row[1])) for row in figure.rows if row[1] is not None]
     series = shown.found.series  # type: ignore[union-attr] # what has residuals has series
     assert shown.line is not None
     expected = leave_one_out(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=shown.line.alpha_seconds
     )
     assert left_out == pytest.approx(expected)
-    for (size, _, line), seconds in zip(picture.rows, series.medians, strict=True):
+    for (size, _, line), seconds in zip(figure.rows, series.medians, strict=True):
         assert isinstance(size, float)
         assert line == pytest.approx(shown.line.seconds(size) / seconds - 1)
 
@@ -201,10 +206,10 @@ def test_residuals_are_those_of_points_left_out() -> None:
 def test_a_published_profile_has_lines_with_a_band_and_no_points() -> None:
     profile = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
     for one in operations_of(profile):
-        picture = fit_picture(one)
-        assert {row[0] for row in picture.rows} == {"predicted"}
-        assert "medians" not in traces(picture)
-        assert residual_picture(one) is None
+        figure = fit_figure(one)
+        assert {row[0] for row in figure.rows} == {"predicted"}
+        assert "medians" not in traces(figure)
+        assert residual_figure(one) is None
 
 
 def test_operations_have_keys_of_their_own() -> None:
@@ -217,9 +222,9 @@ def test_operations_have_keys_of_their_own() -> None:
 def test_two_profiles_are_drawn_over_each_other_each_with_its_own_times() -> None:
     name = "all_to_all, 8 ranks on 2 nodes"
     other = next(one for one in operations_of(lab_profile("after", slower=1.3)) if one.name == name)
-    picture = overlay_picture(operation(name), other, ("lab", "after"))
+    figure = overlay_figure(operation(name), other, ("lab", "after"))
     before, after = (
-        {row[1]: row[2] for row in picture.rows if row[0] == name} for name in ("lab", "after")
+        {row[1]: row[2] for row in figure.rows if row[0] == name} for name in ("lab", "after")
     )
     ratios = [float(after[size] or 0) / float(before[size] or 1) for size in before]
     assert ratios == pytest.approx([1.3] * len(ratios), rel=0.05)
@@ -231,7 +236,7 @@ def test_the_interference_matrix_names_every_speed_once() -> None:
         comm=CommSpeed(comp=0.81, mem=0.82, all=0.83),
         mem=MemSpeed(comp=0.71, comm=0.72, all=0.73),
     )
-    assert set(interference_picture(table).rows) == {
+    assert set(interference_figure(table).rows) == {
         ("computation", "communication", 0.91), ("computation", "copies", 0.92),
         ("computation", "both others", 0.93), ("communication", "computation", 0.81),
         ("communication", "copies", 0.82), ("communication", "both others", 0.83),
@@ -243,17 +248,17 @@ def test_the_interference_matrix_names_every_speed_once() -> None:
 def test_the_timeline_has_every_span_and_ends_when_the_plan_says() -> None:
     plan = lab_plan()
     forward, backward = plan_timelines(plan=plan, costs=costs_of(lab_profile()))
-    picture = timeline_picture(forward=forward, backward=backward)
-    assert len(picture.rows) == len(forward.spans) + len(backward.spans)
+    figure = timeline_figure(forward=forward, backward=backward)
+    assert len(figure.rows) == len(forward.spans) + len(backward.spans)
     for phase, seconds in (
         ("forward", plan.predicted.forward_seconds),
         ("backward", plan.predicted.backward_seconds),
     ):
-        ends = [row[5] for row in picture.rows if row[0] == phase]
+        ends = [row[5] for row in figure.rows if row[0] == phase]
         assert max(float(end or 0) for end in ends) == pytest.approx(seconds)
-    bars = picture.figure["data"]
+    bars = figure.drawing["data"]
     assert isinstance(bars, list)
-    assert sum(len(bar["x"]) for bar in bars) == len(picture.rows)
+    assert sum(len(bar["x"]) for bar in bars) == len(figure.rows)
 
 
 option = st.builds(
@@ -291,14 +296,14 @@ def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
         assert chosen.memory_bytes == total
         assert chosen.step_seconds == pytest.approx(plan.predicted.step_seconds)
         assert len(options) > 8
-        picture = pareto_picture(options, limit_bytes=plan.inputs.memory_limit_bytes)
-        assert [row[0] for row in picture.rows if row[5] == "yes"] == [chosen.name]
+        figure = pareto_figure(options, limit_bytes=plan.inputs.memory_limit_bytes)
+        assert [row[0] for row in figure.rows if row[5] == "yes"] == [chosen.name]
 
 
 def test_the_steps_of_the_degrees_are_what_the_plan_decides() -> None:
     plan = lab_plan()
-    picture = degree_picture({"this plan": plan})
-    drawn = traces(picture)
+    figure = degree_figure({"this plan": plan})
+    drawn = traces(figure)
     rng = random.Random(0)
     for _ in range(200):
         tokens = rng.randint(1, 2**20)
@@ -315,13 +320,13 @@ def test_a_whole_models_parts_make_up_its_step_and_its_layouts_are_options() -> 
     whole = plan.transformer
     assert whole is not None
     found = explain_plan(plan, profile=profile)
-    rows = parts_picture(whole).rows
+    rows = parts_figure(whole).rows
     assert sum(float(row[1] or 0) for row in rows) == pytest.approx(whole.step_seconds)
-    names = [one.name for one in plan_pictures(found)]
+    names = [one.name for one in plan_figures(found)]
     assert names[0] == "parts"
     assert [one.is_chosen for one in options_of(found)].count(True) == 1
-    for picture in plan_pictures(found):
-        go.Figure(resolved(picture.figure))
+    for figure in plan_figures(found):
+        go.Figure(resolved(figure.drawing))
 
 
 @pytest.mark.parametrize(
@@ -335,8 +340,8 @@ def test_a_whole_models_layer_has_the_timeline_that_it_was_planned_with(
     plan = make_plan(
         PlanRequest(model="ppmoe-6.7b", constraints=Constraints(pins=pins)), profile=profile
     )
-    pictures = plan_pictures(explain_plan(plan, profile=profile))
-    (timeline,) = (one for one in pictures if one.name == "timeline")
+    figures = plan_figures(explain_plan(plan, profile=profile))
+    (timeline,) = (one for one in figures if one.name == "timeline")
     wanted = (plan.predicted.forward_seconds, plan.predicted.backward_seconds)
     for phase, seconds in zip(("forward", "backward"), wanted, strict=True):
         ends = [float(row[5] or 0) for row in timeline.rows if row[0] == phase]
@@ -345,22 +350,22 @@ def test_a_whole_models_layer_has_the_timeline_that_it_was_planned_with(
 
 def test_a_pipeline_is_drawn_with_every_pass_of_its_first_micro_batches() -> None:
     stage = StageTime(num_blocks=1, forward_seconds=1.0, backward_seconds=2.0, send_seconds=0.0)
-    whole = stages_picture([stage] * 4, num_micro_batches=8)
+    whole = stages_figure([stage] * 4, num_micro_batches=8)
     passes = [row for row in whole.rows if str(row[1]).split()[0] != "send"]
     assert len(passes) == 4 * 8 * 2
     # 1F1B: (m + p - 1) (f + b), of which every stage works m (f + b).
     assert "33.0 s" in whole.words
     assert "27% of it" in whole.words
-    long = stages_picture([stage] * 4, num_micro_batches=1000)
+    long = stages_figure([stage] * 4, num_micro_batches=1000)
     assert "the first 75 of 1000 micro-batches" in long.words
-    go.Figure(resolved(long.figure))
+    go.Figure(resolved(long.drawing))
 
 
 def test_a_dense_model_has_no_timeline_of_experts() -> None:
     profile = load_profile_file(bundled_profiles()["a100-x4"])
     request = PlanRequest(model="gpt-2.7b", memory_limit_bytes=40 * 2**30)
     plan = make_plan(request, profile=profile)
-    names = [one.name for one in plan_pictures(explain_plan(plan, profile=profile))]
+    names = [one.name for one in plan_figures(explain_plan(plan, profile=profile))]
     assert names[0] == "parts"
     assert "timeline" not in names
 
@@ -370,7 +375,7 @@ def test_a_plan_without_its_profile_still_shows_its_phases() -> None:
     without = type(explanation)(
         plan=explanation.plan, forward=None, backward=None, strategies=(), profile=None, note="gone"
     )
-    assert [one.name for one in plan_pictures(without)] == ["phases", "degrees"]
+    assert [one.name for one in plan_figures(without)] == ["phases", "degrees"]
 
 
 @given(st.lists(st.floats(0.5, 2), min_size=1, max_size=400), st.integers(4, 60))
@@ -391,8 +396,8 @@ def test_the_rolling_median_is_that_of_the_last_values(values: list[float], wind
 
 def test_drift_is_found_where_steps_become_slower() -> None:
     found = seen(kept(lab_plan(), 600))
-    picture = drift_picture(found)
-    drift = [float(row[-1] or 0) for row in picture.rows]
+    figure = drift_figure(found)
+    drift = [float(row[-1] or 0) for row in figure.rows]
     assert drift[280] == pytest.approx(1.01, abs=0.02)
     assert drift[-1] == pytest.approx(1.12, abs=0.02)
 
@@ -406,10 +411,10 @@ def test_ten_thousand_observations_are_thinned_for_the_figure_and_whole_in_the_f
             for at, one in enumerate(some)
         ]
     )
-    picture = observed_picture(found)
-    assert len(traces(picture)["observed"]["x"]) <= 600
-    assert len(picture.rows) == 10_000
-    assert "600" in picture.words or "598" in picture.words or "points are drawn" in picture.words
+    figure = observed_figure(found)
+    assert len(traces(figure)["observed"]["x"]) <= 600
+    assert len(figure.rows) == 10_000
+    assert "600" in figure.words or "598" in figure.words or "points are drawn" in figure.words
 
 
 def test_counts_are_named_by_powers_of_two() -> None:
