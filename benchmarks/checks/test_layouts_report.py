@@ -5,9 +5,9 @@ import pytest
 from benchmarks.layouts.experiment import Case, CaseResult, Outcome
 from benchmarks.layouts.report import ratios, regret, report
 from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import SAFE_DECISION
-from moetune.domain.request import Layout
 
 CASE = Case(
     transformer=Transformer(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from moetune.domain.request import Layout
+from moetune.domain.layout import Layout
 from moetune.solve.layout.search import Candidate
 from moetune.solve.model.stages import PipelineTime, Stage
 

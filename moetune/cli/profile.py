@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune import config
-from moetune.cli.flags import LayerFlags, ModelFlags, parsed
+from moetune.cli.flags import LayerFlags, model_sizes, parsed
 from moetune.cli.render import Screen
 from moetune.cli.session import Json, Session, example, session_of
 from moetune.domain.document import encode
@@ -208,10 +208,10 @@ def profile(
     ).layer(model)  # fmt: skip
     if named is not None and named.transformer is None:
         layer, model = named.layer(num_ranks), None
-    whole = ModelFlags(
-        num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count),
+    whole = model_sizes(
+        model, num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count),
         vocab=parsed(vocab, parse_count), moe_every=moe_every,
-    ).transformer(model, layer)  # fmt: skip
+    ).transformer(model=model, layer=layer)  # fmt: skip
     default_tokens = named.tokens_per_rank if named else _TOKENS
     limit = budget or settings.budget
     request = ProfileRequest(

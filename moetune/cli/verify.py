@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
-from moetune.domain.document import encode
 from moetune.domain.errors import QualityError
 
 if TYPE_CHECKING:
@@ -32,22 +31,22 @@ def verify(
 ) -> None:
     """Run the plan's layer at every degree: equal numbers, predicted against measured."""
     from moetune import config
-    from moetune.workflows.files import find_plan
-    from moetune.workflows.verify import profile_behind, verify_plan
+    from moetune.workflows.planner import local_planner
+    from moetune.workflows.verify import verify_plan
     from moetune.workflows.views.observed import verification_sections
 
     session = session_of(context)
     environ = config.environment()
-    made = find_plan(plan, stores=session.find_store)
-    known = profile_behind(made, wanted=profile, stores=session.find_store)
+    with local_planner(session.settings, profile=profile) as planner:
+        made = planner.plan(plan)
+        known = planner.profile_if_known(made)
     found = verify_plan(
         made, profile=known, num_ranks=nproc, launch=config.launch(environ), environ=environ
     )
     if found is None:
         return
     _keep(session, made, found)
-    document = {"schema": "moetune.verification/1", **encode(found)}
-    session.screen.answer(verification_sections(made, found), document, as_json=json)
+    session.screen.answer(verification_sections(made, found), found.document, as_json=json)
     if not found.is_equal:
         raise QualityError(
             f"chunks changed the numbers of plan {made.id[:6]} by more than {found.tolerance:g}",

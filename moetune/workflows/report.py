@@ -10,9 +10,10 @@ from moetune.domain.plan import Plan
 from moetune.report.html import Chapter, report_page
 from moetune.report.observed import seen
 from moetune.report.section import Section, all_figures
-from moetune.workflows.explain import explain_found
 from moetune.workflows.files import find_plan, write_text
+from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import FoundProfile, find_profile
+from moetune.workflows.sources import LocalSources
 from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.observed import observed_figures
 from moetune.workflows.views.plan import page_sections
@@ -102,7 +103,7 @@ def _profile(wanted: str | None, plans: Sequence[Plan], stores: StoreFinder) -> 
 
 
 def _plan_chapter(plan: Plan, stores: StoreFinder) -> Chapter:
-    explanation = explain_found(plan, profile=None, stores=stores)
+    explanation = Planner(sources=LocalSources(stores=stores)).explain_plan(plan)
     with stores() as store:
         page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
     figures = observed_figures(seen(page))

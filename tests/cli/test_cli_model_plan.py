@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from moetune.domain.layer import LayerKey
 from moetune.domain.plan import plan_from_json
 from moetune.domain.profile import CopyLine
 from moetune.domain.samples import Direction
@@ -120,13 +121,9 @@ def test_the_plan_book_finds_the_layer_by_the_ranks_that_share_its_experts(cli: 
     assert cli(*PLAN, "--output", "plan.json").code == 0
     plan = plan_from_json(Path("plan.json").read_bytes(), "plan.json")
     book = PlanBook([plan])
-    found = book.plans_for(
-        plan.inputs.layer, num_ranks=plan.layout.ep, dtype="float16", expert_parallel="all_to_all"
-    )
-    assert list(found) == [plan]
-    assert not book.plans_for(
-        plan.inputs.layer, num_ranks=32, dtype="float16", expert_parallel="all_to_all"
-    )
+    key = LayerKey(layer=plan.inputs.layer, num_ranks=plan.layout.ep, dtype="float16")
+    assert list(book.plans_for(key)) == [plan]
+    assert not book.plans_for(replace(key, num_ranks=32))
 
 
 OFFLOADED = (
@@ -216,12 +213,12 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
     ("arguments", "code", "words"),
     [
         ((*PLAN, "--dp", "3"), 2, ("dp (3) does not divide the 32 ranks", "--dp 4")),
-        ((*PLAN, "--pp", "32"), 2, ("more stages than the model has layers", "--pp 16")),
+        ((*PLAN, "--pp", "32"), 2, ("32 stages cannot share 24 blocks", "--pp 16")),
         ((*PLAN, "--tp", "32"), 2, ("num_heads (16) does not divide by tp (32)", "--tp 16")),
         ((*PLAN, "--tokens", "1000"), 2, ("no whole number of sequences", "960 or 1024")),
         ((*PLAN, "--memory-limit", "2GiB"), 3, ("memory binds", "parameters", "64 ranks")),
         ((*PLAN, "--strategy", "S4"), 2, ("strategy S4 is not planned in a whole model",)),
-        ((*PLAN, "--vocab", "100"), 2, ("--model ppmoe-6.7b and --vocab exclude each other",)),
+        ((*PLAN, "--vocab", "17m"), 2, ("--vocab must be from 1 to 16777216",)),
         ((*PLAN, "--moe-every", "25"), 2, ("moe_every (25) is larger than num_layers",)),
         ((*PLAN, "--world-size", "24", "--dp", "24"), 5, ("for 24 ranks", "--allow-modelled")),
         (SMALL[:-8] + SMALL[-6:], 2, ("a whole model lacks --vocab",)),
@@ -243,7 +240,7 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
         (
             ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--moe-every", "2"),
             2,
-            ("--model gpt-s and --moe-every exclude each other",),
+            ("--moe-every is for a whole model, and gpt-s is one layer",),
         ),
     ],
 )

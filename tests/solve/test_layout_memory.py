@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import ModelMemory
-from moetune.domain.request import Layout
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.model.costs import Parts
 from moetune.solve.model.groups import Group

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
 from moetune.domain.layer import LayerShape, Workload
@@ -13,10 +14,9 @@ from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan, plan_from_document, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.choose import Bounds, DegreeChooser
+from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import trust_of
 from moetune.solve.model.runtime import TargetRuntime
 from tests.solve.clusters import GB, cluster_profile
@@ -303,12 +303,12 @@ def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch()
     ("pins", "what", "hint"),
     [
         (LayoutPins(dp=3), "dp (3) does not divide the 32 ranks", "nearest: --dp 4"),
-        (LayoutPins(dp=4, tp=4, pp=4), "= 64 ranks, not 32", "--pp 2, or 64 ranks"),
-        (LayoutPins(dp=4, tp=16), "need a multiple of 64 ranks", "or 64 ranks"),
-        (LayoutPins(pp=32), "pp (32) is more stages than the model has layers (24)", "--pp 16"),
+        (LayoutPins(dp=4, tp=4, pp=4), "is 64 ranks, but there are 32", "--pp 2, or 64 ranks"),
+        (LayoutPins(dp=4, tp=16), "needs a multiple of 64 ranks", "or 64 ranks"),
+        (LayoutPins(pp=32), "32 stages cannot share 24 blocks", "--pp 16"),
         (LayoutPins(tp=32), "num_heads (16) does not divide by tp (32)", "--tp 16"),
         (LayoutPins(ep=6), "num_experts (64) does not divide by ep (6)", "--ep 8"),
-        (LayoutPins(dp=4, ep=8), "ep (8) does not divide dp (4)", "--ep "),
+        (LayoutPins(dp=4, ep=8), "dp (4) does not divide by ep (8)", "--ep "),
         (LayoutPins(ep=2, expert_parallel="tensor"), "ep (2) is of all_to_all", "--ep 1"),
         (LayoutPins(tp=2, expert_parallel="all_to_all"), "not available with tp (2)", "--tp 1"),
         (LayoutPins(micro_batch=3), "micro_batch (3) does not divide", "--micro-batch 4"),

@@ -9,10 +9,11 @@ import pytest
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
+from moetune.domain.request import PlanRequest
 from moetune.report.section import Section, Table, all_figures, values_of
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.views.comparison import (
     machine_sections,
@@ -23,7 +24,7 @@ from moetune.workflows.views.explanation import explanation_sections, reasons
 from moetune.workflows.views.model import model_section, models_section
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.profile import profile_page, profile_sections
-from moetune.workflows.whatif import change_plan
+from moetune.workflows.whatif import WhatIf, change_plan
 from tests.report.lab import lab_plan, lab_profile
 
 
@@ -230,7 +231,8 @@ def test_profiles_differ_by_the_factor_that_one_is_slower() -> None:
 
 def test_what_if_says_every_word_of_its_answer() -> None:
     plan: Plan = lab_plan()
-    answer = change_plan(plan, profile=lab_profile(), changes={"tokens_per_rank": 16384}, speeds={})
+    question = WhatIf(plan_id=plan.id, changes={"tokens_per_rank": 16384})
+    answer = change_plan(plan, profile=lab_profile(), question=question)
     (words,) = whatif_sections(answer)
     said = (words.title, *words.paragraphs)
     assert set(answer.words) <= set(said)

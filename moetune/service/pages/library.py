@@ -10,7 +10,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.records import FitInfo, Observation, PlanInfo, Stored
 from moetune.workflows.files import bundled_profiles
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.report import MOST_OBSERVATIONS
 from moetune.workflows.views.profile import machine_scope, worst_quality
@@ -36,7 +36,7 @@ class Summary:
 class Library:
     """The planner's store as pages ask for it; shared by threads."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: ServicePlanner) -> None:
         self.planner = planner
         self._summaries: dict[tuple[str, int | None], Summary] = {}
         self._lock = Lock()
@@ -61,7 +61,7 @@ class Library:
             NotFoundError: there is none.
         """
         try:
-            return self.planner.profiles.find(name)
+            return self.planner.sources.profile(name)
         except ProfileError as error:
             raise NotFoundError(error.what, error.hint) from None
 

@@ -12,7 +12,7 @@ from moetune.service.pages.page import Page, PageRenderer, address
 from moetune.service.pages.plans import compare_page, plan_page, plans_page
 from moetune.service.pages.static import static_router
 from moetune.service.pages.whatif import FIELDS, Form, whatif_page
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 
 _Text = Annotated[str, Query(max_length=200)]
 
@@ -100,7 +100,7 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
         return show(asked(request))
 
 
-def mount(app: FastAPI, planner: Planner) -> None:
+def mount(app: FastAPI, planner: ServicePlanner) -> None:
     """Serve the page and the files that it needs; all of it reads, nothing writes.
 
     Raises:

@@ -6,9 +6,9 @@ ranks, T tokens of a micro-batch.
 
 from dataclasses import dataclass
 
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Memory, ModelMemory
-from moetune.domain.request import Layout
 from moetune.domain.units import dtype_bytes
 from moetune.solve.model.costs import NORMS_OF_A_BLOCK
 from moetune.solve.model.runtime import TargetRuntime

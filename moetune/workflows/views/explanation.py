@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from moetune.domain.plan import Plan
+from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.units import format_seconds
 from moetune.report.plan_figures import degree_figure
 from moetune.report.section import (
@@ -15,7 +16,7 @@ from moetune.report.section import (
     sentence,
 )
 from moetune.solve.layer.words import HOW
-from moetune.workflows.explain import Explanation, PhaseTerms, StrategyTerms
+from moetune.workflows.explain import Explanation
 from moetune.workflows.views.figures import layer_figures, memory_figures
 from moetune.workflows.views.layouts import layouts_section, parts_section
 from moetune.workflows.views.words import how_sure, is_one_chunk, is_tensor, plan_name, plan_scope

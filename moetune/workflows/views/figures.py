@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.errors import ProfileError
+from moetune.domain.layout import Layout
 from moetune.domain.plan import Plan
-from moetune.domain.request import Layout, Strategy
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import (
     Option,
@@ -15,7 +16,6 @@ from moetune.report.plan_figures import (
 )
 from moetune.report.section import Figure
 from moetune.report.timelines import stages_figure, timeline_figure
-from moetune.solve.layer.choose import recorded_bounds
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
@@ -23,7 +23,6 @@ from moetune.solve.layout.words import name_layout
 from moetune.solve.model.groups import groups_of
 from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import Explanation
-from moetune.workflows.plan import ALLOW_MODELLED
 
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _FEWEST_OPTIONS = 2
@@ -82,7 +81,7 @@ def options_of(explanation: Explanation) -> tuple[Option, ...]:
 def _costs(explanation: Explanation) -> Costs | None:
     if explanation.profile is None:
         return None
-    allowed = ALLOW_MODELLED in explanation.plan.inputs.constraints
+    allowed = explanation.plan.inputs.pinned.allow_modelled
     return costs_of(explanation.profile, allow_modelled=allowed)
 
 
@@ -110,7 +109,7 @@ def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs)
     chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
-    most = recorded_bounds(plan.inputs.constraints).largest(workload.tokens_per_rank)
+    most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
     ways = [
         (strategy, degree, degree)
         for strategy in strategies

@@ -1,7 +1,7 @@
 """A whole model's layouts and the parts of its step, as sections."""
 
+from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Part, Plan, TransformerPlan
-from moetune.domain.request import Layout
 from moetune.report.section import EMPTY, Cell, Section, Table
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.figures import memory_figures, parts_figures

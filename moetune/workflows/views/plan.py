@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from moetune.domain.plan import Chunks, Plan, TransformerPlan
+from moetune.domain.terms import PhaseTerms
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.report.section import (
     EMPTY,
@@ -17,7 +18,7 @@ from moetune.report.section import (
 )
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layout.words import WORDS, kinds_of, name_memory
-from moetune.workflows.explain import Explanation, PhaseTerms
+from moetune.workflows.explain import Explanation
 from moetune.workflows.views.layouts import layouts_section, parts_section
 from moetune.workflows.views.words import (
     LEAST_REGRET,
