@@ -92,7 +92,7 @@ class ProfileCosts:
     def gemm(
         self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
-        """Return the time of one product of `num_experts` experts with `rows` rows each.
+        """Return the time of one GEMM of `num_experts` experts with `rows` rows each.
 
         A measured shape is interpolated over its rows; another shape is blended from the
         measured ones (`fit.gemm.Surface`). A form that was not measured takes the time of

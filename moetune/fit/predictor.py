@@ -1,4 +1,4 @@
-"""How what a profile knows becomes predictors."""
+"""Predictors: curves and lines of one operation, with the trust in what they say."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,7 +63,7 @@ class ExactCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capped:
-    """A predictor of something near to what was asked, so trusted no more than `cap`."""
+    """A predictor of a stand-in for what was wanted, so trusted no more than `cap`."""
 
     inner: Predictor
     cap: Trust

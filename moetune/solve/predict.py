@@ -1,4 +1,4 @@
-"""What a plan that is already made should take: its step, and its timeline."""
+"""Prediction for a plan that is already made: its step, and its timelines."""
 
 from moetune.domain.costs import Costs
 from moetune.domain.layer import Phase

@@ -12,8 +12,9 @@ from moetune.domain.profile import CopyLine, Profile
 from moetune.domain.samples import Direction
 from moetune.fit.costs import costs_of
 from moetune.solve.chunks.cache import fewest_places, replay
-from moetune.solve.chunks.choose import HIDDEN, ChunkRoom, choose_chunks, pack_modules
-from moetune.solve.chunks.time import ChunkDevice, ChunkPrices, simulate
+from moetune.solve.chunks.choose import HIDDEN, ChunkBudget, choose_chunks, pack_modules
+from moetune.solve.chunks.prices import ChunkPrices
+from moetune.solve.chunks.time import ChunkDevice, simulate
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
 from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
@@ -165,7 +166,7 @@ def test_states_are_where_the_step_is_fastest_whatever_else_would_fit(gib: float
 def test_no_offload_is_kept_or_refused_with_the_way_out() -> None:
     with pytest.raises(InfeasiblePlanError, match="memory binds") as raised:
         solve_layout(question(pins=LayoutPins(offload=False)))
-    assert raised.value.hint == "let model states live on the host: leave --no-offload away"
+    assert raised.value.hint == "let model states live on the host: omit --no-offload"
 
 
 def test_a_host_that_is_too_small_is_named_with_its_bytes() -> None:
@@ -214,9 +215,9 @@ def test_the_cache_is_the_smallest_whose_transfers_are_hidden_as_well(gib: int) 
     priced = prices.priced(layout=layout, groups=groups, sequences=2, one_chunk=True)
     costs = ChunkPrices(costs=asked.costs, groups=groups, dtype="float16", offload=True)
     modules = timed(modules_of(model, layout=layout, dtype="float16"), model=model, priced=priced)
-    room = ChunkRoom(device_bytes=gib * GIB, host_bytes=None, activation_bytes=0, buffer_bytes=0)
-    packed = pack_modules(modules, prices=costs, each=prices.state_bytes, room=room)
-    found = choose_chunks(modules, packed, prices=costs, room=room, recompute=False)
+    room = ChunkBudget(device_bytes=gib * GIB, host_bytes=None, activation_bytes=0, buffer_bytes=0)
+    packed = pack_modules(modules, prices=costs, each=prices.state_bytes, budget=room)
+    found = choose_chunks(modules, packed, prices=costs, budget=room, recompute=False)
     assert found is not None
     order = uses_of(modules, packed.moving, recompute=False)
     left = gib * GIB - 2 * model.token_parameters

@@ -1,4 +1,4 @@
-"""What a search in training may try for one number of tokens."""
+"""Search in training: what to try next for one number of tokens, and when to stop."""
 
 import math
 import statistics
@@ -69,7 +69,7 @@ class Space:
 def search_space(
     *, plan: Plan, tokens_per_rank: int, gap: Gap, memory_reuse: Strategy | None
 ) -> Space:
-    """Return what may be tried: what the plan's caller pinned stays, and the memory suffices.
+    """Return what may be tried: within the caller's pins and the memory.
 
     A strategy that reuses memory only adds work, so where "none" fits it is the only one.
 
@@ -339,7 +339,7 @@ def _below(curve: _Curve, smallest: int, best: int, seed: int) -> Iterator[_Open
 
 
 def _first_step(degree: int) -> int:
-    """Return how far beside a degree to look: neighbours of a large one differ by noise alone."""
+    """Return how far from a degree to look: neighbours of a large one differ by noise alone."""
     return max(1, degree // 4)
 
 

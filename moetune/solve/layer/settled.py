@@ -1,4 +1,4 @@
-"""Ranges that close while a job trains: Algorithm 1 of MPipeMoE, kept disjoint.
+"""Ranges of tokens that a search in training has settled: Algorithm 1 of MPipeMoE, disjoint.
 
 The paper keeps one range for each degree and merges every new size into it. Where the best
 degree does not only grow with the batch, such a range swallows those of others. Here only what

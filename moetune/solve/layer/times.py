@@ -111,7 +111,7 @@ class StepTime:
     def trust(self) -> Trust:
         """The least trust in any number behind the pipelined part.
 
-        What lies around it, often with the gate's tiny product outside all measured shapes,
+        What lies around it, often with the gate's tiny GEMM outside all measured shapes,
         counts only where it is a share worth the name.
         """
         phases = (self.forward, self.backward)

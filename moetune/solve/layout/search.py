@@ -1,4 +1,4 @@
-"""What a search over layouts tries, and what comes of it."""
+"""Search over layouts: each tried with every micro-batch, ZeRO, recomputation and chunks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,13 +24,13 @@ from moetune.solve.model.stages import PipelineTime, in_flight, one_f_one_b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """What is decided besides the layout.
+    """How a step is batched and where its states are, in one layout.
 
     Args:
         sequences: of a micro-batch.
         zero: optimizer states are sharded.
         recompute: blocks keep their input only.
-        one_chunk: the MoE layer's buffers leave no room for more.
+        one_chunk: the MoE layer runs in one chunk; the buffers of more do not fit.
         chunked: model states are sharded in chunks that are gathered for their use.
         offload: the shards live on the host.
     """
@@ -196,7 +196,7 @@ class Trial:
         found = [Unfit(layout=self.layout, setting=setting, memory=memory)]
         host_bytes = 0
         for offload in self._chunk_ways():
-            least, taken = self.chunker.least(beside=memory, offload=offload)
+            least, taken = self.chunker.least(others=memory, offload=offload)
             if taken > (taken if self.search.host_bytes is None else self.search.host_bytes):
                 host_bytes = taken
                 continue
@@ -207,7 +207,7 @@ class Trial:
 
     @property
     def chunker(self) -> Chunker:
-        """What keeps this layout's states in chunks."""
+        """The planner of this layout's chunks."""
         search = self.search
         return Chunker(
             prices=search.prices,
@@ -235,7 +235,7 @@ class Trial:
         priced = self._priced(setting)
         choice = self.chunker.choose(
             priced=priced,
-            beside=self.memory(setting, degrees=priced.moe.step.degrees),
+            others=self.memory(setting, degrees=priced.moe.step.degrees),
             offload=setting.offload,
             recompute=setting.recompute,
         )
