@@ -68,12 +68,12 @@ class Book:
 
     @cached_property
     def comp_loss(self) -> Loss | None:
-        """What exchanges take from computation; None where not measured or overruled by hand."""
+        """Loss of computation to exchanges; None where not measured or overruled by hand."""
         return comp_loss(self.pool) if self._has_own_interference else None
 
     @cached_property
     def comm_loss(self) -> Loss | None:
-        """What computation adds to exchanges; None where not measured or overruled by hand."""
+        """Loss of exchanges to computation; None where not measured or overruled by hand."""
         return comm_loss(self.pool) if self._has_own_interference else None
 
     @cached_property

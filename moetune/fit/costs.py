@@ -55,7 +55,7 @@ class ProfileCosts:
 
     @property
     def interference(self) -> Interference:
-        """How operations of different classes disturb each other."""
+        """Speed of each class while others run."""
         return self._curves.interference(self._book)
 
     def side_by_side(self, *, exchange_bytes: float, exchange_seconds: float) -> SideBySide:
@@ -165,7 +165,7 @@ class ProfileCosts:
 
     @property
     def copy_mode(self) -> CopyMode | None:
-        """How activations are offloaded; None where copies were not measured both ways."""
+        """Way in which activations are offloaded; None where copies were not measured both ways."""
         known = {
             pinned: {way for way, how, both in self._book.copies() if how == pinned and not both}
             for pinned in (True, False)

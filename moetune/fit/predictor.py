@@ -17,7 +17,7 @@ class Predictor(Protocol):
 
 
 class Curves(Protocol):
-    """How points, lines and blends become predictors: as they are, or drawn anew."""
+    """Source of predictors for points, lines and blends: nominal ones, or a random draw."""
 
     def interference(self, book: Book) -> Interference:
         """Return how operations of different classes disturb each other."""

@@ -27,7 +27,7 @@ _CLASSES: Mapping[ResourceClass, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """How many times as fast as measured the parts of a machine are taken to be.
+    """Factors by which the parts of a machine are taken to be faster than measured.
 
     Args:
         computation: GEMMs, attention and whatever else the ranks compute.

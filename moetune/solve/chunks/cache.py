@@ -84,7 +84,7 @@ def replay(order: Sequence[Use], *, num_places: int) -> Replay:
 
 
 class NextUses:
-    """When every chunk of a repeated order is used next."""
+    """Next uses of every chunk in an order that repeats."""
 
     def __init__(self, order: Sequence[Use]) -> None:
         self._length = len(order)

@@ -100,23 +100,23 @@ class Packed:
 
     @property
     def shard_elements(self) -> int:
-        """Of this rank's shards."""
+        """Elements of this rank's shards."""
         return sum(one.num_elements // one.group.ranks for one in self.moving.values())
 
     @property
     def place_bytes(self) -> int:
-        """Of one place of the cache; 0 where all chunks are resident."""
+        """Bytes of one place of the cache; 0 where all chunks are resident."""
         return self.chunk_bytes if self.moving else 0
 
     @property
     def largest_bytes(self) -> int:
-        """Of the largest parameter."""
+        """Bytes of the largest parameter."""
         slots = (slot for chunk in self.chunks for slot in chunk.slots)
         return max(slot.num_elements for slot in slots) * self.each.parameter
 
     @property
     def host_bytes(self) -> int:
-        """What this rank has on its host: shards, their gradients and optimizer states."""
+        """Bytes that this rank has on its host: shards, their gradients and optimizer states."""
         return self.shard_elements * self.each.total if self.offload else 0
 
     def memory(self, num_places: int, budget: ChunkBudget) -> ModelMemory:

@@ -16,7 +16,7 @@ from moetune.solve.model.groups import Group, Groups
 from moetune.solve.states import FULL_BYTES
 
 GOOD_SHARE = 0.9
-"""Of the best rate that a transfer has: from there on larger chunks gain little."""
+"""Share of a transfer's best rate from which on larger chunks gain little."""
 _SMALLEST_BYTES, _LARGEST_BYTES = 2**20, 2**30
 
 

@@ -47,7 +47,7 @@ class ChunkTime:
 
     @property
     def exposed_seconds(self) -> float:
-        """What the transfers add to the computation."""
+        """Seconds that the transfers add to the computation."""
         return max(0.0, self.seconds - self.compute_seconds)
 
     def step_seconds(self, num_micro_batches: int) -> float:
@@ -65,7 +65,7 @@ class ChunkTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDevice:
-    """What works at the same time.
+    """Engines of a device and its host that work at the same time.
 
     Args:
         copies_inline: the device itself copies, as a CPU does.
@@ -106,7 +106,7 @@ def simulate(
 
 
 class _Engines:
-    """When each engine is free."""
+    """Engines that each do one thing after another, and when they are free."""
 
     def __init__(self, machine: ChunkDevice) -> None:
         self._machine = machine

@@ -30,7 +30,7 @@ chunks share most of it, so that among them `NOISE` is enough.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What the caller pinned (not None) or bounded.
+    """Bounds on degrees, order and strategy; a pin is not None.
 
     Raises:
         InputError: a degree or a size below 1.

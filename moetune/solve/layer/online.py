@@ -165,7 +165,7 @@ PRUNE_AFTER = 2
 PRUNE_MARGIN = 0.05
 """A trial ends early when its fastest step is so much slower than the best trial's median."""
 MAX_TRIALS = 16
-"""Where noise hides that the curve is convex, the search ends here."""
+"""The search ends here where noise hides that the curve is convex."""
 
 _Curve = Mapping[int, float]
 """Seconds by degree."""

@@ -17,7 +17,7 @@ from moetune.domain.plan import Range
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 
 TOLERANCE = 0.004
-"""How much slower than the best a phase may be at the solved sizes where costs are published.
+"""Tolerated loss of a phase against its best at the solved sizes, where costs are published.
 
 Between them a step loses a tenth of a percent more where curves ripple by 10 %.
 """

@@ -62,7 +62,7 @@ class ReusedChunk:
 
     @property
     def copy_stream(self) -> str:
-        """Who copies."""
+        """The stream that copies: an engine of its own, or the computation's."""
         return COPIES if self.copies_overlap else COMPUTE
 
 

@@ -17,7 +17,7 @@ from moetune.solve.layer.times import StepTime
 
 UNLIMITED = 2**62
 KEPT_ONLY: tuple[Strategy, ...] = ("none",)
-"""Of a tensor-parallel group, which dispatches nothing that could be sent again."""
+"""The strategies of a tensor-parallel group: it dispatches nothing to be sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

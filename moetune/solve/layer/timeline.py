@@ -32,7 +32,7 @@ class Task(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When a task ran."""
+    """A task with its start and its end."""
 
     name: str
     resource: ResourceClass

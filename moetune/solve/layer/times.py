@@ -15,7 +15,7 @@ from moetune.solve.layer.memory import middle_elements
 from moetune.solve.layer.reuse import chunk_of, reuse_timeline
 
 OVERHEAD_SHARE = 0.05
-"""Of the step, up to which what lies around the pipeline does not decide its trust."""
+"""Share of the step below which the overhead's trust does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ HOPELESS = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:
-    """What the refits say about the choice.
+    """Confidence in a choice, over the refits.
 
     Args:
         probability_best: share of them in which no other choice is better.

@@ -17,7 +17,7 @@ HOW: dict[Strategy, str] = {
     "S3": "what the experts received waits in host memory, pre-activations are computed again",
     "S4": "tokens are sent again, pre-activations are computed again",
 }
-"""How each strategy gets back what the backward pass needs (MPipeMoE Table II)."""
+"""Words for the way in which a strategy gets back activations (MPipeMoE Table II)."""
 PAGEABLE = (
     "no copies from pinned memory were measured: activations are offloaded to pageable memory, in "
     "the place of computation"

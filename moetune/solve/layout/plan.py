@@ -76,14 +76,14 @@ class LayoutProblem:
 
     @property
     def host_bytes(self) -> int | None:
-        """What one rank may take of its host."""
+        """Bytes that one rank may take of its host; None where unknown."""
         if self.host_memory_bytes is None:
             return None
         return self.host_memory_bytes // min(self.per_node, self.inputs.world_size)
 
     @property
     def limit_bytes(self) -> int:
-        """What the model may take of a device."""
+        """Bytes that the model may take of a device."""
         return limit_of(self.inputs, device_memory_bytes=self.device_memory_bytes)
 
 

@@ -24,7 +24,7 @@ from moetune.solve.model.stages import PipelineTime, in_flight, one_f_one_b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """How a step is batched and where its states are, in one layout.
+    """Micro-batches of a step, and where its states are, in one layout.
 
     Args:
         sequences: of a micro-batch.
@@ -81,7 +81,7 @@ class Candidate:
 
     @property
     def order(self) -> tuple[float, int, bool, bool]:
-        """What candidates are sorted by: time, then the simpler one."""
+        """Sort key of candidates: time, then the simpler one."""
         setting = self.setting
         return self.seconds, setting.sequences, setting.recompute, setting.zero
 

@@ -29,7 +29,7 @@ from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPins:
-    """What the caller pinned of a layout; None for what the solver chooses.
+    """Pins of a layout; None for what the solver chooses.
 
     Args:
         micro_batch: sequences of one.

@@ -25,9 +25,6 @@ class Group:
     num_nodes: int = 0
 
 
-ALONE = Group(size=1)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
     """The groups of one layout.

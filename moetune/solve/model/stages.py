@@ -15,7 +15,7 @@ from moetune.solve.layer.timeline import Task, Timeline, simulate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What one stage computes.
+    """The blocks and ends of one pipeline stage.
 
     Args:
         num_dense, num_moe: its blocks without and with experts.
