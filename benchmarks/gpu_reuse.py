@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.mpipemoe.live import live_tensors
+from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
-from moetune.domain.request import STRATEGIES, Strategy
 from moetune.runtime.links import Link
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import layer_memory

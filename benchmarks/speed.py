@@ -12,15 +12,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from moetune.domain.constraints import Constraints
 from moetune.domain.costs import LinearCost
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.profile import Profile
+from moetune.domain.request import PlanRequest
 from moetune.domain.units import format_seconds
 from moetune.runtime.plans.book import PlanBook
 from moetune.solve.layer.degree import best_degree
 from moetune.store import open_store
 from moetune.workflows.files import load_profile_file, write_text
-from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.plan import make_plan
 from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
 
 _RESULT = Path(__file__).parents[1] / "docs/results/speed.md"
@@ -104,15 +106,20 @@ def _plan_seconds(profile: Profile) -> float:
 
 def _book() -> PlanBook:
     reference = load_profile_file(_REFERENCE)
-    request = PlanRequest(layer=_LAYER, world_size=2, tokens_per_rank=8192, allow_modelled=True)
+    request = PlanRequest(
+        layer=_LAYER,
+        world_size=2,
+        tokens_per_rank=8192,
+        constraints=Constraints(allow_modelled=True),
+    )
     return PlanBook([make_plan(request, profile=reference)])
 
 
 def _hit_seconds() -> float:
-    shelf = _book().shelf(_LAYER, num_ranks=2, dtype="float32")
-    assert shelf is not None  # noqa: S101 - the book has this plan
-    shelf.decide(8192)
-    return _median(lambda: shelf.decide(8192), repeat=201, inner=1000)
+    plans = _book().layer_plans(LayerKey(layer=_LAYER, num_ranks=2, dtype="float32"))
+    assert plans is not None  # noqa: S101 - the book has this plan
+    plans.decide(8192)
+    return _median(lambda: plans.decide(8192), repeat=201, inner=1000)
 
 
 def _range_seconds() -> float:

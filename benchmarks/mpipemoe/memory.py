@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.mpipemoe.live import live_tensors
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
-from moetune.domain.request import Strategy
 from moetune.runtime.moe.layer import MoELayer
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.peak import peak_bytes

@@ -6,6 +6,7 @@ import typer
 
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
+from moetune.report.section import Cell, Table
 
 app = typer.Typer(help="The settings that hold here.", rich_markup_mode=None)
 
@@ -38,7 +39,8 @@ def show(
     rows = [(name, _shown(value), found.origins[name]) for name, value in settings.items()]
     columns = 3 if origin else 2
     header = ("setting", "value", "from")[:columns]
-    session.screen.table(header, [row[:columns] for row in rows], indent=0)
+    cells = tuple(tuple(map(Cell.words, row[:columns])) for row in rows)
+    session.screen.table(Table(name="settings", header=header, rows=cells), indent=0)
 
 
 def _shown(value: object) -> str:

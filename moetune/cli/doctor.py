@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from moetune.cli.render import Screen, plural
+from moetune.cli.render import Screen
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes
+from moetune.report.section import Cell, Section, Table, plural
+from moetune.report.section import facts as facts_table
 
 if TYPE_CHECKING:
     from moetune.workflows.doctor import Diagnosis, Finding
@@ -36,10 +38,11 @@ def _show(screen: Screen, report: "Diagnosis") -> None:
     origins = report.origins
     screen.say("Settings", style="bold")
     rows = [
-        (name, "—" if value is None else str(value), origins[name])
+        tuple(map(Cell.words, (name, "—" if value is None else str(value), origins[name])))
         for name, value in report.settings.items()
     ]
-    screen.table(("setting", "value", "from"), rows)
+    header = ("setting", "value", "from")
+    screen.table(Table(name="settings", header=header, rows=tuple(rows)))
     _facts(screen, "Versions", report.versions)
 
 
@@ -83,5 +86,6 @@ def _problem(screen: Screen, problem: "Finding | None") -> None:
 
 
 def _facts(screen: Screen, title: str, facts: Mapping[str, str]) -> None:
-    screen.say(title, style="bold")
-    screen.table(("", ""), list(facts.items()))
+    screen.section(
+        Section(name="facts", title=title, tables=(facts_table("facts", facts.items()),))
+    )

@@ -1,4 +1,4 @@
-"""A measurement's progress on stderr: bars on a terminal, a line now and then elsewhere."""
+"""`moetune profile`: measure this machine, with its progress on stderr."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune import config
-from moetune.cli.flags import LayerFlags, ModelFlags, parsed
+from moetune.cli.flags import LayerFlags, model_sizes, parsed
 from moetune.cli.render import Screen
 from moetune.cli.session import Json, Session, example, session_of
 from moetune.domain.document import encode
@@ -18,6 +18,7 @@ from moetune.domain.model import find_model
 from moetune.domain.samples import Point, Sample
 from moetune.domain.units import parse_count, parse_seconds
 from moetune.measure.grid import Preset
+from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
 from moetune.workflows.recording import GroupSummary
 
@@ -191,7 +192,7 @@ def profile(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Measure this machine: products, collectives, copies and how they disturb each other.
+    """Measure this machine: GEMM, collectives, copies and how they disturb each other.
 
     Under torchrun every rank runs this command, and rank 0 keeps what is measured.
     """
@@ -207,10 +208,10 @@ def profile(
     ).layer(model)  # fmt: skip
     if named is not None and named.transformer is None:
         layer, model = named.layer(num_ranks), None
-    whole = ModelFlags(
-        num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count),
+    whole = model_sizes(
+        model, num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count),
         vocab=parsed(vocab, parse_count), moe_every=moe_every,
-    ).transformer(model, layer)  # fmt: skip
+    ).transformer(model=model, layer=layer)  # fmt: skip
     default_tokens = named.tokens_per_rank if named else _TOKENS
     limit = budget or settings.budget
     request = ProfileRequest(
@@ -239,7 +240,7 @@ def _setting(nproc: int | None) -> "MeasurementSetting":
     environ = config.environment()
     launch = config.launch(environ)
     if launch is not None and nproc is not None:
-        raise InputError("--nproc is of no use in a launch, which sets the ranks", "leave it out")
+        raise InputError("--nproc is of no use in a launch, which sets the ranks", "omit it")
     return MeasurementSetting(environment=environ, launch=launch)
 
 
@@ -264,8 +265,11 @@ def _plan(
     for point, estimate in seconds.items():
         groups.setdefault(group_of(point, machine), []).append(estimate)
     session.screen.say(f"{len(seconds)} points, about {clock(sum(seconds.values()))}")
-    rows = [(group, str(len(times)), clock(sum(times))) for group, times in groups.items()]
-    session.screen.table(("group", "points", "time"), rows, right=(1, 2))
+    rows = tuple(
+        (Cell.words(group), Cell.count(len(times)), Cell(text=clock(sum(times)), value=sum(times)))
+        for group, times in groups.items()
+    )
+    session.screen.table(Table(name="groups", header=("group", "points", "time"), rows=rows))
 
 
 def _plan_document(seconds: Mapping[Point, float]) -> dict[str, object]:

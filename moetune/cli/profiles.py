@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.render import plural
 from moetune.cli.session import Json, Session, example, session_of
 from moetune.domain.document import encode
+from moetune.report.section import plural
 
 if TYPE_CHECKING:
-    from moetune.workflows.profiles import Difference, FoundProfile
+    from moetune.workflows.profiles import FoundProfile
 
 app = typer.Typer(help="What is known of the speed of machines.", rich_markup_mode=None)
 
@@ -23,34 +23,26 @@ Name = Annotated[
 def list_(context: typer.Context, *, json: Json = False) -> None:
     """List the profiles of the store and the reference machines."""
     from moetune.workflows.profiles import list_profiles
+    from moetune.workflows.views.profile import profiles_section
 
     session = session_of(context)
     with session.find_store() as store:
         found = list_profiles(store)
-    if json:
-        session.screen.document({"schema": "moetune.profiles/1", "profiles": found})
-        return
-    rows = [
-        (
-            one.name, one.provenance, f"{one.num_devices} × {one.device}",
-            " ".join(filter(None, (one.source, one.status))), one.created_at[:10],
-        )
-        for one in found
-    ]  # fmt: skip
-    session.screen.table(("name", "provenance", "machine", "from", "date"), rows, indent=0)
+    document = {"schema": "moetune.profiles/1", "profiles": found}
+    session.screen.answer((profiles_section(found),), document, as_json=json)
 
 
 @app.command("show", epilog=example("moetune profiles show rtx2080ti-x64"))
 def show(context: typer.Context, name: Name, *, json: Json = False) -> None:
     """Show a profile: its machine, its lines and how well they fit."""
-    from moetune.cli.profile_view import show_profile
+    from moetune.workflows.views.profile import profile_sections
 
     session = session_of(context)
     found = _find(session, name)
     if json:
         session.screen.document(found.profile)
     else:
-        show_profile(session.screen, found)
+        session.screen.answer(profile_sections(found))
 
 
 @app.command("export", epilog=example("moetune profiles export lab --output lab.toml"))
@@ -111,19 +103,17 @@ def import_(
 def diff(context: typer.Context, first: Name, second: Name, *, json: Json = False) -> None:
     """Show every number and fact in which two profiles differ."""
     from moetune.workflows.profiles import compare_profiles
+    from moetune.workflows.views.comparison import machine_sections
 
     session = session_of(context)
-    profiles = [_find(session, name).profile for name in (first, second)]
-    found = compare_profiles(*profiles)
-    if json:
-        rows = [{**encode(one), "ratio": one.ratio} for one in found]
-        document = {"schema": "moetune.profiles.diff/1", "first": first, "second": second}
-        session.screen.document({**document, "differences": rows})
-    elif not found:
-        session.screen.line(f"{first} and {second} say the same")
-    else:
-        cells = [(one.key, _cell(one.first), _cell(one.second), _ratio(one)) for one in found]
-        session.screen.table(("", first, second, "ratio"), cells, right=(1, 2, 3), indent=0)
+    left, right = (_find(session, name).profile for name in (first, second))
+    found = [{**encode(one), "ratio": one.ratio} for one in compare_profiles(left, right)]
+    document = {"schema": "moetune.profiles.diff/1", "first": first, "second": second}
+    session.screen.answer(
+        machine_sections(left, right, names=(first, second)),
+        {**document, "differences": found},
+        as_json=json,
+    )
 
 
 @app.command("remove", epilog=example("moetune profiles remove lab"))
@@ -156,13 +146,3 @@ def _find(session: Session, name: str) -> "FoundProfile":
     from moetune.workflows.profiles import find_profile
 
     return find_profile(name, stores=session.find_store)
-
-
-def _cell(value: float | str | None) -> str:
-    if value is None:
-        return "—"
-    return value if isinstance(value, str) else f"{value:.4g}" if value < 1 else f"{value:,.12g}"
-
-
-def _ratio(one: "Difference") -> str:
-    return "" if one.ratio is None else f"{one.ratio:.2f}"

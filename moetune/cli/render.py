@@ -1,17 +1,17 @@
-"""Words, tables and JSON: the only importer of rich."""
+"""Draw sections, lines and errors on a terminal, or print JSON: the only importer of rich."""
 
 import json
 import re
 import sys
 import textwrap
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError
-from moetune.domain.units import format_seconds
+from moetune.report.section import Cell, Section, Table, values_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -20,7 +20,6 @@ WIDTH = 80
 NARROWEST = 20
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=(?:[mµn]?s|[KMGT]?i?B)\b|%)")
-_SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 _TRACEBACK_VERBOSITY = 2
 
 
@@ -49,32 +48,78 @@ class Screen:
         """Print one line of the answer that must stay whole: a path or a command."""
         self._console().print(text, soft_wrap=True, markup=False, highlight=False)
 
-    def table(
+    def answer(
         self,
-        header: Sequence[str],
-        rows: Iterable[Sequence[str]],
+        sections: Iterable[Section],
+        document: Mapping[str, object] | None = None,
         *,
-        right: Iterable[int] = (),
-        indent: int = 2,
+        as_json: bool = False,
     ) -> None:
-        """Print columns; those whose numbers are in `right` are set flush right."""
+        """Print sections in words and tables, or their values as JSON.
+
+        Args:
+            document: what JSON has besides; its keys are fixed.
+        """
+        if as_json:
+            self.document({**(document or {}), "sections": [values_of(one) for one in sections]})
+            return
+        for at, section in enumerate(sections):
+            if at:
+                self.say()
+            self.section(section)
+
+    def section(self, section: Section) -> None:
+        """Print a section: title, words, tables, and what to beware of."""
+        title = " · ".join(filter(None, (section.title, section.scope)))
+        if title:
+            self.say(title, style="bold")
+        lead, rest = section.paragraphs[:1], section.paragraphs[1:]
+        words = [*lead, *filter(None, (section.summary,)), *rest]
+        if title and section.scope and (words or section.tables or section.notes):
+            self.say()
+        indent = 2 if title or words or section.notes else 0
+        for one in words:
+            self.say(one, indent=2)
+        for at, table in enumerate(section.tables):
+            if at or words:
+                self.say()
+            self.table(table, indent=indent)
+        if section.notes and section.tables:
+            self.say()
+        for note in section.notes:
+            self.say(note, indent=2)
+
+    def table(self, table: Table, *, indent: int = 2) -> None:
+        """Print columns, numbers flush right; sentences follow under the table, row by row."""
         from rich.padding import Padding
-        from rich.table import Table
+        from rich.table import Table as Grid
         from rich.text import Text
 
-        table = Table(
+        if not table.rows:
+            self.say(table.empty, indent=indent)
+            return
+        omitted = {*table.prose, *table.wide}
+        shown = [at for at, name in enumerate(table.header) if name not in omitted]
+        grid = Grid(
             box=None, padding=(0, 2, 0, 0), header_style="bold", show_edge=False,
-            show_header=any(header),
+            show_header=any(table.header),
         )  # fmt: skip
-        numbers = set(right)
-        for index, name in enumerate(header):
-            table.add_column(
-                Text(name), justify="right" if index in numbers else "left", overflow="fold"
+        for at in shown:
+            grid.add_column(
+                Text(table.header[at]),
+                justify="right" if at in table.numbers else "left",
+                overflow="fold",
             )
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
+        for row in table.rows:
+            grid.add_row(*(Text(_plain(row[at])) for at in shown))
         width = min(WIDTH, self._console().width)
-        self._emit(Padding(table, (0, 0, 0, indent), expand=False), width)
+        self._emit(Padding(grid, (0, 0, 0, indent), expand=False), width)
+        prose = [table.header.index(name) for name in table.prose]
+        for row in table.rows if prose else ():
+            words = "; ".join(row[at].text for at in prose if row[at].text)
+            self.say(f"{row[0].text}: {words}", indent=indent)
+        for note in table.notes:
+            self.say(note, indent=indent)
 
     def note(self, text: str) -> None:
         """Print a line on stderr, unless quiet."""
@@ -127,19 +172,6 @@ class Screen:
             sys.stdout.write(f"{line.rstrip()}\n")
 
 
-def seconds_span(seconds: float, low: float, high: float) -> str:
-    """Return "21.4 ms (20.6–22.5)": the range in the unit and with the digits of the value."""
-    number, _, unit = format_seconds(seconds).partition(" ")
-    factor = dict(_SECONDS)[unit]
-    digits = len(number.partition(".")[2])
-    return f"{number} {unit} ({low / factor:.{digits}f}–{high / factor:.{digits}f})"
-
-
-def percent(share: float) -> str:
-    """Return "12.3 %"."""
-    return f"{100 * share:.1f} %"
-
-
-def plural(count: int, noun: str) -> str:
-    """Return "1 chunk" or "2 chunks"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def _plain(cell: Cell) -> str:
+    """Return the text with a star where a page sets it off."""
+    return f"{cell.text} *" if cell.mark == "chosen" else cell.text

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from moetune.cli.render import plural
 from moetune.cli.session import Json, ProfileOption, example, session_of
 from moetune.domain.document import encode
+from moetune.report.section import plural
 
 EPILOG = example("moetune report --plan 3f9c21 --output report.html")
 

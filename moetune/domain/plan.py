@@ -1,16 +1,20 @@
 """The plan: what was decided, for which inputs, what it should cost, and why (plan file)."""
 
 import json
+import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Trust
 from moetune.domain.document import decode_schema
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
-from moetune.domain.request import Order, PlanInputs, Strategy
+from moetune.domain.request import PlanInputs
+from moetune.domain.terms import LayerTerms
 
 ModelBinding = Literal[
     "computation", "all_to_all", "all_reduce", "bubble", "gradients", "chunks", "memory",
@@ -94,7 +98,9 @@ class TransformerPlan:
     stages: tuple[StageTime, ...] = ()
 
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
+READABLE_SCHEMAS = (1, 2)
+"""Plans of schema 1 have no terms: whoever explains them ranks their candidates again."""
 Binding = Literal["communication", "computation", "copies", "memory"]
 Range = tuple[int, int, int, int]
 
@@ -224,6 +230,7 @@ class Plan:
     Args:
         transformer: the whole model; None for a layer. With it `pipeline`, `memory`,
             `predicted` and `decision` are those of one MoE layer and one micro-batch.
+        terms: behind `predicted`; None in plans of schema 1.
     """
 
     schema: int = PLAN_SCHEMA
@@ -238,6 +245,7 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     warnings: tuple[str, ...]
     transformer: TransformerPlan | None = None
+    terms: LayerTerms | None = None
 
     def __post_init__(self) -> None:
         if self.id != self.inputs.plan_id:
@@ -273,6 +281,14 @@ class Plan:
         )
 
 
+def nearest_plan(plans: Sequence[Plan], tokens_per_rank: int) -> Plan:
+    """Return the plan made for the nearest number of tokens, by the ratio of the two."""
+    return min(
+        plans,
+        key=lambda plan: abs(math.log(max(tokens_per_rank, 1) / plan.workload.tokens_per_rank)),
+    )
+
+
 def _check_pipeline(pipeline: Pipeline) -> None:
     if pipeline.forward_degree < 1 or pipeline.backward_degree < 1:
         raise InputError("pipeline: degrees must be at least 1")
@@ -289,14 +305,14 @@ def plan_from_document(document: object) -> Plan:
     """Return the plan in the plain values of a plan file.
 
     Raises:
-        InputError: a foreign schema, an id that is not the hash of the inputs, or whatever
+        InputError: an unknown schema, an id that is not the hash of the inputs, or whatever
             `decode` finds wrong.
     """
     return decode_schema(
         Plan,
         document,
         "plan",
-        schema=PLAN_SCHEMA,
+        schemas=READABLE_SCHEMAS,
         hint="make the plan again with this version of moetune",
     )
 

@@ -166,6 +166,6 @@ def profile_from_document(document: object) -> Profile:
         Profile,
         document,
         "profile",
-        schema=PROFILE_SCHEMA,
+        schemas=(PROFILE_SCHEMA,),
         hint="export it again with this version of moetune",
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from moetune.domain.cluster import DeviceKind
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Provenance
-from moetune.domain.request import Strategy
 
 T = TypeVar("T")
 

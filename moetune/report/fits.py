@@ -1,4 +1,4 @@
-"""How well an operation is known: its points, the curve, the band, and what is left over."""
+"""Figures of fits: an operation's points, the curve, its band, and the residuals."""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from moetune.fit.curve import curve_through, left_out_errors
 from moetune.fit.predictor import Predictor
 from moetune.fit.resample import drawn_predictors
 from moetune.report.operations import OperationCurve
-from moetune.report.section import Picture, Value
-from moetune.report.theme import SERIES, axis, figure, log_seconds, log_sizes
+from moetune.report.section import Figure, Value
+from moetune.report.theme import SERIES, axis, drawing, log_seconds, log_sizes
 
 NUM_DRAWS = 100
 SEED = 0
@@ -24,7 +24,7 @@ _UNMEASURED = {"bytes": (2.0**10, 2.0**28), "MACs": (2.0**20, 2.0**40)}
 """Where a line that comes without sizes is drawn."""
 
 
-def fit_picture(operation: OperationCurve) -> Picture:
+def fit_figure(operation: OperationCurve) -> Figure:
     """Return raw times, medians, the curve between them, its 5–95 % band and the α–β line."""
     sizes = _grid(operation)
     curve = _curve(operation)
@@ -42,11 +42,12 @@ def fit_picture(operation: OperationCurve) -> Picture:
         ("predicted", size, value, below, above)
         for size, value, below, above in zip(sizes, nominal, low, high, strict=True)
     ]
-    return Picture(
+    return Figure(
         name="fit",
+        is_wide=True,
         title=operation.name,
         words=_words(operation),
-        figure=figure(
+        drawing=drawing(
             data,
             x=log_sizes(_size_title(operation), sizes[0], sizes[-1], unit=operation.unit),
             y=log_seconds("time of one"),
@@ -56,7 +57,7 @@ def fit_picture(operation: OperationCurve) -> Picture:
     )
 
 
-def residual_picture(operation: OperationCurve) -> Picture | None:
+def residual_figure(operation: OperationCurve) -> Figure | None:
     """Return how far predictions miss each point; None where there is nothing to hold against.
 
     Of the curve each point is predicted from the others; of the α–β line all are given.
@@ -76,14 +77,15 @@ def residual_picture(operation: OperationCurve) -> Picture | None:
     if not curve:
         return None
     ends = series.sizes[0], series.sizes[-1]
-    return Picture(
+    return Figure(
         name="residuals",
+        is_low=True,
         title="What is left over",
         words=(
             "How far a prediction misses each measured median: of the curve when the point is left "
             "out, and of the α–β line. Both ends of the curve are left in."
         ),
-        figure=figure(
+        drawing=drawing(
             [
                 _residuals("α–β line", line, operation, symbol="x-thin-open", color="@muted"),
                 _residuals("curve, point left out", curve, operation, symbol="circle"),
@@ -101,9 +103,7 @@ def residual_picture(operation: OperationCurve) -> Picture | None:
     )  # fmt: skip
 
 
-def overlay_picture(
-    first: OperationCurve, second: OperationCurve, names: tuple[str, str]
-) -> Picture:
+def overlay_figure(first: OperationCurve, second: OperationCurve, names: tuple[str, str]) -> Figure:
     """Return the same operation of two profiles in one figure."""
     data: list[dict[str, object]] = []
     rows: list[tuple[Value, ...]] = []
@@ -118,11 +118,11 @@ def overlay_picture(
         ]
         rows += [(name, *one) for one in zip(sizes, nominal, low, high, strict=True)]
     ends = min(sizes[0] for sizes in grids), max(sizes[-1] for sizes in grids)
-    return Picture(
+    return Figure(
         name=f"fit-{first.key}",
         title=first.name,
         words=f"Predicted times of {first.name} in both profiles, with their 5–95 % bands.",
-        figure=figure(
+        drawing=drawing(
             data,
             x=log_sizes(_size_title(first), *ends, unit=first.unit),
             y=log_seconds("time of one"),

@@ -1,9 +1,9 @@
-"""The files a browser needs: plotly.js from the installed package, and this project's own."""
+"""HTML around sections: templates, the report as one file, and the plotly.js that draws."""
 
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.units import format_bytes
-from moetune.report.section import Picture
+from moetune.report.section import Figure, Section
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -91,16 +91,14 @@ def environment(*folders: Path) -> "Environment":
     made.filters |= {
         "bytes": format_bytes,
         "figure_json": figure_json,
-        "data_url": _data_url,
-        "count": _count,
         "ticked": _ticked,
     }
     return made
 
 
-def figure_json(picture: Picture) -> str:
+def figure_json(figure: Figure) -> str:
     """Return the figure as JSON that cannot end the script element it stands in."""
-    found = json.dumps(picture.figure, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    found = json.dumps(figure.drawing, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -121,14 +119,29 @@ def age(created_at: str, now: datetime) -> str:
     return "just now"
 
 
-def report_page(
-    *, title: str, made_at: str, version: str, views: Mapping[str, Sequence[object]]
-) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """A profile or a plan in a report.
+
+    Args:
+        name: of letters, digits and hyphens; unique in the report.
+        short: for the list of contents.
+        scope: what it is about, in one line.
+        sections: the first one's title stands above it already.
+    """
+
+    name: str
+    short: str
+    title: str
+    scope: str
+    sections: tuple[Section, ...]
+
+
+def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Chapter]) -> str:
     """Return one HTML file with everything in it: styles, scripts, figures and their data.
 
     Args:
         made_at: UTC, for the reader.
-        views: what `report.html` shows.
 
     Raises:
         MoetuneError: plotly or Jinja2 is not installed.
@@ -140,8 +153,8 @@ def report_page(
         style=(STATIC / "moetune.css").read_text(encoding="utf-8"),
         script=(STATIC / "moetune.js").read_text(encoding="utf-8"),
         plotly=plotly_script().file.read_text(encoding="utf-8"),
-        csv_url=lambda picture: _data_url(picture.csv),
-        **views,
+        csv=lambda figure: _data_url(figure.csv),
+        chapters=chapters,
     )  # fmt: skip
 
 
@@ -154,7 +167,3 @@ def _ticked(text: str) -> str:
     from markupsafe import Markup, escape
 
     return Markup(_TICKED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped
-
-
-def _count(number: int) -> str:
-    return f"{number:,}"

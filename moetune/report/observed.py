@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from moetune.domain.records import Observation, Stored
 from moetune.domain.units import format_seconds
-from moetune.report.section import Picture, Value
-from moetune.report.theme import axis, figure, seconds_scale
+from moetune.report.section import Figure, Value
+from moetune.report.theme import axis, drawing, seconds_scale
 
 WINDOW = 21
 """Observations whose median is the drift: enough that a few slow steps do not move it."""
@@ -60,20 +60,22 @@ def seen(kept: Sequence[Stored[Observation]]) -> tuple[Seen, ...]:
     )  # fmt: skip
 
 
-def observed_picture(found: Sequence[Seen]) -> Picture:
+def observed_figure(found: Sequence[Seen]) -> Figure:
     """Return observed steps over time beside what the plan promised for them."""
     shown = thinned([one.seconds for one in found], MOST_POINTS)
     scale, unit = seconds_scale(min(one.seconds for one in found))
     some = [found[at] for at in shown]
-    return Picture(
+    return Figure(
         name="observed",
+        is_wide=True,
+        is_low=True,
         title="Predicted against observed",
         words=(
             f"{_count(len(found))}, the latest took {format_seconds(found[-1].seconds)} where "
             f"{format_seconds(found[-1].observation.predicted_seconds)} were predicted."
             f"{_thinning(len(found), len(shown))}"
         ),
-        figure=figure(
+        drawing=drawing(
             [
                 _points("observed", some, [one.seconds / scale for one in some]),
                 {
@@ -91,20 +93,22 @@ def observed_picture(found: Sequence[Seen]) -> Picture:
     )  # fmt: skip
 
 
-def drift_picture(found: Sequence[Seen]) -> Picture:
+def drift_figure(found: Sequence[Seen]) -> Figure:
     """Return observed over predicted, of one plan or many, with its rolling median."""
     shown = thinned([one.ratio for one in found], MOST_POINTS)
     drift = rolling_median([one.ratio for one in found], WINDOW)
     some = [found[at] for at in shown]
-    return Picture(
+    return Figure(
         name="drift",
+        is_wide=True,
+        is_low=True,
         title="Drift",
         words=(
             f"Observed over predicted, less 1. The line is the median of {WINDOW} observations: "
             f"it ends at {drift[-1] - 1:+.1%}. A line that leaves 0 for good says that the "
             f"machine is no longer the one that was measured.{_thinning(len(found), len(shown))}"
         ),
-        figure=figure(
+        drawing=drawing(
             [
                 _points("single", some, [one.ratio - 1 for one in some]),
                 {

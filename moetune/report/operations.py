@@ -1,4 +1,4 @@
-"""The operations of a profile, each with what is known of it over one size."""
+"""The operations of a profile over their sizes, and how they disturb each other."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,8 @@ from moetune.domain.samples import ResourceClass
 from moetune.fit.book import Book, Points
 from moetune.fit.curve import Line
 from moetune.fit.pool import CollectiveKey, CopyKey
-from moetune.report.section import Picture
-from moetune.report.theme import axis, figure, note
+from moetune.report.section import Figure
+from moetune.report.theme import axis, drawing, note
 
 _NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
 
@@ -23,11 +23,11 @@ class OperationCurve:
 
     Args:
         name: unique in the profile, such as "all_to_all, 8 ranks, 4 in flight".
-        kind: "collective", "matrix product", "copy", "bound by memory" or "attention".
+        kind: "collective", "GEMM", "copy", "memory-bound operation" or "attention".
         unit: what the size counts: "bytes", "rows", "elements", "sequences" or "MACs".
         found: the measured points, or the line where nothing was measured.
         line: the α–β line over the same size.
-        error: of the line's fit; of a matrix product, of its dtype's.
+        error: of the line's fit; of a GEMM, of its dtype's.
         label: what its random draws depend on.
     """
 
@@ -45,6 +45,11 @@ class OperationCurve:
         return _NOT_IN_KEYS.sub("-", self.name.lower()).strip("-")
 
     @property
+    def is_shape(self) -> bool:
+        """Whether it is one shape of a GEMM or of attention, of which a profile has many."""
+        return self.kind == "attention" or (self.kind == "GEMM" and self.unit == "rows")
+
+    @property
     def num_points(self) -> int:
         """Measured sizes."""
         return len(self.found.series.sizes) if isinstance(self.found, Points) else 0
@@ -55,9 +60,9 @@ def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
     book = Book(profile)
     return (
         *_collectives(book),
-        *_products(book),
+        *_gemms(book),
         *_copies(book),
-        *_rows(book),
+        *_memory_bound(book),
         *_attention(book),
     )
 
@@ -83,7 +88,7 @@ def _collectives(book: Book) -> Iterator[OperationCurve]:
         )
 
 
-def _products(book: Book) -> Iterator[OperationCurve]:
+def _gemms(book: Book) -> Iterator[OperationCurve]:
     lines = {line.dtype: line for line in book.profile.gemm}
     for dtype, product, shape in sorted(book.pool.gemm):
         points = book.gemm_points(dtype, product, shape)
@@ -92,7 +97,7 @@ def _products(book: Book) -> Iterator[OperationCurve]:
         line = lines.get(dtype)
         yield OperationCurve(
             name=f"gemm {dtype} {product}, {num_experts} × {d_in} × {d_out}",
-            kind="matrix product",
+            kind="GEMM",
             unit="rows",
             found=points,
             line=_per_row(line, macs=num_experts * d_in * d_out) if line else None,
@@ -104,7 +109,7 @@ def _products(book: Book) -> Iterator[OperationCurve]:
         if found is not None:
             yield OperationCurve(
                 name=f"gemm {line.dtype}",
-                kind="matrix product",
+                kind="GEMM",
                 unit="MACs",
                 found=found,
                 line=line.cost,
@@ -139,13 +144,13 @@ def _copies(book: Book) -> Iterator[OperationCurve]:
         )
 
 
-def _rows(book: Book) -> Iterator[OperationCurve]:
+def _memory_bound(book: Book) -> Iterator[OperationCurve]:
     for op, dtype in book.rows_keys():
         known = book.rows((op, dtype))
         assert known is not None  # noqa: S101 - it is one of the keys
         yield OperationCurve(
             name=f"{op} {dtype}",
-            kind="bound by memory",
+            kind="memory-bound operation",
             unit="elements",
             found=known,
             line=known.cost if isinstance(known, Line) else None,
@@ -175,33 +180,34 @@ CLASSES: dict[ResourceClass, str] = {
     "comm": "communication",
     "mem": "copies",
 }
-_BESIDE = (*CLASSES.values(), "both others")
+BESIDE = (*CLASSES.values(), "both others")
 _STRONGEST = 0.55
 """How opaque a cell is whose operation stands still: text on it stays readable."""
 _Cell = tuple[int, int, float]
 """(row, column, speed)."""
 
 
-def interference_picture(table: Interference) -> Picture:
+def interference_figure(table: Interference) -> Figure:
     """Return the speed of each class beside the others; 1 is undisturbed (MPipeMoE Fig. 3)."""
     cells = [
         (row, column, speed)
         for row, victim in enumerate(CLASSES)
-        for column, speed in enumerate(_speeds(table, victim))
+        for column, speed in enumerate(speeds_beside(table, victim))
         if speed is not None
     ]
     names = list(CLASSES.values())
-    return Picture(
+    return Figure(
         name="interference",
+        is_low=True,
         title="Interference",
         words=(
             "Speed of the row's operation while the column's runs beside it; 1.00 is undisturbed, "
             "and the stronger the colour, the slower."
         ),
-        figure=figure(
+        drawing=drawing(
             [_numbers(cells, names)],
             x=axis(
-                "", side="top", tickvals=list(range(4)), ticktext=list(_BESIDE), showgrid=False,
+                "", side="top", tickvals=list(range(4)), ticktext=list(BESIDE), showgrid=False,
                 range=[-0.5, 3.5], showline=False, fixedrange=True, tickangle=0,
             ),
             y=axis(
@@ -215,11 +221,11 @@ def interference_picture(table: Interference) -> Picture:
             margin={"l": 8, "r": 8, "t": 24, "b": 8},
         ),
         header=("operation", "beside", "speed"),
-        rows=tuple((names[row], _BESIDE[column], speed) for row, column, speed in cells),
+        rows=tuple((names[row], BESIDE[column], speed) for row, column, speed in cells),
     )  # fmt: skip
 
 
-def _speeds(table: Interference, victim: ResourceClass) -> tuple[float | None, ...]:
+def speeds_beside(table: Interference, victim: ResourceClass) -> tuple[float | None, ...]:
     """Return the victim's speed beside each class and beside both others; None beside itself."""
     alone = (
         None if other == victim else table.speed(victim, frozenset({other})) for other in CLASSES
@@ -233,7 +239,7 @@ def _numbers(cells: Sequence[_Cell], names: Sequence[str]) -> dict[str, object]:
         "x": [column for _, column, _ in cells], "y": [row for row, _, _ in cells],
         "text": [f"{speed:.2f}" for _, _, speed in cells],
         "hovertext": [
-            f"{names[row]} beside {_BESIDE[column]}: {speed:.1%} of its speed"
+            f"{names[row]} beside {BESIDE[column]}: {speed:.1%} of its speed"
             for row, column, speed in cells
         ],
         "textfont": {"size": 15, "color": "@ink"},

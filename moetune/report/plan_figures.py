@@ -1,23 +1,23 @@
-"""The number of chunks for every number of tokens."""
+"""Figures of plans: chunks by batch, time against memory, passes, and the parts of a step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.plan import Plan, Range, TransformerPlan
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import Picture
+from moetune.report.section import Figure
 from moetune.report.theme import (
     SERIES,
     axis,
     bytes_scale,
-    figure,
+    drawing,
     log_sizes,
     seconds_scale,
     upright,
 )
 
 
-def degree_picture(plans: Mapping[str, Plan]) -> Picture:
+def degree_figure(plans: Mapping[str, Plan]) -> Figure:
     """Return the ranges of one plan or several, by the name each is shown under.
 
     One size is marked where there is one plan: its own.
@@ -33,14 +33,14 @@ def degree_picture(plans: Mapping[str, Plan]) -> Picture:
     top = max((row[1] for row in ranges), default=1)
     plan = next(iter(plans.values()))
     mark = {} if several else upright(plan.workload.tokens_per_rank, "this plan ", is_log=True)
-    return Picture(
+    return Figure(
         name="degrees",
         title="Chunks by batch",
         words=(
             "How many chunks the tokens of a step are cut into, for every number of tokens on a "
             "rank. A layer that runs with this plan looks its batch up here."
         ),
-        figure=figure(
+        drawing=drawing(
             data,
             x=log_sizes("tokens per rank", 1, top, unit="tokens"),
             y=axis("chunks", rangemode="tozero", dtick=1 if highest <= 8 else None),  # noqa: PLR2004 - few enough to label each
@@ -99,7 +99,7 @@ def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
     return tuple(front)
 
 
-def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Picture:
+def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figure:
     """Return every option by memory and time, the front, the choice and the limit."""
     scales = _Scales.of(options, limit_bytes)
     front = pareto_front(options)
@@ -107,14 +107,14 @@ def pareto_picture(options: Sequence[Option], *, limit_bytes: int | None) -> Pic
     is_near = limit_bytes is not None and limit_bytes <= _NEAR * most
     limit = upright((limit_bytes or 0) / scales.size, "limit ") if is_near else {}
     far = f" The limit, {format_bytes(limit_bytes)}, is far." if limit_bytes and not is_near else ""
-    return Picture(
+    return Figure(
         name="memory",
         title="Step time against memory",
         words=(
             "Down and to the left is better. What lies on the line is beaten by nothing that is "
             "both faster and smaller; the filled point is the plan." + far
         ),
-        figure=figure(
+        drawing=drawing(
             _traces(options, front, scales),
             x=axis(f"memory of one device, {scales.size_unit}"),
             y=axis(f"one step, {scales.time_unit}"),
@@ -197,7 +197,7 @@ def _yes(*, is_so: bool) -> str:
 PHASES = ("forward", "backward", "around")
 
 
-def phases_picture(plans: Mapping[str, Plan]) -> Picture:
+def phases_figure(plans: Mapping[str, Plan]) -> Figure:
     """Return the predicted passes of each plan's layer as stacked bars, by the plan's name."""
     parts = {
         name: (
@@ -208,14 +208,14 @@ def phases_picture(plans: Mapping[str, Plan]) -> Picture:
         for name, plan in plans.items()
     }
     scale, unit = seconds_scale(max(sum(each) for each in parts.values()))
-    return Picture(
+    return Figure(
         name="phases",
         title="One step of the layer",
         words=(
             "Predicted seconds of the forward and the backward pass, and of the gate and the "
             "sorting around them."
         ),
-        figure=figure(
+        drawing=drawing(
             _stacked(parts, scale),
             x=axis(unit, rangemode="tozero"),
             y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
@@ -251,15 +251,16 @@ def _stacked(
     ]  # fmt: skip
 
 
-def parts_picture(whole: TransformerPlan) -> Picture:
+def parts_figure(whole: TransformerPlan) -> Figure:
     """Return what a whole model's step consists of, the longest part first."""
     parts = sorted(whole.parts, key=lambda part: part.seconds, reverse=True)
     scale, unit = seconds_scale(max(whole.step_seconds, 1e-9))
-    return Picture(
+    return Figure(
         name="parts",
-        title="What the model's step consists of",
+        is_wide=True,
+        title="Parts of one step",
         words=f"Seconds of {format_seconds(whole.step_seconds)}, on the slowest stage.",
-        figure=figure(
+        drawing=drawing(
             [
                 {
                     "type": "bar", "orientation": "h", "y": [part.name for part in parts],

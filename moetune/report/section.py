@@ -1,4 +1,8 @@
-"""A figure with the words and the numbers that belong to it."""
+"""Sections: what is shown of a plan, a profile or a comparison, before anybody draws it.
+
+The command line draws them with rich, the pages and the report with Jinja, and `--json` prints
+their values: the same facts everywhere, in the form that suits the medium.
+"""
 
 import csv
 import io
@@ -8,116 +12,231 @@ from typing import TypeAlias
 
 from moetune.domain.units import format_bytes, format_seconds
 
-Figure: TypeAlias = dict[str, object]
+Drawing: TypeAlias = dict[str, object]
 """What plotly draws: `data` and `layout`. Colours are roles of the theme, as in `theme.py`."""
 Value: TypeAlias = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """One figure.
+class Cell:
+    """One fact: a value for programs, a text for people.
+
+    Args:
+        value: seconds, bytes, a share of 1, a count, or words; None where nothing is known.
+        unit: of the value: "s", "B", "1" for a share, or "".
+        href: where the cell leads on a page; "" for nowhere.
+        mark: how it is set: "chosen", "good", "usable", "suspect", "code", or "".
+    """
+
+    text: str
+    value: Value = None
+    unit: str = ""
+    href: str = ""
+    mark: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether columns of such cells are set flush right, and sorted by value."""
+        return isinstance(self.value, int | float)
+
+    @classmethod
+    def words(cls, words: str, *, href: str = "", mark: str = "") -> "Cell":
+        """Return a cell of words."""
+        return cls(text=words, value=words, href=href, mark=mark)
+
+    @classmethod
+    def count(cls, number: int) -> "Cell":
+        """Return a cell with a whole number."""
+        return cls(text=f"{number:,}", value=number)
+
+    @classmethod
+    def seconds(cls, number: float | None) -> "Cell":
+        """Return a cell with a duration; an empty one for None."""
+        text = "" if number is None else format_seconds(number)
+        return cls(text=text, value=number, unit="s")
+
+    @classmethod
+    def size(cls, number: int | None) -> "Cell":
+        """Return a cell with a number of bytes; an empty one for None."""
+        return cls(text="" if number is None else format_bytes(number), value=number, unit="B")
+
+    @classmethod
+    def share(cls, number: float | None, *, digits: int = 1, sign: bool = False) -> "Cell":
+        """Return a cell with per cent; an empty one for None."""
+        text = "" if number is None else percent(number, digits=digits, sign=sign)
+        return cls(text=text, value=number, unit="1")
+
+
+EMPTY = Cell(text="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Highlight:
+    """One of the few numbers to read first, and what to hold it against."""
+
+    name: str
+    cell: Cell
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of facts; on a page the reader can sort and filter them.
+
+    Args:
+        name: of letters, digits and hyphens; unique on its page.
+        title: "" where the section's title says it.
+        prose: columns of sentences: a narrow screen prints them under the table, row by row.
+        wide: columns that a narrow screen has no room for.
+        notes: what the columns mean.
+        empty: what to say where there is no row.
+        is_narrow: whether it is easier to read where it does not fill the page.
+    """
+
+    name: str
+    title: str = ""
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    prose: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    empty: str = "Nothing yet."
+    is_narrow: bool = False
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Indices of the columns of numbers."""
+        return frozenset(
+            at for at in range(len(self.header)) if any(row[at].is_number for row in self.rows)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """Something drawn, with the words and the numbers that belong to it.
 
     Args:
         name: of letters, digits and hyphens; unique on its page, and the name of its CSV file.
         words: what it shows, also for those who cannot see it.
         header: of the rows, with units.
         rows: every number that is drawn.
+        is_wide: whether it needs the width of the page.
+        is_low: whether half the height will do.
     """
 
     name: str
     title: str
     words: str
-    figure: Figure
+    drawing: Drawing
     header: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
+    is_wide: bool = False
+    is_low: bool = False
 
     @property
     def csv(self) -> str:
-        """The rows as comma-separated values (RFC 4180)."""
-        return csv_text(self.header, self.rows)
-
-
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
-    """Return rows as comma-separated values; floats keep all their digits, None is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
+        """The rows as comma-separated values (RFC 4180); floats keep all their digits."""
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(self.header)
+        writer.writerows(self.rows)
+        return text.getvalue()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One cell.
-
-    Args:
-        key: what the column is sorted by; None for the text.
-        href: where the cell leads; "" for nowhere.
-        mark: how it is set: "chosen", "good", "usable", "suspect", "same", "code", or "".
-    """
-
-    text: str
-    key: Value = None
-    href: str = ""
-    mark: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table that the reader can sort and filter.
+class Section:
+    """One thing shown: what is said of it, counted and drawn.
 
     Args:
         name: of letters, digits and hyphens; unique on its page.
-        right: indices of the columns of numbers.
-        empty: what to say where there is no row.
-        is_narrow: whether it is easier to read where it does not fill the page.
+        title: "" for one that goes on with the section before it.
+        scope: what the title is about, in one line: sizes, ranks, a machine.
+        paragraphs: the answer first.
+        highlights: the numbers to read first, for a page.
+        summary: the same numbers in a sentence, for a screen of words.
+        notes: what to beware of.
     """
 
     name: str
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    right: frozenset[int] = frozenset()
-    empty: str = "Nothing yet."
-    is_narrow: bool = False
+    title: str = ""
+    scope: str = ""
+    paragraphs: tuple[str, ...] = ()
+    highlights: tuple[Highlight, ...] = ()
+    summary: str = ""
+    tables: tuple[Table, ...] = ()
+    figures: tuple[Figure, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def text(words: str, *, href: str = "", mark: str = "") -> Cell:
-    """Return a cell of words."""
-    return Cell(text=words, href=href, mark=mark)
+def all_figures(sections: Iterable[Section]) -> tuple[Figure, ...]:
+    """Return the figures of all sections."""
+    return tuple(figure for section in sections for figure in section.figures)
 
 
-def count(number: int, *, href: str = "") -> Cell:
-    """Return a cell with a whole number."""
-    return Cell(text=f"{number:,}", key=number, href=href)
+def values_of(section: Section) -> dict[str, object]:
+    """Return the section for programs: numbers in SI units, words as they are."""
+    return {
+        "name": section.name,
+        "title": section.title,
+        "scope": section.scope,
+        "paragraphs": list(section.paragraphs),
+        "highlights": [
+            {"name": one.name, "value": one.cell.value, "unit": one.cell.unit, "note": one.note}
+            for one in section.highlights
+        ],
+        "tables": [_table_values(table) for table in section.tables],
+        "notes": list(section.notes),
+    }
 
 
-def seconds(number: float | None) -> Cell:
-    """Return a cell with a duration; an empty one for None."""
-    return Cell(text="") if number is None else Cell(text=format_seconds(number), key=number)
+def _table_values(table: Table) -> dict[str, object]:
+    units = [
+        {row[at].unit for row in table.rows if row[at].value is not None}
+        for at in range(len(table.header))
+    ]
+    return {
+        "name": table.name,
+        "header": list(table.header),
+        "units": [next(iter(some)) if len(some) == 1 else "" for some in units],
+        "rows": [[cell.value for cell in row] for row in table.rows],
+        "notes": list(table.notes),
+    }
 
 
-def size(number: int | None) -> Cell:
-    """Return a cell with a number of bytes; an empty one for None."""
-    return Cell(text="") if number is None else Cell(text=format_bytes(number), key=number)
-
-
-def share(number: float, *, digits: int = 1, sign: bool = False) -> Cell:
-    """Return a cell with per cent."""
-    return Cell(text=f"{100 * number:{'+' if sign else ''}.{digits}f} %", key=number)
-
-
-def columns(*indices: int) -> frozenset[int]:
-    """Return the columns to set flush right."""
-    return frozenset(indices)
-
-
-def facts(title: str, rows: Sequence[tuple[str, str]], *, name: str) -> Table:
+def facts(
+    name: str, rows: Iterable[tuple[str, str]], *, title: str = "", header: Sequence[str] = ("", "")
+) -> Table:
     """Return a table of names and values."""
+    first, second = header
     return Table(
         name=name,
         title=title,
-        header=("fact", "value"),
-        rows=tuple((text(key), text(value, mark="code")) for key, value in rows),
+        header=(first, second),
+        rows=tuple((Cell.words(key), Cell.words(value, mark="code")) for key, value in rows),
         is_narrow=True,
     )
+
+
+def sentence(text: str) -> str:
+    """Return the text with a capital letter and a full stop; a command at its end has none."""
+    start = text[:1].upper() if text[:2].isalpha() else text[:1]
+    return start + text[1:] + ("" if text.endswith((".", "`")) else ".")
+
+
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """Return "1 chunk" or "2 chunks"; `nouns` where an s does not do."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
+
+
+def percent(share: float, *, digits: int = 1, sign: bool = False) -> str:
+    """Return "12.3 %", or "+12.3 %" with its sign."""
+    rounded = round(100 * share, digits) + 0.0  # a negative zero loses its sign
+    return f"{rounded:{'+' if sign else ''},.{digits}f} %"
+
+
+def seconds_span(seconds: float, low: float, high: float) -> str:
+    """Return "21.4 ms (20.6–22.5)": the range in the unit and with the digits of the value."""
+    number, _, unit = format_seconds(seconds).partition(" ")
+    factor = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
+    digits = len(number.partition(".")[2])
+    return f"{number} {unit} ({low / factor:.{digits}f}–{high / factor:.{digits}f})"

@@ -1,4 +1,4 @@
-"""What all figures share. Colours are roles: the stylesheet gives them light and dark values.
+"""Layout, axes and scales of all figures; colours are roles with a light and a dark value.
 
 "@accent" is the colour of the stylesheet's `--accent`, "@accent/0.2" the same nearly transparent;
 `moetune.js` puts in the values when it draws, and again when the reader changes the theme.
@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.report.section import Figure
+from moetune.report.section import Drawing
 
 ROLES = ("ink", "muted", "grid", "surface", "accent", "second", "third")
 SERIES = ("@accent", "@second", "@third")
@@ -18,13 +18,13 @@ _MOST_TICKS = 7
 _SMALL = {"size": 12, "color": "@muted"}
 
 
-def figure(
+def drawing(
     data: Sequence[dict[str, object]],
     *,
     x: dict[str, object],
     y: dict[str, object],
     **layout: object,
-) -> Figure:
+) -> Drawing:
     """Return the traces in the common layout.
 
     Args:

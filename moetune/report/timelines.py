@@ -1,22 +1,24 @@
-"""A simulated step as a Gantt chart."""
+"""A simulated step as a Gantt chart: of one layer's streams, or of a model's pipeline stages."""
 
 from collections.abc import Sequence
 
+from moetune.domain.plan import StageTime
 from moetune.domain.samples import ResourceClass
 from moetune.domain.units import format_seconds
 from moetune.report.operations import CLASSES
-from moetune.report.section import Figure, Picture, Value
-from moetune.report.theme import axis, figure, note, seconds_scale
+from moetune.report.section import Drawing, Figure, Value
+from moetune.report.theme import axis, drawing, note, seconds_scale
 from moetune.solve.layer.timeline import Span, Timeline
+from moetune.solve.model.stages import BACKWARD, FORWARD, SEND, stage_timeline
 
 _COLORS: dict[ResourceClass, str] = {"comp": "@accent", "comm": "@second", "mem": "@third"}
 _TEXT: dict[ResourceClass, str] = {"comp": "@surface", "comm": "@surface", "mem": "@ink"}
 _DOMAINS = ((0.57, 1.0), (0.0, 0.43))
 
 
-def timeline_picture(
+def timeline_figure(
     *, forward: Timeline, backward: Timeline, title: str = "Timeline of one step"
-) -> Picture:
+) -> Figure:
     """Return both phases of a step, one lane a stream, on one scale of time."""
     phases = (("forward", forward), ("backward", backward))
     rows: list[tuple[Value, ...]] = [
@@ -25,7 +27,7 @@ def timeline_picture(
         for phase, timeline in phases
         for span in timeline.spans
     ]  # fmt: skip
-    return Picture(
+    return Figure(
         name="timeline",
         title=title,
         words=(
@@ -33,20 +35,21 @@ def timeline_picture(
             f"backward pass {format_seconds(backward.makespan_seconds)}. D, E and C are a chunk's "
             "dispatch, experts and combine."
         ),
-        figure=_chart(phases),
+        drawing=_chart(phases),
+        is_wide=True,
         header=("phase", "span", "class", "stream", "start_seconds", "end_seconds"),
         rows=tuple(rows),
     )
 
 
-def _chart(phases: Sequence[tuple[str, Timeline]]) -> Figure:
+def _chart(phases: Sequence[tuple[str, Timeline]]) -> Drawing:
     """Return the figure: one phase above the other."""
     longest = max(timeline.makespan_seconds for _, timeline in phases)
     scale, unit = seconds_scale(longest)
     time = axis(unit, range=[0, 1.02 * longest / scale])
     lane = axis("", autorange="reversed", showgrid=False, fixedrange=True)
     above = {"title": {"text": ""}, "anchor": "y", "matches": "x2", "showticklabels": False}
-    return figure(
+    return drawing(
         [
             trace
             for at, (phase, timeline) in enumerate(phases)
@@ -112,3 +115,83 @@ def _phase_note(phase: str, timeline: Timeline, top: float) -> dict[str, object]
         words, xref="paper", x=0, xanchor="left", yref="paper", y=top, yanchor="bottom",
         font={"size": 12, "color": "@ink", "weight": 600},
     )  # fmt: skip
+
+
+_MOST_PASSES = 600
+"""Bars that a reader, and a browser, can still tell apart."""
+_PASS_COLORS = {FORWARD: "@accent", BACKWARD: "@second", SEND: "@third"}
+_PASS_TEXT = {FORWARD: "@surface", BACKWARD: "@surface", SEND: "@ink"}
+
+
+def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Figure:
+    """Return the stages' passes on one scale of time; of many micro-batches the first ones."""
+    shown = min(num_micro_batches, max(_MOST_PASSES // (2 * len(stages)), 2 * len(stages)))
+    found = stage_timeline(stages, num_micro_batches=shown)
+    which = (
+        f"the first {shown} of {num_micro_batches} micro-batches"
+        if shown < num_micro_batches
+        else f"{shown} micro-batches"
+    )
+    idle = 1 - _busy_seconds(found.spans) / (len(stages) * found.makespan_seconds)
+    return Figure(
+        name="stages",
+        title="Pipeline of one step",
+        words=(
+            f"The simulated way of {which} through {len(stages)} stages takes "
+            f"{format_seconds(found.makespan_seconds)}, and stages wait or send for {idle:.0%} of "
+            "it. Numbers are micro-batches."
+        ),
+        drawing=_stage_chart(found.spans, found.makespan_seconds),
+        is_wide=True,
+        header=("stage", "span", "start_seconds", "end_seconds"),
+        rows=tuple(
+            (span.stream, span.name, span.start_seconds, span.end_seconds) for span in found.spans
+        ),
+    )
+
+
+def _busy_seconds(spans: Sequence[Span]) -> float:
+    return sum(one.end_seconds - one.start_seconds for one in spans if one.resource == "comp")
+
+
+def _stage_chart(spans: Sequence[Span], makespan_seconds: float) -> Drawing:
+    scale, unit = seconds_scale(makespan_seconds)
+    return drawing(
+        [trace for kind in _PASS_COLORS if (trace := _pass_bars(kind, spans, scale))],
+        x=axis(unit, range=[0, 1.01 * makespan_seconds / scale]),
+        y=axis("", autorange="reversed", showgrid=False, fixedrange=True),
+        barmode="overlay",
+        bargap=0.25,
+        uniformtext={"mode": "hide", "minsize": 8},
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.04, "yanchor": "bottom"},
+    )
+
+
+def _pass_bars(kind: str, spans: Sequence[Span], scale: float) -> dict[str, object] | None:
+    some = [
+        span for span in spans if _split(span)[0] == kind and span.end_seconds > span.start_seconds
+    ]
+    if not some:
+        return None
+    seconds = [span.end_seconds - span.start_seconds for span in some]
+    return {
+        "type": "bar", "orientation": "h", "name": kind,
+        "y": [span.stream for span in some],
+        "base": [span.start_seconds / scale for span in some],
+        "x": [one / scale for one in seconds],
+        "text": ["" if kind == SEND else _split(span)[1] for span in some],
+        "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
+        "textfont": {"size": 10, "color": _PASS_TEXT[kind]},
+        "marker": {"color": _PASS_COLORS[kind], "line": {"color": "@surface", "width": 1}},
+        "hovertext": [
+            f"{span.stream}, {span.name}<br>{format_seconds(one)}, "
+            f"from {format_seconds(span.start_seconds)}"
+            for span, one in zip(some, seconds, strict=True)
+        ],
+        "hoverinfo": "text",
+    }  # fmt: skip
+
+
+def _split(span: Span) -> tuple[str, str]:
+    kind, _, batch = span.name.partition(" ")
+    return kind, batch

@@ -16,7 +16,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE
-from moetune.workflows.inputs import AskedInputs
+from moetune.workflows.inputs import InputsDocument
 
 _REF = "#/components/schemas/{model}"
 _MAX_ID = 2**63 - 1
@@ -83,7 +83,7 @@ PLAN_ID: dict[str, Any] = {
         {"name": "If-None-Match", "in": "header", "schema": {"type": "string"}},
     ]
 }
-_BODIES: tuple[type, ...] = (AskedInputs, AskedChange, Observations, Profile, ProblemDocument)
+_BODIES: tuple[type, ...] = (InputsDocument, AskedChange, Observations, Profile, ProblemDocument)
 _ALWAYS = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,

@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, to_thread
 
 from moetune.domain.errors import MoetuneError
 from moetune.service.metrics import Metrics
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class WorkerPools:
     known plans, or the health check, waiting.
     """
 
-    planner: Planner
+    planner: ServicePlanner
     metrics: Metrics
     readers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_READERS))
     solvers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_SOLVERS))

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,18 +20,16 @@ from moetune.domain.ports import Store
 from moetune.domain.records import Settled
 from moetune.domain.request import PlanInputs
 from moetune.domain.service_url import check_service_url
+from moetune.runtime.plans.book import FoundPlans, PlanBook, read_plans, share_plans
 from moetune.runtime.plans.client import ServiceClient
-from moetune.runtime.plans.observe import ObservationSender, post_observations
+from moetune.runtime.plans.observe import StepReporter, post_observations
 from moetune.runtime.plans.search import TuningTask
-from moetune.runtime.plans.service import FoundPlans, Reports
+from moetune.runtime.plans.service import ObservationSender
 from moetune.search import TuningStudy
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
     import torch.distributed as dist
-
-    from moetune.runtime.plans.book import PlanBook
-    from moetune.runtime.plans.service import FoundPlans
 
 
 EXAMPLE = 'open_planbook({"model": "gpt-s", "tokens_per_rank": 8192}, service="http://…")'
@@ -114,14 +112,14 @@ def ask_service(
     return FoundPlans(
         plans=(*others, *served),
         is_complete=len(served) == len(answers),
-        reports=_reports(client, served, observe_every) if is_reporting else None,
+        reporter=_reporter(client, served, observe_every) if is_reporting else None,
     )
 
 
-def _reports(client: ServiceClient, served: Sequence[Plan], every: int) -> Reports:
-    send = partial(post_observations, client.line)
+def _reporter(client: ServiceClient, served: Sequence[Plan], every: int) -> StepReporter:
+    send = partial(post_observations, client.connection)
     sender = ObservationSender(send, is_quiet=client.was_refused)
-    return Reports(sender=sender, plan_ids=frozenset(plan.id for plan in served), every=every)
+    return StepReporter(sender, plan_ids=frozenset(plan.id for plan in served), every=every)
 
 
 _LOGGER = logging.getLogger("moetune")
@@ -206,7 +204,7 @@ def open_planbook(
     online: bool = False,
     service: str | None = None,
     observe_every: int = 50,
-) -> "PlanBook":
+) -> PlanBook:
     """Return the same plans on every rank of the group; all its ranks call this together.
 
     The group's first rank reads, the others receive, and a digest is compared on all. With
@@ -246,14 +244,10 @@ def open_planbook(
     """
     asked = _Asked(source=source, db=db, service=service, observe_every=observe_every)
     if online:
-        from moetune.runtime.plans.search import share_online
-
-        return share_online(
-            lambda: _load_online(asked, group), make_tuner=partial(_make_tuner, db), group=group
+        return share_plans(
+            lambda: _find_settled(asked, group), make_tuner=partial(_make_tuner, db), group=group
         )
-    from moetune.runtime.plans.service import share_found
-
-    return share_found(lambda: _find_all(asked, group), group=group)
+    return share_plans(lambda: _find_all(asked, group), group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,24 +266,22 @@ class _Asked:
         return self.source if isinstance(self.source, (list, tuple)) else (self.source,)
 
 
-def _load_online(
-    asked: _Asked, group: "dist.ProcessGroup | None"
-) -> tuple[list[Plan], tuple[Settled, ...]]:
+def _find_settled(asked: _Asked, group: "dist.ProcessGroup | None") -> FoundPlans:
+    """Return what an online book holds; on the group's first rank only."""
     if importlib.util.find_spec("optuna") is None:
         raise MoetuneError("online=True needs Optuna", "pip install 'optuna>=5.0'")
-    plans = list(_find_all(asked, group).plans)
-    if not plans:
-        return [], ()
+    found = replace(_find_all(asked, group), reporter=None)
+    if not found.plans:
+        return found
     with wiring.find_store(wiring.configure(db=asked.db).settings) as store:
         if store is None:
-            return plans, ()
+            return found
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
-        settled = [one for plan in plans for one in store.settled(plan.id)]
-        return plans, tuple(one for one in settled if one.hardware_id == hardware_id)
+        settled = [one for plan in found.plans for one in store.settled(plan.id)]
+        return replace(found, settled=[one for one in settled if one.hardware_id == hardware_id])
 
 
-def _make_tuner(db: str | None) -> "StudyTuner":
-
+def _make_tuner(db: str | None) -> StudyTuner:
     settings = wiring.configure(db=db).settings
     return StudyTuner(
         folder=wiring.searches_folder(settings),
@@ -298,10 +290,9 @@ def _make_tuner(db: str | None) -> "StudyTuner":
     )
 
 
-def _find_all(asked: _Asked, group: "dist.ProcessGroup | None") -> "FoundPlans":
+def _find_all(asked: _Asked, group: "dist.ProcessGroup | None") -> FoundPlans:
     """Return what the book holds; on the group's first rank only."""
     from moetune.runtime.agree import Council
-    from moetune.runtime.plans.service import FoundPlans
 
     if config.is_disabled(config.environment()):
         return FoundPlans(plans=())
@@ -336,7 +327,6 @@ def _url(asked: _Asked) -> str | None:
 
 
 def _find(one: object, db: str | None) -> Iterable[Plan]:
-    from moetune.runtime.plans.book import read_plans
     from moetune.workflows.files import find_plan
 
     if isinstance(one, Plan):

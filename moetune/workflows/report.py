@@ -1,47 +1,29 @@
 """`moetune report`: what is known, planned and observed, as one HTML file with everything in it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 
 from moetune.domain.errors import ProfileError
 from moetune.domain.plan import Plan
-from moetune.domain.ports import Store
-from moetune.report.fits import fit_picture
-from moetune.report.html import report_page
-from moetune.report.observed import drift_picture, observed_picture, seen
-from moetune.report.operations import OperationCurve, interference_picture
-from moetune.report.section import Picture, Table
-from moetune.workflows.explain import explain_found
+from moetune.report.html import Chapter, report_page
+from moetune.report.observed import seen
+from moetune.report.section import Section, all_figures
 from moetune.workflows.files import find_plan, write_text
-from moetune.workflows.plan_view import PlanView, view_plan
-from moetune.workflows.profile_view import ProfileView, operations_table, view_profile
+from moetune.workflows.planner import Planner
 from moetune.workflows.profiles import FoundProfile, find_profile
+from moetune.workflows.sources import LocalSources
+from moetune.workflows.views.explanation import reasons
+from moetune.workflows.views.observed import observed_figures
+from moetune.workflows.views.plan import page_sections
+from moetune.workflows.views.profile import machine_scope, profile_report
+from moetune.workflows.views.words import plan_name, plan_scope
 from moetune.workflows.wiring import StoreFinder
 
 NUM_PLANS = 5
 """Newest plans of a report that names none."""
 MOST_OBSERVATIONS = 10_000
-_MOST_OF_A_KIND = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedPlan:
-    """A plan in a report."""
-
-    view: PlanView
-    observed: tuple[Picture, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportedProfile:
-    """A profile in a report, with the operations that are drawn."""
-
-    view: ProfileView
-    operations: Table
-    pictures: tuple[Picture, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,32 +65,22 @@ def write_report(
             "  or plan for a known one:  moetune plan --model gpt-xl --profile rtx2080ti-x64 "
             "--dtype float16",
         )
-    shown = [_reported_profile(machine)] if machine else []
-    planned = [_reported_plan(one, stores) for one in found]
-    pictures = [*(one.pictures for one in shown), *(one.view.pictures for one in planned)]
-    pictures += [one.observed for one in planned]
+    chapters = [_profile_chapter(machine)] if machine else []
+    chapters += [_plan_chapter(one, stores) for one in found]
     name = machine.profile.name if machine else found[0].inputs.profile
     text = report_page(
         title=f"moetune report: {name}",
         made_at=f"{now:%Y-%m-%d %H:%M} UTC",
         version=version,
-        views={"profiles": shown, "plans": planned},
+        chapters=chapters,
     )
     write_text(output, text)
     return Report(
         file=output,
         profiles=(machine.profile.name,) if machine else (),
         plans=tuple(one.id for one in found),
-        num_figures=sum(map(len, pictures)),
+        num_figures=sum(len(all_figures(one.sections)) for one in chapters),
     )
-
-
-def observed_pictures(plan: Plan, store: Store | None) -> tuple[Picture, ...]:
-    """Return the plan's observations over time, nothing where there are none."""
-    if store is None:
-        return ()
-    found = seen(store.observation_page(plan.id, limit=MOST_OBSERVATIONS))
-    return (observed_picture(found), drift_picture(found)) if found else ()
 
 
 def _newest_plans(stores: StoreFinder) -> list[Plan]:
@@ -130,23 +102,32 @@ def _profile(wanted: str | None, plans: Sequence[Plan], stores: StoreFinder) -> 
     return None
 
 
-def _reported_plan(plan: Plan, stores: StoreFinder) -> ReportedPlan:
-    view = view_plan(explain_found(plan, profile=None, stores=stores))
+def _plan_chapter(plan: Plan, stores: StoreFinder) -> Chapter:
+    explanation = Planner(sources=LocalSources(stores=stores)).explain_plan(plan)
     with stores() as store:
-        return ReportedPlan(view=view, observed=observed_pictures(plan, store))
-
-
-def _reported_profile(found: FoundProfile) -> ReportedProfile:
-    view = view_profile(found)
-    fits = (replace(fit_picture(one), name=f"fit-{one.key}") for one in _drawn(view.operations))
-    return ReportedProfile(
-        view=view,
-        operations=operations_table(view),
-        pictures=(*fits, interference_picture(found.profile.interference)),
+        page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
+    figures = observed_figures(seen(page))
+    observed = Section(name="observed", title="What became of it", figures=figures)
+    scope = plan_scope(plan, profile=explanation.profile)
+    return Chapter(
+        name=f"plan-{plan.id[:12]}",
+        short=f"Plan {plan.id[:6]}",
+        title=f"Plan {plan.id[:6]}: {plan_name(plan)}",
+        scope=f"{scope} · profile {plan.inputs.profile}",
+        sections=(
+            *page_sections(explanation),
+            *reasons(explanation, is_drawn=True),
+            *((observed,) if figures else ()),
+        ),
     )
 
 
-def _drawn(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
-    """Yield some of each kind: a full profile has a hundred shapes of the same product."""
-    for kind in dict.fromkeys(one.kind for one in operations):
-        yield from islice((one for one in operations if one.kind == kind), _MOST_OF_A_KIND)
+def _profile_chapter(found: FoundProfile) -> Chapter:
+    name = found.profile.name
+    return Chapter(
+        name="profile",
+        short=name,
+        title=f"Profile {name}",
+        scope=machine_scope(found.profile),
+        sections=profile_report(found),
+    )

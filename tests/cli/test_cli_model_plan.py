@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from moetune.domain.layer import LayerKey
 from moetune.domain.plan import plan_from_json
 from moetune.domain.profile import CopyLine
 from moetune.domain.samples import Direction
@@ -99,7 +100,7 @@ def test_explain_prints_the_parts_of_the_model_and_of_its_layer(cli: Cli) -> Non
     assert all(len(line) <= 80 for line in result.out.splitlines())
     words = " ".join(result.out.split())
     parts = ("first all_to_all", "second all_to_all", "stage sends", "gradients")
-    titles = ("What the model's step consists of", "Layouts", "One MoE layer,")
+    titles = ("What the model's step consists of", "Layouts", "One MoE layer · ")
     for text in (*titles, *parts, "What the time consists of"):
         assert text in words
     document = cli("explain", plan["id"][:8], "--profile", "./cluster.toml", "--json").document
@@ -120,13 +121,9 @@ def test_the_plan_book_finds_the_layer_by_the_ranks_that_share_its_experts(cli: 
     assert cli(*PLAN, "--output", "plan.json").code == 0
     plan = plan_from_json(Path("plan.json").read_bytes(), "plan.json")
     book = PlanBook([plan])
-    found = book.plans_for(
-        plan.inputs.layer, num_ranks=plan.layout.ep, dtype="float16", expert_parallel="all_to_all"
-    )
-    assert list(found) == [plan]
-    assert not book.plans_for(
-        plan.inputs.layer, num_ranks=32, dtype="float16", expert_parallel="all_to_all"
-    )
+    key = LayerKey(layer=plan.inputs.layer, num_ranks=plan.layout.ep, dtype="float16")
+    assert list(book.plans_for(key)) == [plan]
+    assert not book.plans_for(replace(key, num_ranks=32))
 
 
 OFFLOADED = (
@@ -221,7 +218,7 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
         ((*PLAN, "--tokens", "1000"), 2, ("no whole number of sequences", "960 or 1024")),
         ((*PLAN, "--memory-limit", "2GiB"), 3, ("memory binds", "parameters", "64 ranks")),
         ((*PLAN, "--strategy", "S4"), 2, ("strategy S4 is not planned in a whole model",)),
-        ((*PLAN, "--vocab", "100"), 2, ("--model ppmoe-6.7b and --vocab exclude each other",)),
+        ((*PLAN, "--vocab", "17m"), 2, ("--vocab must be from 1 to 16777216",)),
         ((*PLAN, "--moe-every", "25"), 2, ("moe_every (25) is larger than num_layers",)),
         ((*PLAN, "--world-size", "24", "--dp", "24"), 5, ("for 24 ranks", "--allow-modelled")),
         (SMALL[:-8] + SMALL[-6:], 2, ("a whole model lacks --vocab",)),
@@ -243,7 +240,7 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
         (
             ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--moe-every", "2"),
             2,
-            ("--model gpt-s and --moe-every exclude each other",),
+            ("--moe-every is for a whole model, and gpt-s is one layer",),
         ),
     ],
 )

@@ -10,7 +10,7 @@ from tests.cli.running import Cli
 PLAN = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 PLAN_KEYS = {
     "schema", "id", "inputs", "layout", "pipeline", "memory", "chunks", "predicted", "decision",
-    "alternatives", "warnings", "transformer",
+    "alternatives", "warnings", "transformer", "terms",
 }  # fmt: skip
 PART_KEYS = {
     "inputs": "model layer world_size tokens_per_rank dtype memory_limit_bytes profile "
@@ -182,8 +182,8 @@ def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> 
     assert plan["decision"]["binding"] == "memory"
     result = cli("explain", plan["id"][:8])
     words = " ".join(result.out.split())
-    assert "none: all activations are kept: does not fit: it needs 1.00 GiB" in words
-    assert "S1, S2, S3: no price, the profile has no copies" in words
+    assert "none: all activations are kept; does not fit: it needs 1.00 GiB" in words
+    assert "S1, S2, S3: not measured, the profile has no copies" in words
     assert "Eq. 10" in words
     strategies = cli("explain", plan["id"][:8], "--json").document["strategies"]
     assert [one["strategy"] for one in strategies] == ["none", "S4"]

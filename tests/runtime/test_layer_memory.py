@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from benchmarks.mpipemoe.live import live_tensors
 from benchmarks.mpipemoe.memory import measure_step
+from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.domain.request import STRATEGIES, Strategy
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.workspace import MemoryUse
 from moetune.solve.layer.memory import layer_memory, total_bytes

@@ -123,7 +123,7 @@ def test_a_profile_shows_its_points_its_curve_and_its_band(page: Page) -> None:
     page.goto("/machines")
     page.get_by_role("link", name="lab", exact=True).click()
     assert draw_all(page) == 3
-    fit = page.locator("[data-picture=fit]")
+    fit = page.locator("[data-figure=fit]")
     assert fit.locator(".scatterlayer .point").count() > 8 * 12
     assert fit.locator(".scatterlayer .js-fill").count() == 1
     assert fit.locator(".scatterlayer .js-line").count() >= 2
@@ -154,7 +154,7 @@ def test_a_plan_has_its_timeline_and_leads_to_what_if(page: Page, plans: tuple[P
     page.goto("/")
     page.get_by_role("link", name=plans[0].id[:12]).click()
     assert draw_all(page) == 4
-    timeline = page.locator("[data-picture=timeline]")
+    timeline = page.locator("[data-figure=timeline]")
     degrees = plans[0].pipeline.forward_degree + plans[0].pipeline.backward_degree
     assert timeline.locator(".bars .point").count() == 3 * degrees
     timeline.scroll_into_view_if_needed()
@@ -201,10 +201,10 @@ def test_ten_thousand_observations_are_thinned_paged_and_downloaded_whole(page: 
     page.goto("/observed")
     assert page.locator("[data-table=observations] tbody tr").count() == 100
     assert draw_all(page) == 2
-    drawn = page.locator("[data-picture=observed] .scatterlayer .point").count()
+    drawn = page.locator("[data-figure=observed] .scatterlayer .point").count()
     assert 100 < drawn <= 600
     with page.expect_download() as downloading:
-        page.locator("[data-picture=observed] .csv").click()
+        page.locator("[data-figure=observed] .csv").click()
     assert downloading.value.path().read_text().count("\n") == MANY + 1
     page.get_by_role("link", name="Older observations").click()
     page.wait_for_load_state()
@@ -217,7 +217,7 @@ def test_the_page_and_its_figures_are_dark_where_the_reader_wants_it(
     with watched(browser, site.url, color_scheme="dark") as page:
         page.goto(f"/plans/{plans[0].id}")
         draw_all(page)
-        tick = "[data-picture=degrees] .xtick text"
+        tick = "[data-figure=degrees] .xtick text"
         assert max(colour(page, "body", "background-color")) < 40
         assert min(colour(page, tick, "fill")) > 120
         button = page.get_by_role("button", name="Theme")

@@ -19,7 +19,7 @@ from moetune.report.html import STATIC, plotly_script
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.files import bundled_profiles, profile_to_toml
-from moetune.workflows.planner import Planner, open_planner
+from moetune.workflows.planner import ServicePlanner, open_planner
 from moetune.workflows.whatif import WhatIf
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
@@ -39,7 +39,7 @@ def plans(file: Path) -> tuple[Plan, Plan]:
 
 
 @pytest.fixture(scope="module")
-def full_desk(file: Path, plans: tuple[Plan, Plan]) -> Iterator[Planner]:
+def full_desk(file: Path, plans: tuple[Plan, Plan]) -> Iterator[ServicePlanner]:
     assert plans
     with open_planner(Settings(db=str(file))) as opened:
         opened.store.save_profile(replace(lab_profile(), name=MARKUP))
@@ -47,7 +47,7 @@ def full_desk(file: Path, plans: tuple[Plan, Plan]) -> Iterator[Planner]:
 
 
 @pytest.fixture(scope="module")
-def full(full_desk: Planner) -> Iterator[Client]:
+def full(full_desk: ServicePlanner) -> Iterator[Client]:
     with client_of(create_app(full_desk, Access())) as made:
         yield made
 
@@ -81,6 +81,13 @@ def words(answer: httpx.Response) -> str:
     """Return the text of a page."""
     body = re.sub(r"<script.*?</script>|<style.*?</style>", "", answer.text, flags=re.DOTALL)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def drawn(answer: httpx.Response) -> str:
+    """Return the title of the fit on a profile's page."""
+    found = re.search(r'data-figure="fit">\s*<figcaption>\s*<h3[^>]*>([^<]*)', answer.text)
+    assert found is not None
+    return unescape(found[1])
 
 
 def rows(answer: httpx.Response) -> list[dict[str, str]]:
@@ -222,14 +229,15 @@ def test_the_data_of_a_fit_are_the_samples(full: Client) -> None:
 
 
 def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full: Client) -> None:
-    assert 'data-picture="fit"' in full.get("/profiles/lab").text
-    assert "<h3>all_to_all" in full.get("/profiles/lab").text
-    assert "<h3>d2h pinned</h3>" in full.get("/profiles/lab?operation=d2h-pinned").text
-    assert "<h3>all_to_all" in full.get("/profiles/lab?operation=no-such-thing").text
+    assert 'data-figure="fit"' in full.get("/profiles/lab").text
+    assert drawn(full.get("/profiles/lab")).startswith("all_to_all")
+    assert drawn(full.get("/profiles/lab?operation=d2h-pinned")) == "d2h pinned"
+    unknown = full.get("/profiles/lab?operation=no-such-thing")
+    assert drawn(unknown).startswith("all_to_all")
 
 
 def test_what_if_shows_both_plans_and_saves_none(
-    full: Client, full_desk: Planner, plans: tuple[Plan, Plan]
+    full: Client, full_desk: ServicePlanner, plans: tuple[Plan, Plan]
 ) -> None:
     before = full_desk.reading.plans()
     answer = full.get(f"/whatif?plan={plans[0].id}&tokens_per_rank=16k&communication=0.5")
@@ -315,8 +323,8 @@ def test_observations_of_several_plans_are_compared_by_their_ratio_alone(
         )
     try:
         text = full.get("/observed").text
-        assert re.findall(r'data-picture="(\w+)"', text) == ["drift"]
-        assert re.findall(r'data-picture="(\w+)"', full.get(f"/observed?plan={plans[0].id}").text)
+        assert re.findall(r'data-figure="(\w+)"', text) == ["drift"]
+        assert re.findall(r'data-figure="(\w+)"', full.get(f"/observed?plan={plans[0].id}").text)
     finally:
         with connection:
             connection.execute("UPDATE observations SET plan_id = ?", (plans[0].id,))

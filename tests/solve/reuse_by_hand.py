@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Phase
-from moetune.domain.request import Strategy
 
 
 @dataclass

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan, plan_from_json
@@ -16,9 +17,7 @@ from moetune.solve.chunks.choose import HIDDEN, ChunkBudget, choose_chunks, pack
 from moetune.solve.chunks.prices import ChunkPrices
 from moetune.solve.chunks.time import ChunkDevice, simulate
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.model.prices import Prices
 from moetune.solve.model.runtime import MOETUNE
 from moetune.workflows.files import plan_to_json

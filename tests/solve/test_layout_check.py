@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import LayoutPins
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import (
@@ -16,7 +17,7 @@ from moetune.domain.layout import (
     stage_blocks,
 )
 from moetune.domain.model import Transformer
-from moetune.solve.layout.space import Batch, LayoutPins, find_layouts
+from moetune.solve.layout.space import Batch, find_layouts
 
 
 def check(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
 from moetune.domain.layer import LayerShape, Workload
@@ -13,10 +14,9 @@ from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan, plan_from_document, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.choose import Bounds, DegreeChooser
+from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import trust_of
 from moetune.solve.model.runtime import TargetRuntime
 from tests.solve.clusters import GB, cluster_profile

@@ -6,14 +6,14 @@ from itertools import pairwise, product
 
 import pytest
 
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import CollectiveOp
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.search import LayoutSearch, SearchResult, try_all
-from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.model.prices import Prices
 from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 from tests.solve.costs_by_hand import GEMM, LinearCosts

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.request import Strategy
 from moetune.solve.layer.memory import layer_memory, tokens_that_fit, total_bytes
 
 GPT_XL = LayerShape(d_model=2048, d_hidden=8192, num_experts=64, top_k=1)

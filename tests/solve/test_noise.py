@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Bounds
 from moetune.domain.layer import PHASES, LayerShape, Phase
-from moetune.solve.layer.choose import NOISE, WORTH, Bounds, DegreeChooser
+from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.parallelism import AllToAllCosts
 from tests.solve.costs_by_hand import LinearCosts
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.request import STRATEGIES, Strategy
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.peak import Peak, peak_bytes
 from moetune.solve.states import StateBytes

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraints import Bounds, Order, Strategy
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
 from moetune.domain.plan import Plan
-from moetune.domain.request import Order, Strategy
 from moetune.domain.samples import ResourceClass
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.timeline import Span
 from moetune.solve.predict import plan_timelines

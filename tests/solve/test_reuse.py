@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import (
     CommSpeed,
     CompSpeed,
@@ -17,7 +18,6 @@ from moetune.domain.costs import (
     MemSpeed,
 )
 from moetune.domain.layer import LayerShape, Phase, Workload
-from moetune.domain.request import Order, Strategy
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.parallelism import layer_costs

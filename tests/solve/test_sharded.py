@@ -6,14 +6,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Bounds
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.request import EXPERT_PARALLEL, SEQUENCE_PARALLEL
 from moetune.domain.samples import CollectiveOp
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.model.costs import best_moe_step

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost, MemSpeed
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
-from moetune.domain.request import STRATEGIES, Strategy
-from moetune.solve.layer.choose import WORTH, Bounds
+from moetune.solve.layer.choose import WORTH
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import solve_plan

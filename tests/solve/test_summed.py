@@ -7,14 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import EXPERT_PARALLEL, Bounds
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.request import EXPERT_PARALLEL
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.degree import best_tensor_parallel_degree, tensor_parallel_makespan
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.plan import solve_plan

@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
-from moetune.domain.errors import InputError
 from moetune.domain.plan import Alternative
-from moetune.domain.request import STRATEGIES, Strategy
-from moetune.solve.layer.choose import Bounds, recorded_bounds
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.terms import phase_terms
@@ -117,17 +115,3 @@ def test_a_finished_plan_has_the_step_that_was_chosen() -> None:
     for bounds in (Bounds(), Bounds(order="interleaved"), Bounds(strategy="S1")):
         solved = _solve(bounds)
         assert plan_step(plan=solved.plan, costs=COSTS) == solved.step
-
-
-def test_recorded_bounds_are_those_of_the_plan() -> None:
-    constraints = {
-        "forward-degree": "3", "max-degree": "8", "min-chunk-tokens": "16",
-        "order": "interleaved", "strategy": "S2",
-    }  # fmt: skip
-    assert recorded_bounds(constraints) == Bounds(
-        forward_degree=3, max_degree=8, min_chunk_tokens=16, order="interleaved", strategy="S2"
-    )
-    assert recorded_bounds({}) == Bounds()
-    for broken in ({"strategy": "S5"}, {"order": "last"}, {"max-degree": "few"}):
-        with pytest.raises(InputError):
-            recorded_bounds(broken)

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import LayerShape, Workload
-from moetune.solve.layer.choose import Bounds, DegreeChooser
+from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import Confidence, judge_choice

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 from moetune.domain.cluster import HOST_MEMORY, Fingerprint, Machine
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.profile import GemmLine, Profile
-from moetune.domain.request import Strategy
+from moetune.domain.request import PlanRequest
 from moetune.domain.samples import CopyPoint, Point, Sample
 from moetune.measure.session import Estimates
 from moetune.store import open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import PlanRequest, host_memory_bytes, make_plan
+from moetune.workflows.plan import host_memory_bytes, make_plan
+from moetune.workflows.planner import Planner
 from moetune.workflows.profile import (
     MeasurementSetting,
     ProfileRequest,
@@ -28,7 +30,8 @@ from moetune.workflows.profile import (
     estimate_profile,
 )
 from moetune.workflows.recording import SampleRecorder, SilentProgress
-from moetune.workflows.verify import Verification, VerifiedStep, profile_behind
+from moetune.workflows.sources import LocalSources
+from moetune.workflows.verify import Verification, VerifiedStep
 
 NAME = "rtx2080ti-x64"
 ONE, OTHER = (CopyPoint(direction="h2d", pinned=True, num_bytes=2**size) for size in (20, 21))
@@ -83,18 +86,21 @@ def test_the_profile_behind_a_plan_is_the_one_it_was_made_from_or_none(
         with open_store(database) as store:
             yield store
 
-    assert profile_behind(plan, wanted=None, stores=stores) == profile
+    def planner(named: str | None = None) -> Planner:
+        return Planner(sources=LocalSources(stores=stores, named=named))
+
+    assert planner().profile_if_known(plan) == profile
     with stores() as store:
         store.save_profile(with_slower_products(profile))
-    assert profile_behind(plan, wanted=None, stores=stores) is None
+    assert planner().profile_if_known(plan) is None
     with pytest.raises(ProfileError, match=f"{NAME}.*{plan.id[:6]}"):
-        profile_behind(plan, wanted=NAME, stores=stores)
+        planner(NAME).profile_if_known(plan)
     inputs = replace(plan.inputs, profile="of-nobody")
     gone = replace(plan, inputs=inputs, id=inputs.plan_id)
-    assert profile_behind(gone, wanted=None, stores=stores) is None
+    assert planner().profile_if_known(gone) is None
     same = tmp_path / "same.toml"
     same.write_bytes(bundled_profiles()[NAME].read_bytes())
-    assert profile_behind(plan, wanted=str(same), stores=stores) == profile
+    assert planner(str(same)).profile_if_known(plan) == profile
 
 
 REQUEST = ProfileRequest(

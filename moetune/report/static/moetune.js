@@ -173,7 +173,7 @@
     startTheme();
     for (const section of document.querySelectorAll(".table")) {
       const table = section.querySelector("table");
-      if (table) makeSortable(table);
+      if (table && table.tHead) makeSortable(table);
       makeFilter(section);
     }
     startFigures();

@@ -10,11 +10,10 @@ from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.records import FitInfo, Observation, PlanInfo, Stored
 from moetune.workflows.files import bundled_profiles
-from moetune.workflows.plan_view import PlanView, view_plan
-from moetune.workflows.planner import Planner, ProfileCache
-from moetune.workflows.profile_view import machine_scope, worst_quality
+from moetune.workflows.planner import ServicePlanner
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.report import MOST_OBSERVATIONS
+from moetune.workflows.views.profile import machine_scope, worst_quality
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_SUMMARIES = 1000
@@ -37,9 +36,8 @@ class Summary:
 class Library:
     """The planner's store as pages ask for it; shared by threads."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: ServicePlanner) -> None:
         self.planner = planner
-        self._profiles = ProfileCache(store=planner.reading)
         self._summaries: dict[tuple[str, int | None], Summary] = {}
         self._lock = Lock()
 
@@ -63,7 +61,7 @@ class Library:
             NotFoundError: there is none.
         """
         try:
-            return self._profiles.find(name)
+            return self.planner.sources.profile(name)
         except ProfileError as error:
             raise NotFoundError(error.what, error.hint) from None
 
@@ -109,14 +107,6 @@ class Library:
         """
         return self.planner.plan(plan_id)
 
-    def view(self, plan_id: str) -> PlanView:
-        """Return the plan's view.
-
-        Raises:
-            NotFoundError: there is no such plan.
-        """
-        return view_plan(self.planner.explain(plan_id))
-
     def newest_plans(self) -> Sequence[PlanInfo]:
         """Return some plans to choose from."""
         return self.store.plan_page(limit=50)
@@ -124,6 +114,14 @@ class Library:
     def observations(self, plan_id: str | None) -> tuple[Stored[Observation], ...]:
         """Return the newest observations of a plan, or of all."""
         return self.store.observation_page(plan_id, limit=MOST_OBSERVATIONS)
+
+
+def plan_words(one: PlanInfo) -> str:
+    """Return a plan in a list: "gpt-xl · 64 ranks · 8,192 tokens · rtx2080ti-x64"."""
+    return (
+        f"{one.model or 'layer'} · {one.world_size:,} ranks · {one.tokens_per_rank:,} tokens · "
+        f"{one.profile}"
+    )
 
 
 def cursor(text: str) -> int:

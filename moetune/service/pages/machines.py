@@ -1,47 +1,42 @@
-"""The machines, and one profile."""
+"""Pages of what was measured: machines, one profile, and steps observed."""
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from moetune.domain.records import FitInfo, MachineInfo, Observation, Stored
-from moetune.report import section as tables
-from moetune.report.observed import (
-    WINDOW,
-    Seen,
-    drift_picture,
-    observed_picture,
-    rolling_median,
-    seen,
-)
-from moetune.report.section import Cell, Picture, Table
+from moetune.domain.records import FitInfo, MachineInfo
+from moetune.report.observed import seen
+from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library, cursor
-from moetune.service.pages.sheet import Sheet, address
-from moetune.service.pages.shell import age_now
+from moetune.service.pages.page import Link, Page, address, age_now
 from moetune.workflows.files import bundled_profiles
-from moetune.workflows.plan_view import Highlight
-from moetune.workflows.profile_view import operations_table, view_profile
 from moetune.workflows.report import MOST_OBSERVATIONS
+from moetune.workflows.views.observed import observed_sections
+from moetune.workflows.views.profile import profile_page as profile_sections
 
 _MOST_MACHINES = 200
+PAGE_SIZE = 100
 
 
-def machines_sheet(library: Library) -> Sheet:
+def machines_page(library: Library) -> Page:
     """Return the page of machines and of the profiles measured on them."""
     machines = library.store.machines(limit=_MOST_MACHINES)
     newest = {fit.profile: fit for fit in reversed(library.fits())}
-    return Sheet(
-        template="machines.html",
+    sections = (
+        _machines(machines, newest.values()),
+        _profiles(library, newest),
+        _references(library, set(newest)),
+    )
+    return Page(
+        title="Machines",
+        here="machines",
+        sections=tuple(one for one in sections if one.name != "references" or one.tables[0].rows),
         context={
-            "title": "Machines",
-            "here": "machines",
-            "machines": _machines(machines, newest.values()),
-            "profiles": _profiles(library, newest),
-            "references": _references(library, set(newest)),
+            "intro": "What was measured, on what, and how well it fits. A profile's quality is its "
+            "worst fit's: good predicts points it was not given within 5 %, usable within 10 %."
         },
     )
 
 
-def profile_sheet(library: Library, name: str, *, operation: str) -> Sheet:
+def profile_page(library: Library, name: str, *, operation: str) -> Page:
     """Return the page of one profile.
 
     Args:
@@ -50,105 +45,28 @@ def profile_sheet(library: Library, name: str, *, operation: str) -> Sheet:
     Raises:
         NotFoundError: there is no such profile.
     """
-    view = view_profile(library.profile(name), operation=operation)
-    shown = view.shown.key if view.shown else ""
-    here = address("profiles", name)
-    return Sheet(
-        template="profile.html",
+    here = f"{address('profiles', name)}?operation="
+    sections = profile_sections(library.profile(name), operation=operation, here=here)
+    return Page(
+        title=name,
+        here="machines",
+        sections=sections,
+        csv=lambda figure: address("profiles", name, f"{figure.name}.csv", operation=operation),
         context={
-            "title": name,
-            "here": "machines",
-            "view": view,
-            "operations": operations_table(view, here=f"{here}?operation="),
-            "document": address("v1", "profiles", name),
-            "compare_address": address("compare", what="profiles", first=name),
-            "csv": lambda picture: address(
-                "profiles", name, f"{picture.name}.csv", operation=shown
+            "scope": sections[0].scope,
+            "links": (
+                Link(name="Compare", href=address("compare", what="profiles", first=name)),
+                Link(
+                    name="Profile file",
+                    href=address("v1", "profiles", name),
+                    file=f"{name}.json",
+                ),
             ),
         },
-        pictures=view.pictures,
     )
 
 
-def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Table:
-    names: dict[int, list[str]] = {}
-    for fit in fits:
-        names.setdefault(fit.machine_id, []).append(fit.profile)
-    return Table(
-        name="machines",
-        title="Machines",
-        header=(
-            "device", "kind", "devices", "a node", "memory", "fingerprint", "profiles", "first met",
-        ),
-        rows=tuple(
-            (
-                tables.text(one.device),
-                tables.text(one.kind.upper()),
-                tables.count(one.num_devices),
-                tables.count(one.devices_per_node),
-                tables.size(one.memory_bytes),
-                tables.text(one.hardware_id if one.facts else "not known", mark="code"),
-                tables.text(", ".join(names.get(one.id, ())) or "none"),
-                Cell(text=age_now(one.created_at)),
-            )
-            for one in machines
-        ),
-        right=tables.columns(2, 3, 4),
-        empty="No machine was measured yet: run `moetune profile` on one.",
-    )  # fmt: skip
-
-
-def _profiles(library: Library, newest: dict[str, FitInfo]) -> Table:
-    fits = sorted(newest.values(), key=lambda fit: fit.id, reverse=True)
-    return Table(
-        name="profiles",
-        title="Profiles",
-        header=("profile", "provenance", "machine", "quality", "samples", "fitted"),
-        rows=tuple(
-            (
-                tables.text(fit.profile, href=address("profiles", fit.profile)),
-                tables.text(fit.provenance),
-                *_quality(library, fit.profile),
-                tables.count(fit.num_samples),
-                Cell(text=age_now(fit.created_at)),
-            )
-            for fit in fits
-        ),
-        right=tables.columns(4),
-        empty="None is in the store.",
-    )
-
-
-def _references(library: Library, stored: set[str]) -> Table:
-    return Table(
-        name="references",
-        title="Reference machines",
-        header=("profile", "provenance", "machine", "quality", "source"),
-        rows=tuple(
-            (
-                tables.text(name, href=address("profiles", name)),
-                tables.text(library.summary(name).provenance),
-                *_quality(library, name),
-                tables.text(library.summary(name).citation),
-            )
-            for name in bundled_profiles()
-            if name not in stored
-        ),
-    )
-
-
-def _quality(library: Library, name: str) -> tuple[Cell, Cell]:
-    found = library.summary(name)
-    return (
-        tables.text(found.scope),
-        tables.text(found.quality or "not known", mark=found.quality),
-    )
-
-
-PAGE_SIZE = 100
-
-
-def observed_sheet(library: Library, *, plan: str, after: str) -> Sheet:
+def observed_page(library: Library, *, plan: str, after: str) -> Page:
     """Return the page of observations.
 
     Args:
@@ -159,89 +77,103 @@ def observed_sheet(library: Library, *, plan: str, after: str) -> Sheet:
         NotFoundError: there is no such plan.
     """
     plan_id = library.plan(plan).id if plan else None
-    kept = library.observations(plan_id)
-    found = seen(kept)
+    newest = library.observations(plan_id)
     number = cursor(after)
-    rows = (
-        library.store.observation_page(plan_id, after=number, limit=PAGE_SIZE)
-        if number
-        else kept[:PAGE_SIZE]
-    )
+    rows = newest[:PAGE_SIZE]
+    if number:
+        rows = library.store.observation_page(plan_id, after=number, limit=PAGE_SIZE)
     older = rows[-1].id if len(rows) == PAGE_SIZE else None
-    pictures = _pictures(found)
-    return Sheet(
+    return Page(
         template="observed.html",
+        title="Observed",
+        here="observed",
+        sections=observed_sections(
+            seen(newest),
+            tuple(reversed(seen(rows))),
+            is_all=len(newest) < MOST_OBSERVATIONS,
+            plans="/plans/",
+        ),
+        csv=lambda figure: address("observed", f"{figure.name}.csv", plan=plan),
         context={
-            "title": "Observed",
-            "here": "observed",
             "plan": plan_id,
-            "highlights": _highlights(found, is_all=len(kept) < MOST_OBSERVATIONS),
-            "pictures": pictures,
-            "table": _table(rows),
+            "is_empty": not newest,
             "newer": address("observed", plan=plan) if number else "",
             "older": address("observed", plan=plan, after=str(older)) if older else "",
-            "csv": lambda picture: address("observed", f"{picture.name}.csv", plan=plan),
         },
-        pictures=pictures,
     )
 
 
-def _pictures(found: Sequence[Seen]) -> tuple[Picture, ...]:
-    if not found:
-        return ()
-    if len({one.observation.plan_id for one in found}) > 1:
-        return (drift_picture(found),)
-    return observed_picture(found), drift_picture(found)
-
-
-def _highlights(found: Sequence[Seen], *, is_all: bool) -> tuple[Highlight, ...]:
-    if not found:
-        return ()
-    ratios = [one.ratio for one in found]
-    misses = [abs(1 / ratio - 1) if ratio else 0.0 for ratio in ratios]
-    drift = rolling_median(ratios[-WINDOW:], WINDOW)[-1] - 1
-    return (
-        Highlight(
-            name="Observations",
-            value=f"{len(found):,}",
-            note="in all" if is_all else "the newest ones",
-        ),
-        Highlight(
-            name="Typical miss",
-            value=f"{100 * statistics.median(misses):.1f} %",
-            note="median of |predicted / observed − 1|",
-        ),
-        Highlight(name="Drift", value=f"{100 * drift:+.1f} %", note=f"median of the last {WINDOW}"),
-        Highlight(name="Latest", value=found[-1].at[:16].replace("T", " "), note="UTC"),
-    )
-
-
-def _table(rows: Sequence[Stored[Observation]]) -> Table:
-    return Table(
-        name="observations",
-        title="Newest first",
+def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Section:
+    names: dict[int, list[str]] = {}
+    for fit in fits:
+        names.setdefault(fit.machine_id, []).append(fit.profile)
+    table = Table(
+        name="machines",
+        title="Machines",
         header=(
-            "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
-            "observed", "observed − predicted",
+            "device", "kind", "devices", "a node", "memory", "fingerprint", "profiles", "first met",
         ),
-        rows=tuple(_row(one) for one in reversed(seen(rows))),
-        right=tables.columns(3, 5, 6, 7, 8),
-        empty="Nothing was observed yet.",
+        rows=tuple(
+            (
+                Cell.words(one.device),
+                Cell.words(one.kind.upper()),
+                Cell.count(one.num_devices),
+                Cell.count(one.devices_per_node),
+                Cell.size(one.memory_bytes),
+                Cell.words(one.hardware_id if one.facts else "not known", mark="code"),
+                Cell.words(", ".join(names.get(one.id, ())) or "none"),
+                Cell.words(age_now(one.created_at)),
+            )
+            for one in machines
+        ),
+        empty="No machine was measured yet: run `moetune profile` on one.",
     )  # fmt: skip
+    return Section(name="machines", tables=(table,))
 
 
-def _row(one: Seen) -> tuple[Cell, ...]:
-    observation = one.observation
-    return (
-        tables.text(one.at[:19].replace("T", " ")),
-        tables.text(
-            observation.plan_id[:6], href=address("plans", observation.plan_id), mark="code"
+def _profiles(library: Library, newest: dict[str, FitInfo]) -> Section:
+    fits = sorted(newest.values(), key=lambda fit: fit.id, reverse=True)
+    table = Table(
+        name="profiles",
+        title="Profiles",
+        header=("profile", "provenance", "machine", "quality", "samples", "fitted"),
+        rows=tuple(
+            (
+                Cell.words(fit.profile, href=address("profiles", fit.profile)),
+                Cell.words(fit.provenance),
+                *_quality(library, fit.profile),
+                Cell.count(fit.num_samples),
+                Cell.words(age_now(fit.created_at)),
+            )
+            for fit in fits
         ),
-        tables.text(observation.source),
-        tables.count(observation.tokens_per_rank),
-        tables.text(f"{observation.forward_degree} and {observation.backward_degree}"),
-        tables.count(len(observation.seconds)),
-        tables.seconds(observation.predicted_seconds),
-        tables.seconds(one.seconds),
-        tables.share(one.ratio - 1, sign=True),
+        empty="None is in the store.",
+    )
+    return Section(name="profiles", tables=(table,))
+
+
+def _references(library: Library, stored: set[str]) -> Section:
+    table = Table(
+        name="references",
+        title="Reference machines",
+        header=("profile", "provenance", "machine", "quality", "source"),
+        rows=tuple(
+            (
+                Cell.words(name, href=address("profiles", name)),
+                Cell.words(library.summary(name).provenance),
+                *_quality(library, name),
+                Cell.words(library.summary(name).citation),
+            )
+            for name in bundled_profiles()
+            if name not in stored
+        ),
+    )
+    return Section(name="references", tables=(table,))
+
+
+def _quality(library: Library, name: str) -> tuple[Cell, Cell]:
+    found = library.summary(name)
+    return (
+        Cell.words(found.scope),
+        Cell.words(found.quality or "not known", mark=found.quality),
     )

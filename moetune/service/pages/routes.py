@@ -7,44 +7,31 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from starlette.responses import RedirectResponse
 
 from moetune.service.pages.library import Library
-from moetune.service.pages.machines import machines_sheet, observed_sheet, profile_sheet
-from moetune.service.pages.plans import (
-    FIELDS,
-    Form,
-    compare_sheet,
-    plan_sheet,
-    plans_sheet,
-    whatif_sheet,
-)
-from moetune.service.pages.sheet import Sheet, address, csv_answer
-from moetune.service.pages.shell import Shell
+from moetune.service.pages.machines import machines_page, observed_page, profile_page
+from moetune.service.pages.page import Page, PageRenderer, address
+from moetune.service.pages.plans import compare_page, plan_page, plans_page
 from moetune.service.pages.static import static_router
-from moetune.workflows.planner import Planner
+from moetune.service.pages.whatif import FIELDS, Form, whatif_page
+from moetune.workflows.planner import ServicePlanner
 
 _Text = Annotated[str, Query(max_length=200)]
 
 
-def page_router(library: Library, shell: Shell) -> APIRouter:
+def page_router(library: Library, renderer: PageRenderer) -> APIRouter:
     """Return the routes of all pages; their errors are pages, too."""
-    router = APIRouter(include_in_schema=False, route_class=shell.route_class())
-
-    def show(sheet: Sheet) -> Response:
-        return shell.page(sheet)
-
-    _add_plans(router, library, show)
-    _add_machines(router, library, show)
-    _add_observed(router, library, show)
-    _add_questions(router, library, show)
+    router = APIRouter(include_in_schema=False, route_class=renderer.route_class())
+    for add in (_add_plans, _add_machines, _add_observed, _add_questions):
+        add(router, library, renderer.render)
     return router
 
 
-_Show = Callable[[Sheet], Response]
+_Show = Callable[[Page], Response]
 
 
 def _add_plans(router: APIRouter, library: Library, show: _Show) -> None:
     @router.get("/")
     def plans(after: _Text = "") -> Response:
-        return show(plans_sheet(library, after=after))
+        return show(plans_page(library, after=after))
 
     @router.get("/plans")
     def find(plan: _Text = "") -> Response:
@@ -54,51 +41,51 @@ def _add_plans(router: APIRouter, library: Library, show: _Show) -> None:
 
     @router.get("/plans/{plan_id}/{figure}.csv")
     def plan_csv(plan_id: str, figure: str) -> Response:
-        return csv_answer(plan_sheet(library, plan_id).pictures, figure)
+        return plan_page(library, plan_id).data(figure)
 
     @router.get("/plans/{plan_id}")
     def plan(plan_id: str) -> Response:
-        return show(plan_sheet(library, plan_id))
+        return show(plan_page(library, plan_id))
 
 
 def _add_machines(router: APIRouter, library: Library, show: _Show) -> None:
     @router.get("/machines")
     def machines() -> Response:
-        return show(machines_sheet(library))
+        return show(machines_page(library))
 
     @router.get("/profiles/{name:path}/{figure}.csv")
     def profile_csv(name: str, figure: str, operation: _Text = "") -> Response:
-        return csv_answer(profile_sheet(library, name, operation=operation).pictures, figure)
+        return profile_page(library, name, operation=operation).data(figure)
 
     @router.get("/profiles/{name:path}")
     def profile(name: str, operation: _Text = "") -> Response:
-        return show(profile_sheet(library, name, operation=operation))
+        return show(profile_page(library, name, operation=operation))
 
 
 def _add_observed(router: APIRouter, library: Library, show: _Show) -> None:
     @router.get("/observed/{figure}.csv")
     def observed_csv(figure: str, plan: _Text = "") -> Response:
-        return csv_answer(observed_sheet(library, plan=plan, after="").pictures, figure)
+        return observed_page(library, plan=plan, after="").data(figure)
 
     @router.get("/observed")
     def observed(plan: _Text = "", after: _Text = "") -> Response:
-        return show(observed_sheet(library, plan=plan.strip().lower(), after=after))
+        return show(observed_page(library, plan=plan.strip().lower(), after=after))
 
 
 def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
-    def compared(what: str, first: str, second: str) -> Sheet:
-        return compare_sheet(library, what=what, first=first.strip(), second=second.strip())
+    def compared(what: str, first: str, second: str) -> Page:
+        return compare_page(library, what=what, first=first.strip(), second=second.strip())
 
-    def asked(request: Request) -> Sheet:
+    def asked(request: Request) -> Page:
         query = request.query_params
         fields = {name: query.get(name, "").strip()[:200] for name in FIELDS}
-        return whatif_sheet(library, Form(plan=query.get("plan", "").strip(), fields=fields))
+        return whatif_page(library, Form(plan=query.get("plan", "").strip(), fields=fields))
 
     @router.get("/compare/{figure}.csv")
     def compare_csv(
         figure: str, what: _Text = "plans", first: _Text = "", second: _Text = ""
     ) -> Response:
-        return csv_answer(compared(what, first, second).pictures, figure)
+        return compared(what, first, second).data(figure)
 
     @router.get("/compare")
     def compare(what: _Text = "plans", first: _Text = "", second: _Text = "") -> Response:
@@ -106,20 +93,20 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
 
     @router.get("/whatif/{figure}.csv")
     def whatif_csv(request: Request, figure: str) -> Response:
-        return csv_answer(asked(request).pictures, figure)
+        return asked(request).data(figure)
 
     @router.get("/whatif")
     def whatif(request: Request) -> Response:
         return show(asked(request))
 
 
-def mount(app: FastAPI, planner: Planner) -> None:
+def mount(app: FastAPI, planner: ServicePlanner) -> None:
     """Serve the page and the files that it needs; all of it reads, nothing writes.
 
     Raises:
         MoetuneError: plotly or Jinja2 is not installed.
     """
     static, addresses = static_router()
-    shell = Shell(addresses=addresses, location=planner.reading.location)
+    renderer = PageRenderer(addresses=addresses, location=planner.reading.location)
     app.include_router(static)
-    app.include_router(page_router(Library(planner), shell))
+    app.include_router(page_router(Library(planner), renderer))

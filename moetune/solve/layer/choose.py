@@ -1,23 +1,19 @@
 """Degree of each phase: bounds, ranking, and closed forms where costs are lines."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, get_args
 
+from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import LinearCost
-from moetune.domain.errors import InfeasiblePlanError, InputError
+from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import PHASES, Phase
-from moetune.domain.request import STRATEGIES, Order, Strategy
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import MemoryBudget
 from moetune.solve.layer.reuse import at_least_seconds
 from moetune.solve.layer.times import PhaseTime, phase_time
 
-Number = TypeVar("Number", int, int | None)
-Word = TypeVar("Word", bound=str)
-MAX_DEGREE = 64
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
 WORTH = 0.05
@@ -26,75 +22,6 @@ WORTH = 0.05
 About the error of a step predicted from them (`docs/results/netlab.md`). Steps of several
 chunks share most of it, so that among them `NOISE` is enough.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Bounds on degrees, order and strategy; a pin is not None.
-
-    Raises:
-        InputError: a degree or a size below 1.
-    """
-
-    forward_degree: int | None = None
-    backward_degree: int | None = None
-    max_degree: int = MAX_DEGREE
-    min_chunk_tokens: int = 1
-    order: Order | None = None
-    strategy: Strategy | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("forward_degree", "backward_degree", "max_degree", "min_chunk_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-
-    @property
-    def chosen_order(self) -> Order:
-        """The order pinned, or dispatch first: no order of the chunks is faster."""
-        return self.order or "dispatch_first"
-
-    def pinned(self, phase: Phase) -> int | None:
-        """Return the degree pinned for the phase."""
-        return self.forward_degree if phase == "forward" else self.backward_degree
-
-    def largest(self, tokens: int) -> int:
-        """Return the largest degree allowed; one chunk always is, however small."""
-        return max(1, min(self.max_degree, tokens // self.min_chunk_tokens))
-
-
-def recorded_bounds(constraints: Mapping[str, str]) -> Bounds:
-    """Return what a plan's constraints record of the bounds it was solved with, by flag name.
-
-    Raises:
-        InputError: a degree or a size is no whole number of at least 1.
-    """
-    default = Bounds()
-    return Bounds(
-        forward_degree=_number(constraints, "forward-degree", default.forward_degree),
-        backward_degree=_number(constraints, "backward-degree", default.backward_degree),
-        max_degree=_number(constraints, "max-degree", default.max_degree),
-        min_chunk_tokens=_number(constraints, "min-chunk-tokens", default.min_chunk_tokens),
-        order=_one_of(constraints, "order", get_args(Order)),
-        strategy=_one_of(constraints, "strategy", STRATEGIES),
-    )
-
-
-def _number(constraints: Mapping[str, str], name: str, default: Number) -> int | Number:
-    text = constraints.get(name)
-    if text is None:
-        return default
-    if not text.isdecimal():
-        raise InputError(f"{name} must be a whole number, got {text!r}")
-    return int(text)
-
-
-def _one_of(constraints: Mapping[str, str], name: str, known: Sequence[Word]) -> Word | None:
-    text = constraints.get(name)
-    found = next((one for one in known if one == text), None)
-    if text is not None and found is None:
-        raise InputError(f"{name} must be one of {', '.join(known)}, got {text!r}")
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs, Estimate, Interference, LinearCost, SideBySide, least_trust
 from moetune.domain.layer import PHASES, LayerShape, Phase
-from moetune.domain.request import Order
 from moetune.domain.samples import CollectiveOp, Product
 from moetune.solve.layer.timeline import Task
 

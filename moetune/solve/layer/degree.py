@@ -9,8 +9,8 @@ reduce-scatter: t_s.
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+from moetune.domain.constraints import Order
 from moetune.domain.costs import LinearCost
-from moetune.domain.request import Order
 
 TIE = 1e-12
 """Relative difference below which two times are one, and the smaller degree is taken."""

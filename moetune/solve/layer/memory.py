@@ -5,13 +5,13 @@ on this rank, n chunks. The paper has k = E_l = 1 and H = 4·M.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Memory
-from moetune.domain.request import PlanInputs, Strategy
+from moetune.domain.request import PlanInputs
 from moetune.domain.units import dtype_bytes, format_bytes
 from moetune.solve.states import StateBytes
 
@@ -156,8 +156,6 @@ def _saved_elements(layer: LayerShape, degree: int) -> int:
     return layer.top_k * (travelling + middle_elements(layer) * (degree - 1)) // degree
 
 
-MEMORY_TAKEN = "memory-taken"
-"""Among a plan's constraints: bytes of the limit that the rest of the model takes."""
 _MOST_TOKENS = 2**40
 
 
@@ -231,7 +229,7 @@ def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
     """
     limit = inputs.memory_limit_bytes
     limit = device_memory_bytes if limit is None else limit
-    taken = taken_bytes(inputs.constraints)
+    taken = inputs.pinned.memory_taken_bytes
     if taken and taken >= limit:
         raise InfeasiblePlanError(
             f"memory binds: the rest of the model takes {format_bytes(taken)} of "
@@ -239,8 +237,3 @@ def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
             "spread the model over more ranks, or allow more memory",
         )
     return limit - taken
-
-
-def taken_bytes(constraints: Mapping[str, str]) -> int:
-    """Return how much of the limit the rest of the model takes."""
-    return int(constraints.get(MEMORY_TAKEN, "0"))

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs, Estimate, LinearCost
 from moetune.domain.layer import Phase, Workload
-from moetune.domain.request import Order
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import COUNT_BYTES, NOTHING, LayerCosts, total

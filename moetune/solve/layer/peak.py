@@ -9,8 +9,9 @@ value. Rows are spread evenly over the ranks; a rank that receives more of them 
 import math
 from dataclasses import dataclass
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Workload
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.memory import (
     middle_elements,

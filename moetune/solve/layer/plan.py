@@ -3,19 +3,21 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from moetune.domain.constraints import Bounds, Order
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Choice, Pipeline, Plan, Predicted, Verdict
 from moetune.domain.profile import Provenance
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Order, PlanInputs
-from moetune.solve.layer.choose import Bounds, check_pins
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
+from moetune.domain.terms import LayerTerms, StrategyTerms
+from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.memory import limit_of, total_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import Contender, RankedLayer, choose_strategy
-from moetune.solve.layer.terms import StrategyTerms, strategy_terms
+from moetune.solve.layer.terms import phase_terms, strategy_terms
 from moetune.solve.layer.times import StepTime
 from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from moetune.solve.layer.words import (
@@ -53,6 +55,15 @@ class SolvedPlan:
     def strategies(self) -> tuple[StrategyTerms, ...]:
         """One row for each memory strategy; empty in a whole model and in tensor parallelism."""
         return () if self.ranked is None else strategy_terms(self.ranked)
+
+    @property
+    def terms(self) -> LayerTerms:
+        """The terms of the chosen step, and of all memory strategies."""
+        return LayerTerms(
+            forward=phase_terms(self.step.forward),
+            backward=phase_terms(self.step.backward),
+            strategies=self.strategies,
+        )
 
 
 def rank_layer(

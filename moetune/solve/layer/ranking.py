@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from moetune.domain.constraints import Bounds, Order, Strategy
 from moetune.domain.layer import PHASES, Phase
-from moetune.domain.request import Order, Strategy
-from moetune.solve.layer.choose import NOISE, Bounds, DegreeChooser
+from moetune.solve.layer.choose import NOISE, DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import MemoryBudget

@@ -8,9 +8,10 @@ pre-activations (T_M) come back from host memory (S1, S2) or are computed again 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import Phase
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.samples import Product
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts, total

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, STRATEGIES, Strategy
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import format_bytes
-from moetune.solve.layer.choose import NOISE, WORTH, Bounds
+from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import MemoryBudget, total_bytes

@@ -1,71 +1,11 @@
 """The terms behind a layer's plan, read from the candidates that were ranked for it."""
 
-from dataclasses import dataclass
-
-from moetune.domain.costs import Trust
-from moetune.domain.request import Strategy
+from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.strategies import Contender, RankedLayer, all_contenders
 from moetune.solve.layer.times import PhaseTime, paper_seconds
 from moetune.solve.layer.words import explain_strategy_loss
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseTerms:
-    """One phase of the plan, in seconds.
-
-    Args:
-        gathering_seconds: the all-gather of all ranks' tokens before the first chunk; 0 without
-            sequence shards.
-        transfer_seconds: one chunk's dispatch, which is also its combine; in tensor parallelism
-            its all-reduce or reduce-scatter.
-        compute_seconds: one chunk's experts.
-        total_transfer_seconds: all transfers of the phase, undisturbed.
-        total_compute_seconds: all experts, undisturbed.
-        exposed_communication_seconds: what the phase takes beyond its experts.
-        hidden_seconds: what the overlap saves of everything one after another.
-    """
-
-    degree: int
-    seconds: float
-    gathering_seconds: float
-    transfer_seconds: float
-    compute_seconds: float
-    total_transfer_seconds: float
-    total_compute_seconds: float
-    exposed_communication_seconds: float
-    hidden_seconds: float
-    transfer_trust: Trust
-    compute_trust: Trust
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyTerms:
-    """One memory strategy at its best; where nothing of it fits, at its fastest.
-
-    Args:
-        needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.
-        peak_bytes: of a step as the layer runs it, with rings and routing data.
-        host_bytes: activations that wait in host memory.
-        paper_seconds: MPipeMoE's Eq. 10.
-        is_paper_choice: whether Eq. 10 would take it, among those that reuse memory.
-        lost_because: empty for the plan's own.
-    """
-
-    strategy: Strategy
-    forward_degree: int
-    backward_degree: int
-    step_seconds: float
-    needed_bytes: int
-    peak_bytes: int
-    host_bytes: int
-    saving_ratio: float
-    fits: bool
-    is_chosen: bool
-    paper_seconds: float
-    is_paper_choice: bool
-    lost_because: str
 
 
 def phase_terms(phase: PhaseTime) -> PhaseTerms:

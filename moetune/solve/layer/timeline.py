@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from moetune.domain.constraints import Order
 from moetune.domain.costs import Interference
-from moetune.domain.request import Order
 from moetune.domain.samples import ResourceClass
 
 LINK = "link"

@@ -6,9 +6,10 @@ long both take with what lies around them; every caller of the solver asks these
 
 from dataclasses import dataclass
 
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Estimate, Interference, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Order, Strategy
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import NOTHING, LayerCosts
 from moetune.solve.layer.memory import middle_elements

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.layer import PHASES
-from moetune.domain.request import Order, Strategy
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.times import PhaseTime, StepTime, phase_time, step_time

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.constraints import EXPERT_PARALLEL, Bounds, LayoutPins
 from moetune.domain.costs import Costs
 from moetune.domain.errors import ProfileError
 from moetune.domain.model import Transformer
@@ -17,8 +18,7 @@ from moetune.domain.plan import (
     TransformerPlan,
 )
 from moetune.domain.profile import Provenance
-from moetune.domain.request import EXPERT_PARALLEL, PlanInputs
-from moetune.solve.layer.choose import Bounds
+from moetune.domain.request import PlanInputs
 from moetune.solve.layer.memory import layer_memory, limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
@@ -26,7 +26,7 @@ from moetune.solve.layer.words import beware
 from moetune.solve.layout.chunked import can_chunk
 from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
 from moetune.solve.layout.search import Candidate, LayoutSearch, SearchResult, Unfit, try_all
-from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.layout.words import (
     binding_of,
     explain_chunks,

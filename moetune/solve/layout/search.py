@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.constraints import LayoutPins
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
@@ -14,7 +15,7 @@ from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.costs import NOTHING
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layout.chunked import Chunker, can_chunk, can_offload
-from moetune.solve.layout.space import Batch, LayoutPins
+from moetune.solve.layout.space import Batch
 from moetune.solve.model.costs import layer_of
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.memory import footprint_of, stage_memory

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from moetune.domain.constraints import LayoutPins
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout import (
@@ -25,41 +26,6 @@ from moetune.domain.layout import (
 )
 from moetune.domain.model import Transformer
 from moetune.solve.model.runtime import MOETUNE, TargetRuntime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutPins:
-    """Pins of a layout; None for what the solver chooses.
-
-    Args:
-        micro_batch: sequences of one.
-        offload: whether model states may live on the host (False), or have to (True).
-
-    Raises:
-        InputError: a number below 1.
-    """
-
-    dp: int | None = None
-    ep: int | None = None
-    tp: int | None = None
-    pp: int | None = None
-    expert_parallel: ExpertParallel | None = None
-    micro_batch: int | None = None
-    zero: bool | None = None
-    offload: bool | None = None
-
-    def __post_init__(self) -> None:
-        for name in (*AXES, "micro_batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-
-    def allow(self, layout: Layout) -> bool:
-        """Return whether the layout is as pinned."""
-        kind = self.expert_parallel
-        return (kind is None or layout.expert_parallel == kind) and all(
-            getattr(self, axis) in (None, getattr(layout, axis)) for axis in AXES
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

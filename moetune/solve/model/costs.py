@@ -7,13 +7,14 @@ and backward (Megatron-LM, PPMoE §3.1.3), and the vocabulary of embedding and h
 
 from dataclasses import dataclass, replace
 
+from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import PHASES, ExpertParallel, LayerShape, Phase, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.plan import PartName
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.choose import Bounds, DegreeChooser
+from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import NOTHING, PHASE_PRODUCTS, total
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import PhaseTime, StepTime

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
+from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import CollectiveOp
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.costs import NOTHING, total
 from moetune.solve.model.costs import Backbone, CostPart, MoePieces, Parts, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of

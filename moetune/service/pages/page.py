@@ -1,0 +1,157 @@
+"""One page: its sections and forms, the frame around it, its errors, and its figures' data."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.responses import HTMLResponse, Response
+
+from moetune.domain.errors import MoetuneError, NotFoundError
+from moetune.report.html import age, environment
+from moetune.report.section import Figure, Section, all_figures
+from moetune.service.pages.static import Addresses
+from moetune.service.problems import problem_of
+
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+NAVIGATION = (
+    ("plans", "/", "Plans"),
+    ("machines", "/machines", "Machines"),
+    ("observed", "/observed", "Observed"),
+    ("whatif", "/whatif", "What if"),
+    ("compare", "/compare", "Compare"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """An address under a page's title.
+
+    Args:
+        file: name to save it by; "" for a page.
+    """
+
+    name: str
+    href: str
+    file: str = ""
+
+
+def _no_data(_: Figure) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page before it is rendered.
+
+    Args:
+        here: the entry of `NAVIGATION` that it belongs to.
+        csv: the address of a figure's data.
+        context: what else its template shows, such as a form.
+    """
+
+    template: str = "page.html"
+    title: str
+    here: str = ""
+    sections: tuple[Section, ...] = ()
+    csv: Callable[[Figure], str] = _no_data
+    context: Mapping[str, object] = field(default_factory=dict)
+    status: int = 200
+
+    def data(self, name: str) -> Response:
+        """Return the data of one of its figures as a file.
+
+        Raises:
+            NotFoundError: it has no such figure.
+        """
+        figures = {one.name: one for one in all_figures(self.sections)}
+        if name not in figures:
+            known = ", ".join(figures) or "it has none"
+            raise NotFoundError(f"the page has no figure {name!r}", f"figures: {known}")
+        return Response(
+            figures[name].csv,
+            media_type="text/csv; charset=utf-8",
+            headers={
+                "Content-Disposition": f'attachment; filename="{name}.csv"',
+                "Cache-Control": "no-cache",
+            },
+        )
+
+
+class PageRenderer:
+    """Puts pages into the frame.
+
+    Args:
+        location: of the store, without a password.
+
+    Raises:
+        MoetuneError: Jinja2 is not installed.
+    """
+
+    def __init__(self, *, addresses: Addresses, location: str) -> None:
+        self._addresses = addresses
+        self._location = location
+        self._templates = environment(_TEMPLATES)
+
+    def render(self, page: Page) -> HTMLResponse:
+        """Return the page as HTML."""
+        text = self._templates.get_template(page.template).render(
+            navigation=NAVIGATION,
+            addresses=self._addresses,
+            location=self._location,
+            version=version("moetune"),
+            has_figures=bool(all_figures(page.sections)),
+            page=page,
+            **{"scope": "", "intro": "", "links": (), **page.context},
+        )  # fmt: skip
+        return HTMLResponse(text, page.status, headers={"Cache-Control": "no-cache"})
+
+    def problem(self, error: MoetuneError) -> HTMLResponse:
+        """Return the page that says what is wrong and what to do next."""
+        problem = problem_of(error)
+        answer = self.render(
+            Page(
+                template="problem.html",
+                title=problem.title.capitalize(),
+                context={"what": error.what, "hint": error.hint},
+                status=int(problem.status),
+            )
+        )
+        answer.headers.update(problem.headers)
+        return answer
+
+    def route_class(self) -> type[APIRoute]:
+        """Return routes whose errors are pages."""
+        problem = self.problem
+
+        class PageRoute(APIRoute):
+            def get_route_handler(self) -> _Handler:
+                handler = super().get_route_handler()
+
+                async def handle(request: Request) -> Response:
+                    try:
+                        return await handler(request)
+                    except MoetuneError as error:
+                        return problem(error)
+
+                return handle
+
+        return PageRoute
+
+
+def address(*parts: str, **query: str) -> str:
+    """Return "/part/part?name=value", escaped; values that are empty are omitted."""
+    path = "/" + "/".join(quote(part, safe="") for part in parts)
+    pairs = {name: value for name, value in query.items() if value}
+    return f"{path}?{urlencode(pairs)}" if pairs else path
+
+
+def age_now(created_at: str) -> str:
+    """Return how long ago a row was made."""
+    return age(created_at, datetime.now(UTC))

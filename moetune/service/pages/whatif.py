@@ -1,0 +1,114 @@
+"""The page that asks what if: a form, and the plan before and after."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.plan import Plan
+from moetune.domain.units import DTYPE_BYTES, parse_bytes, parse_count
+from moetune.service.pages.library import Library, plan_words
+from moetune.service.pages.page import Page, address
+from moetune.service.problems import problem_of
+from moetune.workflows.views.comparison import whatif_sections
+from moetune.workflows.views.words import plan_name, plan_scope
+from moetune.workflows.whatif import WhatIf, WhatIfAnswer
+
+SPEEDS = ("computation", "communication", "copies")
+FIELDS = ("tokens_per_rank", "world_size", "memory_limit_bytes", "dtype", *SPEEDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What the reader filled in, as text; "" for what stays as it is."""
+
+    plan: str
+    fields: Mapping[str, str]
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything is changed."""
+        return bool(self.plan) and any(self.fields.values())
+
+    def question(self, plan: Plan) -> WhatIf:
+        """Return the question.
+
+        Raises:
+            InputError: a field is no number of its kind; the text names it.
+        """
+        return WhatIf(
+            plan_id=plan.id, inputs={}, changes=dict(self._changes()), speeds=dict(self._speeds())
+        )
+
+    def _changes(self) -> Mapping[str, object]:
+        readers: Mapping[str, Callable[[str], object]] = {
+            "tokens_per_rank": parse_count, "world_size": parse_count,
+            "memory_limit_bytes": parse_bytes, "dtype": str,
+        }  # fmt: skip
+        found: dict[str, object] = {}
+        for name, read in readers.items():
+            if text := self.fields.get(name, ""):
+                try:
+                    found[name] = read(text)
+                except InputError as error:
+                    raise InputError(f"{name}: {error.what}", error.hint) from None
+        return found
+
+    def _speeds(self) -> Mapping[str, float]:
+        found = {}
+        for name in SPEEDS:
+            if text := self.fields.get(name, ""):
+                try:
+                    found[name] = float(text)
+                except ValueError:
+                    raise InputError(
+                        f"{name} must be a number, got {text!r}", "2 is twice as fast"
+                    ) from None
+        return found
+
+
+def form_context(plan: Plan | None, fields: Mapping[str, str]) -> dict[str, object]:
+    """Return what the form shows: what was filled in, beside what the plan is for."""
+    return {
+        "form": {"plan": plan.id if plan else "", **fields},
+        "asked": plan.inputs if plan else None,
+        "dtypes": tuple(DTYPE_BYTES),
+    }
+
+
+def whatif_page(library: Library, form: Form) -> Page:
+    """Return the form, and where something is changed the plan before and after.
+
+    What is wrong with the question is said beside the form, which keeps what was filled in.
+
+    Raises:
+        NotFoundError: there is no such plan.
+    """
+    plan = library.plan(form.plan) if form.plan else None
+    answer, problem = _ask(library, form, plan)
+    return Page(
+        template="whatif.html",
+        title="What if",
+        here="whatif",
+        sections=whatif_sections(answer, is_drawn=True) if answer else (),
+        csv=lambda figure: address("whatif", f"{figure.name}.csv", plan=form.plan, **form.fields),
+        context={
+            **form_context(plan, form.fields),
+            "plan": plan,
+            "name": plan_name(plan) if plan else "",
+            "scope": plan_scope(plan) if plan else "",
+            "plans": {one.id[:12]: plan_words(one) for one in library.newest_plans()},
+            "problem": problem,
+        },
+        status=int(problem_of(problem).status) if problem else 200,
+    )
+
+
+def _ask(
+    library: Library, form: Form, plan: Plan | None
+) -> tuple[WhatIfAnswer | None, MoetuneError | None]:
+    if plan is None or not form.is_asked:
+        return None, None
+    try:
+        return library.planner.whatif(form.question(plan)), None
+    except MoetuneError as error:
+        return None, error

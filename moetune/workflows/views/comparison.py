@@ -1,0 +1,165 @@
+"""Two plans or two profiles beside each other, as sections."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from moetune.domain.document import encode
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.report.fits import overlay_figure
+from moetune.report.operations import operations_of
+from moetune.report.plan_figures import degree_figure, phases_figure
+from moetune.report.section import EMPTY, Cell, Figure, Section, Table, sentence
+from moetune.workflows.explain import explain_plan
+from moetune.workflows.profiles import compare_profiles
+from moetune.workflows.views.figures import layer_figures, parts_figures
+from moetune.workflows.views.words import plan_decision
+from moetune.workflows.whatif import WhatIfAnswer
+
+_MOST_OVERLAYS = 6
+_NOW, _CHANGED = "now", "changed"
+_LARGE = 100
+_RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": (1e9, "G")}
+
+
+def comparison_sections(
+    first: Plan, second: Plan, *, names: tuple[str, str]
+) -> tuple[Section, ...]:
+    """Return the passes and chunks of two plans, drawn, and every field in which they differ.
+
+    Args:
+        names: what the plans are called.
+    """
+    figures = () if first.id == second.id else _both(dict(zip(names, (first, second), strict=True)))
+    return Section(name="both", figures=figures), plan_differences(first, second, names=names)
+
+
+def machine_sections(
+    first: Profile, second: Profile, *, names: tuple[str, str], is_drawn: bool = False
+) -> tuple[Section, ...]:
+    """Return every number and fact in which two profiles differ.
+
+    Args:
+        names: what the profiles are called.
+        is_drawn: whether the operations that both know are drawn, too, travel first.
+    """
+    found = [(one.key, one.first, one.second) for one in compare_profiles(first, second)]
+    differences = _differences(found, names=names)
+    if not is_drawn:
+        return (differences,)
+    return Section(name="both", figures=tuple(_overlays(first, second, names))), differences
+
+
+def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Section, ...]:
+    """Return what was changed, what becomes of the plan, and why.
+
+    Args:
+        is_drawn: whether both plans are drawn, and every field that differs is listed.
+    """
+    changes, step, *effects = answer.words
+    words = Section(
+        name="answer",
+        title=sentence(changes),
+        paragraphs=(sentence(step), plan_decision(answer.after), *map(sentence, effects)),
+    )
+    if not is_drawn:
+        return (words,)
+    plans = {_NOW: answer.before, _CHANGED: answer.after}
+    explained = explain_plan(answer.after, profile=answer.profile)
+    drawn = (*parts_figures(answer.after), *layer_figures(explained))
+    changed = (replace(one, title=f"{one.title}, changed") for one in drawn)
+    return (
+        words,
+        Section(name="both", figures=(*_both(plans), *changed)),
+        plan_differences(answer.before, answer.after, names=(_NOW, _CHANGED)),
+    )
+
+
+def plan_differences(first: Plan, second: Plan, *, names: tuple[str, str]) -> Section:
+    """Return every field of the plan documents in which the two differ, but for what lost."""
+    left, right = (dict(_fields(plan)) for plan in (first, second))
+    keys = list(dict.fromkeys([*left, *right]))
+    return _differences(
+        [(key, left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)],
+        names=names,
+    )
+
+
+def _both(plans: Mapping[str, Plan]) -> tuple[Figure, ...]:
+    return phases_figure(plans), degree_figure(plans)
+
+
+def _overlays(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[Figure]:
+    theirs = {one.name: one for one in operations_of(second)}
+    both = [(one, theirs[one.name]) for one in operations_of(first) if one.name in theirs]
+    alike = [pair for pair in both if pair[0].unit == pair[1].unit]
+    for pair in alike[:_MOST_OVERLAYS]:
+        yield overlay_figure(*pair, names)
+
+
+def _fields(plan: Plan) -> Iterator[tuple[str, object]]:
+    document = encode(plan)
+    for part in ("inputs", "layout", "pipeline", "memory", "chunks", "predicted", "transformer"):
+        yield from _flat(part, document[part])
+    verdict = document["decision"]
+    for key in ("probability_best", "expected_regret", "binding"):
+        yield f"decision.{key}", verdict[key]
+
+
+def _flat(where: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(f"{where}.{key}", item)
+    elif isinstance(value, list):
+        yield where, f"{len(value)} entries" if where.endswith(("ranges", "parts")) else str(value)
+    else:
+        yield where, value
+
+
+def _differences(found: Sequence[tuple[str, object, object]], *, names: tuple[str, str]) -> Section:
+    table = Table(
+        name="differences",
+        header=("", *names, "ratio"),
+        rows=tuple(
+            (
+                Cell.words(key, mark="code"),
+                _value(key, first),
+                _value(key, second),
+                _ratio(first, second),
+            )
+            for key, first, second in found
+        ),
+        empty=f"Nothing: {names[0]} and {names[1]} say the same.",
+    )
+    return Section(name="differences", title="What differs", tables=(table,))
+
+
+def _value(key: str, value: object) -> Cell:
+    if value is None:
+        return Cell(text="–")
+    if key.endswith("_fingerprint"):
+        return Cell(text=str(value)[:12], value=str(value), mark="code")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return Cell.words(str(value))
+    return Cell(text=_number(key, value), value=value)
+
+
+def _number(key: str, value: float) -> str:
+    """Return a number in the unit that its key ends with."""
+    if key.endswith("_bytes"):
+        return format_bytes(value)
+    if key.endswith("_seconds"):
+        return format_seconds(value)
+    for ending, (factor, name) in _RATES.items():
+        if key.endswith(ending):
+            return f"{format_seconds(value * factor)} a {name}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _ratio(first: object, second: object) -> Cell:
+    numbers = [one for one in (first, second) if isinstance(one, int | float)]
+    if len(numbers) != len((first, second)) or not numbers[0]:
+        return EMPTY
+    ratio = numbers[1] / numbers[0]
+    return Cell(text=f"{ratio:,.{2 if ratio < _LARGE else 0}f} ×", value=ratio, unit="1")

@@ -1,0 +1,236 @@
+"""Why a plan is as it is, as sections: terms, strategies, what lost, other sizes, and doubts."""
+
+from collections.abc import Iterator
+
+from moetune.domain.plan import Plan
+from moetune.domain.terms import PhaseTerms, StrategyTerms
+from moetune.domain.units import format_seconds
+from moetune.report.plan_figures import degree_figure
+from moetune.report.section import (
+    Cell,
+    Section,
+    Table,
+    facts,
+    plural,
+    seconds_span,
+    sentence,
+)
+from moetune.solve.layer.words import HOW
+from moetune.workflows.explain import Explanation
+from moetune.workflows.views.figures import layer_figures, memory_figures
+from moetune.workflows.views.layouts import layouts_section, parts_section
+from moetune.workflows.views.words import how_sure, is_one_chunk, is_tensor, plan_name, plan_scope
+
+_PHASES = (
+    "experts: one chunk's; exposed: communication that the experts do not hide; hidden: what the "
+    "overlap saves."
+)
+_BYTES = (
+    "device: by the formulas, which the limit is held against; peak: of a step as the layer runs "
+    "it, with the rings and the routing data that they omit."
+)
+_PAPER = (
+    "Eq. 10 is MPipeMoE's own rule: * is what it takes where memory is reused. It knows no "
+    "start-up times and does not decide here."
+)
+
+
+def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
+    """Return which plan it is, the reasons, and how far to trust it."""
+    plan = explanation.plan
+    head = Section(
+        name="plan",
+        title=plan_name(plan),
+        scope=plan_scope(plan, profile=explanation.profile),
+        paragraphs=(f"Plan {plan.id[:6]}, made with profile {plan.inputs.profile}.",),
+    )
+    return head, *reasons(explanation), _trust(plan)
+
+
+def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Section]:
+    """Yield why, what the time consists of, and what else there was.
+
+    Args:
+        is_drawn: whether figures are wanted, too, as on a page.
+    """
+    plan, whole = explanation.plan, explanation.plan.transformer
+    yield Section(name="why", title="Why", paragraphs=(plan.decision.why,))
+    if pins := sorted(plan.inputs.constraints.items()):
+        table = facts("constraints", [(f"--{flag}", value) for flag, value in pins])
+        yield Section(name="pins", title="Pinned or bounded", tables=(table,))
+    if whole is not None:
+        yield parts_section(plan, is_drawn=is_drawn)
+        yield layouts_section(explanation, is_drawn=is_drawn)
+        if not whole.moe_every:
+            return
+        ranks = plural(plan.workload.world_size, "rank")
+        tokens = plural(plan.workload.tokens_per_rank, "token")
+        scope = f"{ranks}, {tokens} of a micro-batch"
+        yield Section(name="layer", title="One MoE layer", scope=scope)
+    yield _terms(explanation, is_drawn=is_drawn)
+    if whole is None:
+        yield from _strategies(explanation, is_drawn=is_drawn)
+    yield _lost(explanation)
+    yield _ranges(plan, is_drawn=is_drawn)
+
+
+def _terms(explanation: Explanation, *, is_drawn: bool) -> Section:
+    title = "What the time consists of"
+    forward, backward = explanation.forward, explanation.backward
+    figures = tuple(layer_figures(explanation)) if is_drawn else ()
+    if forward is None or backward is None:
+        note = (sentence(explanation.note),) if explanation.note else ()
+        return Section(name="terms", title=title, notes=note, figures=figures)
+    table = Table(
+        name="phases-terms",
+        header=(
+            "phase", "chunks", "transfer", "experts", "all experts", "exposed", "hidden",
+            "planned",
+        ),
+        rows=(_phase("forward", forward), _phase("backward", backward)),
+        notes=(
+            f"transfer: {_transfer(explanation.plan)}; {_PHASES}",
+            *_remarks(explanation.plan, forward, backward),
+        ),
+    )  # fmt: skip
+    return Section(name="terms", title=title, tables=(table,), figures=figures)
+
+
+def _phase(name: str, terms: PhaseTerms) -> tuple[Cell, ...]:
+    seconds = (
+        terms.transfer_seconds, terms.compute_seconds, terms.total_compute_seconds,
+        terms.exposed_communication_seconds, terms.hidden_seconds, terms.seconds,
+    )  # fmt: skip
+    return Cell.words(name), Cell.count(terms.degree), *map(Cell.seconds, seconds)
+
+
+def _transfer(plan: Plan) -> str:
+    if not is_tensor(plan):
+        return "one chunk's dispatch, and the same again for its combine"
+    name = "reduce-scatter" if plan.workload.sequence_parallel else "all-reduce"
+    return f"one chunk's {name}, of the output or of the input's gradient"
+
+
+def _remarks(plan: Plan, forward: PhaseTerms, backward: PhaseTerms) -> Iterator[str]:
+    if plan.workload.gathers:
+        yield (
+            "Before the first chunk one all-gather of all tokens takes "
+            f"{format_seconds(forward.gathering_seconds)} forward, and one of the output's "
+            f"gradient {format_seconds(backward.gathering_seconds)} backward: both are exposed."
+        )
+    hidden = format_seconds(forward.hidden_seconds + backward.hidden_seconds)
+    transfers = forward.total_transfer_seconds + backward.total_transfer_seconds
+    if transfers == 0:
+        yield "Nothing can be hidden: one rank sends nothing."
+    elif is_one_chunk(plan):
+        yield f"Nothing is hidden: all {format_seconds(transfers)} of transfers are waited for."
+    else:
+        yield f"{hidden} of {format_seconds(transfers)} of transfers are hidden."
+
+
+def _strategies(explanation: Explanation, *, is_drawn: bool) -> Iterator[Section]:
+    figures = memory_figures(explanation) if is_drawn else ()
+    found = explanation.strategies
+    if not found:
+        if figures:
+            yield Section(name="strategies", title="Time and memory", figures=figures)
+        return
+    missing = [one for one in HOW if one not in {each.strategy for each in found}]
+    absent = (
+        f"{', '.join(missing)}: not measured, the profile has no copies to the host and back.",
+    )
+    table = Table(
+        name="strategies",
+        header=(
+            "strategy", "chunks", "device", "peak", "host", "step", "Eq. 10", "how",
+            "why it lost",
+        ),
+        rows=tuple(map(_strategy, found)),
+        prose=("how", "why it lost"),
+        notes=(
+            *(absent if missing else ()),
+            _BYTES,
+            _PAPER,
+        ),
+    )  # fmt: skip
+    yield Section(
+        name="strategies", title="Ways to keep activations", tables=(table,), figures=figures
+    )
+
+
+def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
+    paper = format_seconds(one.paper_seconds) + (" *" if one.is_paper_choice else "")
+    return (
+        Cell.words(one.strategy, mark="chosen" if one.is_chosen else ""),
+        Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
+        Cell.size(one.needed_bytes),
+        Cell.size(one.peak_bytes),
+        Cell.size(one.host_bytes or None),
+        Cell.seconds(one.step_seconds),
+        Cell(text=paper, value=one.paper_seconds, unit="s"),
+        Cell.words(HOW[one.strategy]),
+        Cell.words(one.lost_because or "the plan"),
+    )
+
+
+def _lost(explanation: Explanation) -> Section:
+    """Return what lost among the chunks; strategies that are listed have reasons of their own."""
+    plan = explanation.plan
+    listed = {one.strategy for one in explanation.strategies} - {plan.memory.strategy}
+    best = plan.predicted.step_seconds
+    table = Table(
+        name="alternatives",
+        header=("chunks", "strategy", "step", "slower by", "because"),
+        rows=tuple(
+            (
+                Cell.words(f"{one.forward_degree} and {one.backward_degree}"),
+                Cell.words(one.strategy),
+                Cell.seconds(one.step_seconds),
+                Cell.share(one.step_seconds / best - 1 if best else None, sign=True),
+                Cell.words(one.lost_because),
+            )
+            for one in plan.alternatives
+            if one.layout is None and one.strategy not in listed
+        ),
+        wide=("slower by",),
+        empty="The bounds leave no other choice.",
+    )
+    return Section(name="lost", title="What lost", tables=(table,))
+
+
+def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
+    tokens = "tokens on every rank" if is_tensor(plan) else "tokens per rank"
+    if plan.workload.sequence_parallel:
+        tokens = "tokens of all ranks"
+    ranges = plan.pipeline.ranges
+    table = Table(
+        name="ranges",
+        header=(tokens, "forward", "backward"),
+        rows=tuple(
+            (Cell(text=f"{low:,}–{high:,}", value=low), Cell.count(forward), Cell.count(backward))
+            for low, high, forward, backward in ranges
+        ),
+        is_narrow=True,
+    )
+    return Section(
+        name="ranges",
+        title="Chunks for other numbers of tokens",
+        tables=(table,),
+        figures=(degree_figure({"this plan": plan}),) if is_drawn and ranges else (),
+    )
+
+
+def _trust(plan: Plan) -> Section:
+    times, whole = plan.predicted, plan.transformer
+    span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
+    words = (
+        f"One step: {span}, 90 % of the fits that the noise allows.",
+        f"The least trusted number behind it is {times.trust}.",
+        how_sure(plan),
+    )
+    return Section(
+        name="trust",
+        title="How far to trust it",
+        paragraphs=words if whole is None or whole.moe_every else (),
+        notes=tuple(map(sentence, plan.warnings)),
+    )

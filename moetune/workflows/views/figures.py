@@ -1,0 +1,137 @@
+"""Figures of a plan: what its step consists of, its timeline, and what else there was."""
+
+from collections.abc import Iterator, Sequence
+
+from moetune.domain.constraints import Strategy
+from moetune.domain.costs import Costs
+from moetune.domain.errors import ProfileError
+from moetune.domain.layout import Layout
+from moetune.domain.plan import Plan
+from moetune.fit.costs import costs_of
+from moetune.report.plan_figures import (
+    Option,
+    pareto_figure,
+    parts_figure,
+    phases_figure,
+)
+from moetune.report.section import Figure
+from moetune.report.timelines import stages_figure, timeline_figure
+from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
+from moetune.solve.layout.words import name_layout
+from moetune.solve.model.groups import groups_of
+from moetune.solve.predict import plan_timelines
+from moetune.workflows.explain import Explanation
+
+_DEGREES = (1, 2, 4, 8, 16, 32, 64)
+_FEWEST_OPTIONS = 2
+
+
+def parts_figures(plan: Plan) -> Iterator[Figure]:
+    """Yield what a whole model's step consists of, and its pipeline where it has stages."""
+    whole = plan.transformer
+    if whole is None:
+        return
+    yield parts_figure(whole)
+    if len(whole.stages) > 1:
+        yield stages_figure(whole.stages, num_micro_batches=whole.num_micro_batches)
+
+
+def layer_figures(explanation: Explanation) -> Iterator[Figure]:
+    """Yield the timeline of the layer; without its profile, how long its passes take."""
+    plan, whole, costs = explanation.plan, explanation.plan.transformer, _costs(explanation)
+    if explanation.profile is None or costs is None:
+        if whole is None:
+            yield phases_figure({"this plan": plan})
+        return
+    if whole is not None and not whole.moe_every:
+        return
+    per_node = explanation.profile.machine.devices_per_node
+    num_nodes = 0 if whole is None else groups_of(plan.layout, per_node=per_node).experts.num_nodes
+    forward, backward = plan_timelines(plan=plan, costs=costs, num_nodes=num_nodes)
+    title = "Timeline of one step" if whole is None else "One MoE layer with one micro-batch"
+    yield timeline_figure(forward=forward, backward=backward, title=title)
+
+
+def memory_figures(explanation: Explanation) -> tuple[Figure, ...]:
+    """Return time against memory, where there is a choice."""
+    options = options_of(explanation)
+    if len(options) < _FEWEST_OPTIONS:
+        return ()
+    return (pareto_figure(options, limit_bytes=explanation.memory_limit_bytes),)
+
+
+def options_of(explanation: Explanation) -> tuple[Option, ...]:
+    """Return the plan beside what it was chosen from, with the memory that each needs.
+
+    Of a whole model the layouts that it names; of a layer every strategy that was priced, in 1,
+    2, 4 … chunks each way.
+    """
+    plan = explanation.plan
+    if plan.transformer is not None:
+        return tuple(_layouts(plan))
+    costs = _costs(explanation)
+    if costs is None:
+        return ()
+    strategies = [one.strategy for one in explanation.strategies] or [plan.memory.strategy]
+    return tuple(_ways(plan, costs, strategies))
+
+
+def _costs(explanation: Explanation) -> Costs | None:
+    if explanation.profile is None:
+        return None
+    allowed = explanation.plan.inputs.pinned.allow_modelled
+    return costs_of(explanation.profile, allow_modelled=allowed)
+
+
+def _layouts(plan: Plan) -> Iterator[Option]:
+    assert plan.transformer is not None  # noqa: S101 - the caller has looked
+
+    def option(layout: Layout, seconds: float, num_bytes: int, *, is_chosen: bool) -> Option:
+        return Option(
+            name=name_layout(layout),
+            group="stages" if layout.pp > 1 else "no stages",
+            step_seconds=seconds,
+            memory_bytes=num_bytes,
+            is_chosen=is_chosen,
+        )
+
+    whole = plan.transformer
+    yield option(plan.layout, whole.step_seconds, whole.memory.total_bytes, is_chosen=True)
+    for one in plan.alternatives:
+        if one.layout is not None and one.memory_bytes is not None:
+            yield option(one.layout, one.step_seconds, one.memory_bytes, is_chosen=False)
+
+
+def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[Option]:
+    """Yield the layer's own choice, then the others; a strategy in one chunk reuses nothing."""
+    workload, pipeline = plan.workload, plan.pipeline
+    layer = layer_costs(workload=workload, costs=costs)
+    chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
+    most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
+    ways = [
+        (strategy, degree, degree)
+        for strategy in strategies
+        for degree in _DEGREES
+        if degree <= most and (degree > 1 or strategy == "none")
+    ]
+    for way in dict.fromkeys([chosen, *ways]):
+        strategy, forward, backward = way
+        try:
+            step = step_time(
+                costs=layer, tokens=workload.tokens_per_rank, forward_degree=forward,
+                backward_degree=backward, order=pipeline.order, strategy=strategy,
+            )  # fmt: skip
+        except ProfileError:
+            continue
+        memory = layer_memory(
+            workload=workload, forward_degree=forward, backward_degree=backward, strategy=strategy
+        )
+        yield Option(
+            name=f"strategy {strategy}, {forward} and {backward} chunks",
+            group=strategy,
+            step_seconds=step.seconds,
+            memory_bytes=total_bytes(memory),
+            is_chosen=way == chosen,
+        )

@@ -1,0 +1,145 @@
+"""What was measured of plans: a verification, and steps observed over time, as sections."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from moetune.domain.plan import Plan
+from moetune.domain.units import format_seconds
+from moetune.report.observed import (
+    WINDOW,
+    Seen,
+    drift_figure,
+    observed_figure,
+    rolling_median,
+)
+from moetune.report.section import Cell, Figure, Highlight, Section, Table
+from moetune.workflows.verify import Verification, VerifiedStep
+
+
+def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...]:
+    """Return each decision's step, predicted and measured, and whether the numbers are equal."""
+    planned, one = found.planned, found.one_chunk
+    deviation = max(step.deviation for step in found.steps)
+    table = Table(
+        name="steps",
+        header=("", "strategy", "forward", "backward", "predicted", "measured", "error"),
+        rows=tuple(map(_step, found.steps)),
+        notes=(
+            (
+                f"Numbers: equal to one chunk within {deviation:.1e}. "
+                f"The busiest rank had {found.imbalance:.2f} × the mean rows."
+            ),
+        ),
+    )
+    words = (
+        f"Plan {plan.id[:6]} takes {format_seconds(planned.step_seconds)} a step here, "
+        f"{one.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
+        f"{_expected(planned)} {_best(found)}"
+    )
+    return (Section(name="verification", paragraphs=(words,), tables=(table,)),)
+
+
+def observed_figures(found: Sequence[Seen]) -> tuple[Figure, ...]:
+    """Return steps over time; of several plans only their ratios can be compared."""
+    if not found:
+        return ()
+    if len({one.observation.plan_id for one in found}) > 1:
+        return (drift_figure(found),)
+    return observed_figure(found), drift_figure(found)
+
+
+def observed_sections(
+    found: Sequence[Seen], rows: Sequence[Seen], *, is_all: bool, plans: str = ""
+) -> tuple[Section, ...]:
+    """Return how far steps miss what was predicted, over time, and one by one.
+
+    Args:
+        found: what is drawn, oldest first.
+        rows: what the table has, newest first.
+        is_all: whether there are no others.
+        plans: address that a plan's id is added to.
+    """
+    table = Table(
+        name="observations",
+        header=(
+            "time, UTC", "plan", "source", "tokens per rank", "chunks", "steps", "predicted",
+            "observed", "observed − predicted",
+        ),
+        rows=tuple(_row(one, plans) for one in rows),
+        empty="Nothing was observed yet.",
+    )  # fmt: skip
+    return (
+        Section(
+            name="drift",
+            highlights=tuple(_highlights(found, is_all=is_all)),
+            figures=observed_figures(found),
+        ),
+        Section(name="observations", title="Newest first", tables=(table,)),
+    )
+
+
+def _step(step: VerifiedStep) -> tuple[Cell, ...]:
+    unknown = step.predicted_seconds is None
+    return (
+        Cell.words("plan" if step.is_planned else ""),
+        Cell.words(step.strategy),
+        Cell.count(step.forward_degree),
+        Cell.count(step.backward_degree),
+        Cell(text="–") if unknown else Cell.seconds(step.predicted_seconds),
+        Cell.seconds(step.step_seconds),
+        Cell(text="–") if unknown else Cell.share(step.error, sign=True),
+    )
+
+
+def _expected(planned: VerifiedStep) -> str:
+    if planned.predicted_seconds is None or planned.error is None:
+        return "Its profile is not here, so nothing was predicted for other degrees."
+    return f"Predicted were {format_seconds(planned.predicted_seconds)} ({planned.error:+.1%})."
+
+
+def _best(found: Verification) -> str:
+    fastest, planned = found.fastest, found.planned
+    if fastest is planned:
+        return "No other degree was faster."
+    gap = planned.step_seconds / fastest.step_seconds - 1
+    return (
+        f"The fastest was {fastest.forward_degree} and {fastest.backward_degree} chunks, "
+        f"by {gap:.1%}."
+    )
+
+
+def _highlights(found: Sequence[Seen], *, is_all: bool) -> Iterator[Highlight]:
+    if not found:
+        return
+    ratios = [one.ratio for one in found]
+    miss = statistics.median(abs(1 / ratio - 1) if ratio else 0.0 for ratio in ratios)
+    drift = rolling_median(ratios[-WINDOW:], WINDOW)[-1] - 1
+    yield Highlight(
+        name="Observations",
+        cell=Cell.count(len(found)),
+        note="in all" if is_all else "the newest ones",
+    )
+    yield Highlight(
+        name="Typical miss", cell=Cell.share(miss), note="median of |predicted / observed − 1|"
+    )
+    yield Highlight(
+        name="Drift", cell=Cell.share(drift, sign=True), note=f"median of the last {WINDOW}"
+    )
+    latest = found[-1].at[:16].replace("T", " ")
+    yield Highlight(name="Latest", cell=Cell.words(latest), note="UTC")
+
+
+def _row(one: Seen, plans: str) -> tuple[Cell, ...]:
+    observation = one.observation
+    href = f"{plans}{observation.plan_id}" if plans else ""
+    return (
+        Cell.words(one.at[:19].replace("T", " ")),
+        Cell(text=observation.plan_id[:6], value=observation.plan_id, href=href, mark="code"),
+        Cell.words(observation.source),
+        Cell.count(observation.tokens_per_rank),
+        Cell.words(f"{observation.forward_degree} and {observation.backward_degree}"),
+        Cell.count(len(observation.seconds)),
+        Cell.seconds(observation.predicted_seconds),
+        Cell.seconds(one.seconds),
+        Cell.share(one.ratio - 1, sign=True),
+    )

@@ -1,0 +1,225 @@
+"""A plan as sections: what to do, the time, the memory, and how sure that is."""
+
+from collections.abc import Iterator
+
+from moetune.domain.plan import Chunks, Plan, TransformerPlan
+from moetune.domain.terms import PhaseTerms
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.report.section import (
+    EMPTY,
+    Cell,
+    Highlight,
+    Section,
+    Table,
+    percent,
+    plural,
+    seconds_span,
+    sentence,
+)
+from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layout.words import WORDS, kinds_of, name_memory
+from moetune.workflows.explain import Explanation
+from moetune.workflows.views.layouts import layouts_section, parts_section
+from moetune.workflows.views.words import (
+    LEAST_REGRET,
+    degrees_words,
+    device_word,
+    how_sure,
+    is_one_chunk,
+    is_tensor,
+    memory_words,
+    plan_decision,
+    plan_name,
+    plan_scope,
+    probability_words,
+)
+
+
+def plan_sections(explanation: Explanation) -> tuple[Section, ...]:
+    """Return what to do, what it takes, what it was chosen from, and how sure that is."""
+    plan = explanation.plan
+    answer, doubts = answer_section(explanation), _doubts(plan)
+    if plan.transformer is None:
+        return answer, doubts
+    return answer, layouts_section(explanation), parts_section(plan), doubts
+
+
+def page_sections(explanation: Explanation) -> tuple[Section, ...]:
+    """Return the same for a page that goes on with `reasons`, which have the layouts and why."""
+    return answer_section(explanation, has_reasons=True), _doubts(explanation.plan)
+
+
+def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Section:
+    """Return what the plan is for, what to do, and the times and bytes of it.
+
+    Args:
+        has_reasons: whether a section about why follows anyway.
+    """
+    plan = explanation.plan
+    if plan.transformer is not None:
+        return _model_answer(explanation, plan.transformer)
+    is_odd = is_one_chunk(plan) or plan.memory.strategy != "none"
+    why = (plan.decision.why,) if is_odd and not has_reasons else ()
+    return Section(
+        name="answer",
+        title=plan_name(plan),
+        scope=plan_scope(plan, profile=explanation.profile),
+        paragraphs=(plan_decision(plan), *why),
+        highlights=tuple(_layer_highlights(explanation)),
+        summary=_layer_summary(plan),
+        tables=(_phases(explanation),),
+    )
+
+
+def _doubts(plan: Plan) -> Section:
+    """Return how sure the choice of chunks is, and the plan's warnings."""
+    whole = plan.transformer
+    paragraphs = (how_sure(plan),) if whole is None else ()
+    return Section(name="doubts", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings)))
+
+
+def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
+    plan = explanation.plan
+    times, verdict = plan.predicted, plan.decision
+    step, regret = times.step_seconds, verdict.expected_regret
+    gain = times.sequential_step_seconds / step if step else None
+    low, high = map(format_seconds, (times.p05_step_seconds, times.p95_step_seconds))
+    yield Highlight(name="One step of the layer", cell=Cell.seconds(step), note=f"{low} to {high}")
+    yield Highlight(
+        name="Against one chunk",
+        cell=Cell(text=f"{gain:.2f} ×" if gain else "–", value=gain),
+        note="as fast",
+    )
+    yield _memory_highlight(explanation, total_bytes(plan.memory))
+    binds = Cell.words(verdict.binding.capitalize())
+    yield Highlight(name="What binds", cell=binds, note=f"{times.trust} costs")
+    sure = verdict.probability_best
+    yield Highlight(
+        name="No other choice is better",
+        cell=Cell(text=probability_words(sure), value=sure, unit="1"),
+        note=f"if wrong, {percent(regret)} slower" if regret >= LEAST_REGRET else "of refits agree",
+    )
+
+
+def _memory_highlight(explanation: Explanation, num_bytes: int) -> Highlight:
+    limit = explanation.memory_limit_bytes
+    return Highlight(
+        name="Memory of one device",
+        cell=Cell.size(num_bytes),
+        note=f"of {format_bytes(limit)}" if limit else "",
+    )
+
+
+def _layer_summary(plan: Plan) -> str:
+    times = plan.predicted
+    span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
+    text = f"One step of the layer: {span}"
+    reuses = plan.memory.strategy != "none"
+    if not is_one_chunk(plan) and times.step_seconds and not reuses:
+        text += f", {times.sequential_step_seconds / times.step_seconds:.2f} × as fast as one chunk"
+    binding = plan.decision.binding
+    return f"{text}. {binding.capitalize()} {'bind' if binding == 'copies' else 'binds'}."
+
+
+def _phases(explanation: Explanation) -> Table:
+    plan, times = explanation.plan, explanation.plan.predicted
+    rows = [
+        _phase(
+            "forward", times.sequential_forward_seconds, times.forward_seconds, explanation.forward
+        ),
+        _phase(
+            "backward",
+            times.sequential_backward_seconds,
+            times.backward_seconds,
+            explanation.backward,
+        ),
+    ]
+    if times.overhead_seconds:
+        around = "gate" if is_tensor(plan) else "gate, sorting"
+        name = Cell.words("gate, choices" if plan.workload.gathers else around)
+        overhead = Cell.seconds(times.overhead_seconds)
+        rows.append((name, overhead, overhead, EMPTY))
+    memory = plan.memory
+    parts = (
+        f"states {format_bytes(memory.state_bytes)}, "
+        f"activations {format_bytes(memory.activation_bytes)}, "
+        f"buffers {format_bytes(memory.buffer_bytes)}"
+    )
+    return Table(
+        name="phases",
+        header=("phase", "one chunk", "planned", "exposed communication"),
+        rows=tuple(rows),
+        notes=(memory_words(explanation, total_bytes(memory), parts),),
+        is_narrow=True,
+    )
+
+
+def _phase(
+    name: str, one_chunk: float, planned: float, terms: PhaseTerms | None
+) -> tuple[Cell, ...]:
+    exposed = None if terms is None else terms.exposed_communication_seconds
+    return Cell.words(name), Cell.seconds(one_chunk), Cell.seconds(planned), Cell.seconds(exposed)
+
+
+def _model_answer(explanation: Explanation, whole: TransformerPlan) -> Section:
+    plan, memory = explanation.plan, whole.memory
+    chunks = () if plan.chunks is None else (_chunks(plan.chunks),)
+    layer = (_layer_in_model(plan),) if whole.moe_every else ()
+    return Section(
+        name="answer",
+        title=plan_name(plan),
+        scope=plan_scope(plan, profile=explanation.profile),
+        paragraphs=(
+            plan_decision(plan),
+            *chunks,
+            *layer,
+            memory_words(explanation, memory.total_bytes, name_memory(memory)),
+        ),
+        highlights=tuple(_model_highlights(explanation, whole)),
+        summary=_model_summary(explanation, whole),
+    )
+
+
+def _model_highlights(explanation: Explanation, whole: TransformerPlan) -> Iterator[Highlight]:
+    speed = whole.tokens_per_second_per_rank
+    yield Highlight(name="One step of the model", cell=Cell.seconds(whole.step_seconds))
+    yield Highlight(
+        name="Tokens a second", cell=Cell(text=f"{speed:,.0f}", value=speed), note="on each rank"
+    )
+    yield _memory_highlight(explanation, whole.memory.total_bytes)
+    yield Highlight(name="What binds", cell=Cell.words(WORDS[whole.binding].capitalize()))
+    yield Highlight(
+        name="Micro-batches",
+        cell=Cell.count(whole.num_micro_batches),
+        note=f"of {plural(whole.micro_batch_sequences, 'sequence')}",
+    )
+
+
+def _model_summary(explanation: Explanation, whole: TransformerPlan) -> str:
+    share = kinds_of(whole.parts).get(whole.binding, 0.0) / whole.step_seconds
+    binds = f"{WORDS[whole.binding].capitalize()} binds"
+    if share:
+        binds += f", {share:.0%} of the step"
+    return (
+        f"One step of the model: {format_seconds(whole.step_seconds)}, "
+        f"{whole.tokens_per_second_per_rank:,.0f} tokens a second and "
+        f"{device_word(explanation.profile)}. {binds}."
+    )
+
+
+def _chunks(chunks: Chunks) -> str:
+    size = format_bytes(chunks.chunk_bytes)
+    if not chunks.scatter:
+        return f"Keep model states whole on every rank, and reduce gradients in chunks of {size}."
+    where = "on the host (offload)" if chunks.offload else "in shards, one on each replica"
+    places = chunks.cache_bytes // chunks.chunk_bytes
+    return (
+        f"Keep model states in chunks of {size} {where}, {plural(places, 'chunk')} "
+        f"({format_bytes(chunks.cache_bytes)}) at a time in the cache."
+    )
+
+
+def _layer_in_model(plan: Plan) -> str:
+    if is_one_chunk(plan):
+        return "In each MoE layer leave a micro-batch in one chunk."
+    return f"In each MoE layer cut a micro-batch into {degrees_words(plan)}."

@@ -1,0 +1,270 @@
+"""A profile as sections: its machine, what each operation takes, and what disturbs what."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.units import format_bytes
+from moetune.report.fits import fit_figure, residual_figure
+from moetune.report.operations import (
+    BESIDE,
+    CLASSES,
+    OperationCurve,
+    interference_figure,
+    operations_of,
+    speeds_beside,
+)
+from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, plural
+from moetune.workflows.profiles import FoundProfile, ProfileInfo
+
+_FIRST = "all_to_all"
+_PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
+_RATES = {"bytes": (1e9, "GB/s"), "MACs": (1e12, "TMAC/s"), "elements": (1e9, "G/s")}
+_MOST_OF_A_KIND = 6
+
+
+def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
+    """Return the profile for a screen: every line, and the shapes behind it as a number."""
+    profile = found.profile
+    return (
+        _head(found),
+        _lines(profile),
+        _interference(profile),
+        *_fingerprint(profile),
+    )
+
+
+def profile_page(
+    found: FoundProfile, *, operation: str = "", here: str = ""
+) -> tuple[Section, ...]:
+    """Return the profile for a page: one operation drawn, and every operation in a table.
+
+    Args:
+        operation: key of the one that is drawn; where there is none such, the all-to-all of the
+            most ranks, else the first.
+        here: address that an operation's key is added to.
+    """
+    profile = found.profile
+    operations = operations_of(profile)
+    shown = next((one for one in operations if one.key == operation), None) or _first(operations)
+    drawn = (fit_figure(shown), residual_figure(shown)) if shown else ()
+    figures = (*drawn, interference_figure(profile.interference))
+    return (
+        _head(found),
+        Section(name="fit", figures=tuple(one for one in figures if one is not None)),
+        operations_section(operations, profile, shown=shown, here=here),
+        *_fingerprint(profile),
+    )
+
+
+def profile_report(found: FoundProfile) -> tuple[Section, ...]:
+    """Return the profile for a file without links: some operations of each kind drawn."""
+    profile = found.profile
+    operations = operations_of(profile)
+    drawn = (replace(fit_figure(one), name=f"fit-{one.key}") for one in _some(operations))
+    figures: tuple[Figure, ...] = (*drawn, interference_figure(profile.interference))
+    return (
+        _head(found),
+        Section(name="fits", figures=figures),
+        operations_section(operations, profile),
+        *_fingerprint(profile),
+    )
+
+
+def profiles_section(found: Sequence[ProfileInfo]) -> Section:
+    """Return the profiles of the store and the reference machines."""
+    table = Table(
+        name="profiles",
+        header=("name", "provenance", "machine", "from", "date"),
+        rows=tuple(
+            (
+                Cell.words(one.name),
+                Cell.words(one.provenance),
+                Cell.words(f"{one.num_devices} × {one.device}"),
+                Cell.words(" ".join(filter(None, (one.source, one.status)))),
+                Cell(text=one.created_at[:10], value=one.created_at or None),
+            )
+            for one in found
+        ),
+    )
+    return Section(name="profiles", tables=(table,))
+
+
+def machine_scope(profile: Profile) -> str:
+    """Return "64 × NVIDIA H200, 8 a node, 141 GiB each"."""
+    machine = profile.machine
+    return (
+        f"{machine.num_devices:,} × {machine.device}, {machine.devices_per_node} a node, "
+        f"{format_bytes(machine.memory_bytes)} each"
+    )
+
+
+def worst_quality(profile: Profile) -> str:
+    """Return the worst label of the profile's fits; "" where no error is known."""
+    lines: tuple[GemmLine | CollectiveLine | CopyLine, ...] = (
+        *profile.gemm, *profile.collective, *profile.copy,
+    )  # fmt: skip
+    errors = [line.error for line in lines]
+    labels = {error.quality for error in errors if error is not None}
+    return next((label for label in ("suspect", "usable", "good") if label in labels), "")
+
+
+def operations_section(
+    operations: Sequence[OperationCurve],
+    profile: Profile,
+    *,
+    shown: OperationCurve | None = None,
+    here: str = "",
+) -> Section:
+    """Return every operation with its line and its error.
+
+    Args:
+        shown: the one that is drawn.
+        here: address that an operation's key is added to; "" for no links.
+    """
+    rows = [*(_operation(one, shown=shown, here=here) for one in operations), *_lines_of(profile)]
+    return Section(name="operations", title="Operations", tables=(_table(rows),))
+
+
+def _head(found: FoundProfile) -> Section:
+    profile = found.profile
+    source = f" ({profile.citation})" if profile.citation else ""
+    origin = f"{profile.provenance.capitalize()}{source}; it {_PLACES[found.source]}."
+    samples = plural(len(profile.samples), "sample")
+    suspects = sum(sample.quality == "suspect" for sample in profile.samples)
+    return Section(
+        name="profile",
+        title=profile.name,
+        scope=machine_scope(profile),
+        paragraphs=(f"{origin} {samples}, digest {found.digest[:8]}.",),
+        notes=(_suspects(suspects, samples),) if suspects else (),
+    )
+
+
+def _suspects(count: int, samples: str) -> str:
+    verb = "varies" if count == 1 else "vary"
+    return (
+        f"{count:,} of {samples} {verb} too much to be trusted: measure again on a quiet machine."
+    )
+
+
+def _lines(profile: Profile) -> Section:
+    """Return one row for each line; what is known by points alone is counted."""
+    rows, points = list(_lines_of(profile)), Counter[str]()
+    for one in operations_of(profile):
+        if one.line is None or one.is_shape:
+            points[one.kind] += 1
+        else:
+            rows.append(_operation(one))
+    counted = ", ".join(f"{kind} ({count:,})" for kind, count in points.items())
+    notes = (f"Measured besides, shape by shape: {counted}.",) if counted else ()
+    table = replace(_table(rows), notes=notes)
+    return Section(name="operations", title="Operations", tables=(table,))
+
+
+def _table(rows: Sequence[tuple[Cell, ...]]) -> Table:
+    return Table(
+        name="operations",
+        header=("operation", "start-up", "rate", "points", "error", "p95", "quality"),
+        rows=tuple(rows),
+        wide=("points",),
+        empty="The profile knows the time of nothing.",
+    )
+
+
+def _operation(
+    one: OperationCurve, *, shown: OperationCurve | None = None, here: str = ""
+) -> tuple[Cell, ...]:
+    line = one.line
+    is_shown = shown is not None and one.key == shown.key
+    return (
+        Cell.words(
+            one.name,
+            href=f"{here}{one.key}#fit" if here else "",
+            mark="chosen" if is_shown else "",
+        ),
+        Cell.seconds(line.alpha_seconds if line else None),
+        _rate(line.beta_seconds, one.unit) if line else EMPTY,
+        Cell.count(one.num_points),
+        *_errors(one.error),
+    )
+
+
+def _lines_of(profile: Profile) -> Iterator[tuple[Cell, ...]]:
+    """Yield the lines over MACs of dtypes that were measured by shape."""
+    drawn = {one.name for one in operations_of(profile)}
+    for line in profile.gemm:
+        if f"gemm {line.dtype}" not in drawn:
+            yield _gemm(line)
+
+
+def _gemm(line: GemmLine) -> tuple[Cell, ...]:
+    return (
+        Cell.words(f"gemm {line.dtype}"),
+        Cell.seconds(line.alpha_seconds),
+        _rate(line.beta_seconds_per_mac, "MACs"),
+        EMPTY,
+        *_errors(line.error),
+    )
+
+
+def _rate(beta_seconds: float, unit: str) -> Cell:
+    factor, name = _RATES.get(unit, (1.0, ""))
+    if not beta_seconds or not name:
+        return EMPTY
+    return Cell(text=f"{1 / beta_seconds / factor:.3g} {name}", value=1 / beta_seconds)
+
+
+def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
+    if error is None:
+        return EMPTY, EMPTY, Cell(text="not known")
+    median, p95 = (
+        Cell(text=f"{100 * one:{'.3g' if one < 1 else ',.0f'}} %", value=one, unit="1")
+        for one in (error.median, error.p95)
+    )
+    return median, p95, Cell.words(error.quality, mark=error.quality)
+
+
+def _first(operations: Sequence[OperationCurve]) -> OperationCurve | None:
+    """Return the exchange of the most ranks, alone; without one, whatever comes first."""
+    exchanges = [one for one in operations if one.name.startswith(_FIRST)]
+    alone = [one for one in exchanges if "in flight" not in one.name]
+    return next(iter([*alone[-1:], *exchanges, *operations]), None)
+
+
+def _some(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
+    """Yield some of each kind: a full profile has a hundred shapes of GEMM."""
+    for kind in dict.fromkeys(one.kind for one in operations):
+        yield from [one for one in operations if one.kind == kind][:_MOST_OF_A_KIND]
+
+
+def _interference(profile: Profile) -> Section:
+    """Return the speeds that a page draws as a figure."""
+    if profile.interference.is_none:
+        words = "Nothing is known to disturb anything: interference 1.0 everywhere."
+        return Section(name="interference", paragraphs=(words,))
+    table = Table(
+        name="interference",
+        header=("speed of", *(f"beside {one}" for one in BESIDE)),
+        rows=tuple(
+            (Cell.words(name), *map(_speed, speeds_beside(profile.interference, one)))
+            for one, name in CLASSES.items()
+        ),
+    )
+    return Section(name="interference", title="Interference", tables=(table,))
+
+
+def _speed(speed: float | None) -> Cell:
+    return Cell(text="–" if speed is None else f"{speed:.2f}", value=speed, unit="1")
+
+
+def _fingerprint(profile: Profile) -> Iterator[Section]:
+    found = profile.fingerprint
+    if found.hardware:
+        rows = sorted(found.hardware.items())
+        table = facts("hardware", rows, header=("fact", "value"))
+        yield Section(name="hardware", title=f"Hardware {found.hardware_id}", tables=(table,))
+    if found.software:
+        table = facts("software", sorted(found.software.items()), header=("fact", "value"))
+        yield Section(name="software", title="Software", tables=(table,))

@@ -1,0 +1,152 @@
+"""A plan in words: what it is for, what to do, and how sure that is."""
+
+from moetune.domain.model import MODELS
+from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.profile import Profile
+from moetune.domain.units import format_bytes
+from moetune.report.section import percent, plural
+from moetune.solve.layer.words import HOW
+from moetune.workflows.explain import Explanation
+
+LEAST_REGRET = 5e-4
+_CERTAIN = 0.995
+"""Share of refits from which on a probability is "over 99 %": that all agree is not certainty."""
+_ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
+
+
+def plan_name(plan: Plan) -> str:
+    """Return "GPT-XL MoE layer", or what a layer or model without a name is."""
+    model, layer = MODELS.get(plan.inputs.model or ""), plan.inputs.layer
+    if plan.transformer is not None:
+        return model.title if model else f"Transformer {layer.d_model} wide"
+    name = model.title if model else f"MoE layer {layer.d_model} × {layer.d_hidden}"
+    return name + (" layer" if name.endswith("MoE") else "")
+
+
+def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
+    """Return "64 experts over 64 GPUs · 8,192 tokens per GPU · bfloat16".
+
+    Args:
+        profile: says what a rank is.
+    """
+    inputs, whole, device = plan.inputs, plan.transformer, device_word(profile)
+    tokens, devices = plural(inputs.tokens_per_rank, "token"), plural(inputs.world_size, device)
+    experts = plural(inputs.layer.num_experts, "expert")
+    if whole is not None:
+        layers = plural(whole.num_layers, "layer")
+        if whole.moe_every:
+            layers += f", {_every(whole.moe_every)} with experts · {experts}"
+        return f"{layers} · {devices} · {tokens} per {device} · {inputs.dtype}"
+    each = f"on every {device}" if is_tensor(plan) else f"per {device}"
+    if plan.workload.sequence_parallel:
+        each = f"in shards, one per {device}"
+    return f"{experts} over {devices} · {tokens} {each} · {inputs.dtype}"
+
+
+def plan_decision(plan: Plan) -> str:
+    """Return what to do, in one sentence or two."""
+    if plan.transformer is not None:
+        return _model_decision(plan, plan.transformer)
+    if is_tensor(plan):
+        return _tensor_decision(plan)
+    pipeline, strategy = plan.pipeline, plan.memory.strategy
+    kept = "keep all activations (strategy none)"
+    if strategy != "none":
+        kept = f"reuse memory with strategy {strategy}: {HOW[strategy]}"
+    if is_one_chunk(plan):
+        return f"Leave the tokens in one chunk, forward and backward, and {kept}."
+    is_usual = pipeline.order == "dispatch_first" or strategy != "none"
+    order = "" if is_usual else f", {_ORDERS[pipeline.order]}"
+    return f"Cut the tokens into {degrees_words(plan)}{order}, and {kept}."
+
+
+def how_sure(plan: Plan) -> str:
+    """Return the probability and the regret of the choice, and the next best."""
+    verdict, next_best = plan.decision, plan.decision.runner_up
+    text = f"How sure: {probability_words(verdict.probability_best)} that no other choice is better"
+    if verdict.expected_regret >= LEAST_REGRET:
+        text += f"; if wrong, {percent(verdict.expected_regret)} slower on average"
+    if next_best is None:
+        return f"{text}. There is no other choice."
+    step = plan.predicted.step_seconds
+    slower = next_best.step_seconds / step - 1 if step else 0.0
+    degrees = f"{next_best.forward_degree} and {next_best.backward_degree}"
+    if next_best.strategy != plan.memory.strategy:
+        degrees += f" with strategy {next_best.strategy}"
+    return f"{text}. Next best: {degrees} ({percent(slower, sign=True)})."
+
+
+def memory_words(explanation: Explanation, num_bytes: int, parts: str) -> str:
+    """Return what one device needs, of what, and what for."""
+    limit = explanation.memory_limit_bytes
+    of_limit = f" of {format_bytes(limit)}" if limit else ""
+    device = device_word(explanation.profile)
+    return f"Memory: {format_bytes(num_bytes)}{of_limit} per {device}: {parts}."
+
+
+def degrees_words(plan: Plan) -> str:
+    """Return "2 chunks forward and 5 backward"."""
+    pipeline = plan.pipeline
+    forward = plural(pipeline.forward_degree, "chunk")
+    return f"{forward} forward and {pipeline.backward_degree} backward"
+
+
+def probability_words(share: float) -> str:
+    """Return "84 %", but never 100."""
+    return "over 99 %" if share >= _CERTAIN else f"{100 * share:.0f} %"
+
+
+def is_one_chunk(plan: Plan) -> bool:
+    """Return whether nothing is cut, and so nothing hidden."""
+    return plan.pipeline.forward_degree == plan.pipeline.backward_degree == 1
+
+
+def is_tensor(plan: Plan) -> bool:
+    """Return whether the experts are shared by a tensor-parallel group."""
+    return plan.layout.expert_parallel == "tensor"
+
+
+def device_word(profile: Profile | None) -> str:
+    """Return what a rank is called: "GPU" where the profile says so."""
+    return "GPU" if profile is not None and profile.machine.kind == "cuda" else "rank"
+
+
+def _tensor_decision(plan: Plan) -> str:
+    in_shards = plan.workload.sequence_parallel
+    if is_one_chunk(plan):
+        exchanges = "one all-gather and one reduce-scatter" if in_shards else "one all-reduce"
+        return f"Leave the tokens in one chunk, forward and backward: {exchanges} each way."
+    how = "each chunk's all-reduce travels"
+    if in_shards:
+        how = "behind one all-gather each way, each chunk's reduce-scatter travels"
+    return f"Cut the tokens into {degrees_words(plan)}: {how} behind the next one's experts."
+
+
+def _model_decision(plan: Plan, whole: TransformerPlan) -> str:
+    layout = plan.layout
+    replicas = f"{plural(layout.dp, 'replica')} (dp)"
+    stages = "no stages" if layout.pp == 1 else f"{plural(layout.pp, 'stage')} (pp)"
+    tensor = "whole layers" if layout.tp == 1 else f"layers cut over {layout.tp} ranks (tp)"
+    experts = ""
+    if not whole.moe_every:
+        tensor = f"and {tensor}"
+    elif layout.expert_parallel == "tensor":
+        experts = ", and the experts shared by the same ranks, whose outputs are added"
+    elif layout.ep == 1:
+        experts = ", and all experts on every rank"
+    else:
+        experts = f", and experts exchanged among {layout.ep} replicas (ep)"
+    batches = plural(whole.num_micro_batches, "micro-batch", "micro-batches")
+    ways = [f"{batches} of {plural(whole.micro_batch_sequences, 'sequence')}"]
+    if whole.zero and plan.chunks is None:
+        ways.append("optimizer states sharded (ZeRO)")
+    if whole.recompute:
+        ways.append("blocks run forward again before their backward pass")
+    return f"Take {replicas}, {stages}, {tensor}{experts}. Run {', '.join(ways)}."
+
+
+def _every(number: int) -> str:
+    if number == 1:
+        return "all"
+    ending = {2: "nd", 3: "rd"}.get(number, "th")
+    return f"every {number}{ending}"

@@ -1,0 +1,456 @@
+"""Figures hold the numbers of the values they are drawn from."""
+
+import csv
+import io
+import json
+import random
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.domain.constraints import Constraints, LayoutPins
+from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
+from moetune.domain.plan import Plan, StageTime
+from moetune.domain.records import Stored
+from moetune.domain.request import PlanRequest
+from moetune.fit.costs import costs_of
+from moetune.fit.curve import leave_one_out
+from moetune.fit.resample import resample_costs
+from moetune.report.fits import (
+    NUM_DRAWS,
+    SEED,
+    fit_figure,
+    overlay_figure,
+    residual_figure,
+)
+from moetune.report.html import STATIC, figure_json, plotly_script
+from moetune.report.observed import (
+    drift_figure,
+    observed_figure,
+    rolling_median,
+    seen,
+    thinned,
+)
+from moetune.report.operations import OperationCurve, interference_figure, operations_of
+from moetune.report.plan_figures import (
+    Option,
+    degree_figure,
+    pareto_figure,
+    pareto_front,
+    parts_figure,
+    phases_figure,
+)
+from moetune.report.section import Figure, all_figures
+from moetune.report.theme import ROLES, count_text
+from moetune.report.timelines import stages_figure, timeline_figure
+from moetune.solve.predict import plan_timelines
+from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.plan import make_plan
+from moetune.workflows.views.explanation import reasons
+from moetune.workflows.views.figures import options_of
+from tests.report.lab import lab_plan, lab_profile, observations
+from tests.solve.clusters import GB, cluster_profile
+
+ROLE = re.compile(r"@(\w+)(?:/[\d.]+)?")
+
+
+def plan_figures(explanation: Explanation) -> tuple[Figure, ...]:
+    """Return what a page draws of a plan."""
+    return all_figures(reasons(explanation, is_drawn=True))
+
+
+def operation(name: str) -> OperationCurve:
+    return next(one for one in operations_of(lab_profile()) if one.name == name)
+
+
+def traces(figure: Figure) -> dict[str, dict[str, Any]]:
+    """Return the traces by name."""
+    data: Any = figure.drawing["data"]
+    return {one.get("name", ""): one for one in data}
+
+
+def kept(plan: Plan, count: int) -> list[Stored[Any]]:
+    found = observations(plan, count)
+    return [
+        Stored(id=at + 1, created_at=f"2026-11-20T{at // 60:02}:{at % 60:02}:00.000", value=one)
+        for at, one in enumerate(found)
+    ]
+
+
+def figures() -> Iterator[Figure]:
+    found = seen(kept(lab_plan(), 40))
+    for one in operations_of(lab_profile()):
+        yield fit_figure(one)
+        residual = residual_figure(one)
+        if residual is not None:
+            yield residual
+    yield interference_figure(lab_profile().interference)
+    yield from plan_figures(explain_plan(lab_plan(), profile=lab_profile()))
+    yield phases_figure({"one": lab_plan(), "other": lab_plan(1024)})
+    yield degree_figure({"one": lab_plan(), "other": lab_plan(1024)})
+    yield from (observed_figure(found), drift_figure(found))
+
+
+def resolved(value: object) -> Any:
+    """Return the figure with a colour in place of each role."""
+    text = json.dumps(value)
+    return json.loads(ROLE.sub("#123456", text))
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Figure]:
+    return list(figures())
+
+
+def test_every_figure_is_one_that_plotly_knows(drawn: list[Figure]) -> None:
+    assert len(drawn) > 20
+    for figure in drawn:
+        go.Figure(resolved(figure.drawing))
+
+
+def test_every_colour_is_a_role_with_a_light_and_a_dark_value(drawn: list[Figure]) -> None:
+    sheet = (STATIC / "moetune.css").read_text()
+    script = (STATIC / "moetune.js").read_text()
+    used = {role for one in drawn for role in ROLE.findall(json.dumps(one.drawing))}
+    assert used <= set(ROLES)
+    for role in ROLES:
+        assert re.search(rf"--{role}: light-dark\(#\w+, #\w+\);", sheet), role
+        assert f'"{role}"' in script
+
+
+def test_every_row_has_the_columns_of_its_header_and_survives_csv(
+    drawn: list[Figure],
+) -> None:
+    for figure in drawn:
+        assert figure.rows, figure.title
+        header, *rows = csv.reader(io.StringIO(figure.csv))
+        assert tuple(header) == figure.header
+        assert len(rows) == len(figure.rows)
+        for text, row in zip(rows, figure.rows, strict=True):
+            for cell, value in zip(text, row, strict=True):
+                if isinstance(value, float):
+                    assert float(cell) == value
+                else:
+                    assert cell == ("" if value is None else str(value))
+
+
+def test_a_figure_cannot_end_the_script_element_it_stands_in() -> None:
+    plan = lab_plan()
+    figure = phases_figure({"</script><script>alert(1)</script>": plan})
+    text = figure_json(figure)
+    assert "<" not in text
+    assert json.loads(text) == json.loads(json.dumps(figure.drawing))
+
+
+def test_the_fit_shows_the_measured_medians_and_a_curve_through_them() -> None:
+    shown = operation("all_to_all, 8 ranks on 2 nodes")
+    figure = fit_figure(shown)
+    medians = traces(figure)["medians"]
+    for size, seconds in zip(medians["x"], medians["y"], strict=True):
+        raw = [
+            one
+            for sample in lab_profile().samples
+            if getattr(sample.point, "group_size", 0) == 8
+            and getattr(sample.point, "in_flight", 0) == 1
+            and getattr(sample.point, "num_bytes", 0) == size
+            for one in sample.seconds
+        ]
+        assert seconds == statistics.median(raw)
+    predicted = traces(figure)["predicted"]
+    costs = costs_of(lab_profile())
+    for size, seconds in zip(predicted["x"], predicted["y"], strict=True):
+        found = costs.collective(op="all_to_all", group_size=8, num_bytes=size)
+        assert seconds == pytest.approx(found.seconds, rel=1e-12)
+
+
+def test_the_band_is_that_of_the_draws_a_plan_is_judged_by() -> None:
+    figure = fit_figure(operation("all_to_all, 8 ranks on 2 nodes"))
+    draws = resample_costs(lab_profile(), num=NUM_DRAWS, seed=SEED)
+    rows = [row for row in figure.rows if row[0] == "predicted"][::7]
+    for _, size, seconds, low, high in rows:
+        assert isinstance(size, float)
+        assert isinstance(seconds, float)
+        found = [
+            one.collective(op="all_to_all", group_size=8, num_bytes=size).seconds for one in draws
+        ]
+        assert (low, high) == pytest.approx(tuple(np.percentile(found, (5, 95))))
+        assert isinstance(low, float)
+        assert isinstance(high, float)
+        assert low < seconds < high
+
+
+def test_residuals_are_those_of_points_left_out() -> None:
+    shown = operation("h2d pinned")
+    figure = residual_figure(shown)
+    assert figure is not None
+    left_out = [abs(float(row[1])) for row in figure.rows if row[1] is not None]
+    series = shown.found.series  # type: ignore[union-attr] # what has residuals has series
+    assert shown.line is not None
+    expected = leave_one_out(
+        sizes=series.sizes, seconds=series.medians, alpha_seconds=shown.line.alpha_seconds
+    )
+    assert left_out == pytest.approx(expected)
+    for (size, _, line), seconds in zip(figure.rows, series.medians, strict=True):
+        assert isinstance(size, float)
+        assert line == pytest.approx(shown.line.seconds(size) / seconds - 1)
+
+
+def test_a_published_profile_has_lines_with_a_band_and_no_points() -> None:
+    profile = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
+    for one in operations_of(profile):
+        figure = fit_figure(one)
+        assert {row[0] for row in figure.rows} == {"predicted"}
+        assert "medians" not in traces(figure)
+        assert residual_figure(one) is None
+
+
+def test_operations_have_keys_of_their_own() -> None:
+    for profile in (lab_profile(), load_profile_file(bundled_profiles()["v100-x256"])):
+        keys = [one.key for one in operations_of(profile)]
+        assert len(set(keys)) == len(keys)
+        assert all(re.fullmatch(r"[a-z0-9-]+", key) for key in keys)
+
+
+def test_two_profiles_are_drawn_over_each_other_each_with_its_own_times() -> None:
+    name = "all_to_all, 8 ranks on 2 nodes"
+    other = next(one for one in operations_of(lab_profile("after", slower=1.3)) if one.name == name)
+    figure = overlay_figure(operation(name), other, ("lab", "after"))
+    before, after = (
+        {row[1]: row[2] for row in figure.rows if row[0] == name} for name in ("lab", "after")
+    )
+    ratios = [float(after[size] or 0) / float(before[size] or 1) for size in before]
+    assert ratios == pytest.approx([1.3] * len(ratios), rel=0.05)
+
+
+def test_the_interference_matrix_names_every_speed_once() -> None:
+    table = Interference(
+        comp=CompSpeed(comm=0.91, mem=0.92, all=0.93),
+        comm=CommSpeed(comp=0.81, mem=0.82, all=0.83),
+        mem=MemSpeed(comp=0.71, comm=0.72, all=0.73),
+    )
+    assert set(interference_figure(table).rows) == {
+        ("computation", "communication", 0.91), ("computation", "copies", 0.92),
+        ("computation", "both others", 0.93), ("communication", "computation", 0.81),
+        ("communication", "copies", 0.82), ("communication", "both others", 0.83),
+        ("copies", "computation", 0.71), ("copies", "communication", 0.72),
+        ("copies", "both others", 0.73),
+    }  # fmt: skip
+
+
+def test_the_timeline_has_every_span_and_ends_when_the_plan_says() -> None:
+    plan = lab_plan()
+    forward, backward = plan_timelines(plan=plan, costs=costs_of(lab_profile()))
+    figure = timeline_figure(forward=forward, backward=backward)
+    assert len(figure.rows) == len(forward.spans) + len(backward.spans)
+    for phase, seconds in (
+        ("forward", plan.predicted.forward_seconds),
+        ("backward", plan.predicted.backward_seconds),
+    ):
+        ends = [row[5] for row in figure.rows if row[0] == phase]
+        assert max(float(end or 0) for end in ends) == pytest.approx(seconds)
+    bars = figure.drawing["data"]
+    assert isinstance(bars, list)
+    assert sum(len(bar["x"]) for bar in bars) == len(figure.rows)
+
+
+option = st.builds(
+    Option,
+    name=st.just("x"),
+    group=st.just("g"),
+    step_seconds=st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5]),
+    memory_bytes=st.integers(1, 6),
+)
+
+
+@given(st.lists(option, min_size=1, max_size=12))
+def test_the_pareto_front_is_what_no_other_option_beats(options: list[Option]) -> None:
+    def beats(one: Option, other: Option) -> bool:
+        no_worse = one.step_seconds <= other.step_seconds and one.memory_bytes <= other.memory_bytes
+        return no_worse and (
+            one.step_seconds < other.step_seconds or one.memory_bytes < other.memory_bytes
+        )
+
+    expected = {
+        (one.memory_bytes, one.step_seconds)
+        for one in options
+        if not any(beats(other, one) for other in options)
+    }
+    front = pareto_front(options)
+    assert [(one.memory_bytes, one.step_seconds) for one in front] == sorted(expected)
+
+
+def test_the_plan_is_among_its_options_with_its_own_time_and_memory() -> None:
+    for plan in (lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)):
+        options = options_of(explain_plan(plan, profile=lab_profile()))
+        (chosen,) = [one for one in options if one.is_chosen]
+        memory = plan.memory
+        total = memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
+        assert chosen.memory_bytes == total
+        assert chosen.step_seconds == pytest.approx(plan.predicted.step_seconds)
+        assert len(options) > 8
+        figure = pareto_figure(options, limit_bytes=plan.inputs.memory_limit_bytes)
+        assert [row[0] for row in figure.rows if row[5] == "yes"] == [chosen.name]
+
+
+def test_the_steps_of_the_degrees_are_what_the_plan_decides() -> None:
+    plan = lab_plan()
+    figure = degree_figure({"this plan": plan})
+    drawn = traces(figure)
+    rng = random.Random(0)
+    for _ in range(200):
+        tokens = rng.randint(1, 2**20)
+        decision = plan.decide(tokens)
+        at = max(i for i, low in enumerate(drawn["forward"]["x"]) if low <= tokens)
+        if tokens != plan.inputs.tokens_per_rank:
+            assert drawn["forward"]["y"][at] == decision.forward_degree
+            assert drawn["backward"]["y"][at] == decision.backward_degree
+
+
+def test_a_whole_models_parts_make_up_its_step_and_its_layouts_are_options() -> None:
+    profile = cluster_profile(num_devices=16, between=2 * GB)
+    plan = make_plan(PlanRequest(model="ppmoe-6.7b"), profile=profile)
+    whole = plan.transformer
+    assert whole is not None
+    found = explain_plan(plan, profile=profile)
+    rows = parts_figure(whole).rows
+    assert sum(float(row[1] or 0) for row in rows) == pytest.approx(whole.step_seconds)
+    names = [one.name for one in plan_figures(found)]
+    assert names[0] == "parts"
+    assert [one.is_chosen for one in options_of(found)].count(True) == 1
+    for figure in plan_figures(found):
+        go.Figure(resolved(figure.drawing))
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [LayoutPins(), LayoutPins(ep=16), LayoutPins(tp=4, dp=4), LayoutPins(ep=2, pp=8)],
+)
+def test_a_whole_models_layer_has_the_timeline_that_it_was_planned_with(
+    pins: LayoutPins,
+) -> None:
+    profile = cluster_profile(num_devices=16, between=2 * GB)
+    plan = make_plan(
+        PlanRequest(model="ppmoe-6.7b", constraints=Constraints(pins=pins)), profile=profile
+    )
+    figures = plan_figures(explain_plan(plan, profile=profile))
+    (timeline,) = (one for one in figures if one.name == "timeline")
+    wanted = (plan.predicted.forward_seconds, plan.predicted.backward_seconds)
+    for phase, seconds in zip(("forward", "backward"), wanted, strict=True):
+        ends = [float(row[5] or 0) for row in timeline.rows if row[0] == phase]
+        assert max(ends) == pytest.approx(seconds)
+
+
+def test_a_pipeline_is_drawn_with_every_pass_of_its_first_micro_batches() -> None:
+    stage = StageTime(num_blocks=1, forward_seconds=1.0, backward_seconds=2.0, send_seconds=0.0)
+    whole = stages_figure([stage] * 4, num_micro_batches=8)
+    passes = [row for row in whole.rows if str(row[1]).split()[0] != "send"]
+    assert len(passes) == 4 * 8 * 2
+    # 1F1B: (m + p - 1) (f + b), of which every stage works m (f + b).
+    assert "33.0 s" in whole.words
+    assert "27% of it" in whole.words
+    long = stages_figure([stage] * 4, num_micro_batches=1000)
+    assert "the first 75 of 1000 micro-batches" in long.words
+    go.Figure(resolved(long.drawing))
+
+
+def test_a_dense_model_has_no_timeline_of_experts() -> None:
+    profile = load_profile_file(bundled_profiles()["a100-x4"])
+    request = PlanRequest(model="gpt-2.7b", memory_limit_bytes=40 * 2**30)
+    plan = make_plan(request, profile=profile)
+    names = [one.name for one in plan_figures(explain_plan(plan, profile=profile))]
+    assert names[0] == "parts"
+    assert "timeline" not in names
+
+
+def test_a_plan_without_its_profile_still_shows_its_phases() -> None:
+    explanation = explain_plan(lab_plan(), profile=lab_profile())
+    without = type(explanation)(
+        plan=explanation.plan, forward=None, backward=None, strategies=(), profile=None, note="gone"
+    )
+    assert [one.name for one in plan_figures(without)] == ["phases", "degrees"]
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=400), st.integers(4, 60))
+def test_thinning_keeps_order_the_ends_and_every_extreme(values: list[float], most: int) -> None:
+    shown = thinned(values, most)
+    assert shown == sorted(set(shown))
+    assert len(shown) <= max(most, 4)
+    assert {0, len(values) - 1} <= set(shown)
+    drawn = [values[at] for at in shown]
+    assert (min(drawn), max(drawn)) == (min(values), max(values))
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=1, max_size=60), st.integers(1, 25))
+def test_the_rolling_median_is_that_of_the_last_values(values: list[float], window: int) -> None:
+    expected = [np.median(values[max(0, at - window + 1) : at + 1]) for at in range(len(values))]
+    assert rolling_median(values, window) == pytest.approx(expected)
+
+
+def test_drift_is_found_where_steps_become_slower() -> None:
+    found = seen(kept(lab_plan(), 600))
+    figure = drift_figure(found)
+    drift = [float(row[-1] or 0) for row in figure.rows]
+    assert drift[280] == pytest.approx(1.01, abs=0.02)
+    assert drift[-1] == pytest.approx(1.12, abs=0.02)
+
+
+def test_ten_thousand_observations_are_thinned_for_the_figure_and_whole_in_the_file() -> None:
+    plan = lab_plan()
+    some = observations(plan, 50) * 200
+    found = seen(
+        [
+            Stored(id=at, created_at="2026-11-20T00:00:00.000", value=one)
+            for at, one in enumerate(some)
+        ]
+    )
+    figure = observed_figure(found)
+    assert len(traces(figure)["observed"]["x"]) <= 600
+    assert len(figure.rows) == 10_000
+    assert "600" in figure.words or "598" in figure.words or "points are drawn" in figure.words
+
+
+def test_counts_are_named_by_powers_of_two() -> None:
+    named = [count_text(count) for count in (1, 512, 1024, 8192, 2**20, 3 * 2**19)]
+    assert named == ["1", "512", "1k", "8k", "1M", "1.5M"]
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(first: str, second: str) -> float:
+    light, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_is_readable_on_what_it_stands_on(theme: int) -> None:
+    sheet = (STATIC / "moetune.css").read_text()
+    colours = {
+        name: pair[theme]
+        for name, *pair in re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\)", sheet)
+    }
+    pairs: Sequence[tuple[str, str]] = [
+        *((text, ground) for text in ("ink", "muted", "accent", "warn")
+          for ground in ("page", "surface", "raised")),
+        ("surface", "accent"), ("surface", "second"), ("ink", "third"),
+    ]  # fmt: skip
+    for text, ground in pairs:
+        ratio = _contrast(colours[text], colours[ground])
+        assert ratio >= 4.5, f"{text} on {ground}: {ratio:.2f}"
+
+
+def test_plotly_is_found_with_its_version() -> None:
+    found = plotly_script()
+    assert found.file.stat().st_size > 10**6
+    assert re.fullmatch(r"\d+\.\d+\.\d+", found.version)

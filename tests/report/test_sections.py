@@ -1,0 +1,186 @@
+"""Sections carry values for programs, and every medium shows each of them."""
+
+import re
+from html import unescape
+
+import pytest
+
+from moetune.cli.render import Screen
+from moetune.report.html import environment
+from moetune.report.section import (
+    Cell,
+    Highlight,
+    Section,
+    Table,
+    facts,
+    percent,
+    plural,
+    seconds_span,
+    sentence,
+    values_of,
+)
+
+TABLE = Table(
+    name="phases",
+    header=("phase", "chunks", "step", "memory", "share", "why"),
+    rows=(
+        (
+            Cell.words("forward", mark="chosen"), Cell.count(12_345), Cell.seconds(0.0214),
+            Cell.size(3 * 2**30), Cell.share(0.123), Cell.words("it hides most"),
+        ),
+        (
+            Cell.words("backward"), Cell.count(2), Cell.seconds(None), Cell.size(None),
+            Cell.share(None), Cell.words("it hides nothing <&>"),
+        ),
+    ),
+    prose=("why",),
+    notes=("share: of the step",),
+)  # fmt: skip
+SECTION = Section(
+    name="answer",
+    title="A layer",
+    scope="64 experts",
+    paragraphs=("Cut the tokens.", "Because."),
+    highlights=(Highlight(name="Step", cell=Cell.seconds(0.0214), note="20 to 22 ms"),),
+    summary="One step: 21.4 ms (20.0–22.0).",
+    tables=(TABLE,),
+    notes=("Run `moetune profile` there.",),
+)
+
+
+def on_screen(capsys: pytest.CaptureFixture[str], *sections: Section, color: bool = True) -> str:
+    Screen(color=color).answer(sections)
+    return capsys.readouterr().out
+
+
+def on_page(*sections: Section) -> str:
+    """Return the words of the sections as a page shows them."""
+    template = '{% from "macros.html" import sections %}{{ sections(some, csv) }}'
+    html = environment().from_string(template).render(some=sections, csv=str)
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+
+def test_programs_get_numbers_in_si_units() -> None:
+    document = values_of(SECTION)
+    assert document["highlights"] == [
+        {"name": "Step", "value": 0.0214, "unit": "s", "note": "20 to 22 ms"}
+    ]
+    tables = document["tables"]
+    assert isinstance(tables, list)
+    (table,) = tables
+    assert table["header"] == ["phase", "chunks", "step", "memory", "share", "why"]
+    assert table["units"] == ["", "", "s", "B", "1", ""]
+    assert table["rows"] == [
+        ["forward", 12345, 0.0214, 3 * 2**30, 0.123, "it hides most"],
+        ["backward", 2, None, None, None, "it hides nothing <&>"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        "A layer", "64 experts", "Cut the tokens.", "Because.", "forward", "12,345", "21.4 ms",
+        "3.00 GiB", "12.3 %", "it hides most", "it hides nothing <&>", "share: of the step",
+        "moetune profile",
+    ],
+)  # fmt: skip
+def test_screen_and_page_show_the_same_facts(capsys: pytest.CaptureFixture[str], fact: str) -> None:
+    assert fact in " ".join(on_screen(capsys, SECTION).split())
+    assert fact in on_page(SECTION)
+
+
+def test_a_screen_says_the_highlights_in_a_sentence_and_a_page_in_large_print(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert SECTION.summary in on_screen(capsys, SECTION)
+    page = on_page(SECTION)
+    assert "Step 21.4 ms 20 to 22 ms" in page
+    assert SECTION.summary not in page
+
+
+def test_a_screen_prints_the_answer_first_and_doubts_last(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = " ".join(on_screen(capsys, SECTION).split())
+    order = ("A layer · 64 experts", "Cut the", "One step", "Because", "phase", "share:", "Run")
+    places = [words.index(one) for one in order]
+    assert places == sorted(places)
+
+
+def test_sentences_stand_under_the_table_row_by_row(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line.strip() for line in on_screen(capsys, SECTION).splitlines()]
+    header = next(line for line in lines if line.startswith("phase"))
+    assert "why" not in header
+    assert "forward: it hides most" in lines
+    assert next(line for line in lines if line.startswith("forward *")).split()[2] == "12,345"
+
+
+def test_numbers_are_flush_right_and_words_flush_left(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = on_screen(capsys, SECTION).splitlines()
+    header, first, second = (
+        next(line for line in lines if line.startswith(f"  {word}"))
+        for word in ("phase", "forward *", "backward")
+    )
+    end = header.index("chunks") + len("chunks")
+    assert first[:end].endswith("12,345")
+    assert second[:end].endswith(" 2")
+    assert TABLE.numbers == {1, 2, 3, 4}
+
+
+def test_without_colour_it_reads_as_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = on_screen(capsys, SECTION, color=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    coloured = on_screen(capsys, SECTION)
+    assert "\x1b[" in coloured
+    stripped = re.sub(r"\x1b\[[\d;]*m", "", coloured)
+    assert [line.rstrip() for line in stripped.splitlines()] == plain.splitlines()
+
+
+def test_a_table_fits_a_screen_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    long = Table(
+        name="long",
+        header=("a", "b", "c"),
+        rows=tuple(tuple(Cell.words(f"{at} word" * 12) for _ in range(3)) for at in range(3)),
+        wide=("b",),
+    )
+    text = on_screen(capsys, Section(name="long", tables=(long,)))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "b" not in text.splitlines()[0]
+
+
+def test_an_empty_table_says_so_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    section = Section(
+        name="none", tables=(Table(name="none", header=("a",), rows=(), empty="No."),)
+    )
+    assert on_screen(capsys, section).strip() == "No."
+    assert on_page(section) == "No."
+
+
+def test_facts_have_no_head_where_none_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    section = Section(name="pins", tables=(facts("pins", [("--tp", "4")]),))
+    assert on_screen(capsys, section).split() == ["--tp", "4"]
+    assert on_page(section) == "--tp 4"
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "sign", "text"),
+    [
+        (0.1234, 1, False, "12.3 %"), (0.1234, 1, True, "+12.3 %"), (-0.0001, 1, True, "+0.0 %"),
+        (-0.02, 1, True, "-2.0 %"), (16.39, 0, False, "1,639 %"),
+    ],
+)  # fmt: skip
+def test_percent_has_its_sign_and_no_negative_zero(
+    share: float, digits: int, *, sign: bool, text: str
+) -> None:
+    assert percent(share, digits=digits, sign=sign) == text
+
+
+def test_words_follow_their_numbers() -> None:
+    assert plural(1, "chunk") == "1 chunk"
+    assert plural(2048, "micro-batch", "micro-batches") == "2,048 micro-batches"
+    assert seconds_span(0.0214, 0.0206, 0.02251) == "21.4 ms (20.6–22.5)"
+    assert sentence("some sizes are missing") == "Some sizes are missing."
+    assert sentence("p05 is low: run `moetune profile`") == "p05 is low: run `moetune profile`"

@@ -1,0 +1,259 @@
+"""What is shown of plans, profiles and comparisons has the numbers of what it is made from."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.model import MODELS
+from moetune.domain.plan import Plan
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
+from moetune.domain.request import PlanRequest
+from moetune.report.section import Section, Table, all_figures, values_of
+from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.plan import make_plan
+from moetune.workflows.profiles import FoundProfile
+from moetune.workflows.views.comparison import (
+    machine_sections,
+    plan_differences,
+    whatif_sections,
+)
+from moetune.workflows.views.explanation import explanation_sections, reasons
+from moetune.workflows.views.model import model_section, models_section
+from moetune.workflows.views.plan import page_sections, plan_sections
+from moetune.workflows.views.profile import profile_page, profile_sections
+from moetune.workflows.whatif import WhatIf, change_plan
+from tests.report.lab import lab_plan, lab_profile
+
+
+@pytest.fixture(scope="module")
+def layer() -> Explanation:
+    return explain_plan(lab_plan(), profile=lab_profile())
+
+
+@pytest.fixture(scope="module")
+def model() -> Explanation:
+    profile = load_profile_file(bundled_profiles()["v100-x256"])
+    plan = make_plan(PlanRequest(model="ppmoe-6.7b", world_size=32), profile=profile)
+    return explain_plan(plan, profile=profile)
+
+
+def table_of(sections: tuple[Section, ...], name: str) -> Table:
+    return next(one for section in sections for one in section.tables if one.name == name)
+
+
+def columns(table: Table, *names: str) -> list[tuple[object, ...]]:
+    places = [table.header.index(name) for name in names]
+    return [tuple(row[at].value for at in places) for row in table.rows]
+
+
+def test_a_plan_shows_its_predicted_times_and_bytes(layer: Explanation) -> None:
+    plan, forward, backward = layer.plan, layer.forward, layer.backward
+    assert forward is not None
+    assert backward is not None
+    answer, doubts = plan_sections(layer)
+    times = plan.predicted
+    table = table_of((answer,), "phases")
+    assert columns(table, "phase", "one chunk", "planned", "exposed communication") == [
+        ("forward", times.sequential_forward_seconds, times.forward_seconds,
+         forward.exposed_communication_seconds),
+        ("backward", times.sequential_backward_seconds, times.backward_seconds,
+         backward.exposed_communication_seconds),
+        ("gate, sorting", times.overhead_seconds, times.overhead_seconds, None),
+    ]  # fmt: skip
+    memory = plan.memory
+    shown = {one.name: one.cell.value for one in answer.highlights}
+    assert shown == {
+        "One step of the layer": times.step_seconds,
+        "Against one chunk": times.sequential_step_seconds / times.step_seconds,
+        "Memory of one device": (
+            memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
+        ),
+        "What binds": plan.decision.binding.capitalize(),
+        "No other choice is better": plan.decision.probability_best,
+    }
+    assert len(doubts.notes) == len(plan.warnings)
+
+
+def test_an_explanation_shows_every_term_strategy_and_alternative(layer: Explanation) -> None:
+    plan, sections = layer.plan, explanation_sections(layer)
+    phases = (layer.forward, layer.backward)
+    seconds = ("transfer", "experts", "all experts", "exposed", "hidden", "planned")
+    assert columns(table_of(sections, "phases-terms"), "chunks", *seconds) == [
+        (
+            one.degree, one.transfer_seconds, one.compute_seconds, one.total_compute_seconds,
+            one.exposed_communication_seconds, one.hidden_seconds, one.seconds,
+        )
+        for one in phases if one is not None
+    ]  # fmt: skip
+    strategies = table_of(sections, "strategies")
+    names = ("strategy", "device", "peak", "host", "step", "Eq. 10")
+    assert columns(strategies, *names) == [
+        (
+            one.strategy, one.needed_bytes, one.peak_bytes, one.host_bytes or None,
+            one.step_seconds, one.paper_seconds,
+        )
+        for one in layer.strategies
+    ]  # fmt: skip
+    chosen = [row[0].value for row in strategies.rows if row[0].mark == "chosen"]
+    assert chosen == [plan.memory.strategy]
+    lost = [one for one in plan.alternatives if one.strategy == plan.memory.strategy]
+    assert columns(table_of(sections, "alternatives"), "chunks", "strategy", "step") == [
+        (f"{one.forward_degree} and {one.backward_degree}", one.strategy, one.step_seconds)
+        for one in lost
+    ]
+    ranges = table_of(sections, "ranges")
+    assert columns(ranges, "tokens per rank", "forward", "backward") == [
+        (low, forward, backward) for low, _, forward, backward in plan.pipeline.ranges
+    ]
+    words = [words for section in sections for words in (*section.paragraphs, *section.notes)]
+    assert plan.decision.why in words
+
+
+def test_pins_are_shown_as_the_flags_that_set_them(layer: Explanation) -> None:
+    pins = columns(table_of(explanation_sections(layer), "constraints"), "")
+    assert [row[0] for row in pins] == ["--max-degree"]
+
+
+def test_a_model_shows_its_layouts_and_the_parts_of_its_step(model: Explanation) -> None:
+    plan, whole = model.plan, model.plan.transformer
+    assert whole is not None
+    sections = plan_sections(model)
+    layouts = table_of(sections, "layouts")
+    others = [one for one in plan.alternatives if one.layout is not None]
+    found = [plan.layout, *(one.layout for one in others)]
+    assert columns(layouts, "dp", "ep", "tp", "pp", "experts") == [
+        (one.dp, one.ep, one.tp, one.pp, one.expert_parallel) for one in found if one is not None
+    ]
+    assert columns(layouts, "step", "memory")[0] == (whole.step_seconds, whole.memory.total_bytes)
+    tokens = plan.inputs.tokens_per_rank
+    for step, speed, slower in columns(layouts, "step", "tokens/s", "slower by")[1:]:
+        assert isinstance(step, float)
+        assert speed == pytest.approx(tokens / step)
+        assert slower == pytest.approx(step / whole.step_seconds - 1)
+    parts = table_of(sections, "parts")
+    assert [row[4].value for row in parts.rows[:-1]] == [part.seconds for part in whole.parts]
+    last = parts.rows[-1]
+    assert last[4].value == whole.step_seconds
+    assert last[2].value == pytest.approx(sum(part.forward_seconds for part in whole.parts))
+    shown = {one.name: one.cell.value for one in sections[0].highlights}
+    assert shown["Tokens a second"] == whole.tokens_per_second_per_rank
+
+
+def test_a_page_has_what_a_screen_has_and_figures_besides(
+    layer: Explanation, model: Explanation
+) -> None:
+    for explanation in (layer, model):
+        screen = explanation_sections(explanation)
+        page = (*page_sections(explanation), *reasons(explanation, is_drawn=True))
+        tables = {table.name: table for section in page for table in section.tables}
+        for section in screen:
+            for table in section.tables:
+                assert tables[table.name] == table
+        assert not all_figures(screen)
+        names = [one.name for one in all_figures(page)]
+        assert len(names) == len(set(names)) > 2
+        sections = [one.name for one in page]
+        assert len(sections) == len(set(sections))
+
+
+def test_without_the_profile_the_note_says_why_terms_are_missing(layer: Explanation) -> None:
+    without = replace(
+        layer, forward=None, backward=None, strategies=(), profile=None, note="the profile is gone"
+    )
+    sections = explanation_sections(without)
+    terms = next(one for one in sections if one.name == "terms")
+    assert terms.notes == ("The profile is gone.",)
+    assert not terms.tables
+    others = columns(table_of(sections, "alternatives"), "step")
+    layers = [one for one in without.plan.alternatives if one.layout is None]
+    assert others == [(one.step_seconds,) for one in layers]
+
+
+def test_a_profile_shows_every_line_it_has() -> None:
+    profile = lab_profile()
+    found = FoundProfile(profile=profile, source="store")
+    table = table_of(profile_sections(found), "operations")
+    alphas = {row[1].value for row in table.rows}
+    lines: tuple[GemmLine | CollectiveLine | CopyLine, ...] = (
+        *profile.gemm, *profile.collective, *profile.copy,
+    )  # fmt: skip
+    for line in lines:
+        assert line.alpha_seconds in alphas
+        assert line.error is not None
+        assert any(row[4].value == line.error.median for row in table.rows)
+    rates = {row[2].value for row in table.rows}
+    assert {1 / line.beta_seconds_per_byte for line in profile.collective} <= rates
+    assert {1 / line.beta_seconds_per_mac for line in profile.gemm} <= rates
+    page = table_of(profile_page(found, here="/x?operation="), "operations")
+    assert {row[0].text for row in table.rows} <= {row[0].text for row in page.rows}
+    (chosen,) = (row[0] for row in page.rows if row[0].mark == "chosen")
+    assert chosen.text == "all_to_all, 8 ranks on 2 nodes"
+
+
+def test_interference_is_shown_as_it_was_measured() -> None:
+    profile = lab_profile()
+    found = FoundProfile(profile=profile, source="store")
+    table = table_of(profile_sections(found), "interference")
+    speeds = profile.interference
+    assert [tuple(cell.value for cell in row[1:]) for row in table.rows] == [
+        (None, speeds.comp.comm, speeds.comp.mem, speeds.comp.all),
+        (speeds.comm.comp, None, speeds.comm.mem, speeds.comm.all),
+        (speeds.mem.comp, speeds.mem.comm, None, speeds.mem.all),
+    ]
+
+
+def test_plans_differ_in_the_fields_of_their_documents() -> None:
+    first, second = lab_plan(), lab_plan(memory_limit_bytes=120 * 2**20)
+    section = plan_differences(first, second, names=("one", "other"))
+    rows = {row[0].value: row for row in section.tables[0].rows}
+    limit = rows["inputs.memory_limit_bytes"]
+    assert (limit[1].value, limit[2].value, limit[2].text) == (None, 120 * 2**20, "120 MiB")
+    step = rows["predicted.step_seconds"]
+    assert step[3].value == second.predicted.step_seconds / first.predicted.step_seconds
+    assert "inputs.world_size" not in rows
+    assert not plan_differences(first, first, names=("a", "b")).tables[0].rows
+
+
+def test_profiles_differ_by_the_factor_that_one_is_slower() -> None:
+    sections = machine_sections(
+        lab_profile(), lab_profile("after", slower=1.3), names=("lab", "after")
+    )
+    rows = {row[0].value: row[3].value for row in sections[-1].tables[0].rows}
+    betas = [ratio for key, ratio in rows.items() if str(key).endswith("beta_seconds_per_byte")]
+    assert betas
+    for ratio in betas:
+        assert isinstance(ratio, float)
+        assert math.isclose(ratio, 1.3, rel_tol=0.05)
+
+
+def test_what_if_says_every_word_of_its_answer() -> None:
+    plan: Plan = lab_plan()
+    question = WhatIf(plan_id=plan.id, changes={"tokens_per_rank": 16384})
+    answer = change_plan(plan, profile=lab_profile(), question=question)
+    (words,) = whatif_sections(answer)
+    said = (words.title, *words.paragraphs)
+    assert set(answer.words) <= set(said)
+    drawn = whatif_sections(answer, is_drawn=True)
+    assert drawn[0] == words
+    assert {"phases", "degrees", "timeline"} <= {one.name for one in all_figures(drawn)}
+
+
+def test_every_named_model_is_listed_with_its_sizes() -> None:
+    table = models_section().tables[0]
+    assert columns(table, "name", "d_model", "tokens") == [
+        (one.name, one.d_model, one.tokens_per_rank) for one in MODELS.values()
+    ]
+    layer, whole = model_section(MODELS["ppmoe-6.7b"], world_size=64).tables
+    assert {row[0].text: row[1].text for row in layer.rows}["num_experts"] == "64"
+    assert {row[0].text: row[1].text for row in whole.rows}["num_layers"] == "24"
+    assert len(model_section(MODELS["tm-1"], world_size=4).tables) == 1
+
+
+def test_values_survive_json(layer: Explanation, model: Explanation) -> None:
+    for explanation in (layer, model):
+        for section in explanation_sections(explanation):
+            text = json.dumps(values_of(section), allow_nan=False)
+            assert json.loads(text) == values_of(section)
