@@ -179,7 +179,7 @@ def test_a_host_that_is_too_small_is_named_with_its_bytes() -> None:
 def test_without_copies_nothing_is_offloaded_and_the_hint_says_why() -> None:
     with pytest.raises(InfeasiblePlanError) as raised:
         solve_layout(question(copied=0.0))
-    assert "the profile has no copies" in raised.value.hint
+    assert "copies to the host were not measured" in raised.value.hint
 
 
 def test_a_model_of_30_billion_parameters_fits_one_device_of_40_gib() -> None:

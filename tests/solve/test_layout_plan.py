@@ -334,7 +334,7 @@ def test_a_layout_that_fits_nowhere_says_what_takes_the_memory_and_what_would_fi
         solve_layout(question(memory_bytes=3 * GIB))
     assert "optimizer" in raised.value.what
     assert raised.value.hint.startswith("nearest: 64 ranks instead of 32, or more memory")
-    assert raised.value.hint.endswith("the profile has no copies: run `moetune profile`")
+    assert raised.value.hint.endswith("copies to the host were not measured: run `moetune profile`")
     assert solve_layout(question(world_size=64, memory_bytes=3 * GIB)).plan.transformer is not None
 
 
