@@ -7,8 +7,9 @@ from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layout import AXES, Layout
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
+from moetune.solve.layout.candidates import Unfit
 from moetune.solve.layout.chunked import can_offload
-from moetune.solve.layout.search import LayoutSearch, Unfit
+from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.layout.words import name_layout, name_memory, name_setting
 

@@ -23,9 +23,10 @@ from moetune.solve.layer.memory import layer_memory, limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
 from moetune.solve.layer.words import beware
+from moetune.solve.layout.candidates import Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import can_chunk
 from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
-from moetune.solve.layout.search import Candidate, LayoutSearch, SearchResult, Unfit, try_all
+from moetune.solve.layout.search import LayoutSearch, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.layout.words import (
     binding_of,

@@ -11,7 +11,7 @@ from moetune.domain.plan import ModelBinding, ModelMemory, Part, PartName
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layout.search import Batching, Candidate
+from moetune.solve.layout.candidates import Batching, Candidate
 from moetune.solve.model.costs import CostPart
 from moetune.solve.model.stages import Stage
 
