@@ -41,7 +41,7 @@ def _seconds(memory_bytes: int) -> float:
     _, found = search_layouts(question)
     seconds = time.perf_counter() - started
     fitting, others = len(found.best), len(found.unfit)
-    print(f"  {fitting} layouts fit, {others} do not, {len(found.unpriced)} have no price")
+    print(f"  {fitting} layouts fit, {others} do not, {len(found.unpriced)} are not measured")
     return seconds
 
 

@@ -22,8 +22,8 @@ from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
+from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.plan import LayoutProblem, search_layouts
-from moetune.solve.layout.search import Candidate
 from moetune.solve.layout.words import parts_of
 
 NUM_RANKS, RANKS_PER_NODE = 4, 2

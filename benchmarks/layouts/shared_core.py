@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from moetune.domain.layout import Layout
-from moetune.solve.layout.search import Candidate
+from moetune.solve.layout.candidates import Candidate
 from moetune.solve.model.stages import PipelineTime, Stage
 
 

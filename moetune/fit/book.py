@@ -1,4 +1,4 @@
-"""What a profile knows of each operation: measured points, or else a published line."""
+"""The known operations of a profile: measured points, or else a published line."""
 
 import math
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Points:
 
 
 class Book:
-    """A profile's samples and lines by operation; what is not asked for is not worked out."""
+    """A profile's samples and lines by operation; what is not read is not worked out."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -68,12 +68,12 @@ class Book:
 
     @cached_property
     def comp_loss(self) -> Loss | None:
-        """What exchanges take from computation; None where not measured or overruled by hand."""
+        """Loss of computation to exchanges; None where not measured or overruled by hand."""
         return comp_loss(self.pool) if self._has_own_interference else None
 
     @cached_property
     def comm_loss(self) -> Loss | None:
-        """What computation adds to exchanges; None where not measured or overruled by hand."""
+        """Loss of exchanges to computation; None where not measured or overruled by hand."""
         return comm_loss(self.pool) if self._has_own_interference else None
 
     @cached_property
@@ -82,12 +82,12 @@ class Book:
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes with a matrix product."""
+        """The dtypes with a GEMM."""
         return tuple(sorted({dtype for dtype, _, _ in self.pool.gemm} | self._gemm_lines.keys()))
 
     @cached_property
     def products(self) -> tuple[tuple[str, Product], ...]:
-        """The measured forms of the matrix product, of each dtype."""
+        """The measured forms of the GEMM, of each dtype."""
         return tuple(sorted({(dtype, product) for dtype, product, _ in self.pool.gemm}))
 
     def surface(self, dtype: str, product: Product) -> Surface:
@@ -205,7 +205,7 @@ def _line(line: _AnyLine) -> Line:
 
 
 def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:
-    """Return the error for a dtype without any matrix product."""
+    """Return the error for a dtype without any GEMM."""
     return ProfileError(
         f"no GEMM measured in {dtype} ({_has(profile, known)})",
         f"measure it:  moetune profile --dtype {dtype} {_name(profile)}",
@@ -255,7 +255,7 @@ def _has(profile: Profile, known: Sequence[object]) -> str:
 
 
 def _name(profile: Profile) -> str:
-    """Return the options that add to the profile, or start one beside a published one."""
+    """Return the options that add to the profile, or start one next to a published one."""
     if profile.provenance == "measured":
         return f"--name {profile.name} --resume"
     return "--name NAME"

@@ -1,4 +1,4 @@
-"""Which of the collectives that a profile knows stands for the one that is asked for."""
+"""Stand-ins for collectives: the nearest group that a profile knows, and in what ratio."""
 
 import math
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class Source:
     """The nearest thing known of a collective.
 
     Args:
-        factor: its bytes that stand for one of what was asked for.
+        factor: its bytes that stand for one of the wanted bytes.
         cap: the best label of a prediction from it.
     """
 

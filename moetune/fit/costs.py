@@ -55,7 +55,7 @@ class ProfileCosts:
 
     @property
     def interference(self) -> Interference:
-        """How operations of different classes disturb each other."""
+        """Speed of each class while others run."""
         return self._curves.interference(self._book)
 
     def side_by_side(self, *, exchange_bytes: float, exchange_seconds: float) -> SideBySide:
@@ -92,7 +92,7 @@ class ProfileCosts:
     def gemm(
         self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
-        """Return the time of one product of `num_experts` experts with `rows` rows each.
+        """Return the time of one GEMM of `num_experts` experts with `rows` rows each.
 
         A measured shape is interpolated over its rows; another shape is blended from the
         measured ones (`fit.gemm.Surface`). A form that was not measured takes the time of
@@ -165,7 +165,7 @@ class ProfileCosts:
 
     @property
     def copy_mode(self) -> CopyMode | None:
-        """How activations are offloaded; None where copies were not measured both ways."""
+        """Way in which activations are offloaded; None where copies were not measured both ways."""
         known = {
             pinned: {way for way, how, both in self._book.copies() if how == pinned and not both}
             for pinned in (True, False)

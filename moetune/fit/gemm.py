@@ -1,4 +1,4 @@
-"""Matrix products of expert shapes, measured or between measured ones."""
+"""GEMMs of expert shapes, measured or between measured ones."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _UNCHECKED_SHAPE_ERROR = 0.30
 
 
 class Surface:
-    """The measured products of one dtype and one form, over (num_experts, d_in, d_out) and rows.
+    """The measured GEMMs of one dtype and one form, over (num_experts, d_in, d_out) and rows.
 
     A measured shape has its own curve over rows. Any other shape takes the roofline that fits
     them all best, corrected by what the measured shapes at the same number of rows do better
@@ -234,7 +234,7 @@ def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> At
 def work_ratio(wanted: AttentionKey, known: AttentionKey) -> float:
     """Return how many sequences of the known shape are as much work as one of the wanted.
 
-    Work is length² · heads · head_dim, of both products.
+    Work is length² · heads · head_dim, of both GEMMs.
     """
     _, length, heads, width, _ = wanted
     _, length_there, heads_there, width_there, _ = known

@@ -1,6 +1,6 @@
-"""How operations that run side by side slow each other down.
+"""Interference: by how much overlapped operations slow each other down.
 
-The table has one factor for each class beside each set of others. For computation beside
+The table has one factor for each class while each set of others runs. For computation beside
 exchanges one factor for all sizes does not do where the link's work runs on the cores that
 compute: an exchange then costs them a constant (its calls and wake-ups) and its copies, however
 long it takes on the wire. With gloo on two cores 0.25 ms and 0.1 to 0.6 ms a MiB were measured
@@ -46,7 +46,7 @@ def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Inter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Seconds lost to one exchange beside computation, by the one or by the other.
+    """Seconds lost to one exchange that overlaps computation, by the one or by the other.
 
     Args:
         sizes: bytes, ascending.
@@ -81,7 +81,7 @@ class Loss:
 def comp_loss(found: Pool) -> Loss | None:
     """Return what exchanges take from computation, None where that was not measured.
 
-    An exchange of t seconds beside which computation has speed σ takes (1 − σ)·t from it.
+    An exchange of t seconds during which computation has speed σ takes (1 − σ)·t from it.
     """
     exchange, alone = _exchange(found), found.interference.get(_COMP_ALONE)
     if exchange is None or not alone:
@@ -89,19 +89,19 @@ def comp_loss(found: Pool) -> Loss | None:
     baseline = statistics.median(alone)
     lost = {
         size: (1 - baseline / statistics.median(times)) * exchange.predict(size).seconds
-        for size, times in found.comp_beside.items()
+        for size, times in found.overlapped_comp.items()
     }
     return _loss(lost)
 
 
 def comm_loss(found: Pool) -> Loss | None:
-    """Return how much longer exchanges take beside computation, None where not measured."""
+    """Return how much longer exchanges take during computation, None where not measured."""
     exchange = _exchange(found)
     if exchange is None:
         return None
     lost = {
         size: statistics.median(times) - exchange.predict(size).seconds
-        for size, times in found.comm_beside.items()
+        for size, times in found.overlapped_comm.items()
     }
     return _loss(lost)
 

@@ -59,8 +59,8 @@ class Pool:
         rows: by op and dtype, over elements.
         attention: by dtype, length, heads, width of a head and direction, over sequences.
         interference: raw times by victim and the others that run.
-        comp_beside: raw times of computation, by the bytes of the exchanges beside it.
-        comm_beside: raw times of exchanges beside computation, by their bytes.
+        overlapped_comp: raw times of computation, by the bytes of the overlapped exchanges.
+        overlapped_comm: raw times of exchanges that overlap computation, by their bytes.
     """
 
     gemm: Mapping[GemmKey, Series]
@@ -69,8 +69,8 @@ class Pool:
     rows: Mapping[RowsKey, Series]
     attention: Mapping[AttentionKey, Series]
     interference: Mapping[InterferenceKey, tuple[float, ...]]
-    comp_beside: Mapping[int, tuple[float, ...]]
-    comm_beside: Mapping[int, tuple[float, ...]]
+    overlapped_comp: Mapping[int, tuple[float, ...]]
+    overlapped_comm: Mapping[int, tuple[float, ...]]
 
 
 def pool(samples: Iterable[Sample]) -> Pool:
@@ -79,7 +79,7 @@ def pool(samples: Iterable[Sample]) -> Pool:
     A sample with an error has no time to give and is left out, and so is a size of zero.
     """
     timed = [sample for sample in samples if sample.seconds and not sample.error]
-    interference, comp_beside, comm_beside = _interference(timed)
+    interference, overlapped_comp, overlapped_comm = _interference(timed)
     return Pool(
         gemm=_curves(
             timed,
@@ -106,8 +106,8 @@ def pool(samples: Iterable[Sample]) -> Pool:
             ),
         ),
         interference=interference,
-        comp_beside=comp_beside,
-        comm_beside=comm_beside,
+        overlapped_comp=overlapped_comp,
+        overlapped_comm=overlapped_comm,
     )
 
 
@@ -143,9 +143,9 @@ _Times = Mapping[int, tuple[float, ...]]
 def _interference(
     samples: Iterable[Sample],
 ) -> tuple[Mapping[InterferenceKey, tuple[float, ...]], _Times, _Times]:
-    """Return the times beside others, and by size those of computation and exchanges alone."""
+    """Return the times while others run, and by size those of computation and exchanges alone."""
     table: defaultdict[InterferenceKey, list[float]] = defaultdict(list)
-    beside: dict[ResourceClass, defaultdict[int, list[float]]] = {
+    overlapped: dict[ResourceClass, defaultdict[int, list[float]]] = {
         victim: defaultdict(list) for victim in ("comp", "comm")
     }
     for sample in samples:
@@ -154,13 +154,13 @@ def _interference(
                 InterferencePoint(victim="comp" as victim, others=("comm",), comm_bytes=size)
                 | InterferencePoint(victim="comm" as victim, others=("comp",), comm_bytes=size)
             ) if size:
-                beside[victim][size].extend(sample.seconds)
+                overlapped[victim][size].extend(sample.seconds)
             case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as at:
                 table[at.victim, frozenset(at.others) - {at.victim}].extend(sample.seconds)
             case _:
                 pass  # of a size, but not of computation and exchanges alone
     comp, comm = (
-        {size: tuple(times) for size, times in beside[victim].items()}
+        {size: tuple(times) for size, times in overlapped[victim].items()}
         for victim in ("comp", "comm")
     )
     return {key: tuple(times) for key, times in table.items()}, comp, comm

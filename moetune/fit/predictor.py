@@ -1,4 +1,4 @@
-"""How what a profile knows becomes predictors."""
+"""Predictors: curves and lines of one operation, with the trust in what they say."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,7 +17,7 @@ class Predictor(Protocol):
 
 
 class Curves(Protocol):
-    """How points, lines and blends become predictors: as they are, or drawn anew."""
+    """Source of predictors for points, lines and blends: nominal ones, or a random draw."""
 
     def interference(self, book: Book) -> Interference:
         """Return how operations of different classes disturb each other."""
@@ -63,7 +63,7 @@ class ExactCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capped:
-    """A predictor of something near to what was asked, so trusted no more than `cap`."""
+    """A predictor of a stand-in for what was wanted, so trusted no more than `cap`."""
 
     inner: Predictor
     cap: Trust

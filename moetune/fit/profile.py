@@ -1,4 +1,4 @@
-"""From samples to a profile."""
+"""Fit of a profile: samples to α–β lines with their errors."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

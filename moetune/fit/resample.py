@@ -1,4 +1,4 @@
-"""Many costs that one profile's noise allows: how sure is a decision?"""
+"""Many costs that the noise of one profile allows, for how sure a decision is."""
 
 import math
 import zlib
@@ -32,9 +32,9 @@ def resample_costs(
     curve's leave-one-out error, up to a spread of a factor of 2: noise of points averages out
     over a plan, a smooth error of a fit does not. Lines without samples have α and β each
     changed by their assumed error. Interference factors come from raw times drawn again, unless
-    the profile's factors are not those of its samples: then somebody set them, and they stay.
+    the profile's factors are not those of its samples: then they were set by hand, and kept.
 
-    An operation is drawn when it is first asked for; its draws depend on the seed and on the
+    An operation is drawn when it is first wanted; its draws depend on the seed and on the
     operation alone, not on the order of the questions.
 
     Args:

@@ -27,10 +27,10 @@ _CLASSES: Mapping[ResourceClass, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """How many times as fast as measured the parts of a machine are taken to be.
+    """Factors by which the parts of a machine are taken to be faster than measured.
 
     Args:
-        computation: products, attention and whatever else the ranks compute.
+        computation: GEMMs, attention and whatever else the ranks compute.
         communication: collectives and sends.
         copies: between host and device.
 
@@ -60,7 +60,7 @@ class Speeds:
 def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
     """Return the profile with every measured time divided by the speed of its part.
 
-    Start-up times and times per byte or product are divided alike, so that every curve keeps
+    Start-up times and times per byte or MAC are divided alike, so that every curve keeps
     its shape and every fit its relative error. How much operations disturb each other stays as
     it was measured. The profile is "modelled" and has a name of its own.
     """

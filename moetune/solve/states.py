@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from moetune.domain.units import dtype_bytes
 
 FULL_BYTES = 4
-"""Of a value in full precision: float32."""
+"""A value in full precision: float32."""
 _MOMENTS = 2
 """Adam's mean and variance."""
 
@@ -53,12 +53,6 @@ class StateBytes:
         """Return those of `torch.optim.Adam` on parameters of that dtype, without a master."""
         element = dtype_bytes(dtype)
         return cls(parameter=element, gradient=element, optimizer=_MOMENTS * element)
-
-    @classmethod
-    def sgd(cls, dtype: str, *, momentum: bool = False) -> "StateBytes":
-        """Return those of `torch.optim.SGD`."""
-        element = dtype_bytes(dtype)
-        return cls(parameter=element, gradient=element, optimizer=element * momentum)
 
     @classmethod
     def _mixed(cls, dtype: str, *, gradient: int) -> "StateBytes":

@@ -12,8 +12,13 @@ from moetune.domain.plan import Decision, Plan, TransformerPlan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span
-from moetune.solve.predict import plan_timelines
-from moetune.solve.trace import MICROSECONDS, overlap_share, stage_events, trace_events
+from moetune.solve.predict import (
+    MICROSECONDS,
+    overlap_share,
+    plan_timelines,
+    stage_events,
+    trace_events,
+)
 from moetune.workflows.verify import workload_of
 
 if TYPE_CHECKING:

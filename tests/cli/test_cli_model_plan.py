@@ -188,7 +188,7 @@ def test_plan_and_explain_say_what_is_cached_what_moves_and_what_shows(cli: Cli)
 def test_no_offload_is_infeasible_where_nothing_else_fits(cli: Cli) -> None:
     result = cli(*OFFLOADED, "--no-offload")
     assert result.code == 3
-    assert "leave --no-offload away" in result.err
+    assert "omit --no-offload" in result.err
     plan = cli(*OFFLOADED, "--no-offload", "--memory-limit", "80GiB", "--json").document
     assert plan["chunks"] is None
     assert plan["inputs"]["constraints"] == {"no-offload": "true"}

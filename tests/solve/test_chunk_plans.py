@@ -13,8 +13,9 @@ from moetune.domain.profile import CopyLine, Profile
 from moetune.domain.samples import Direction
 from moetune.fit.costs import costs_of
 from moetune.solve.chunks.cache import fewest_places, replay
-from moetune.solve.chunks.choose import HIDDEN, ChunkRoom, choose_chunks, pack_modules
-from moetune.solve.chunks.time import ChunkDevice, ChunkPrices, simulate
+from moetune.solve.chunks.choose import HIDDEN, ChunkBudget, choose_chunks, pack_modules
+from moetune.solve.chunks.prices import ChunkPrices
+from moetune.solve.chunks.time import ChunkDevice, simulate
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.model.prices import Prices
@@ -164,7 +165,7 @@ def test_states_are_where_the_step_is_fastest_whatever_else_would_fit(gib: float
 def test_no_offload_is_kept_or_refused_with_the_way_out() -> None:
     with pytest.raises(InfeasiblePlanError, match="memory binds") as raised:
         solve_layout(question(pins=LayoutPins(offload=False)))
-    assert raised.value.hint == "let model states live on the host: leave --no-offload away"
+    assert raised.value.hint == "let model states live on the host: omit --no-offload"
 
 
 def test_a_host_that_is_too_small_is_named_with_its_bytes() -> None:
@@ -178,7 +179,7 @@ def test_a_host_that_is_too_small_is_named_with_its_bytes() -> None:
 def test_without_copies_nothing_is_offloaded_and_the_hint_says_why() -> None:
     with pytest.raises(InfeasiblePlanError) as raised:
         solve_layout(question(copied=0.0))
-    assert "the profile has no copies" in raised.value.hint
+    assert "copies to the host were not measured" in raised.value.hint
 
 
 def test_a_model_of_30_billion_parameters_fits_one_device_of_40_gib() -> None:
@@ -213,9 +214,9 @@ def test_the_cache_is_the_smallest_whose_transfers_are_hidden_as_well(gib: int) 
     priced = prices.priced(layout=layout, groups=groups, sequences=2, one_chunk=True)
     costs = ChunkPrices(costs=asked.costs, groups=groups, dtype="float16", offload=True)
     modules = timed(modules_of(model, layout=layout, dtype="float16"), model=model, priced=priced)
-    room = ChunkRoom(device_bytes=gib * GIB, host_bytes=None, activation_bytes=0, buffer_bytes=0)
-    packed = pack_modules(modules, prices=costs, each=prices.state_bytes, room=room)
-    found = choose_chunks(modules, packed, prices=costs, room=room, recompute=False)
+    room = ChunkBudget(device_bytes=gib * GIB, host_bytes=None, activation_bytes=0, buffer_bytes=0)
+    packed = pack_modules(modules, prices=costs, each=prices.state_bytes, budget=room)
+    found = choose_chunks(modules, packed, prices=costs, budget=room, recompute=False)
     assert found is not None
     order = uses_of(modules, packed.moving, recompute=False)
     left = gib * GIB - 2 * model.token_parameters

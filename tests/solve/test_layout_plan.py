@@ -334,7 +334,7 @@ def test_a_layout_that_fits_nowhere_says_what_takes_the_memory_and_what_would_fi
         solve_layout(question(memory_bytes=3 * GIB))
     assert "optimizer" in raised.value.what
     assert raised.value.hint.startswith("nearest: 64 ranks instead of 32, or more memory")
-    assert raised.value.hint.endswith("the profile has no copies: run `moetune profile`")
+    assert raised.value.hint.endswith("copies to the host were not measured: run `moetune profile`")
     assert solve_layout(question(world_size=64, memory_bytes=3 * GIB)).plan.transformer is not None
 
 
@@ -371,7 +371,7 @@ def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
 def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> None:
     plan = solve_layout(question(without=("send",))).plan
     assert plan.layout.pp == 1
-    assert any("layouts have no price" in one for one in plan.warnings)
+    assert any("layouts are omitted" in one for one in plan.warnings)
     with pytest.raises(ProfileError, match="no send measured for 2 ranks"):
         solve_layout(question(without=("send",), pins=LayoutPins(pp=4)))
 

@@ -12,7 +12,8 @@ from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import CollectiveOp
-from moetune.solve.layout.search import LayoutSearch, SearchResult, try_all
+from moetune.solve.layout.candidates import SearchResult
+from moetune.solve.layout.search import LayoutSearch, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.model.prices import Prices
 from moetune.solve.model.runtime import MOETUNE, TargetRuntime

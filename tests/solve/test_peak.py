@@ -145,8 +145,7 @@ def test_rings_need_no_more_than_the_papers_formula(degree: int, strategy: Strat
         (StateBytes.adam("bfloat16"), 8),
         (StateBytes.of_layer("bfloat16"), 16),
         (StateBytes.of_model("bfloat16"), 18),
-        (StateBytes.sgd("float32"), 8),
-        (StateBytes.sgd("float32", momentum=True), 12),
+        (StateBytes(parameter=4, gradient=4, optimizer=0), 8),
     ],
 )
 def test_states_are_those_that_the_optimiser_keeps(states: StateBytes, per_parameter: int) -> None:

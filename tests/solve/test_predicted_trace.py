@@ -10,8 +10,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.samples import ResourceClass
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.timeline import Span
-from moetune.solve.predict import plan_timelines
-from moetune.solve.trace import overlap_share, trace_events
+from moetune.solve.predict import overlap_share, plan_timelines, trace_events
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 COSTS = LinearCosts(interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)))

@@ -17,14 +17,13 @@ from moetune.solve.layer.online import (
     GAIN,
     MAX_TRIALS,
     REPEATS,
-    Space,
     Tried,
     best_tried,
     is_clearly_worse,
     next_decision,
-    search_space,
 )
 from moetune.solve.layer.settled import Gap
+from moetune.solve.layer.trial_space import Space, search_space
 from tests.runtime.plans import small_plan
 
 SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4)

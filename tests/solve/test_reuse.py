@@ -87,7 +87,7 @@ def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
         copy_input=estimate(inputs),
         copy_middle=estimate(middle),
         sends_again=again and phase == "backward",
-        copies_beside=True,
+        copies_overlap=True,
         sorts_rows=False,
     )
     tasks = reuse_tasks(chunk=chunk, phase=phase, degree=degree)

@@ -1,4 +1,4 @@
-"""Which chunks a step gathers and which it gives up for them, in a cache of so many places.
+"""Belady cache of chunks: what a step gathers, and what it evicts for that.
 
 Eviction is Belady's: of the chunks that the use at hand does not need, the one whose next use is
 farthest. Steps repeat, so the next step's uses follow the last one. A chunk that leaves (it is
@@ -56,7 +56,7 @@ class Replay:
 
 
 def fewest_places(order: Sequence[Use]) -> int:
-    """Return the places without which a use has no room; two at least."""
+    """Return the fewest places that every use has its chunks in; two at least."""
     return max(FEWEST_PLACES, *(len(set(use.chunks)) for use in order), 0)
 
 
@@ -84,7 +84,7 @@ def replay(order: Sequence[Use], *, num_places: int) -> Replay:
 
 
 class NextUses:
-    """When every chunk of a repeated order is used next."""
+    """Next uses of every chunk in an order that repeats."""
 
     def __init__(self, order: Sequence[Use]) -> None:
         self._length = len(order)

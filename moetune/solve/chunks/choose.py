@@ -1,4 +1,4 @@
-"""The size of chunks and of the cache for them: Elixir's [S_FLAG, O_FLAG, C_SIZE], solved.
+"""Size of chunks and of their cache: Elixir's [S_FLAG, O_FLAG, C_SIZE], solved.
 
 Chunks are as large as the links need, and then of the size that wastes the least. The cache is
 the smallest one whose step is as short as the largest cache's that fits.
@@ -12,14 +12,8 @@ from moetune.domain.costs import Estimate
 from moetune.domain.plan import Chunks, ModelMemory
 from moetune.domain.units import dtype_bytes
 from moetune.solve.chunks.cache import FEWEST_PLACES, fewest_places, replay
-from moetune.solve.chunks.time import (
-    ChunkCost,
-    ChunkDevice,
-    ChunkPrices,
-    ChunkTime,
-    simulate,
-    trust_of_all,
-)
+from moetune.solve.chunks.prices import ChunkPrices, trust_of_all
+from moetune.solve.chunks.time import ChunkCost, ChunkDevice, ChunkTime, simulate
 from moetune.solve.chunks.uses import Module, uses_of
 from moetune.solve.states import StateBytes
 
@@ -58,13 +52,13 @@ class ChunkChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRoom:
-    """What chunks may take.
+class ChunkBudget:
+    """The memory that chunks may take.
 
     Args:
-        device_bytes: of the device, beside activations and buffers.
+        device_bytes: of the device, without activations and buffers.
         host_bytes: of the host, for one rank; None where unknown.
-        activation_bytes, buffer_bytes: what the device keeps besides.
+        activation_bytes, buffer_bytes: what else the device keeps.
     """
 
     device_bytes: int
@@ -90,7 +84,7 @@ class Packed:
     def moving(self) -> Mapping[int, Chunk]:
         """The chunks that come and go, by their index.
 
-        Fused ones stay, and those that no other rank has a share of, if the device has them.
+        Fused ones are resident, and so are those of one rank alone where the device has them.
         """
         return {
             index: one
@@ -99,66 +93,66 @@ class Packed:
         }
 
     @property
-    def staying(self) -> tuple[Chunk, ...]:
-        """The chunks that stay whole on the device."""
+    def resident(self) -> tuple[Chunk, ...]:
+        """The chunks that are whole on the device all the time."""
         moving = self.moving
         return tuple(one for index, one in enumerate(self.chunks) if index not in moving)
 
     @property
     def shard_elements(self) -> int:
-        """Of this rank's shards."""
+        """Elements of this rank's shards."""
         return sum(one.num_elements // one.group.ranks for one in self.moving.values())
 
     @property
     def place_bytes(self) -> int:
-        """Of one place of the cache; 0 where all chunks stay."""
+        """Bytes of one place of the cache; 0 where all chunks are resident."""
         return self.chunk_bytes if self.moving else 0
 
     @property
     def largest_bytes(self) -> int:
-        """Of the largest parameter."""
+        """Bytes of the largest parameter."""
         slots = (slot for chunk in self.chunks for slot in chunk.slots)
         return max(slot.num_elements for slot in slots) * self.each.parameter
 
     @property
     def host_bytes(self) -> int:
-        """What this rank has on its host: shards, their gradients and optimizer states."""
+        """Bytes that this rank has on its host: shards, their gradients and optimizer states."""
         return self.shard_elements * self.each.total if self.offload else 0
 
-    def memory(self, num_places: int, room: ChunkRoom) -> ModelMemory:
+    def memory(self, num_places: int, budget: ChunkBudget) -> ModelMemory:
         """Return the bytes on the device with a cache of so many places.
 
-        The largest gradient is there besides, until it is moved to its chunk's place.
+        The largest gradient is there, too, until it is moved to its chunk's place.
         """
-        on_device = sum(one.num_elements for one in self.staying)
+        on_device = sum(one.num_elements for one in self.resident)
         on_device += 0 if self.offload else self.shard_elements
         sizes = {
             "parameter_bytes": num_places * self.place_bytes + on_device * self.each.parameter,
             "gradient_bytes": on_device * self.each.gradient + self.largest_bytes,
             "optimizer_bytes": on_device * self.each.optimizer,
-            "activation_bytes": room.activation_bytes,
-            "buffer_bytes": room.buffer_bytes,
+            "activation_bytes": budget.activation_bytes,
+            "buffer_bytes": budget.buffer_bytes,
         }
         return ModelMemory(**sizes, total_bytes=sum(sizes.values()))
 
-    def most_places(self, room: ChunkRoom) -> int:
+    def most_places(self, budget: ChunkBudget) -> int:
         """Return the places that fit into the device's memory; at most one for each chunk."""
-        left = room.device_bytes + room.activation_bytes + room.buffer_bytes
-        left -= self.memory(0, room).total_bytes
+        left = budget.device_bytes + budget.activation_bytes + budget.buffer_bytes
+        left -= self.memory(0, budget).total_bytes
         most = max(len(self.moving), FEWEST_PLACES)
         return min(left // self.place_bytes, most) if self.place_bytes else most * (left >= 0)
 
 
 def pack_modules(
-    modules: Sequence[Module], *, prices: ChunkPrices, each: StateBytes, room: ChunkRoom | None
+    modules: Sequence[Module], *, prices: ChunkPrices, each: StateBytes, budget: ChunkBudget | None
 ) -> Packed:
     """Pack the parameters into chunks of the size that wastes the least.
 
     Sizes range from what the links need, and the largest parameter, to twice that, and leave
-    room for some of them on the device. All groups' chunks have the same size.
+    memory for some of them on the device. All groups' chunks have the same size.
 
     Args:
-        room: None for any size.
+        budget: None for any size.
     """
     parameters = [parameter for module in modules for parameter in module.parameters]
     widest = max((one.group for one in parameters), key=lambda group: group.ranks)
@@ -166,8 +160,8 @@ def pack_modules(
     largest = max(one.num_elements for one in parameters) * grain
     low = max(prices.worthwhile_bytes(widest.ranks), largest)
     high = low * _SPAN
-    if room is not None:
-        high = min(high, (room.device_bytes - _held(parameters, each, prices)) // _GOOD_PLACES)
+    if budget is not None:
+        high = min(high, (budget.device_bytes - _held(parameters, each, prices)) // _GOOD_PLACES)
     low, high = min(low, max(high, largest)), max(high, largest)
     sizes = (
         rounded_elements(widest, low + (high - low) * step // _NUM_SIZES) * grain
@@ -191,7 +185,7 @@ def choose_chunks(
     packed: Packed,
     *,
     prices: ChunkPrices,
-    room: ChunkRoom,
+    budget: ChunkBudget,
     recompute: bool,
 ) -> ChunkChoice | None:
     """Return the smallest cache whose transfers are hidden as well as they can be.
@@ -206,17 +200,17 @@ def choose_chunks(
         ProfileError: a copy or a collective was not measured.
     """
     order = uses_of(modules, packed.moving, recompute=recompute)
-    most, fewest = packed.most_places(room), fewest_places(order)
-    if room.host_bytes is not None and packed.host_bytes > room.host_bytes:
+    most, fewest = packed.most_places(budget), fewest_places(order)
+    if budget.host_bytes is not None and packed.host_bytes > budget.host_bytes:
         return None
     if most < fewest:
         return None
     trial = _Trial(order, packed, prices)
-    return _choice(trial, _smallest_as_fast(trial, fewest, most), order, packed, room)
+    return _choice(trial, _smallest_as_fast(trial, fewest, most), order, packed, budget)
 
 
 def _choice(
-    trial: "_Trial", num_places: int, order: Sequence[Use], packed: Packed, room: ChunkRoom
+    trial: "_Trial", num_places: int, order: Sequence[Use], packed: Packed, budget: ChunkBudget
 ) -> ChunkChoice:
     found = replay(order, num_places=num_places)
     gathered = [gather.chunk for step in found.steps for gather in step]
@@ -234,7 +228,7 @@ def _choice(
         gathered_bytes=sum(moving[one].num_bytes for one in gathered) / len(found.steps),
         reduced_bytes=sum(moving[one].num_bytes for use in order for one in use.leaves),
         time=trial.time(num_places),
-        memory=packed.memory(num_places, room),
+        memory=packed.memory(num_places, budget),
         host_bytes=packed.host_bytes,
         trust=trial.trust,
     )
@@ -257,7 +251,7 @@ class _Trial:
             index: kinds[chunk.group, chunk.num_elements][0]
             for index, chunk in packed.moving.items()
         }
-        self._staying = prices.staying(packed.staying)
+        self._resident = prices.resident(packed.resident)
         self._known: dict[int, ChunkTime] = {}
         self.trust = trust_of_all([one for _, found in kinds.values() for one in found])
 
@@ -269,7 +263,7 @@ class _Trial:
                 replay(self._order, num_places=num_places),
                 costs=self._costs,
                 machine=self._machine,
-                staying=self._staying,
+                resident=self._resident,
             )
         return self._known[num_places]
 

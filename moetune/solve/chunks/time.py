@@ -1,20 +1,11 @@
-"""What one chunk's transfers and its optimizer step cost, and how large it must be to be worth it.
-
-A shard is 1/ranks of a chunk. The host sends and receives shards; ranks gather shards into chunks
-and scatter the sum of their gradients into shards (Elixir, "Fully symmetric partitioning").
-"""
+"""Time of a step in chunks: transfers, computation and optimizer on engines that overlap."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from moetune.domain.chunks import Chunk, ChunkGroup, Use
-from moetune.domain.costs import Costs, Estimate, least_trust
-from moetune.domain.samples import CollectiveOp, Direction
+from moetune.domain.chunks import Use
 from moetune.solve.chunks.cache import AT_START, Gather, Replay
-from moetune.solve.layer.costs import NOTHING
-from moetune.solve.model.groups import Group, Groups
-from moetune.solve.states import FULL_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +47,7 @@ class ChunkTime:
 
     @property
     def exposed_seconds(self) -> float:
-        """What the transfers add to the computation."""
+        """Seconds that the transfers add to the computation."""
         return max(0.0, self.seconds - self.compute_seconds)
 
     def step_seconds(self, num_micro_batches: int) -> float:
@@ -74,7 +65,7 @@ class ChunkTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDevice:
-    """What works at the same time.
+    """Engines of a device and its host that work at the same time.
 
     Args:
         copies_inline: the device itself copies, as a CPU does.
@@ -92,18 +83,18 @@ def simulate(
     *,
     costs: Mapping[int, ChunkCost],
     machine: ChunkDevice,
-    staying: ChunkCost | None = None,
+    resident: ChunkCost | None = None,
 ) -> ChunkTime:
     """Return the time of a steady state's micro-batch.
 
     Args:
         found: what `chunk_cache.replay` says of the order.
         costs: of every chunk of the order.
-        staying: of all chunks that never leave together, which are reduced last.
+        resident: of all chunks that never leave, together; they are reduced last.
     """
     runs = [_Step(gathers, costs, machine) for gathers in found.steps]
     for run in runs:
-        run.all(order, staying or ChunkCost())
+        run.all(order, resident or ChunkCost())
     count = len(runs)
     return ChunkTime(
         seconds=sum(run.end for run in runs) / count,
@@ -115,7 +106,7 @@ def simulate(
 
 
 class _Engines:
-    """When each engine is free."""
+    """Engines that each do one thing after another, and when they are free."""
 
     def __init__(self, machine: ChunkDevice) -> None:
         self._machine = machine
@@ -155,17 +146,17 @@ class _Step:
         self._whole: dict[int, float] = {}
         self._device_update = self._stored = self.updated = 0.0
 
-    def all(self, order: Sequence[Use], staying: ChunkCost) -> None:
-        """Run the uses, then reduce the chunks that stay, and update what the device has."""
+    def all(self, order: Sequence[Use], resident: ChunkCost) -> None:
+        """Run the uses, then reduce the resident chunks, and update what the device has."""
         for index, use in enumerate(order):
             while self._gathers and self._gathers[0].free_after < index:
                 self._gather(self._gathers.popleft())
             self._compute(index, use)
             self._reduce(index, use)
-        self.updated += staying.update
+        self.updated += resident.update
         device = self.engines.free("device")
-        self.end = max(self.engines.run("link", staying.reduce, ready=device), self._stored)
-        self.update_end = max(self.update_end, self.end + staying.update + self._device_update)
+        self.end = max(self.engines.run("link", resident.reduce, ready=device), self._stored)
+        self.update_end = max(self.update_end, self.end + resident.update + self._device_update)
 
     def _gather(self, one: Gather) -> None:
         times = self._reduced_until if one.was_reduced else self._used_until
@@ -192,127 +183,3 @@ class _Step:
             else:
                 self._device_update += cost.update
         self._reduced_until[index] = freed
-
-
-GOOD_SHARE = 0.9
-"""Of the best rate that a transfer has: from there on larger chunks gain little."""
-_SMALLEST_BYTES, _LARGEST_BYTES = 2**20, 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkPrices:
-    """The costs of chunks in one layout.
-
-    Args:
-        groups: of the layout; its `data` hold the dense parameters, its `replicas` the experts.
-        offload: shards live on the host, and so do their optimizer states.
-        scatter: states are sharded; else whole on every rank, and gradients all-reduced.
-    """
-
-    costs: Costs
-    groups: Groups
-    dtype: str
-    offload: bool = False
-    scatter: bool = True
-
-    def cost(self, chunk: Chunk) -> tuple[ChunkCost, tuple[Estimate, ...]]:
-        """Return what the chunk costs, and the estimates behind it.
-
-        Gradients go to the host in full precision, as masters take them.
-
-        Raises:
-            ProfileError: a copy or a collective was not measured.
-        """
-        ranks = chunk.group.ranks
-        shard = chunk.num_bytes / ranks
-        full = max(shard, chunk.num_elements / ranks * FULL_BYTES)
-        fetch, store = self._copy("h2d", shard), self._copy("d2h", full)
-        gather = self._collective("all_gather", chunk.group, shard)
-        reduce = self._collective("reduce_scatter", chunk.group, chunk.num_bytes)
-        update = self.update(chunk.num_elements / ranks, on_host=self.offload) or NOTHING
-        found = (fetch, gather, reduce, store, update)
-        fields = ("fetch", "gather", "reduce", "store", "update")
-        seconds = {name: one.seconds for name, one in zip(fields, found, strict=True)}
-        return ChunkCost(**seconds), found
-
-    def staying(self, chunks: Sequence[Chunk]) -> ChunkCost:
-        """Return what the chunks cost that stay whole on every rank, all together."""
-        reduces = (self._collective("all_reduce", one.group, one.num_bytes) for one in chunks)
-        update = self.update(sum(one.num_elements for one in chunks), on_host=False) or NOTHING
-        return ChunkCost(reduce=sum(one.seconds for one in reduces), update=update.seconds)
-
-    def update(self, num_elements: float, *, on_host: bool) -> Estimate | None:
-        """Return the optimizer's step on so many parameters; None where it was not measured."""
-        if not num_elements:
-            return NOTHING
-        ops = ("host_adam",) if self.has_host else ("host_adam", "adam")
-        for op in ops if on_host else ("adam",):
-            found = self.costs.rows_op(op=op, dtype=self.dtype, rows=num_elements, width=1)
-            if found is not None:
-                return found
-        return None
-
-    @property
-    def copies_inline(self) -> bool:
-        """Whether copies take the device's time: pageable memory, and a CPU's own."""
-        return self.costs.copy_mode != "pinned"
-
-    @property
-    def has_host(self) -> bool:
-        """Whether the host works beside the device, which a CPU is itself."""
-        return self.costs.copy_mode != "inline"
-
-    def worthwhile_bytes(self, ranks: int) -> int:
-        """Return the chunk from which on every transfer has a good share of its best rate.
-
-        The best rate is that of a chunk of 1 GiB; by an α–β line the share is reached at 9·α/β.
-
-        Args:
-            ranks: of the group that shares the chunk.
-        """
-        group = ChunkGroup(dtype=self.dtype, ranks=ranks, label="dense")
-        return max(_worthwhile(seconds) for seconds in self._transfers(group))
-
-    def _transfers(self, group: ChunkGroup) -> list[Callable[[int], float]]:
-        ranks = group.ranks
-        if not self.scatter:
-            return [lambda size: self._collective("all_reduce", group, size).seconds]
-        return [
-            lambda size: self._copy("h2d", size / ranks).seconds,
-            lambda size: self._copy("d2h", size / ranks).seconds,
-            lambda size: self._collective("all_gather", group, size / ranks).seconds,
-            lambda size: self._collective("reduce_scatter", group, size).seconds,
-        ]
-
-    def _copy(self, direction: Direction, num_bytes: float) -> Estimate:
-        if not self.offload:
-            return NOTHING
-        pinned = self.costs.copy_mode == "pinned"
-        return self.costs.copy(direction=direction, pinned=pinned, num_bytes=num_bytes)
-
-    def _collective(self, op: CollectiveOp, group: ChunkGroup, num_bytes: float) -> Estimate:
-        if group.ranks == 1:
-            return NOTHING
-        place = self._place(group)
-        return self.costs.collective(
-            op=op, group_size=place.size, num_bytes=num_bytes, num_nodes=place.num_nodes
-        )
-
-    def _place(self, group: ChunkGroup) -> Group:
-        return self.groups.replicas if group.label == "experts" else self.groups.data
-
-
-def trust_of_all(estimates: Sequence[Estimate]) -> Estimate:
-    """Return no time with the least trust of the estimates that take any."""
-    trust = least_trust(one.trust for one in estimates if one.seconds)
-    return Estimate(seconds=0.0, trust=trust)
-
-
-def _worthwhile(seconds: Callable[[int], float]) -> int:
-    largest = seconds(_LARGEST_BYTES)
-    size = _SMALLEST_BYTES
-    if not largest:
-        return size
-    while size < _LARGEST_BYTES and size / seconds(size) < GOOD_SHARE * _LARGEST_BYTES / largest:
-        size *= 2
-    return size

@@ -98,7 +98,7 @@ def _use(module: Module, chunk_of: Mapping[str, int], seconds: float) -> Use:
 
 
 def _with_leaves(order: Sequence[Use], has_gradients: Mapping[int, int]) -> tuple[Use, ...]:
-    """Let every chunk leave after its last use; from its first gradients on it has to stay.
+    """Let every chunk leave after its last use; from its first gradients on it is resident.
 
     Args:
         has_gradients: by chunk, the use that makes the first of them.

@@ -1,4 +1,4 @@
-"""Which degree each phase gets: bounds, ranking, and closed forms where costs are lines."""
+"""Degree of each phase: bounds, ranking, and closed forms where costs are lines."""
 
 import math
 from collections.abc import Sequence
@@ -97,7 +97,7 @@ class DegreeChooser:
         return self._smallest_best([self.time(phase, tokens, degree) for degree in allowed], tokens)
 
     def best(self, tokens: int) -> tuple[PhaseTime, PhaseTime]:
-        """Return both phases at their best degrees, with every time asked for once."""
+        """Return both phases at their best degrees, with every time computed once."""
         if self.is_closed or self.costs.world_size == 1:
             forward, backward = (
                 self.time(phase, tokens, self.degree(phase, tokens)) for phase in PHASES

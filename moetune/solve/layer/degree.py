@@ -1,4 +1,4 @@
-"""How long r chunks take, and which r is best (PipeMoE §III–IV, MPipeMoE §II-C).
+"""Time of r chunks, and the best r (PipeMoE §III–IV, MPipeMoE §II-C).
 
 Symbols: r chunks, t_d seconds of one chunk's all-to-all (dispatch and combine alike), t_e
 seconds of one chunk's experts, μ and σ the speeds of communication and of computation while

@@ -1,4 +1,4 @@
-"""The ways to share a layer's experts, and what a chunk costs in each.
+"""The three ways to share experts, and what a chunk costs in each.
 
 all to all        tokens travel to the experts and back: two collectives a chunk
 tensor parallel   every rank sees all tokens, and the outputs are all-reduced (PPMoE §3.3, Eq. 5)

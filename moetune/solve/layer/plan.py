@@ -1,4 +1,4 @@
-"""Costs and inputs to a plan: the one door of the solver."""
+"""Plan of one layer: candidates from costs, the best of them, and why it is the best."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -127,6 +127,13 @@ def solve_plan(
         device_memory_bytes=device_memory_bytes,
         num_nodes=num_nodes,
     )
+    plan = _plan_of(ranked, inputs=inputs, resamples=resamples, provenance=provenance)
+    return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
+
+
+def _plan_of(
+    ranked: RankedLayer, *, inputs: PlanInputs, resamples: Sequence[Costs], provenance: Provenance
+) -> Plan:
     ranking = ranked.best
     confidence = judge_choice(
         costs=ranking.costs,
@@ -139,7 +146,7 @@ def solve_plan(
         rivals=ranked.rivals,
     )
     others = ranking.others()
-    plan = Plan(
+    return Plan(
         id=inputs.plan_id,
         inputs=inputs,
         layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
@@ -157,7 +164,6 @@ def solve_plan(
             *ranking.pin_warnings(),
         ),
     )
-    return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
 
 
 def _doubts(

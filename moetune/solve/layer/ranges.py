@@ -1,4 +1,4 @@
-"""Few ranges where costs are measured: each as long as its degrees stay near the best.
+"""Ranges of tokens and their degrees: exact where costs are lines, few where they are measured.
 
 Measured curves have noise, and with it near-ties: the best degree would change at every other
 size, by nothing that anybody could measure.
@@ -17,7 +17,7 @@ from moetune.domain.plan import Range
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 
 TOLERANCE = 0.004
-"""How much slower than the best a phase may be at the solved sizes where costs are published.
+"""Tolerated loss of a phase against its best at the solved sizes, where costs are published.
 
 Between them a step loses a tenth of a percent more where curves ripple by 10 %.
 """
@@ -30,15 +30,15 @@ _Bools = NDArray[np.bool_]
 _Degrees = tuple[int, int]
 
 
-def cover(
+def fewest_ranges(
     *, chooser: DegreeChooser, sizes: Sequence[int], tokens: int, own: _Degrees
 ) -> tuple[Range, ...]:
     """Return the fewest ranges whose degrees are within the tolerance at all sizes in them.
 
-    Where measured chunks are not worth it, only the fewest are good (`choice.WORTH`).
+    Where measured chunks are not worth it, only the fewest are good (`choose.WORTH`).
 
     From left to right, each range goes on while any degree of either phase is good for all of
-    it: no cover has fewer. Then the change between two ranges is put where both take as long.
+    it: there are no fewer. Then the change between two ranges is put where both take as long.
 
     Args:
         sizes: to solve, ascending and with `tokens` among them; the last one ends the table.
@@ -212,7 +212,7 @@ def solve_ranges(
     are solved; between two neighbours that differ the change is bisected to the token. A pair of
     changes between two equal neighbours is not seen: a degree that is best over less than a
     tenth of T. Where costs are measured, degrees that are as good as the best at the same sizes
-    are held as long as they are (`solve.cover`). Where memory is reused every degree has to be
+    are held as long as they are (`fewest_ranges`). Where memory is reused every degree has to be
     simulated, and two sizes a factor of two are solved.
 
     Args:
@@ -225,7 +225,7 @@ def solve_ranges(
         few = STEPS_PER_OCTAVE if chooser.strategy == "none" else STEPS_WHERE_SIMULATED
         sizes = {*_samples(top, few), *_limits(chooser, top), tokens}
         own = forward_degree, backward_degree
-        return cover(chooser=chooser, sizes=sorted(sizes), tokens=tokens, own=own)
+        return fewest_ranges(chooser=chooser, sizes=sorted(sizes), tokens=tokens, own=own)
     samples = sorted({*_samples(top, STEPS_PER_OCTAVE), tokens})
     chosen: dict[Phase, int] = {"forward": forward_degree, "backward": backward_degree}
 
@@ -256,7 +256,7 @@ def _samples(top: int, steps_per_octave: int) -> Iterator[int]:
 
 
 def _limits(chooser: DegreeChooser, top: int) -> Iterator[int]:
-    """Yield the sizes beside which the degrees allowed change at once."""
+    """Yield the sizes at which the allowed degrees change, and their neighbours."""
     for phase in PHASES:
         yield from range(1, min(chooser.bounds.pinned(phase) or 1, top) + 1)
     if chooser.budget is not None:

@@ -1,4 +1,4 @@
-"""Every choice that one strategy and the memory allow for one size, in the order of its time."""
+"""Ranking of the degrees that one strategy and the memory allow, by time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -203,7 +203,7 @@ def _rank_reused(
 
 
 def _ranked(times: dict[int, PhaseTime], chosen: int, fitting: list[int]) -> tuple[PhaseTime, ...]:
-    """Return the degrees that fit beside the other phase's choice, the chosen one first."""
+    """Return the degrees that fit with the other phase's choice, the chosen one first."""
     order = sorted(fitting, key=lambda degree: (degree != chosen, times[degree].seconds, degree))
     return tuple(times[degree] for degree in order)
 

@@ -1,4 +1,4 @@
-"""How long a phase takes whose chunks share buffers: the fluid timeline of each strategy.
+"""Timeline of a phase whose chunks share buffers, for each memory strategy.
 
 Reused memory overwrites what the backward pass needs (MPipeMoE §III-D). What the experts
 received (T_DI) comes back from host memory (S1, S3) or is sent again (S2, S4); the
@@ -33,7 +33,7 @@ class ReusedChunk:
         after: the rest of the experts' work; T_M may be overwritten meanwhile.
         copy_input, copy_middle: T_DI and T_M to the host, or back.
         sends_again: whether T_DI is dispatched a second time.
-        copies_beside: whether an engine copies while the experts compute.
+        copies_overlap: whether an engine copies while the experts compute.
         sorts_rows: whether T_DI lies in one buffer by expert besides the two of the link.
     """
 
@@ -43,7 +43,7 @@ class ReusedChunk:
     copy_input: Estimate | None
     copy_middle: Estimate | None
     sends_again: bool
-    copies_beside: bool
+    copies_overlap: bool
     sorts_rows: bool
 
     @property
@@ -63,8 +63,8 @@ class ReusedChunk:
 
     @property
     def copy_stream(self) -> str:
-        """Who copies."""
-        return COPIES if self.copies_beside else COMPUTE
+        """The stream that copies: an engine of its own, or the computation's."""
+        return COPIES if self.copies_overlap else COMPUTE
 
 
 def chunk_of(
@@ -89,7 +89,7 @@ def chunk_of(
         copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
         copy_middle=copy(middle_elements(layer)) if strategy in OFFLOADS_MIDDLE else None,
         sends_again=is_backward and strategy in {"S2", "S4"},
-        copies_beside=costs.costs.copy_mode == "pinned",
+        copies_overlap=costs.costs.copy_mode == "pinned",
         sorts_rows=costs.sorts_rows,
     )
 
@@ -116,7 +116,7 @@ def at_least_seconds(
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
     transfers = chunk.num_transfers * chunk.transfer.seconds
     device, copies = degree * chunk.compute.seconds, degree * chunk.copies.seconds
-    busy = copies if chunk.copies_beside else device + copies
+    busy = copies if chunk.copies_overlap else device + copies
     return max(degree * transfers, transfers + device, busy)
 
 
@@ -221,26 +221,26 @@ def _halves(
 ) -> tuple[Estimate, Estimate]:
     """Return the experts' work up to T_M's last use, and after it.
 
-    Forward the products with W₁ (and W₃) and the activation come before, that with W₂ after.
-    Backward the products with W₂ and the activation's gradient come before.
+    Forward the GEMMs with W₁ (and W₃) and the activation come before, that with W₂ after.
+    Backward the GEMMs with W₂ and the activation's gradient come before.
     """
     num_first = costs.layer.num_gemms - 1
 
-    def products(*forms: Product, is_second: bool) -> list[Estimate]:
+    def gemms(*forms: Product, is_second: bool) -> list[Estimate]:
         count = 1 if is_second else num_first
         return count * [costs.gemm(form, rows=rows, is_second=is_second) for form in forms]
 
     activation, sorting = costs.activation(phase, rows), costs.sorting(rows)
     if phase == "forward":
         return (
-            total(sorting, *products("forward", is_second=False), activation),
-            total(*products("forward", is_second=True), sorting),
+            total(sorting, *gemms("forward", is_second=False), activation),
+            total(*gemms("forward", is_second=True), sorting),
         )
-    again = products("forward", is_second=False) if recompute else []
+    again = gemms("forward", is_second=False) if recompute else []
     gradients: tuple[Product, Product] = ("grad_input", "grad_weight")
     return (
-        total(sorting, *again, *products(*gradients, is_second=True), activation),
-        total(*products(*gradients, is_second=False), sorting),
+        total(sorting, *again, *gemms(*gradients, is_second=True), activation),
+        total(*gemms(*gradients, is_second=False), sorting),
     )
 
 

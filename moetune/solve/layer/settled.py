@@ -1,4 +1,4 @@
-"""Ranges that close while a job trains: Algorithm 1 of MPipeMoE, kept disjoint.
+"""Ranges of tokens that a search in training has settled: Algorithm 1 of MPipeMoE, disjoint.
 
 The paper keeps one range for each degree and merges every new size into it. Where the best
 degree does not only grow with the batch, such a range swallows those of others. Here only what
@@ -28,7 +28,7 @@ Span = tuple[int, int, Decision]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Where nothing is settled: what holds below and above it, None beyond the outermost."""
+    """A gap in what is settled: the decisions below and above it, None beyond the outermost."""
 
     below: Decision | None = None
     above: Decision | None = None
@@ -52,7 +52,7 @@ class Gap:
 
 
 class AdaptiveRanges:
-    """What is settled, by tokens, and the disjoint ranges that follow. Never changed in place.
+    """Settled decisions by tokens, and the disjoint ranges that follow. Never changed in place.
 
     Args:
         settled: decisions by the number of tokens that they were found for.

@@ -18,7 +18,7 @@ from moetune.solve.layer.times import StepTime
 
 UNLIMITED = 2**62
 KEPT_ONLY: tuple[Strategy, ...] = ("none",)
-"""Of a tensor-parallel group, which dispatches nothing that could be sent again."""
+"""The strategies of a tensor-parallel group: it dispatches nothing to be sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ def choose_strategy(
 ) -> RankedLayer:
     """Return the fastest strategy within the bounds and the memory.
 
-    Where costs are measured, keeping everything gives way only to a gain of `choice.WORTH`, and
-    strategies within `choice.NOISE` of each other are one: the first of them is taken.
+    Where costs are measured, keeping everything gives way only to a gain of `choose.WORTH`, and
+    strategies within `choose.NOISE` of each other are one: the first of them is taken.
 
     Raises:
         InfeasiblePlanError: nothing fits; the text names the smallest plan, and the hint what
@@ -105,13 +105,13 @@ def choose_strategy(
 
 
 def _allowed(costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
-    """Return the strategies that are not excluded by a pin, or because they have no price."""
+    """Return the strategies that no pin excludes and whose operations were measured."""
     copies = OFFLOADS_INPUT | OFFLOADS_MIDDLE
     if bounds.order == "dispatch_first" and bounds.strategy not in {None, "none"}:
         raise InfeasiblePlanError(
             f"strategy {bounds.strategy} with the order dispatch_first is infeasible: two buffers "
             "of received rows let two dispatches run ahead, no more",
-            "leave --order away, or take --order interleaved",
+            "omit --order, or take --order interleaved",
         )
     if bounds.strategy is None and bounds.order == "dispatch_first":
         return ["none"]
@@ -138,7 +138,7 @@ def _fastest(rankings: Sequence[Ranking]) -> Ranking:
 
 
 def all_contenders(ranked: RankedLayer) -> tuple[Contender, ...]:
-    """Return the candidates that were ranked; where the strategy was pinned, the others besides.
+    """Return the candidates that were ranked; where the strategy was pinned, the others, too.
 
     The chosen strategy's is the chosen step itself. The others are ranked with the caller's
     other pins.

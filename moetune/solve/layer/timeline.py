@@ -1,4 +1,4 @@
-"""The fluid simulation: tasks on streams that slow each other down while they overlap."""
+"""Fluid simulation: tasks on streams that slow each other down while they overlap."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Task(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When a task ran."""
+    """A task with its start and its end."""
 
     name: str
     resource: ResourceClass
@@ -52,7 +52,7 @@ class Timeline:
 def simulate(tasks: Sequence[Task], *, interference: Interference) -> Timeline:
     """Run the tasks, each as early as its stream and its dependencies let it.
 
-    A running task advances at the speed that `interference` gives its class beside the set of
+    A running task advances at the speed that `interference` gives its class among the set of
     classes that run at that instant; tasks of one class do not disturb each other.
 
     Raises:

@@ -16,7 +16,7 @@ from moetune.solve.layer.memory import middle_elements
 from moetune.solve.layer.reuse import chunk_of, reuse_timeline
 
 OVERHEAD_SHARE = 0.05
-"""Of the step, up to which what lies around the pipeline does not decide its trust."""
+"""Share of the step below which the overhead's trust does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class StepTime:
     def trust(self) -> Trust:
         """The least trust in any number behind the pipelined part.
 
-        What lies around it, often with the gate's tiny product outside all measured shapes,
+        What lies around it, often with the gate's tiny GEMM outside all measured shapes,
         counts only where it is a share worth the name.
         """
         phases = (self.forward, self.backward)

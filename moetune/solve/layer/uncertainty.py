@@ -1,4 +1,4 @@
-"""How sure a choice is: the same question asked of many refits of the same measurements."""
+"""Uncertainty of a choice: it is compared again under many refits of the measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ HOPELESS = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:
-    """What the refits say about the choice.
+    """Confidence in a choice, over the refits.
 
     Args:
         probability_best: share of them in which no other choice is better.
@@ -54,26 +54,13 @@ def judge_choice(
         strategy: the chosen one.
         rivals: the best step of each other strategy that fits.
     """
-    rivals = [one for one in rivals if one.seconds <= _nominal(costs, tokens, forward, backward)]
+    limit_seconds = _hopeless_seconds(costs, tokens, forward, backward)
+    rivals = [one for one in rivals if one.seconds <= limit_seconds]
     contenders = _shortlist(forward), _shortlist(backward)
     steps: list[float] = []
     regrets: list[float] = []
     for refit in (replace(costs, costs=one) for one in resamples or (costs.costs,)):
-        chosen = best = refit.overhead(tokens=tokens).seconds
-        for phase, degrees in zip(PHASES, contenders, strict=True):
-            times = [
-                phase_time(
-                    costs=refit,
-                    phase=phase,
-                    tokens=tokens,
-                    degree=degree,
-                    order=order,
-                    strategy=strategy,
-                ).seconds
-                for degree in degrees
-            ]
-            chosen += times[0]
-            best += min(times)
+        chosen, best = _compare(refit, tokens, contenders, order, strategy)
         for rival in rivals:
             best = min(best, _again(refit, rival, tokens, order).seconds)
         steps.append(chosen)
@@ -87,7 +74,37 @@ def judge_choice(
     )
 
 
-def _nominal(
+def _compare(
+    refit: LayerCosts,
+    tokens: int,
+    contenders: Sequence[Sequence[int]],
+    order: Order,
+    strategy: Strategy,
+) -> tuple[float, float]:
+    """Return the seconds of the chosen step and of the best one under a refit.
+
+    Args:
+        contenders: degrees of each phase, the chosen one first.
+    """
+    chosen = best = refit.overhead(tokens=tokens).seconds
+    for phase, degrees in zip(PHASES, contenders, strict=True):
+        times = [
+            phase_time(
+                costs=refit,
+                phase=phase,
+                tokens=tokens,
+                degree=degree,
+                order=order,
+                strategy=strategy,
+            ).seconds
+            for degree in degrees
+        ]
+        chosen += times[0]
+        best += min(times)
+    return chosen, best
+
+
+def _hopeless_seconds(
     costs: LayerCosts, tokens: int, forward: Sequence[PhaseTime], backward: Sequence[PhaseTime]
 ) -> float:
     """Return the time above which no refit makes a rival the best one."""

@@ -1,4 +1,4 @@
-"""Why a choice won, why others lost, and what to beware of, with figures."""
+"""Reasons in words: why a choice won, why others lost, what to beware of, with figures."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ HOW: dict[Strategy, str] = {
     "S3": "what the experts received waits in host memory, pre-activations are computed again",
     "S4": "tokens are sent again, pre-activations are computed again",
 }
-"""How each strategy gets back what the backward pass needs (MPipeMoE Table II)."""
+"""Words for the way in which a strategy gets back activations (MPipeMoE Table II)."""
 PAGEABLE = (
     "no copies from pinned memory were measured: activations are offloaded to pageable memory, in "
     "the place of computation"
@@ -58,9 +58,9 @@ def explain_choice(
         )
     if runner_up is None:
         return "One chunk each way is the only choice that the bounds leave."
-    beside = ""
+    speeds = ""
     if not interference.is_none:
-        beside = (
+        speeds = (
             f" Side by side, transfers run at {interference.comm.comp:.0%} of their speed "
             f"and experts at {interference.comp.comm:.0%}."
         )
@@ -69,12 +69,12 @@ def explain_choice(
         return (
             f"Overlapping is not worth it here: {_chunks(runner_up)} promise "
             f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)}, and "
-            f"{saved:.1%} of a step is less than such predictions miss.{beside}"
+            f"{saved:.1%} of a step is less than such predictions miss.{speeds}"
         )
     return (
         f"Overlapping cannot pay here: {_chunks(runner_up)} would take "
         f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)} "
-        f"({explain_loss(other=runner_up, best=step)}).{beside}"
+        f"({explain_loss(other=runner_up, best=step)}).{speeds}"
     )
 
 
@@ -105,7 +105,7 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
 def explain_strategy_loss(
     *, other: StepTime, needed_bytes: int, limit_bytes: int, best: StepTime
 ) -> str:
-    """Return why another strategy lost: it does not fit, or what it has to do besides."""
+    """Return why another strategy lost: it does not fit, or what more it has to do."""
     if needed_bytes > limit_bytes:
         return (
             f"does not fit: it needs {format_bytes(needed_bytes)}, "
@@ -118,10 +118,10 @@ def explain_strategy_loss(
         return "as fast"
     names = ("sends", "computes", "copies")
     more = zip(names, _all_seconds(other), _all_seconds(best), strict=True)
-    besides = [
+    more_work = [
         f"{name} {format_seconds(mine - its)} more" for name, mine, its in more if mine > its
     ]
-    reason = f"it {' and '.join(besides)}" if besides else "it hides less"
+    reason = f"it {' and '.join(more_work)}" if more_work else "it hides less"
     return f"+{100 * slower:.1f} %: {reason}"
 
 
@@ -145,7 +145,7 @@ def explain_peak(*, peak_bytes: int, limit_bytes: int) -> str:
     """Return by how much rings and routing data, which the formulas leave out, are too much."""
     return (
         f"with rings and routing data a step's peak is {format_bytes(peak_bytes)}, "
-        f"{format_bytes(peak_bytes - limit_bytes)} over the limit: leave it so much room"
+        f"{format_bytes(peak_bytes - limit_bytes)} over the limit: allow it so much more"
     )
 
 

@@ -1,4 +1,4 @@
-"""Chunked model states in a layout: sharded over replicas, and offloaded where copies are known.
+"""Chunked model states of a layout: sharded over replicas, offloaded where copies were measured.
 
 Chunks are for whole models on every rank of a replica's own: tp and pp are 1.
 """
@@ -12,8 +12,14 @@ from moetune.domain.layout import Layout
 from moetune.domain.plan import Chunks, ModelMemory
 from moetune.domain.units import dtype_bytes
 from moetune.solve.chunks.cache import fewest_places
-from moetune.solve.chunks.choose import ChunkChoice, ChunkRoom, Packed, choose_chunks, pack_modules
-from moetune.solve.chunks.time import ChunkPrices
+from moetune.solve.chunks.choose import (
+    ChunkBudget,
+    ChunkChoice,
+    Packed,
+    choose_chunks,
+    pack_modules,
+)
+from moetune.solve.chunks.prices import ChunkPrices
 from moetune.solve.chunks.uses import Module, modules_of, timed, uses_of
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.prices import Priced, Prices
@@ -25,7 +31,7 @@ def can_chunk(layout: Layout, prices: Prices) -> bool:
 
 
 def can_offload(costs: Costs) -> bool:
-    """Return whether copies to the host and back have a price."""
+    """Return whether copies to the host and back were measured."""
     return costs.copy_mode is not None
 
 
@@ -45,28 +51,28 @@ class Chunker:
     host_bytes: int | None
 
     def choose(
-        self, *, priced: Priced, beside: ModelMemory, offload: bool, recompute: bool
+        self, *, priced: Priced, others: ModelMemory, offload: bool, recompute: bool
     ) -> ChunkChoice | None:
         """Return the best chunks and cache; None where they do not fit.
 
         Args:
-            beside: activations and buffers of the same setting; its states do not count.
+            others: activations and buffers of the same setting; its states do not count.
 
         Raises:
             ProfileError: a copy or a collective was not measured.
         """
-        room, prices = self._room(beside), self._prices(offload=offload)
+        budget, prices = self._budget(others), self._prices(offload=offload)
         modules = self._modules()
-        packed = pack_modules(modules, prices=prices, each=self.prices.state_bytes, room=room)
+        packed = pack_modules(modules, prices=prices, each=self.prices.state_bytes, budget=budget)
         return choose_chunks(
             timed(modules, model=self.prices.model, priced=priced),
             packed,
             prices=prices,
-            room=room,
+            budget=budget,
             recompute=recompute,
         )
 
-    def least(self, *, beside: ModelMemory, offload: bool) -> tuple[ModelMemory, int]:
+    def least(self, *, others: ModelMemory, offload: bool) -> tuple[ModelMemory, int]:
         """Return the least memory on the device, and what it takes of the host."""
         modules = self._modules()
         parameters = [parameter for module in modules for parameter in module.parameters]
@@ -78,13 +84,13 @@ class Chunker:
             offload=offload,
         )
         fewest = fewest_places(uses_of(modules, packed.moving, recompute=False))
-        return packed.memory(fewest, self._room(beside)), packed.host_bytes
+        return packed.memory(fewest, self._budget(others)), packed.host_bytes
 
     def replicated(self) -> Chunks:
         """Return the chunks of states that stay whole on every rank: gradients travel in them."""
         prices = replace(self._prices(offload=False), scatter=False)
         packed = pack_modules(
-            self._modules(), prices=prices, each=self.prices.state_bytes, room=None
+            self._modules(), prices=prices, each=self.prices.state_bytes, budget=None
         )
         return Chunks(
             chunk_bytes=packed.chunk_bytes,
@@ -104,11 +110,11 @@ class Chunker:
             costs=self.prices.costs, groups=self.groups, dtype=self.prices.dtype, offload=offload
         )
 
-    def _room(self, beside: ModelMemory) -> ChunkRoom:
-        taken = beside.activation_bytes + beside.buffer_bytes
-        return ChunkRoom(
+    def _budget(self, others: ModelMemory) -> ChunkBudget:
+        taken = others.activation_bytes + others.buffer_bytes
+        return ChunkBudget(
             device_bytes=self.limit_bytes - taken,
             host_bytes=self.host_bytes,
-            activation_bytes=beside.activation_bytes,
-            buffer_bytes=beside.buffer_bytes,
+            activation_bytes=others.activation_bytes,
+            buffer_bytes=others.buffer_bytes,
         )

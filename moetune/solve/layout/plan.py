@@ -1,12 +1,11 @@
-"""What would fit where no layout does: fewer pins, or more ranks."""
+"""Plan of a whole model: the fastest layout that fits, and the plan of its MoE layer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import EXPERT_PARALLEL, Bounds, LayoutPins
 from moetune.domain.costs import Costs
-from moetune.domain.errors import InputError, ProfileError
-from moetune.domain.layout import Layout
+from moetune.domain.errors import ProfileError
 from moetune.domain.model import Transformer
 from moetune.domain.plan import (
     Alternative,
@@ -24,8 +23,10 @@ from moetune.solve.layer.memory import layer_memory, limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
 from moetune.solve.layer.words import beware
-from moetune.solve.layout.chunked import can_chunk, can_offload
-from moetune.solve.layout.search import Candidate, LayoutSearch, SearchResult, Unfit, try_all
+from moetune.solve.layout.candidates import Candidate, SearchResult, Unfit
+from moetune.solve.layout.chunked import can_chunk
+from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
+from moetune.solve.layout.search import LayoutSearch, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.layout.words import (
     binding_of,
@@ -33,67 +34,24 @@ from moetune.solve.layout.words import (
     explain_layout,
     explain_layout_loss,
     explain_unfit,
-    left_out,
     not_measured,
     not_ours,
-    nothing_fits,
+    omitted,
     parts_of,
     trust_of,
 )
 from moetune.solve.model.prices import Prices, one_chunk_of
 from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 
-MOST_DOUBLINGS = 8
-COPIES = "states on the host have no price, the profile has no copies: run `moetune profile`"
-
-
-def what_would_fit(search: LayoutSearch, *, inputs: PlanInputs) -> str:
-    """Return the change that leaves the most as it is: a pin, then the number of ranks."""
-    pins, costs = search.pins, search.prices.costs
-    if pins.offload is False and _smallest(
-        replace(search, pins=replace(pins, offload=None)), inputs
-    ):
-        return "let model states live on the host: leave --no-offload away"
-    if pins.zero is False and _smallest(replace(search, pins=replace(pins, zero=None)), inputs):
-        return "shard the model states: --zero"
-    found = _smallest(replace(search, pins=LayoutPins()), inputs)
-    if pins != LayoutPins() and found is not None:
-        axes = " ".join(f"--{axis} {getattr(found, axis)}" for axis in ("dp", "ep", "tp", "pp"))
-        return f"nearest: {axes} --expert-parallel {found.expert_parallel}"
-    for doubling in range(1, MOST_DOUBLINGS + 1):
-        ranks = inputs.world_size * 2**doubling
-        if _smallest(search, replace(inputs, world_size=ranks)) is not None:
-            copies = "" if can_offload(costs) else f"; {COPIES}"
-            return f"nearest: {ranks} ranks instead of {inputs.world_size}, or more memory{copies}"
-    return "no number of ranks fits: allow more memory, or take a shorter --seq"
-
-
-def _smallest(search: LayoutSearch, inputs: PlanInputs) -> Layout | None:
-    """Return the layout with the least memory, None where it does not fit either."""
-    model = search.prices.model
-    try:
-        batch = whole_batch(
-            model=model, tokens_per_rank=inputs.tokens_per_rank, world_size=inputs.world_size
-        )
-        layouts = find_layouts(
-            model=model, world_size=inputs.world_size, batch=batch, pins=search.pins
-        )
-    except InputError:
-        return None
-    trials = (replace(search, batch=batch).trial(layout) for layout in layouts)
-    best = min((trial.smallest() for trial in trials), key=lambda one: one.memory.total_bytes)
-    return best.layout if best.memory.total_bytes <= search.limit_bytes else None
-
-
 NUM_LAYOUTS = 6
-"""Layouts beside the best that a plan names, of those that fit."""
+"""Layouts that a plan names after the best, of those that fit."""
 NUM_UNFIT = 2
-"""Layouts that do not fit, but nearly, that it names besides."""
+"""Layouts that nearly fit that it names, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutProblem:
-    """What is asked, and what is known of the machine.
+    """A model to lay out, its batch and pins, and what is known of the machine.
 
     Args:
         resamples: refits of the profile's measurements; may be empty.
@@ -119,18 +77,18 @@ class LayoutProblem:
 
     @property
     def host_bytes(self) -> int | None:
-        """What one rank may take of its host."""
+        """Bytes that one rank may take of its host; None where unknown."""
         if self.host_memory_bytes is None:
             return None
         return self.host_memory_bytes // min(self.per_node, self.inputs.world_size)
 
     @property
     def limit_bytes(self) -> int:
-        """What the model may take of a device."""
+        """Bytes that the model may take of a device."""
         return limit_of(self.inputs, device_memory_bytes=self.device_memory_bytes)
 
 
-def solve_layout(question: LayoutProblem) -> SolvedPlan:
+def solve_layout(problem: LayoutProblem) -> SolvedPlan:
     """Return the fastest layout that fits, with the plan of the MoE layer in it, and why.
 
     Raises:
@@ -138,11 +96,11 @@ def solve_layout(question: LayoutProblem) -> SolvedPlan:
         InfeasiblePlanError: no layout fits into memory.
         ProfileError: no layout that fits has a price: the profile lacks an operation.
     """
-    search, found = search_layouts(question)
+    search, found = search_layouts(problem)
     best = found.best[0]
     parts = parts_of(best, search.prices.stages(best.layout.pp))
     binding = binding_of(best, parts)
-    solved = _layer(question, search, best)
+    solved = _layer(problem, search, best)
     layer = solved.plan
     words = explain_layout(
         best=best,
@@ -152,12 +110,12 @@ def solve_layout(question: LayoutProblem) -> SolvedPlan:
     )
     if best.chunks is not None:
         words += f" {explain_chunks(best.chunks, num_micro_batches=best.setting.num_micro_batches)}"
-    if not question.model.is_dense:
+    if not problem.model.is_dense:
         words += f" In the MoE layer: {layer.decision.why}"
     plan = replace(
         layer,
-        id=question.inputs.plan_id,
-        inputs=question.inputs,
+        id=problem.inputs.plan_id,
+        inputs=problem.inputs,
         layout=best.layout,
         memory=_layer_memory(search, layer),
         chunks=_chunks(search, best),
@@ -167,19 +125,19 @@ def solve_layout(question: LayoutProblem) -> SolvedPlan:
             *_losers(search, found, parts),
             *_too_large(search, found),
         ),
-        warnings=tuple(dict.fromkeys((*layer.warnings, *_doubts(question, found, best)))),
-        transformer=_transformer(question, best, parts, binding, stages_of(search, best)),
+        warnings=tuple(dict.fromkeys((*layer.warnings, *_doubts(problem, found, best)))),
+        transformer=_transformer(problem, best, parts, binding, stages_of(search, best)),
     )
     return SolvedPlan(plan=plan, step=solved.step, ranked=None)
 
 
-def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
+def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
     """Return all layouts in the order of their time; at least one fits.
 
     Raises:
         InputError, InfeasiblePlanError, ProfileError: as `solve_layout`.
     """
-    inputs, model = question.inputs, question.model
+    inputs, model = problem.inputs, problem.model
     batch = whole_batch(
         model=model, tokens_per_rank=inputs.tokens_per_rank, world_size=inputs.world_size
     )
@@ -187,23 +145,23 @@ def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]
         model=model,
         world_size=inputs.world_size,
         batch=batch,
-        pins=question.pins,
-        runtime=question.runtime,
+        pins=problem.pins,
+        runtime=problem.runtime,
     )
     search = LayoutSearch(
         prices=Prices(
             model=model,
             dtype=inputs.dtype,
-            costs=question.costs,
-            bounds=question.bounds,
-            per_node=question.per_node,
-            runtime=question.runtime,
-            runs_ahead=question.runs_ahead,
+            costs=problem.costs,
+            bounds=problem.bounds,
+            per_node=problem.per_node,
+            runtime=problem.runtime,
+            runs_ahead=problem.runs_ahead,
         ),
         batch=batch,
-        pins=question.pins,
-        limit_bytes=question.limit_bytes,
-        host_bytes=question.host_bytes,
+        pins=problem.pins,
+        limit_bytes=problem.limit_bytes,
+        host_bytes=problem.host_bytes,
     )
     found = try_all(search, layouts)
     if not found.best and found.unpriced:
@@ -216,16 +174,16 @@ def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]
     return search, found
 
 
-def _layer(question: LayoutProblem, search: LayoutSearch, best: Candidate) -> SolvedPlan:
+def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> SolvedPlan:
     """Return the plan of one MoE layer in the layout, for the layer that runs there.
 
     Its memory is no bound: the search over layouts has seen that it fits.
     """
-    trial, inputs = search.trial(best.layout), question.inputs
+    trial, inputs = search.trial(best.layout), problem.inputs
     workload = trial.workload(best.setting)
     kind = workload.expert_parallel
-    in_one = best.setting.one_chunk or question.model.is_dense
-    bounds = one_chunk_of(question.bounds) if in_one else question.bounds
+    in_one = best.setting.one_chunk or problem.model.is_dense
+    bounds = one_chunk_of(problem.bounds) if in_one else problem.bounds
     return solve_plan(
         inputs=replace(
             inputs,
@@ -234,11 +192,11 @@ def _layer(question: LayoutProblem, search: LayoutSearch, best: Candidate) -> So
             memory_limit_bytes=None,
             constraints={EXPERT_PARALLEL: kind} if kind == "tensor" else {},
         ),
-        costs=question.costs,
-        resamples=question.resamples,
+        costs=problem.costs,
+        resamples=problem.resamples,
         bounds=replace(bounds, strategy="none"),
         device_memory_bytes=UNLIMITED,
-        provenance=question.provenance,
+        provenance=problem.provenance,
         num_nodes=trial.groups.experts.num_nodes,
     )
 
@@ -263,13 +221,13 @@ def _chunks(search: LayoutSearch, best: Candidate) -> Chunks | None:
 
 
 def _transformer(
-    question: LayoutProblem,
+    problem: LayoutProblem,
     best: Candidate,
     parts: tuple[Part, ...],
     binding: ModelBinding,
     stages: tuple[StageTime, ...],
 ) -> TransformerPlan:
-    model, setting = question.model, best.setting
+    model, setting = problem.model, best.setting
     return TransformerPlan(
         num_layers=model.num_layers,
         moe_every=model.moe_every,
@@ -279,7 +237,7 @@ def _transformer(
         zero=setting.zero,
         recompute=setting.recompute,
         step_seconds=best.seconds,
-        tokens_per_second_per_rank=question.inputs.tokens_per_rank / best.seconds,
+        tokens_per_second_per_rank=problem.inputs.tokens_per_rank / best.seconds,
         memory=best.memory,
         parts=parts,
         binding=binding,
@@ -348,20 +306,20 @@ def _alternative(one: Candidate, lost_because: str) -> Alternative:
     )
 
 
-def _doubts(question: LayoutProblem, found: SearchResult, best: Candidate) -> Iterator[str]:
-    inputs = question.inputs
+def _doubts(problem: LayoutProblem, found: SearchResult, best: Candidate) -> Iterator[str]:
+    inputs = problem.inputs
     num_layouts = len(found.best) + len(found.unfit) + len(found.unpriced)
-    yield from left_out(found.unpriced, num_layouts)
+    yield from omitted(found.unpriced, num_layouts)
     yield from not_ours(
         zero=best.setting.zero and not best.setting.chunked, recompute=best.setting.recompute
     )
     yield from not_measured(
-        model=question.model, dtype=inputs.dtype, costs=question.costs, offload=best.setting.offload
+        model=problem.model, dtype=inputs.dtype, costs=problem.costs, offload=best.setting.offload
     )
-    if best.layout.expert_parallel == "tensor" or question.provenance == "measured":
+    if best.layout.expert_parallel == "tensor" or problem.provenance == "measured":
         yield from beware(
             trust=trust_of(best),
-            provenance=question.provenance,
+            provenance=problem.provenance,
             profile=inputs.profile,
             assumed_spread=False,
         )

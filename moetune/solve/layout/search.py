@@ -1,119 +1,25 @@
-"""What a search over layouts tries, and what comes of it."""
+"""Search over layouts: each tried with every micro-batch, ZeRO, recomputation and chunks."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import LayoutPins
-from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.plan import ModelMemory
-from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.costs import NOTHING
 from moetune.solve.layer.memory import layer_memory
+from moetune.solve.layout.candidates import Batching, Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import Chunker, can_chunk, can_offload
 from moetune.solve.layout.space import Batch
 from moetune.solve.model.costs import layer_of
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.memory import footprint_of, stage_memory
 from moetune.solve.model.prices import Priced, Prices
-from moetune.solve.model.stages import PipelineTime, in_flight, one_f_one_b
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batching:
-    """What is decided besides the layout.
-
-    Args:
-        sequences: of a micro-batch.
-        zero: optimizer states are sharded.
-        recompute: blocks keep their input only.
-        one_chunk: the MoE layer's buffers leave no room for more.
-        chunked: model states are sharded in chunks that are gathered for their use.
-        offload: the shards live on the host.
-    """
-
-    sequences: int
-    num_micro_batches: int
-    zero: bool
-    recompute: bool
-    one_chunk: bool = False
-    chunked: bool = False
-    offload: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A layout that fits, with its time.
-
-    Args:
-        hops: one micro-batch's way from each stage to the next.
-        gradients: their reduction, as far as nothing hides it.
-        transfers: of chunks, as far as nothing hides them.
-        chunks: how the states are kept in chunks; None where each rank keeps its own.
-    """
-
-    layout: Layout
-    setting: Batching
-    priced: Priced
-    pipeline: PipelineTime
-    hops: tuple[Estimate, ...]
-    gradients: Estimate
-    optimizer: Estimate
-    memory: ModelMemory
-    transfers: Estimate = NOTHING
-    chunks: ChunkChoice | None = None
-
-    @property
-    def seconds(self) -> float:
-        """The whole step."""
-        after = self.gradients.seconds + self.optimizer.seconds
-        return self.pipeline.seconds + self.transfers.seconds + after
-
-    @property
-    def is_roomy(self) -> bool:
-        """Whether nothing was given up for memory on the device."""
-        chunks = self.chunks
-        comes_once = chunks is None or chunks.num_gathers <= chunks.num_chunks
-        return comes_once and not (self.setting.recompute or self.setting.offload)
-
-    @property
-    def order(self) -> tuple[float, int, bool, bool]:
-        """What candidates are sorted by: time, then the simpler one."""
-        setting = self.setting
-        return self.seconds, setting.sequences, setting.recompute, setting.zero
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unfit:
-    """A layout that does not fit, at its smallest.
-
-    Args:
-        host_bytes: what offloaded states would take of the host, where that is too much.
-    """
-
-    layout: Layout
-    setting: Batching
-    memory: ModelMemory
-    host_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """All layouts.
-
-    Args:
-        best: of each layout that fits, the fastest candidate; by time.
-        unfit: each layout that does not fit; by memory.
-        unpriced: each layout with an operation that was not measured, and what it lacks.
-    """
-
-    best: tuple[Candidate, ...]
-    unfit: tuple[Unfit, ...]
-    unpriced: tuple[tuple[Layout, ProfileError], ...]
+from moetune.solve.model.stages import in_flight, one_f_one_b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +103,7 @@ class Trial:
         found = [Unfit(layout=self.layout, setting=setting, memory=memory)]
         host_bytes = 0
         for offload in self._chunk_ways():
-            least, taken = self.chunker.least(beside=memory, offload=offload)
+            least, taken = self.chunker.least(others=memory, offload=offload)
             if taken > (taken if self.search.host_bytes is None else self.search.host_bytes):
                 host_bytes = taken
                 continue
@@ -208,7 +114,7 @@ class Trial:
 
     @property
     def chunker(self) -> Chunker:
-        """What keeps this layout's states in chunks."""
+        """The planner of this layout's chunks."""
         search = self.search
         return Chunker(
             prices=search.prices,
@@ -236,7 +142,7 @@ class Trial:
         priced = self._priced(setting)
         choice = self.chunker.choose(
             priced=priced,
-            beside=self.memory(setting, degrees=priced.moe.step.degrees),
+            others=self.memory(setting, degrees=priced.moe.step.degrees),
             offload=setting.offload,
             recompute=setting.recompute,
         )

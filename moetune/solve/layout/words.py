@@ -1,17 +1,17 @@
-"""What a layout's step consists of, and what binds it."""
+"""Parts of a layout's step, what binds it, and the reasons in words."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from moetune.domain.costs import Costs, Trust, least_trust
-from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import ModelBinding, ModelMemory, Part, PartName
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layout.search import Batching, Candidate, Unfit
+from moetune.solve.layout.candidates import Batching, Candidate
 from moetune.solve.model.costs import CostPart
 from moetune.solve.model.stages import Stage
 
@@ -211,30 +211,6 @@ def explain_unfit(memory: ModelMemory, *, limit_bytes: int) -> str:
     return f"does not fit: {format_bytes(memory.total_bytes - limit_bytes)} over the limit"
 
 
-def nothing_fits(
-    smallest: Unfit, *, limit_bytes: int, host_bytes: int | None, hint: str
-) -> InfeasiblePlanError:
-    """Return the error that names the layout with the least memory, and what takes it.
-
-    Args:
-        host_bytes: what one rank may take of its host.
-    """
-    memory = smallest.memory
-    host = ""
-    if smallest.host_bytes and host_bytes is not None:
-        host = (
-            f"; on the host its states would need {format_bytes(smallest.host_bytes)} a rank, "
-            f"and {format_bytes(host_bytes)} are there"
-        )
-    return InfeasiblePlanError(
-        f"memory binds: the smallest layout ({name_layout(smallest.layout)}, "
-        f"{name_setting(smallest.setting)}) needs {format_bytes(memory.total_bytes)} per device "
-        f"({name_memory(memory)}), {format_bytes(memory.total_bytes - limit_bytes)} more than the "
-        f"limit of {format_bytes(limit_bytes)}{host}",
-        hint,
-    )
-
-
 def name_memory(memory: ModelMemory) -> str:
     """Return "parameters 2.1 GiB, gradients …"."""
     return (
@@ -246,19 +222,19 @@ def name_memory(memory: ModelMemory) -> str:
     )
 
 
-def left_out(unpriced: Sequence[tuple[Layout, ProfileError]], num_layouts: int) -> Iterator[str]:
-    """Yield a warning where layouts have no price."""
+def omitted(unpriced: Sequence[tuple[Layout, ProfileError]], num_layouts: int) -> Iterator[str]:
+    """Yield a warning where layouts lack a measured operation."""
     if unpriced:
         yield (
-            f"{len(unpriced)} of {num_layouts} layouts have no price and were left out: "
+            f"{len(unpriced)} of {num_layouts} layouts are omitted, not all measured: "
             f"{unpriced[0][1].what}; --allow-modelled estimates them"
         )
 
 
 def not_ours(*, zero: bool, recompute: bool) -> Iterator[str]:
     """Yield a warning where the plan asks for what moetune's own stages do not do."""
-    asked = (("shard optimizer states", zero), ("run blocks forward again", recompute))
-    missing = " and ".join(words for words, is_asked in asked if is_asked)
+    wanted = (("shard optimizer states", zero), ("run blocks forward again", recompute))
+    missing = " and ".join(words for words, is_wanted in wanted if is_wanted)
     if missing:
         yield f"moetune's stages do not {missing} themselves: the plan is for a runtime that does"
 
@@ -266,7 +242,7 @@ def not_ours(*, zero: bool, recompute: bool) -> Iterator[str]:
 def not_measured(
     *, model: Transformer, dtype: str, costs: Costs, offload: bool = False
 ) -> Iterator[str]:
-    """Yield a warning that names the operations without a price.
+    """Yield a warning that names the operations that were not measured.
 
     Args:
         offload: the optimizer runs on the host.
@@ -284,12 +260,12 @@ def not_measured(
         if costs.rows_op(op=op, dtype=dtype, rows=model.length, width=width) is None
     ]
     if absent:
-        yield f"not measured, and left out of the step: {', '.join(absent)}"
+        yield f"not measured, and not counted in the step: {', '.join(absent)}"
     if costs.attention(
         dtype=dtype, num_sequences=1, length=model.length, num_heads=model.num_heads,
         head_dim=model.head_dim, backward=False,
     ) is None:  # fmt: skip
-        yield "attention was not measured: two matrix products of its size stand in for it"
+        yield "attention was not measured: two GEMMs of its size stand in for it"
 
 
 def _has(costs: Costs, op: str, dtype: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the parts of a transformer cost on one rank, for one micro-batch.
+"""Costs of the parts of a transformer on one rank, for one micro-batch.
 
 T tokens of b sequences of L, M d_model, H d_hidden, n heads, V vocabulary, tp tensor ranks.
 Attention and dense networks are cut over the tp ranks, with one all-reduce after each, forward
@@ -237,16 +237,16 @@ class Parts:
         share = width // self.tensor.size
         forward, backward = (
             total(
-                self._product(phase, width, 3 * share),
+                self._gemm(phase, width, 3 * share),
                 self._heads(phase),
-                self._product(phase, share, width),
+                self._gemm(phase, share, width),
             )
             for phase in PHASES
         )
         return CostPart(name="attention", forward=forward, backward=backward)
 
     def _heads(self, phase: Phase) -> Estimate:
-        """Return attention without its projections; where not measured, its two products."""
+        """Return attention without its projections; where not measured, its two GEMMs."""
         model, num_heads = self.model, self.model.num_heads // self.tensor.size
         found = self.costs.attention(
             dtype=self.dtype,
@@ -258,7 +258,7 @@ class Parts:
         )
         if found is not None:
             return found
-        products = [
+        gemms = [
             self.costs.gemm(
                 dtype=self.dtype,
                 product=product,
@@ -273,15 +273,15 @@ class Parts:
                 (model.length, model.head_dim),
             )
         ]
-        return replace(total(*products), trust="modelled")
+        return replace(total(*gemms), trust="modelled")
 
     def _ffn(self) -> CostPart:
         layer = self.model.moe
         share = layer.d_hidden // self.tensor.size
         forward, backward = (
             total(
-                *(self._product(phase, layer.d_model, share),) * (layer.num_gemms - 1),
-                self._product(phase, share, layer.d_model),
+                *(self._gemm(phase, layer.d_model, share),) * (layer.num_gemms - 1),
+                self._gemm(phase, share, layer.d_model),
                 self._rows(layer.activation, phase, share),
             )
             for phase in PHASES
@@ -308,7 +308,7 @@ class Parts:
         forward, backward = (
             total(
                 self._rows("norm", phase, width),
-                self._product(phase, width, words),
+                self._gemm(phase, width, words),
                 self._rows("cross_entropy", phase, words),
             )
             for phase in PHASES
@@ -325,7 +325,7 @@ class Parts:
         num_bytes = (self.tensor.size + 1) * self.tokens * element
         return sum_over(self.tensor, num_bytes=num_bytes, costs=self.costs)
 
-    def _product(self, phase: Phase, d_in: int, d_out: int) -> Estimate:
+    def _gemm(self, phase: Phase, d_in: int, d_out: int) -> Estimate:
         return total(
             *(
                 self.costs.gemm(

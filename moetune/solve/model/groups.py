@@ -1,4 +1,4 @@
-"""Where the ranks of a layout lie: groups by size and by the nodes that they are spread over.
+"""Groups of a layout by size and by the nodes that their ranks are spread over.
 
 A rank is (stage, replica, tensor coordinate), the last one counted first: consecutive ranks share
 a tensor-parallel group, then come the replicas, then the stages. A node is `per_node`
@@ -23,9 +23,6 @@ class Group:
 
     size: int
     num_nodes: int = 0
-
-
-ALONE = Group(size=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

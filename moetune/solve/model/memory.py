@@ -1,4 +1,4 @@
-"""What one rank keeps of a whole model: parameters, gradients, optimizer, activations, buffers.
+"""Memory of a whole model on one rank: states, activations and buffers of a stage.
 
 s bytes of an element, f of one in full precision, M d_model, H d_hidden, V vocabulary, tp tensor
 ranks, T tokens of a micro-batch.

@@ -1,4 +1,4 @@
-"""Every cost that a search over layouts asks for, each found once.
+"""Costs of a model, each found once and kept for the layouts that share it.
 
 Most layouts share most of their costs: a block depends on the micro-batch and its group, a
 gradient on its size and its group, and neither on the rest of the layout.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRuntime:
-    """What a training runtime does differently from others; the defaults are moetune's own.
+    """The habits in which training runtimes differ; the defaults are moetune's own.
 
     A plan's numbers hold for the runtime that it is made for. `benchmarks/ppmoe` describes the
     one of PPMoE's Table 2 (Megatron-LM with DeepSpeed's ZeRO) and compares the search with it.

@@ -1,4 +1,4 @@
-"""Blocks into pipeline stages, and how long a step of such stages takes (1F1B).
+"""Pipeline stages of a model, and the time of a step through them (1F1B).
 
 p stages, m micro-batches; w_i seconds of one micro-batch's forward and backward pass on stage i.
 """
@@ -15,7 +15,7 @@ from moetune.solve.layer.timeline import Task, Timeline, simulate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """What one stage computes.
+    """The blocks and ends of one pipeline stage.
 
     Args:
         num_dense, num_moe: its blocks without and with experts.

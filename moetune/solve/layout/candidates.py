@@ -1,0 +1,105 @@
+"""Values of the search over layouts: a way to run one, with its time, or with what is too large."""
+
+from dataclasses import dataclass
+
+from moetune.domain.costs import Estimate
+from moetune.domain.errors import ProfileError
+from moetune.domain.layout import Layout
+from moetune.domain.plan import ModelMemory
+from moetune.solve.chunks.choose import ChunkChoice
+from moetune.solve.layer.costs import NOTHING
+from moetune.solve.model.prices import Priced
+from moetune.solve.model.stages import PipelineTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """Micro-batches of a step, and where its states are, in one layout.
+
+    Args:
+        sequences: of a micro-batch.
+        zero: optimizer states are sharded.
+        recompute: blocks keep their input only.
+        one_chunk: the MoE layer runs in one chunk; the buffers of more do not fit.
+        chunked: model states are sharded in chunks that are gathered for their use.
+        offload: the shards live on the host.
+    """
+
+    sequences: int
+    num_micro_batches: int
+    zero: bool
+    recompute: bool
+    one_chunk: bool = False
+    chunked: bool = False
+    offload: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout that fits, with its time.
+
+    Args:
+        hops: one micro-batch's way from each stage to the next.
+        gradients: their reduction, as far as nothing hides it.
+        transfers: of chunks, as far as nothing hides them.
+        chunks: how the states are kept in chunks; None where each rank keeps its own.
+    """
+
+    layout: Layout
+    setting: Batching
+    priced: Priced
+    pipeline: PipelineTime
+    hops: tuple[Estimate, ...]
+    gradients: Estimate
+    optimizer: Estimate
+    memory: ModelMemory
+    transfers: Estimate = NOTHING
+    chunks: ChunkChoice | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        after = self.gradients.seconds + self.optimizer.seconds
+        return self.pipeline.seconds + self.transfers.seconds + after
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether nothing was given up for memory on the device."""
+        chunks = self.chunks
+        comes_once = chunks is None or chunks.num_gathers <= chunks.num_chunks
+        return comes_once and not (self.setting.recompute or self.setting.offload)
+
+    @property
+    def order(self) -> tuple[float, int, bool, bool]:
+        """Sort key of candidates: time, then the simpler one."""
+        setting = self.setting
+        return self.seconds, setting.sequences, setting.recompute, setting.zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfit:
+    """A layout that does not fit, at its smallest.
+
+    Args:
+        host_bytes: what offloaded states would take of the host, where that is too much.
+    """
+
+    layout: Layout
+    setting: Batching
+    memory: ModelMemory
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """All layouts.
+
+    Args:
+        best: of each layout that fits, the fastest candidate; by time.
+        unfit: each layout that does not fit; by memory.
+        unpriced: each layout with an operation that was not measured, and what it lacks.
+    """
+
+    best: tuple[Candidate, ...]
+    unfit: tuple[Unfit, ...]
+    unpriced: tuple[tuple[Layout, ProfileError], ...]
