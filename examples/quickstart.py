@@ -53,8 +53,7 @@ def quickstart() -> int:
 
 
 def _profile(screen: Screen) -> None:
-    from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
-    from moetune.workflows.profile import profile_machine
+    from moetune.workflows.profile import MeasurementSetting, ProfileRequest, profile_machine
 
     request = ProfileRequest(
         name=_NAME,
@@ -74,12 +73,14 @@ def _profile(screen: Screen) -> None:
 
 
 def _plan() -> "Plan":
-    from moetune.workflows.plan import PlanRequest, plan_layer
+    from moetune.domain.request import PlanRequest
+    from moetune.workflows.planner import local_planner
 
     request = PlanRequest(
         layer=_LAYER, world_size=_NUM_RANKS, tokens_per_rank=_BATCH * _LENGTH, dtype="float32"
     )
-    return plan_layer(request, profile=_NAME, settings=wiring.configure().settings).plan
+    with local_planner(wiring.configure().settings, profile=_NAME, saves=True) as planner:
+        return planner.plan_anew(request).plan
 
 
 def _report(

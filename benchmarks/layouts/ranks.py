@@ -18,9 +18,9 @@ from benchmarks.netlab.cell import Step
 from benchmarks.netlab.ranks import time_steps
 from examples.language_model import LanguageModel, staged_language_model
 from moetune.domain.document import decode
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
-from moetune.domain.request import Layout
 from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages

@@ -19,8 +19,8 @@ from examples.language_model import (
     staged_language_model,
 )
 from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages

@@ -144,8 +144,9 @@ def test_a_copied_model_reports_to_the_same_service_and_a_saved_one_to_none() ->
         train(one, 40)
     loaded = pickle.loads(pickle.dumps(book))  # noqa: S301 - our own
     assert loaded.plans == book.plans
-    saved = pickle.loads(pickle.dumps(layer._plans[torch.float64]))  # noqa: S301 - our own
-    assert saved.decide(40) == PLAN.decide(40)
+    saved = pickle.loads(pickle.dumps(layer))  # noqa: S301 - our own
+    train(saved, 40)
+    assert saved.decision == PLAN.decide(40)
     book.close()
     assert len(sender.observations) == 2
 

@@ -90,7 +90,9 @@ def test_a_layer_runs_only_plans_for_its_way_to_share_experts(wanted: ExpertPara
     )
     with pytest.raises(InputError, match=f"--expert-parallel {wanted}"):
         kind(4, 8, 2, plan=foreign)
-    assert kind(4, 8, 2, plan=fitting)._book.plans == (fitting,)
+    layer = kind(4, 8, 2, plan=fitting)
+    layer(torch.randn(40, 4))
+    assert layer.decision == fitting.decide(40)
     key = LayerKey(layer=LAYER, expert_parallel=wanted, num_ranks=1, dtype="float32")
     assert PlanBook([foreign]).layer_plans(key) is None
     assert PlanBook([foreign, fitting]).plans_for(key) == [fitting]
@@ -103,7 +105,9 @@ def test_a_layer_between_sequence_shards_runs_only_plans_for_those() -> None:
     ]
     for in_shards, plan, other in zip((False, True), plans, reversed(plans), strict=True):
         layer = partial(TensorExpertLayer, 4, 8, 2, sequence_parallel=in_shards)
-        assert layer(plan=plan)._book.plans == (plan,)
+        planned = layer(plan=plan)
+        planned(torch.randn(40, 4))
+        assert planned.decision == plan.decide(40)
         flags = "--expert-parallel tensor" + " --sequence-parallel" * in_shards
         with pytest.raises(InputError, match="tensor with sequence shards") as caught:
             layer(plan=other)

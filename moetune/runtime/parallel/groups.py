@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.domain.layer import LayerShape
-from moetune.domain.layout import check_ranks
-from moetune.domain.request import Layout
+from moetune.domain.layout import Layout, check_ranks
 from moetune.runtime.links import Link, link_of
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, Use
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import PartName
-from moetune.domain.request import Layout
 from moetune.solve.model.costs import CostPart
 from moetune.solve.model.prices import Priced
 
