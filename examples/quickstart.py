@@ -13,7 +13,7 @@ from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
-    from examples.train_twice import TrainingConfig, TrainingResult
+    from examples.train_twice import TrainingResult
     from moetune.domain.plan import Plan
 
 _NAME = "quickstart"
@@ -46,10 +46,10 @@ def quickstart() -> int:
     screen.say(
         f"3. Train a byte-level language model on Python's sources, twice {_NUM_STEPS} steps."
     )
-    trained = run_on_ranks(
+    results = run_on_ranks(
         train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ
     )
-    return _report(screen, training, *trained)
+    return _report(screen, plan, *results)
 
 
 def _profile(screen: Screen) -> None:
@@ -84,12 +84,9 @@ def _plan() -> "Plan":
 
 
 def _report(
-    screen: Screen,
-    training: "TrainingConfig",
-    planned: "TrainingResult",
-    one_chunk: "TrainingResult",
+    screen: Screen, plan: "Plan", planned: "TrainingResult", one_chunk: "TrainingResult"
 ) -> int:
-    plan, predicted = training.plan, training.plan.predicted
+    predicted = plan.predicted
     screen.say()
     screen.table(
         Table(

@@ -22,7 +22,7 @@ from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer
-from moetune.runtime.parallel.groups import make_groups
+from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
 from moetune.workflows.launch import leave
 
@@ -81,7 +81,7 @@ def main() -> None:
 
 def _stages(work: Work, gates: Gates) -> Stages:
     variant = work.variant
-    ranks = make_groups(variant.layout, timeout=_TIMEOUT)
+    ranks = join(variant.layout, timeout=_TIMEOUT)
     stages = staged_language_model(
         work.transformer,
         ranks,

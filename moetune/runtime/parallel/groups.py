@@ -68,7 +68,7 @@ class ParallelGroups:
         )  # fmt: skip
 
 
-def make_groups(
+def join(
     layout: Layout, *, device_type: str = "cpu", timeout: dt.timedelta | None = None
 ) -> ParallelGroups:
     """Make the groups of a layout; all ranks of the world call this together.

@@ -171,7 +171,7 @@ class ChunkedOptimizer(Optimizer):
 
     def shards_in(self, chunk: StoredChunk) -> tuple[ParameterShard, ...]:
         """Return this rank's shards of a chunk's parameters."""
-        return self._shards.get(chunk.number, ())
+        return self._shards_by_chunk.get(chunk.number, ())
 
     def replace_chunks(
         self,
@@ -196,7 +196,7 @@ class ChunkedOptimizer(Optimizer):
 
     def _find_shards(self) -> None:
         self.shards = parameter_shards(self._manager.chunks)
-        self._shards = {
+        self._shards_by_chunk = {
             number: tuple(shards)
             for number, shards in groupby(self.shards, key=lambda shard: shard.chunk.number)
         }
@@ -223,6 +223,8 @@ class ChunkedOptimizer(Optimizer):
         if self._backward_steps is not None:
             self._manager.finish_reductions()
             return self._backward_steps.join()
+        # Behind a slow link the optimizer hides behind the last reductions: what needs no other
+        # rank goes first.
         done = {chunk.number for chunk in self._manager.chunks if self._is_complete(chunk)}
         for number in done:
             self._step_chunk(self._manager.chunks[number])
