@@ -143,7 +143,7 @@ class Killer(Ear):
 def test_a_rank_that_dies_ends_the_others_with_an_error() -> None:
     killer = Killer()
     assignment = Assignment(points=POINTS * 20, preset="full")
-    with pytest.raises(CollectiveError, match="rank 1 of 2 was ended by SIGKILL"):
+    with pytest.raises(CollectiveError, match=r"rank 1 of 2 .*SIGKILL"):
         measure_here(assignment, killer, num_ranks=2)
     assert killer.samples
     assert not started_ranks()

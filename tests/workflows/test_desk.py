@@ -149,7 +149,7 @@ def test_settings_say_what_is_planned_with_where_nothing_is_asked_for(tmp_path: 
         found = desk.resolve(other).inputs
         assert (found.profile, found.dtype) == ("rtx2080ti-x32", "float32")
     with (
-        pytest.raises(InputError, match="setting profile is the file"),
+        pytest.raises(InputError, match="profile"),
         open_desk(Settings(db=db, profile="lab.toml")),
     ):
         pass
@@ -292,7 +292,7 @@ def test_a_profile_with_absurd_numbers_is_to_blame_for_what_cannot_be_computed(d
     (line,) = published.collective
     endless = replace(line, alpha_seconds=1.7e308)
     desk.store.save_profile(replace(published, name="absurd", collective=(endless,)))
-    with pytest.raises(ProfileError, match="'absurd' has numbers that nothing"):
+    with pytest.raises(ProfileError, match="'absurd'"):
         desk.resolve({**ASKED, "profile": "absurd"})
     assert desk.reading.plans() == ()
 
