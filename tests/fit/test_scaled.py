@@ -103,5 +103,5 @@ def test_fits_keep_their_relative_errors_and_scale_their_intervals() -> None:
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, 1e-4, 1e4, math.inf, math.nan])
 def test_a_speed_that_no_machine_has_is_refused(factor: float) -> None:
-    with pytest.raises(InputError, match="speed of communication must be from"):
+    with pytest.raises(InputError, match="communication"):
         Speeds(communication=factor)

@@ -23,8 +23,7 @@ from moetune.domain.samples import (
 from moetune.measure.noise import num_sharers
 from moetune.measure.session import Assignment, Estimates, News, shuffled
 from moetune.workflows import launch
-from moetune.workflows.launch import cores_of
-from moetune.workflows.session import measure_on_ranks
+from moetune.workflows.launch import cores_of, measure_on_ranks
 from tests.measure import measure_workers
 from tests.ranks import run_ranks
 
@@ -142,7 +141,7 @@ class Killer(Ear):
 def test_a_rank_that_dies_ends_the_others_with_an_error() -> None:
     killer = Killer()
     assignment = Assignment(points=POINTS * 20, preset="full")
-    with pytest.raises(CollectiveError, match="rank 1 of 2 was ended by SIGKILL"):
+    with pytest.raises(CollectiveError, match=r"rank 1 of 2 .*SIGKILL"):
         measure_here(assignment, killer, num_ranks=2)
     assert killer.samples
     assert not started_ranks()

@@ -198,9 +198,9 @@ def test_no_point_takes_the_memory_away() -> None:
 
 
 def test_impossible_groups_and_layers_are_refused() -> None:
-    with pytest.raises(InputError, match="group size 4 is not possible with 2 ranks"):
+    with pytest.raises(InputError, match=r"4 .*2 ranks"):
         choose(2, group_sizes=(4,))
-    with pytest.raises(InputError, match="3 experts divide by none of the group sizes 2"):
+    with pytest.raises(InputError, match=r"3 experts .*2"):
         choose(2, layers=(LayerShape(d_model=8, d_hidden=8, num_experts=3),))
 
 

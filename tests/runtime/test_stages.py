@@ -92,12 +92,12 @@ def test_errors_of_layers_and_of_the_batch_reach_the_caller() -> None:
     shape = shape_of(num_blocks=1, moe_every=1)
     stages = stage_workers.stages_of(Case(layout=layout_of("all_to_all"), shape=shape, losses=()))
     text_BS = stage_workers.text_of(0)
-    with pytest.raises(InputError, match="7 sequences, but the stages were made for 8"):
+    with pytest.raises(InputError, match=r"7 .*\b8\b"):
         stages.backward(text_BS[1:, :-1], text_BS[1:, 1:])
     for module in stages.parts.modules():
         if isinstance(module, MoELayer):
             module.float()
-    with pytest.raises(InputError, match=r"the experts are torch\.float32"):
+    with pytest.raises(InputError, match=r"torch\.float32"):
         stage_workers.backward(stages, 0)
 
 
@@ -122,7 +122,7 @@ def test_drawn_weights_depend_on_seed_and_name_alone() -> None:
 
 def test_a_model_whose_sizes_cannot_be_is_refused() -> None:
     layer = LayerShape(d_model=6, d_hidden=8, num_experts=2)
-    with pytest.raises(InputError, match="use 3 or 6 heads"):
+    with pytest.raises(InputError, match=r"\b3 .*\b6\b"):
         Transformer(moe=layer, num_layers=1, num_heads=4, length=4, vocab_size=8, moe_every=1)
-    with pytest.raises(InputError, match="moe_every must be at least 0"):
+    with pytest.raises(InputError, match=r"moe_every .*0"):
         Transformer(moe=layer, num_layers=1, num_heads=2, length=4, vocab_size=8, moe_every=-1)

@@ -163,7 +163,7 @@ def test_states_are_where_the_step_is_fastest_whatever_else_would_fit(gib: float
 
 
 def test_no_offload_is_kept_or_refused_with_the_way_out() -> None:
-    with pytest.raises(InfeasiblePlanError, match="memory binds") as raised:
+    with pytest.raises(InfeasiblePlanError, match="memory") as raised:
         solve_layout(question(pins=LayoutPins(offload=False)))
     assert raised.value.hint == "let model states live on the host: omit --no-offload"
 
@@ -238,5 +238,5 @@ def test_the_cache_is_the_smallest_whose_transfers_are_hidden_as_well(gib: int) 
 def test_dense_models_refuse_pins_of_experts() -> None:
     with pytest.raises(InputError, match="the model is dense"):
         solve_layout(question(pins=LayoutPins(expert_parallel="tensor")))
-    with pytest.raises(InputError, match="moe_every is 0, but there are 64 experts"):
+    with pytest.raises(InputError, match=r"moe_every .*0.*64"):
         replace(whole_of("ppmoe-6.7b"), moe_every=0)

@@ -183,5 +183,5 @@ def test_best_degree_does_not_depend_on_the_unit_of_time(scale: float) -> None:
 
 def test_best_degree_refuses_a_largest_degree_below_one() -> None:
     line = LinearCost(alpha_seconds=1.0, beta_seconds=1.0)
-    with pytest.raises(ValueError, match="max_degree must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"max_degree .*1.*0"):
         best_degree(transfer=line, payload_bytes=1.0, compute=line, macs=1.0, max_degree=0)

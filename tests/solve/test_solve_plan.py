@@ -305,7 +305,7 @@ def _pin(bounds: Bounds) -> int | None:
 
 
 def test_bounds_below_one_are_refused() -> None:
-    with pytest.raises(InputError, match="min_chunk_tokens must be at least 1, got 0"):
+    with pytest.raises(InputError, match=r"min_chunk_tokens .*1.*0"):
         Bounds(min_chunk_tokens=0)
 
 
@@ -337,7 +337,7 @@ def test_one_chunk_by_choice_is_not_blamed_on_memory() -> None:
 def test_the_devices_memory_is_the_limit_where_none_is_set() -> None:
     needed = _needed_bytes(_solve(bounds=Bounds(forward_degree=1, backward_degree=1)))
     assert _solve(device_memory_bytes=needed, bounds=KEEP_ALL).pipeline.forward_degree == 1
-    with pytest.raises(InfeasiblePlanError, match="memory binds"):
+    with pytest.raises(InfeasiblePlanError, match="memory"):
         _solve(device_memory_bytes=needed - 1, bounds=KEEP_ALL)
     with pytest.raises(InfeasiblePlanError, match="the limit of 0 B"):
         _solve(plan_inputs(memory_limit_bytes=0))
@@ -380,12 +380,12 @@ def test_states_that_do_not_fit_alone_ask_for_more_ranks() -> None:
 def test_a_pinned_pipeline_that_does_not_fit_is_sent_to_degree_one() -> None:
     free = _solve()
     inputs = plan_inputs(memory_limit_bytes=_needed_bytes(free) - 1)
-    with pytest.raises(InfeasiblePlanError, match="nearest: 1 and 1 chunks with strategy none"):
+    with pytest.raises(InfeasiblePlanError, match=r"1 and 1 .*none"):
         _solve(inputs, bounds=Bounds(forward_degree=2, strategy="none"))
 
 
 def test_an_operation_that_was_not_measured_is_the_profiles_error() -> None:
-    with pytest.raises(ProfileError, match="no all_to_all measured for 8 ranks"):
+    with pytest.raises(ProfileError, match=r"all_to_all .*8 ranks"):
         _solve(costs=LinearCosts(group_size=4))
 
 

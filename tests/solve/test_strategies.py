@@ -89,7 +89,7 @@ def test_the_choice_is_that_of_brute_force(
     )
     choices = every_choice(by_hand, limit_mib * MIB)
     if not choices:
-        with pytest.raises(InfeasiblePlanError, match="memory binds"):
+        with pytest.raises(InfeasiblePlanError, match="memory"):
             solve(costs, limit_bytes=limit_mib * MIB, layer=ONE_EXPERT_A_RANK)
         return
     plan = solve(costs, limit_bytes=limit_mib * MIB, layer=ONE_EXPERT_A_RANK)
@@ -166,7 +166,7 @@ def test_strategies_that_copy_need_measured_copies() -> None:
 def test_a_pinned_order_that_needs_more_buffers_excludes_reuse() -> None:
     kept = solve(bounds=replace(SMALL, order="dispatch_first"))
     assert {one.strategy for one in kept.alternatives} == {"none"}
-    with pytest.raises(InfeasiblePlanError, match="two buffers of received rows"):
+    with pytest.raises(InfeasiblePlanError, match="dispatch_first"):
         solve(bounds=Bounds(order="dispatch_first", strategy="S4"))
 
 

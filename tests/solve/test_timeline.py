@@ -166,7 +166,7 @@ def test_a_stream_whose_order_contradicts_a_dependency_is_refused() -> None:
         Task("second", "comm", "link", 1.0),
         Task("experts", "comp", "compute", 1.0, ("second",)),
     ]
-    with pytest.raises(ValueError, match="'first' heads 'link' and waits for 'experts'"):
+    with pytest.raises(ValueError, match=r"'first' .*'link' .*'experts'"):
         simulate(tasks, interference=NONE)
 
 
@@ -176,7 +176,7 @@ def test_a_cycle_is_refused_even_after_other_tasks_ran() -> None:
         Task("a", "comm", "link", 1.0, ("start", "b")),
         Task("b", "comp", "compute", 1.0, ("a",)),
     ]
-    with pytest.raises(ValueError, match="'a' heads 'link' and waits for 'b'"):
+    with pytest.raises(ValueError, match=r"'a' .*'link' .*'b'"):
         simulate(tasks, interference=NONE)
 
 

@@ -129,7 +129,7 @@ class TestStore:
             lambda: store.samples(17),
             lambda: store.save_profile(make_profile(), run_id=17),
         ):
-            with pytest.raises(InputError, match="no run 17"):
+            with pytest.raises(InputError, match="17"):
                 call()
 
     def test_a_fitted_profile_comes_back_with_the_samples_of_its_run(
@@ -303,7 +303,7 @@ class TestStore:
         assert store.observations(one) == tuple(made)
 
     def test_an_observation_of_an_unknown_plan_is_refused(self, store: Store) -> None:
-        with pytest.raises(InputError, match="no plan 'abababababab'"):
+        with pytest.raises(InputError, match="'abababababab'"):
             store.add_observation(observation("ab" * 32, 1.0))
 
     def test_what_searches_decided_comes_back_exactly_and_every_time(
@@ -321,7 +321,7 @@ class TestStore:
         assert store.settled(two) == (settled(two, tokens=7),)
 
     def test_a_decision_for_an_unknown_plan_is_refused(self, store: Store) -> None:
-        with pytest.raises(InputError, match="no plan 'abababababab'"):
+        with pytest.raises(InputError, match="'abababababab'"):
             store.add_settled(settled("ab" * 32))
 
     def test_a_decision_that_another_program_changed_is_named(

@@ -152,7 +152,7 @@ def test_settings_say_what_is_planned_with_where_nothing_is_asked_for(tmp_path: 
         found = planner.resolve(other).inputs
         assert (found.profile, found.dtype) == ("rtx2080ti-x32", "float32")
     with (
-        pytest.raises(InputError, match="setting profile is the file"),
+        pytest.raises(InputError, match="profile"),
         open_planner(Settings(db=db, profile="lab.toml")),
     ):
         pass
@@ -309,7 +309,7 @@ def test_a_profile_with_absurd_numbers_is_to_blame_for_what_cannot_be_computed(
     (line,) = published.collective
     endless = replace(line, alpha_seconds=1.7e308)
     planner.store.save_profile(replace(published, name="absurd", collective=(endless,)))
-    with pytest.raises(ProfileError, match="'absurd' has numbers that nothing"):
+    with pytest.raises(ProfileError, match="'absurd'"):
         planner.resolve({**ASKED, "profile": "absurd"})
     assert planner.reading.plans() == ()
 

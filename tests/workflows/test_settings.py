@@ -94,7 +94,7 @@ def test_a_project_file_without_our_table_is_walked_past(tmp_path: Path, work: P
     _write(work / "pyproject.toml", "broken = = but none of our business")
     assert _load(tmp_path, work).settings.max_degree == 6
     _write(work / "pyproject.toml", "[tool.moetune]\nmax_degree = = 5")
-    with pytest.raises(InputError, match=r"pyproject\.toml is not valid TOML.*line 2"):
+    with pytest.raises(InputError, match=r"pyproject\.toml .*line 2"):
         _load(tmp_path, work)
 
 

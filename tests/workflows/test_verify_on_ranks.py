@@ -191,5 +191,5 @@ def test_rank_that_is_done_leaves_before_gloo_can_abort_its_closing_interpreter(
 
 
 def test_killed_rank_is_named() -> None:
-    with pytest.raises(MoetuneError, match="rank 1 of 2 was ended by SIGKILL"):
+    with pytest.raises(MoetuneError, match=r"rank 1 of 2 .*SIGKILL"):
         run_on_ranks(die, None, num_ranks=2, launch=None, environ=_environ())
