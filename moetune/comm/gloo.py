@@ -41,7 +41,7 @@ class GlooCommunicator(GroupCommunicator):
         if not is_alone:
             return super().all_to_all(output, rows, output_splits, input_splits, name)
         arriving, leaving = self._parts(output, output_splits), self._parts(rows, input_splits)
-        transfer = self._start_several(
+        transfer = self._start(
             "all_to_all", name, (output, rows), lambda: self._receives_first(arriving, leaving)
         )
         arriving[self.rank].copy_(leaving[self.rank])

@@ -58,8 +58,10 @@ class GroupCommunicator(Communicator):
         out_of = None if input_splits is None else list(input_splits)
         return self._start(
             "all_to_all", name, (output, rows),
-            lambda: dist.all_to_all_single(
-                output, rows, into, out_of, group=self.group, async_op=True
+            lambda: (
+                dist.all_to_all_single(
+                    output, rows, into, out_of, group=self.group, async_op=True
+                ),
             ),
         )  # fmt: skip
 
@@ -67,7 +69,7 @@ class GroupCommunicator(Communicator):
         """Start one all_reduce."""
         return self._start(
             "all_reduce", name, (values,),
-            lambda: dist.all_reduce(values, _OPS[op], group=self.group, async_op=True),
+            lambda: (dist.all_reduce(values, _OPS[op], group=self.group, async_op=True),),
         )  # fmt: skip
 
     def all_gather(self, output: torch.Tensor, values: torch.Tensor, name: str) -> Transfer:
@@ -75,7 +77,7 @@ class GroupCommunicator(Communicator):
         into, mine = output.view(-1).view(torch.uint8), values.view(-1).view(torch.uint8)
         return self._start(
             "all_gather", name, (output, values),
-            lambda: _ALL_GATHER(into, mine, group=self.group, async_op=True),
+            lambda: (_ALL_GATHER(into, mine, group=self.group, async_op=True),),
         )  # fmt: skip
 
     def reduce_scatter(
@@ -85,19 +87,19 @@ class GroupCommunicator(Communicator):
         if isinstance(shards, torch.Tensor):
             return self._start(
                 "reduce_scatter", name, (total, shards),
-                lambda: _REDUCE_SCATTER(total, shards, group=self.group, async_op=True),
+                lambda: (_REDUCE_SCATTER(total, shards, group=self.group, async_op=True),),
             )  # fmt: skip
         parts = list(shards)
         return self._start(
             "reduce_scatter", name, (total, *parts),
-            lambda: dist.reduce_scatter(total, parts, group=self.group, async_op=True),
+            lambda: (dist.reduce_scatter(total, parts, group=self.group, async_op=True),),
         )  # fmt: skip
 
     def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:
         """Start one broadcast."""
         return self._start(
             "broadcast", name, (values,),
-            lambda: dist.broadcast(values, group=self.group, async_op=True, group_src=source),
+            lambda: (dist.broadcast(values, group=self.group, async_op=True, group_src=source),),
         )  # fmt: skip
 
     def send_receive(
@@ -112,7 +114,7 @@ class GroupCommunicator(Communicator):
                 ops.append(dist.P2POp(dist.irecv, source[peer], self.members[peer], self.group))
         tensors = (*to.values(), *source.values())
         # torch refuses an empty batch.
-        return self._start_several(
+        return self._start(
             "send_receive", name, tensors, lambda: dist.batch_isend_irecv(ops) if ops else ()
         )
 
@@ -144,15 +146,6 @@ class GroupCommunicator(Communicator):
             dist.barrier(group=self.group)
 
     def _start(
-        self,
-        collective: str,
-        name: str,
-        tensors: tuple[torch.Tensor, ...],
-        issue: Callable[[], dist.Work],
-    ) -> Transfer:
-        return self._start_several(collective, name, tensors, lambda: (issue(),))
-
-    def _start_several(
         self,
         collective: str,
         name: str,
