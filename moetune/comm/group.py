@@ -1,0 +1,228 @@
+"""The communicator: collectives of a group of ranks, asynchronous and in the order of issue.
+
+`OneRank` needs no torch.distributed; `process_group.GroupCommunicator` is any of its groups, and
+`gloo.GlooCommunicator` one of CPUs. `gloo.communicator_of` chooses.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeVar
+
+import torch
+
+from moetune.comm.transfer import Done, Transfer
+
+T = TypeVar("T")
+ReduceOp = Literal["sum", "max"]
+
+
+class Communicator(ABC):
+    """Collectives among the ranks of a group.
+
+    Every rank issues the same collectives in the same order, also those of zero rows. What
+    returns a `Transfer` has been issued and must be waited for; the rest blocks. `name` is what
+    an error calls the collective. All raise CollectiveError where the collective fails.
+
+    Attributes:
+        rank: this rank's place in the group, from 0.
+        num_ranks: ranks of the group.
+        members: their ranks in the world, in order.
+        device: where the group takes tensors of any origin: its GPU with NCCL, else the CPU.
+    """
+
+    rank: int
+    members: tuple[int, ...]
+    device: torch.device
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the group."""
+        return len(self.members)
+
+    @abstractmethod
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        name: str,
+        *,
+        is_alone: bool = False,
+    ) -> Transfer:
+        """Start one all-to-all of rows.
+
+        Args:
+            output: (sum of output_splits, …), filled in the order of the source ranks.
+            rows: (sum of input_splits, …), contiguous, in the order of the target ranks.
+            output_splits: rows from every rank; None for equal parts.
+            input_splits: rows to every rank; None for equal parts.
+            is_alone: whether no other exchange is queued behind it.
+        """
+
+    @abstractmethod
+    def all_reduce(self, values: torch.Tensor, name: str, *, op: ReduceOp = "sum") -> Transfer:
+        """Start reducing every rank's contiguous `values`, in place."""
+
+    @abstractmethod
+    def all_gather(self, output: torch.Tensor, values: torch.Tensor, name: str) -> Transfer:
+        """Start filling the contiguous `output` with all ranks' equally large `values`."""
+
+    @abstractmethod
+    def reduce_scatter(
+        self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
+    ) -> Transfer:
+        """Start adding up every rank's `shards`, the r-th on rank r in its `total`.
+
+        Args:
+            shards: contiguous, one a rank, which may differ in rows; or one tensor of equal ones.
+        """
+
+    @abstractmethod
+    def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:
+        """Start replacing every rank's contiguous `values` by those of the rank `source`."""
+
+    @abstractmethod
+    def send_receive(
+        self, to: Mapping[int, torch.Tensor], source: Mapping[int, torch.Tensor], name: str
+    ) -> Transfer:
+        """Start sends and receives at once, peer by peer.
+
+        Args:
+            to: what goes to which rank of the group.
+            source: what is filled by which rank of the group.
+        """
+
+    @abstractmethod
+    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:
+        """Return all ranks' equally large values on the CPU of rank 0, and nothing elsewhere."""
+
+    @abstractmethod
+    def all_gather_object(self, value: T, name: str) -> list[T]:
+        """Return every rank's picklable value, in the order of the ranks."""
+
+    @abstractmethod
+    def broadcast_object(self, value: T, name: str) -> T:
+        """Return the picklable value of rank 0; the others' is ignored."""
+
+    @abstractmethod
+    def barrier(self, name: str) -> None:
+        """Wait for every rank."""
+
+    def send(self, values: torch.Tensor, name: str, *, to: int) -> Transfer:
+        """Start sending to one rank of the group."""
+        return self.send_receive({to: values}, {}, name)
+
+    def receive(self, values: torch.Tensor, name: str, *, source: int) -> Transfer:
+        """Start filling `values` by one rank of the group."""
+        return self.send_receive({}, {source: values}, name)
+
+    def all_to_all_blocks(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
+        """Return block r of every rank's `blocks` (num_ranks, …) on rank r, blocking."""
+        if self.num_ranks == 1:
+            return blocks
+        received = torch.empty_like(blocks)
+        self.all_to_all(received, blocks, None, None, name).wait()
+        return received
+
+    def all_gather_values(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Return every rank's equally large `values` (…) as (num_ranks, …), blocking."""
+        if self.num_ranks == 1:
+            return values.unsqueeze(0)
+        gathered = values.new_empty((self.num_ranks, *values.shape))
+        self.all_gather(gathered, values, name).wait()
+        return gathered
+
+    def all_gather_rows(
+        self, rows: torch.Tensor, num_rows: Sequence[int], name: str
+    ) -> torch.Tensor:
+        """Return every rank's contiguous rows, one rank's after another's, blocking.
+
+        They travel filled up to those of the largest shard: gloo takes no others.
+
+        Args:
+            num_rows: of every rank.
+        """
+        if self.num_ranks == 1:
+            return rows
+        most = max(num_rows)
+        if most > len(rows):
+            rows = torch.cat((rows, rows.new_zeros(most - len(rows), *rows.shape[1:])))
+        filled = rows.new_empty((most * len(num_rows), *rows.shape[1:]))
+        self.all_gather(filled, rows, name).wait()
+        if most == min(num_rows):
+            return filled
+        parts = filled.split(most)
+        return torch.cat([part[:num] for part, num in zip(parts, num_rows, strict=True)])
+
+    def all_reduce_values(
+        self, values: torch.Tensor, name: str, *, op: ReduceOp = "sum"
+    ) -> torch.Tensor:
+        """Return the reduction of a few values on the CPU over the ranks, blocking."""
+        if self.num_ranks == 1:
+            return values
+        reduced = values.to(self.device, copy=True)
+        self.all_reduce(reduced, name, op=op).wait()
+        return reduced.cpu()
+
+
+class OneRank(Communicator):
+    """One rank: rows stay where they are."""
+
+    rank = 0
+    members = (0,)
+    device = torch.device("cpu")
+
+    def all_to_all(
+        self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
+    ) -> Transfer:
+        """Copy the rows."""
+        output.copy_(rows)
+        return Done()
+
+    def all_reduce(self, values: torch.Tensor, *_: object, **__: object) -> Transfer:  # noqa: ARG002 - reduced already
+        """Do nothing: the reduction is there."""
+        return Done()
+
+    def all_gather(self, output: torch.Tensor, values: torch.Tensor, *_: object) -> Transfer:
+        """Copy the values."""
+        output.view(-1).copy_(values.reshape(-1))
+        return Done()
+
+    def reduce_scatter(
+        self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
+    ) -> Transfer:
+        """Copy the only shard; a link that stands for a wire reduces it, too."""
+        total.copy_(shards if isinstance(shards, torch.Tensor) else shards[0])
+        return self.all_reduce(total, name)
+
+    def broadcast(self, values: torch.Tensor, *_: object, **__: object) -> Transfer:  # noqa: ARG002 - its own
+        """Do nothing: the values are there."""
+        return Done()
+
+    def send_receive(
+        self, to: Mapping[int, torch.Tensor], source: Mapping[int, torch.Tensor], name: str
+    ) -> Transfer:
+        """Do nothing for nobody.
+
+        Raises:
+            ValueError: there is no other rank.
+        """
+        if to or source:
+            raise ValueError(f"{name}: one rank has no other to send to or receive from")
+        return Done()
+
+    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:  # noqa: ARG002 - cannot fail
+        """Return the values."""
+        return [values]
+
+    def all_gather_object(self, value: T, name: str) -> list[T]:  # noqa: ARG002 - cannot fail
+        """Return the value."""
+        return [value]
+
+    def broadcast_object(self, value: T, name: str) -> T:  # noqa: ARG002 - cannot fail
+        """Return the value."""
+        return value
+
+    def barrier(self, name: str) -> None:
+        """Return at once."""

@@ -1,0 +1,168 @@
+"""The communicator of a torch.distributed group, whatever its backend."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from moetune.comm.exit import exit_cleanly
+from moetune.comm.group import Communicator, ReduceOp
+from moetune.comm.transfer import GroupTransfer, Place, Transfer
+
+T = TypeVar("T")
+
+# Names of torch 2.13; earlier ones know only the second of each pair.
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_OPS: Mapping[ReduceOp, dist.ReduceOp.RedOpType] = MappingProxyType(
+    {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+)
+
+
+class GroupCommunicator(Communicator):
+    """A torch.distributed group (gloo or NCCL), which orders streams by itself.
+
+    With NCCL a collective runs on the group's own stream behind what the current stream has
+    been given so far; waiting orders the current stream behind it, and the tensors are kept
+    alive until then, so that the caching allocator never hands them out early.
+
+    Args:
+        group: default, the world.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        exit_cleanly()
+        self.group: dist.ProcessGroup | None = group if group is not None else dist.group.WORLD
+        self.rank = dist.get_rank(self.group)
+        self.members = tuple(dist.get_process_group_ranks(self.group))
+        self.device = torch.device("cpu")
+        if dist.get_backend(self.group) == "nccl":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self._place = Place(self.rank, self.members)
+
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        name: str,
+        *,
+        is_alone: bool = False,  # noqa: ARG002 - NCCL orders both alike
+    ) -> Transfer:
+        """Start one all_to_all_single."""
+        into = None if output_splits is None else list(output_splits)
+        out_of = None if input_splits is None else list(input_splits)
+        return self._start(
+            "all_to_all", name, (output, rows),
+            lambda: (
+                dist.all_to_all_single(
+                    output, rows, into, out_of, group=self.group, async_op=True
+                ),
+            ),
+        )  # fmt: skip
+
+    def all_reduce(self, values: torch.Tensor, name: str, *, op: ReduceOp = "sum") -> Transfer:
+        """Start one all_reduce."""
+        return self._start(
+            "all_reduce", name, (values,),
+            lambda: (dist.all_reduce(values, _OPS[op], group=self.group, async_op=True),),
+        )  # fmt: skip
+
+    def all_gather(self, output: torch.Tensor, values: torch.Tensor, name: str) -> Transfer:
+        """Start one all-gather of bytes: what only moves needs no arithmetic of its dtype."""
+        into, mine = output.view(-1).view(torch.uint8), values.view(-1).view(torch.uint8)
+        return self._start(
+            "all_gather", name, (output, values),
+            lambda: (_ALL_GATHER(into, mine, group=self.group, async_op=True),),
+        )  # fmt: skip
+
+    def reduce_scatter(
+        self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
+    ) -> Transfer:
+        """Start one reduce_scatter."""
+        if isinstance(shards, torch.Tensor):
+            return self._start(
+                "reduce_scatter", name, (total, shards),
+                lambda: (_REDUCE_SCATTER(total, shards, group=self.group, async_op=True),),
+            )  # fmt: skip
+        parts = list(shards)
+        return self._start(
+            "reduce_scatter", name, (total, *parts),
+            lambda: (dist.reduce_scatter(total, parts, group=self.group, async_op=True),),
+        )  # fmt: skip
+
+    def broadcast(self, values: torch.Tensor, name: str, *, source: int = 0) -> Transfer:
+        """Start one broadcast."""
+        return self._start(
+            "broadcast", name, (values,),
+            lambda: (dist.broadcast(values, group=self.group, async_op=True, group_src=source),),
+        )  # fmt: skip
+
+    def send_receive(
+        self, to: Mapping[int, torch.Tensor], source: Mapping[int, torch.Tensor], name: str
+    ) -> Transfer:
+        """Start one batch of sends and receives."""
+        ops = []
+        for peer in dict.fromkeys((*to, *source)):
+            if peer in to:
+                ops.append(dist.P2POp(dist.isend, to[peer], self.members[peer], self.group))
+            if peer in source:
+                ops.append(dist.P2POp(dist.irecv, source[peer], self.members[peer], self.group))
+        tensors = (*to.values(), *source.values())
+        # torch refuses an empty batch.
+        return self._start(
+            "send_receive", name, tensors, lambda: dist.batch_isend_irecv(ops) if ops else ()
+        )
+
+    def gather(self, values: torch.Tensor, name: str) -> list[torch.Tensor]:
+        """Gather on rank 0."""
+        values = values.to(self.device).contiguous()
+        into = [torch.empty_like(values) for _ in self.members] if self.rank == 0 else None
+        with self._blocking("gather", name, (values,)):
+            dist.gather(values, into, group=self.group, group_dst=0)
+        return [each.cpu() for each in into or []]
+
+    def all_gather_object(self, value: T, name: str) -> list[T]:
+        """Gather pickles of any length."""
+        values: list[T | None] = [None] * self.num_ranks
+        with self._blocking("all_gather_object", name):
+            dist.all_gather_object(values, value, group=self.group)
+        return cast("list[T]", values)
+
+    def broadcast_object(self, value: T, name: str) -> T:
+        """Broadcast one pickle."""
+        parcel = [value]
+        with self._blocking("broadcast_object", name):
+            dist.broadcast_object_list(parcel, group=self.group, group_src=0)
+        return parcel[0]
+
+    def barrier(self, name: str) -> None:
+        """Wait in one barrier."""
+        with self._blocking("barrier", name):
+            dist.barrier(group=self.group)
+
+    def _start(
+        self,
+        collective: str,
+        name: str,
+        tensors: tuple[torch.Tensor, ...],
+        issue: Callable[[], Iterable[dist.Work]],
+    ) -> Transfer:
+        try:
+            works = tuple(issue())
+        except RuntimeError as error:
+            raise self._place.failed(collective, name, tensors, error) from error
+        return GroupTransfer(works, tensors, collective, name, self._place)
+
+    @contextmanager
+    def _blocking(
+        self, collective: str, name: str, tensors: tuple[torch.Tensor, ...] = ()
+    ) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise self._place.failed(collective, name, tensors, error) from error

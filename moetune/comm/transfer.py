@@ -1,0 +1,142 @@
+"""Collectives under way, and the one error that a collective's failure becomes."""
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from moetune.domain.errors import CollectiveError
+
+_MANY_RANKS = 16
+
+
+class Transfer(Protocol):
+    """A collective under way; it keeps its tensors alive until it is waited for."""
+
+    def wait(self) -> None:
+        """Order the current stream (on a CPU: the caller) behind the end of the collective.
+
+        Raises:
+            CollectiveError: the collective failed.
+        """
+        ...
+
+    def future(self) -> torch.futures.Future[object] | None:
+        """Return a future that completes with the collective, None where there is none."""
+        ...
+
+
+class Done:
+    """A transfer that ended when it was issued."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def future(self) -> None:
+        """Return no future."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank in a group, for errors.
+
+    Args:
+        members: the group's ranks in the world, in order.
+    """
+
+    rank: int
+    members: tuple[int, ...]
+
+    def failed(
+        self, collective: str, name: str, tensors: Sequence[torch.Tensor], error: Exception
+    ) -> CollectiveError:
+        """Return the error that names collective, sizes, group and rank.
+
+        Args:
+            collective: torch's name of it.
+            name: what the caller uses it for.
+            tensors: what it was given.
+        """
+        sizes = ", ".join(
+            f"{'x'.join(map(str, tensor.shape)) or 1} {str(tensor.dtype).removeprefix('torch.')}"
+            for tensor in tensors
+        )
+        of_sizes = f" of {sizes}" if sizes else ""
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        return CollectiveError(
+            f"{name} failed on rank {self.rank} of {len(self.members)}: {reason} "
+            f"({collective}{of_sizes} among {_spelled(self.members)})",
+            "a rank died, left early or was too slow: look at the other ranks' output",
+        )
+
+
+class GroupTransfer:
+    """What a process group was given to do, in one or several pieces of work."""
+
+    def __init__(
+        self,
+        works: Sequence[dist.Work],
+        tensors: tuple[torch.Tensor, ...],
+        collective: str,
+        name: str,
+        place: Place,
+    ) -> None:
+        self._works = works
+        self._tensors = tensors
+        self._collective = collective
+        self._name = name
+        self._place = place
+        self._watched: torch.futures.Future[object] | None = None
+
+    def wait(self) -> None:
+        """Order the current stream, or the caller, behind the end of all of it.
+
+        Raises:
+            CollectiveError: a piece failed.
+        """
+        try:
+            if self._watched is None:
+                for work in self._works:
+                    work.wait()
+            else:
+                self._watched.wait()
+        except RuntimeError as error:
+            raise self._place.failed(self._collective, self._name, self._tensors, error) from error
+        self._works, self._tensors = (), ()
+
+    def future(self) -> torch.futures.Future[object]:
+        """Return the group's future, or one that a thread completes.
+
+        gloo has none for a reduce-scatter, nor for sends and receives.
+        """
+        if self._watched is not None:
+            return self._watched
+        if len(self._works) == 1:
+            with contextlib.suppress(RuntimeError):
+                return self._works[0].get_future()
+        self._watched = torch.futures.Future()
+        threading.Thread(target=_watch, args=(self._works, self._watched)).start()
+        return self._watched
+
+
+def _watch(works: Sequence[dist.Work], watched: "torch.futures.Future[object]") -> None:
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        watched.set_exception(error)
+    else:
+        watched.set_result(None)
+
+
+def _spelled(members: Sequence[int]) -> str:
+    """Return the ranks in words: a run by its ends, many others by the first of them."""
+    first, last = members[0], members[-1]
+    if len(members) > 1 and list(members) == list(range(first, last + 1)):
+        return f"ranks {first} to {last} of the world"
+    shown = ", ".join(map(str, members[:_MANY_RANKS]))
+    return f"ranks {shown}{', …' if len(members) > _MANY_RANKS else ''} of the world"

@@ -1,0 +1,62 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moetune.comm.exit import let_go
+
+EARLIER, LATER = "an earlier handler\n", "a later handler\n"
+Endings = dict[str, list[tuple[int, str]]]
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Endings:
+    """Return status and output of every rank, by how its script ended."""
+    program = [sys.executable, "-m", "tests.comm.leaving", str(tmp_path_factory.mktemp("ranks"))]
+    alone = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(program, env=alone, check=True, capture_output=True, timeout=100)
+    ended: Endings = json.loads(found.stdout)
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "output"),
+    [
+        ("plainly", 0, "ended" + EARLIER),
+        ("with_status_3", 3, EARLIER),
+        ("with_the_group_destroyed", 0, "ended" + EARLIER),
+        ("with_handlers", 0, "ended" + LATER + EARLIER),
+        ("without_collectives", 0, "ended" + EARLIER),
+    ],
+)
+def test_a_script_ends_as_it_would_without_gloo(
+    endings: Endings, ending: str, status: int, output: str
+) -> None:
+    assert [tuple(rank) for rank in endings[ending]] == [(status, output)] * 2
+
+
+def test_an_exception_keeps_its_status_and_traceback(endings: Endings) -> None:
+    for status, output in endings["with_an_exception"]:
+        assert status == 1
+        assert "ValueError: of the script's own" in output
+        assert "terminate" not in output
+        assert output.endswith(EARLIER)
+
+
+def test_a_process_without_gloo_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("nothing to wait for"))
+
+    let_go()
+
+
+def test_without_proc_the_wait_is_blind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("moetune.comm.exit._THREADS", tmp_path / "absent")
+    monkeypatch.setattr("time.sleep", pauses.append)
+
+    let_go()
+
+    assert len(pauses) == 1

@@ -1,0 +1,336 @@
+"""What ranks do in the tests of the communicator: every check is called by all of them."""
+
+import os
+import traceback
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moetune.comm.agree import (
+    agree_on_digest,
+    agree_on_tokens,
+    decide_on_first,
+    first_text,
+    largest,
+    vote,
+)
+from moetune.comm.gloo import GlooCommunicator, communicator_of, new_communicator
+from moetune.comm.group import Communicator, OneRank
+from moetune.domain.errors import CollectiveError, InputError, RankMismatchError
+
+CPU = torch.device("cpu")
+Check = Callable[[Communicator], None]
+
+
+def all_checks() -> None:
+    communicator = communicator_of(None, device=CPU)
+    failures = []
+    for check in CHECKS:
+        try:
+            check(communicator)
+        except BaseException:  # noqa: BLE001 - the other ranks go on to the next check, too
+            failures.append(f"{check.__name__}: {traceback.format_exc()}")
+    assert not failures, "\n".join(failures)
+
+
+def rows_between(source: int, target: int, turn: int) -> torch.Tensor:
+    """Return what a rank sends another in an exchange: of many sizes, none among them."""
+    num_rows = (source + 2 * target + turn) % 3
+    return torch.full((num_rows, 2), 100.0 * source + target + 0.01 * turn)
+
+
+def rows_find_their_ranks(group: Communicator, *, is_alone: bool) -> None:
+    ranks, issued = range(group.num_ranks), []
+    for turn in range(4):
+        leaving = [rows_between(group.rank, other, turn) for other in ranks]
+        expected = [rows_between(other, group.rank, turn) for other in ranks]
+        output = torch.full((sum(map(len, expected)), 2), -1.0)
+        transfer = group.all_to_all(
+            output, torch.cat(leaving), [*map(len, expected)], [*map(len, leaving)],
+            "an exchange", is_alone=is_alone,
+        )  # fmt: skip
+        issued.append((transfer, output, torch.cat(expected)))
+    for transfer, output, wanted in issued:
+        transfer.wait()
+        assert torch.equal(output, wanted)
+
+
+def a_lone_all_to_all_brings_rows(group: Communicator) -> None:
+    rows_find_their_ranks(group, is_alone=True)
+
+
+def a_queued_all_to_all_brings_rows(group: Communicator) -> None:
+    rows_find_their_ranks(group, is_alone=False)
+
+
+def equal_parts_need_no_splits(group: Communicator) -> None:
+    sent = torch.arange(2 * group.num_ranks) + 100 * group.rank
+    wanted = [
+        100 * other + 2 * group.rank + place for other in range(group.num_ranks) for place in (0, 1)
+    ]
+    for is_alone in (True, False):
+        received = torch.zeros_like(sent)
+        group.all_to_all(received, sent, None, None, "equal parts", is_alone=is_alone).wait()
+        assert received.tolist() == wanted
+    assert group.all_to_all_blocks(sent.view(-1, 2), "blocks").flatten().tolist() == wanted
+
+
+def all_reduce_adds_up_and_finds_the_largest(group: Communicator) -> None:
+    values = torch.tensor([group.rank, -group.rank], dtype=torch.int64)
+    highest = values.clone()
+    transfers = [group.all_reduce(values, "a sum"), group.all_reduce(highest, "a max", op="max")]
+    for transfer in transfers:
+        transfer.wait()
+    total = sum(range(group.num_ranks))
+    assert values.tolist() == [total, -total]
+    assert highest.tolist() == [group.num_ranks - 1, 0]
+    mine = torch.tensor(0.5 + group.rank, dtype=torch.float64)
+    assert float(group.all_reduce_values(mine, "a sum")) == total + 0.5 * group.num_ranks
+    assert float(mine) == 0.5 + group.rank
+
+
+def all_gather_moves_every_dtype(group: Communicator) -> None:
+    for dtype in (torch.bfloat16, torch.float64, torch.bool, torch.int8):
+        values = torch.tensor([group.rank % 2, 1], dtype=dtype)
+        gathered = torch.empty(group.num_ranks, 2, dtype=dtype)
+        group.all_gather(gathered, values, "a chunk").wait()
+        wanted = [[rank % 2, 1] for rank in range(group.num_ranks)]
+        assert torch.equal(gathered, torch.tensor(wanted, dtype=dtype))
+    assert group.all_gather_values(torch.tensor(group.rank), "ranks").tolist() == [
+        *range(group.num_ranks)
+    ]
+
+
+def all_gather_takes_uneven_rows(group: Communicator) -> None:
+    for sizes in ([*range(group.num_ranks)], [2] * group.num_ranks):
+        rows = torch.full((sizes[group.rank], 3), float(group.rank))
+        wanted = [rank for rank, size in enumerate(sizes) for _ in range(size)]
+        found = group.all_gather_rows(rows, sizes, "rows")
+        assert found.tolist() == [[float(rank)] * 3 for rank in wanted]
+
+
+def reduce_scatter_adds_up_shards(group: Communicator) -> None:
+    sizes = range(1, group.num_ranks + 1)
+    total_ranks = sum(range(group.num_ranks))
+    shards = [torch.full((size, 2), 10.0 * place + group.rank) for place, size in enumerate(sizes)]
+    total = torch.empty_like(shards[group.rank])
+    group.reduce_scatter(total, shards, "uneven shards").wait()
+    wanted = 10.0 * group.rank * group.num_ranks + total_ranks
+    assert torch.equal(total, torch.full((group.rank + 1, 2), wanted))
+    blocks = torch.arange(group.num_ranks, dtype=torch.float32) + group.rank
+    one = torch.empty(1)
+    group.reduce_scatter(one, blocks, "equal shards").wait()
+    assert one.item() == group.rank * group.num_ranks + total_ranks
+
+
+def broadcast_comes_from_its_source(group: Communicator) -> None:
+    for source in (0, group.num_ranks - 1):
+        values = torch.full((3,), group.rank)
+        group.broadcast(values, "a broadcast", source=source).wait()
+        assert values.tolist() == [source] * 3
+
+
+def neighbours_send_and_receive_at_once(group: Communicator) -> None:
+    neighbours = [one for one in (group.rank - 1, group.rank + 1) if 0 <= one < group.num_ranks]
+    to = {one: torch.tensor([group.rank, one]) for one in neighbours}
+    source = {one: torch.zeros(2, dtype=torch.int64) for one in neighbours}
+    group.send_receive(to, source, "activations and gradients").wait()
+    assert {one: got.tolist() for one, got in source.items()} == {
+        one: [one, group.rank] for one in neighbours
+    }
+
+
+def one_sends_and_one_receives(group: Communicator) -> None:
+    last = group.num_ranks - 1
+    values = torch.tensor([7.0 + group.rank])
+    if group.rank == 0:
+        group.send(values, "a send", to=last).wait()
+    if group.rank == last:
+        group.receive(values, "a receive", source=0).wait()
+        assert values.tolist() == [7.0]
+    group.send_receive({}, {}, "nothing").wait()
+
+
+def gather_collects_on_the_first(group: Communicator) -> None:
+    found = group.gather(torch.tensor([group.rank, 5]), "states")
+    wanted = [[rank, 5] for rank in range(group.num_ranks)] if group.rank == 0 else []
+    assert [values.tolist() for values in found] == wanted
+
+
+def objects_travel(group: Communicator) -> None:
+    mine = None if group.rank == 1 else {"rank": group.rank, "text": "x" * (1 + group.rank)}
+    everywhere = group.all_gather_object(mine, "objects")
+    assert [value and value["rank"] for value in everywhere] == [
+        None if rank == 1 else rank for rank in range(group.num_ranks)
+    ]
+    assert group.broadcast_object(("from", group.rank), "an object") == ("from", 0)
+    group.barrier("a pause")
+
+
+def a_future_completes_with_its_transfer(group: Communicator) -> None:
+    rows = torch.full((group.num_ranks, 1), float(group.rank))
+    for is_alone in (True, False):
+        output = torch.empty_like(rows)
+        transfer = group.all_to_all(output, rows, None, None, "an exchange", is_alone=is_alone)
+        future = transfer.future()
+        assert future is not None
+        future.wait()
+        transfer.wait()
+        assert output.flatten().tolist() == [*range(group.num_ranks)]
+
+
+def neighbours_have_a_communicator_of_their_own(group: Communicator) -> None:
+    world = dist.get_rank()
+    members = [world ^ 1, world] if world % 2 else [world, world ^ 1]
+    pair = new_communicator(members)
+    assert (pair.members, pair.rank) == (tuple(members), world % 2)
+    value = torch.tensor([world])
+    pair.all_reduce(value, "a pair's sum").wait()
+    assert value.item() == sum(members)
+    assert pair.broadcast_object(world, "the first's rank") == members[0]
+    assert [each.item() for each in pair.gather(torch.tensor(world), "ranks")] == (
+        members if world % 2 == 0 else []
+    )
+    assert isinstance(new_communicator([world]), OneRank)
+    assert new_communicator(backend="gloo", timeout_seconds=30).members == group.members
+
+
+def a_wrong_size_is_told_before_it_travels(group: Communicator) -> None:
+    rows = torch.zeros(3, 2, dtype=torch.bfloat16)
+    sent, splits = rows.new_zeros(9, 2), [1] * group.num_ranks
+    with pytest.raises(CollectiveError) as failure:
+        group.all_to_all(rows, sent, splits, splits, "the dispatch of chunk 2 of 4").wait()
+    text = str(failure.value)
+    assert text.startswith(f"the dispatch of chunk 2 of 4 failed on rank {group.rank} of ")
+    assert (
+        f"all_to_all of 3x2 bfloat16, 9x2 bfloat16 among ranks 0 to {group.num_ranks - 1}" in text
+    )
+    group.barrier("the ranks after it")
+
+
+def equal_signatures_agree(group: Communicator) -> None:
+    found = agree_on_tokens(
+        group, num_tokens=3 + group.rank, signature="same", problem="", device=CPU
+    )
+    assert found == tuple(3 + rank for rank in range(group.num_ranks))
+    agree_on_digest(group, "abc", "plan books")
+
+
+def unequal_signatures_raise_on_all(group: Communicator) -> None:
+    last = group.num_ranks - 1
+    signature = "degree 3" if group.rank == last else "degree 2"
+    with pytest.raises(RankMismatchError) as failure:
+        agree_on_tokens(group, num_tokens=1, signature=signature, problem="", device=CPU)
+    assert "rank 0: degree 2" in str(failure.value)
+    assert f"rank {last}: degree 3" in str(failure.value)
+    with pytest.raises(RankMismatchError, match="plan books differ between ranks: 0, "):
+        agree_on_digest(group, str(group.rank), "plan books")
+
+
+def one_ranks_problem_raises_on_all(group: Communicator) -> None:
+    problem = "x has 7 columns" if group.rank == 1 else ""
+    with pytest.raises(RankMismatchError, match="rank 1: error: x has 7 columns"):
+        agree_on_tokens(group, num_tokens=1, signature="same", problem=problem, device=CPU)
+
+
+def the_first_decides(group: Communicator) -> None:
+    called = []
+
+    def decide() -> tuple[str, None]:
+        called.append(group.rank)
+        return "plans", None
+
+    assert decide_on_first(group, decide, "the plans") == ("plans", None)
+    assert called == ([0] if group.rank == 0 else [])
+    assert decide_on_first(group, lambda: None, "nothing") is None
+
+
+def the_firsts_error_is_everyones(group: Communicator) -> None:
+    def decide() -> str:
+        raise InputError("no such file", "write it")
+
+    with pytest.raises(InputError, match="no such file\n  write it"):
+        decide_on_first(group, decide, "the plans")
+
+
+def ranks_vote_and_compare(group: Communicator) -> None:
+    one, nobody = (
+        vote(group, wish, "a vote") for wish in (group.rank == 1, group.rank > group.num_ranks)
+    )
+    assert (one(), nobody()) == (True, False)
+    assert largest(group, [group.rank, -group.rank], "the slowest") == (group.num_ranks - 1, 0.0)
+    text = f"rank {group.rank}" if group.rank else ""
+    assert first_text(group, text, "reasons") == "rank 1"
+    assert first_text(group, "", "reasons") == ""
+
+
+CHECKS: tuple[Check, ...] = (
+    a_lone_all_to_all_brings_rows,
+    a_queued_all_to_all_brings_rows,
+    equal_parts_need_no_splits,
+    all_reduce_adds_up_and_finds_the_largest,
+    all_gather_moves_every_dtype,
+    all_gather_takes_uneven_rows,
+    reduce_scatter_adds_up_shards,
+    broadcast_comes_from_its_source,
+    neighbours_send_and_receive_at_once,
+    one_sends_and_one_receives,
+    gather_collects_on_the_first,
+    objects_travel,
+    a_future_completes_with_its_transfer,
+    neighbours_have_a_communicator_of_their_own,
+    a_wrong_size_is_told_before_it_travels,
+    equal_signatures_agree,
+    unequal_signatures_raise_on_all,
+    one_ranks_problem_raises_on_all,
+    the_first_decides,
+    the_firsts_error_is_everyones,
+    ranks_vote_and_compare,
+)
+
+
+def a_rank_dies() -> None:
+    """Let the last rank die with every kind of exchange under way on the first."""
+    group = GlooCommunicator(None)
+    group.barrier("the start")
+    if group.rank == group.num_ranks - 1:
+        os._exit(1)
+    rows = torch.zeros(2 * group.num_ranks, 3)
+    for collective, attempt in (
+        ("all_reduce of 4x3 float32", lambda: group.all_reduce(rows, "a death").wait()),
+        ("all_to_all of 4x3 float32, 4x3 float32", lambda: lone(group, rows)),
+        ("broadcast_object", lambda: decide_on_first(group, lambda: 1, "a death")),
+        ("barrier", lambda: group.barrier("a death")),
+    ):
+        with pytest.raises(CollectiveError) as failure:
+            attempt()
+        text = str(failure.value)
+        assert text.startswith("a death failed on rank 0 of 2: "), text
+        assert f"({collective} among ranks 0 to 1 of the world)" in text
+        assert "\n  a rank died" in text
+        assert failure.value.__cause__ is not None
+
+
+def lone(group: Communicator, rows: torch.Tensor) -> None:
+    group.all_to_all(torch.zeros_like(rows), rows, None, None, "a death", is_alone=True).wait()
+
+
+def a_watched_exchange_fails() -> None:
+    """Let a rank die while a thread waits for the other's exchange."""
+    group = GlooCommunicator(None)
+    group.barrier("the start")
+    if group.rank == 1:
+        os._exit(1)
+    rows = torch.zeros(2, 1)
+    try:
+        transfer = group.all_to_all(torch.zeros(2, 1), rows, None, None, "a death", is_alone=True)
+    except CollectiveError:
+        return  # gloo saw the death before it took the rows
+    future = transfer.future()
+    assert future is not None
+    with pytest.raises(RuntimeError):
+        future.wait()
+    with pytest.raises(CollectiveError, match="a death failed on rank 0 of 2"):
+        transfer.wait()
