@@ -7,15 +7,14 @@ import time
 from dataclasses import replace
 
 from moetune.domain.cluster import Machine
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
-from moetune.solve.layout.space import LayoutPins
 
 NUM_RANKS = 1024
 PER_NODE = 8
@@ -32,7 +31,7 @@ def main() -> None:
         best = min(_seconds(memory_bytes) for _ in range(RUNS))
         print(f"{NUM_RANKS} ranks, 96 layers, {memory_bytes // GIB} GiB: {best:.2f} s")
     started = time.perf_counter()
-    plan = solve_layout(_question(192 * GIB))
+    plan = solve_layout(_question(192 * GIB)).plan
     print(f"with the plan of its MoE layer: {time.perf_counter() - started:.2f} s, {plan.layout}")
 
 

@@ -12,17 +12,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from moetune.domain.constraints import Constraints
 from moetune.domain.costs import LinearCost
 from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.profile import Profile
+from moetune.domain.request import PlanRequest
 from moetune.domain.units import format_seconds
 from moetune.runtime.plans.book import PlanBook
 from moetune.solve.layer.degree import best_degree
 from moetune.store import open_store
 from moetune.workflows.files import load_profile_file, write_text
-from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
-from moetune.workflows.plan import PlanRequest, make_plan
-from moetune.workflows.profile import measure_profile
+from moetune.workflows.plan import make_plan
+from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
 
 _RESULT = Path(__file__).parents[1] / "docs/results/speed.md"
 _LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)
@@ -105,7 +106,12 @@ def _plan_seconds(profile: Profile) -> float:
 
 def _book() -> PlanBook:
     reference = load_profile_file(_REFERENCE)
-    request = PlanRequest(layer=_LAYER, world_size=2, tokens_per_rank=8192, allow_modelled=True)
+    request = PlanRequest(
+        layer=_LAYER,
+        world_size=2,
+        tokens_per_rank=8192,
+        constraints=Constraints(allow_modelled=True),
+    )
     return PlanBook([make_plan(request, profile=reference)])
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from examples.language_model import staged_language_model
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.runtime.parallel.groups import join
-from moetune.runtime.parallel.language_model import staged_language_model
 
 BALANCE = 0.01
 

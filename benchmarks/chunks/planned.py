@@ -6,9 +6,10 @@ from typing import TextIO
 from benchmarks.chunks.case import DTYPE, NUM_RANKS, Case
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
+from moetune.domain.constraints import Constraints, LayoutPins, ModelSizes
 from moetune.domain.plan import Plan
-from moetune.solve.layout.space import LayoutPins
-from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.domain.request import PlanRequest
+from moetune.workflows.plan import make_plan
 
 
 def plan_in_lab(lab: Lab, case: Case, *, budget: str, folder: Path, echo: TextIO) -> Plan:
@@ -28,8 +29,10 @@ def plan_in_lab(lab: Lab, case: Case, *, budget: str, folder: Path, echo: TextIO
     )  # fmt: skip
     request = PlanRequest(
         layer=case.transformer.moe,
-        transformer=case.transformer,
-        pins=LayoutPins(dp=NUM_RANKS, ep=1, tp=1, pp=1, micro_batch=case.sequences),
+        constraints=Constraints(
+            sizes=ModelSizes.of(case.transformer),
+            pins=LayoutPins(dp=NUM_RANKS, ep=1, tp=1, pp=1, micro_batch=case.sequences),
+        ),
         world_size=NUM_RANKS,
         tokens_per_rank=case.tokens,
         dtype=DTYPE,

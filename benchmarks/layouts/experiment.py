@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.layouts.ranks import Variant, Work
+from benchmarks.layouts.shared_core import on_shared_core
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
+from moetune.domain.constraints import Bounds, Constraints, LayoutPins, ModelSizes
 from moetune.domain.document import canonical_json, encode
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Profile
-from moetune.domain.request import Layout
+from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.plan import LayoutProblem, search_layouts
 from moetune.solve.layout.search import Candidate
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import parts_of
-from moetune.workflows.plan import PlanRequest, plan_inputs
 
 NUM_RANKS, RANKS_PER_NODE = 4, 2
 _TIMEOUT_SECONDS = 1200.0
@@ -129,14 +129,14 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
     """
     request = PlanRequest(
         layer=case.transformer.moe,
-        transformer=case.transformer,
+        constraints=Constraints(sizes=ModelSizes.of(case.transformer)),
         world_size=NUM_RANKS,
         tokens_per_rank=case.tokens_per_rank,
         dtype=_DTYPE,
     )
     search, found = search_layouts(
         LayoutProblem(
-            inputs=plan_inputs(request, profile=profile),
+            inputs=request.inputs_for(profile),
             model=case.transformer,
             pins=LayoutPins(zero=False),
             costs=costs_of(profile),
@@ -144,13 +144,20 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
             bounds=Bounds(),
             per_node=profile.machine.devices_per_node,
             runs_ahead=profile.machine.kind == "cuda",
-            shares_core=profile.shares_core,
             device_memory_bytes=profile.machine.memory_bytes,
             provenance=profile.provenance,
         )
     )
     if found.unpriced:
         raise found.unpriced[0][1]
+    best = [
+        on_shared_core(
+            one,
+            stages=search.prices.stages(one.layout.pp),
+            ranks_per_node=profile.machine.devices_per_node,
+        )
+        for one in found.best
+    ]
     return [
         (
             _variant(one),
@@ -160,7 +167,7 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
                 for part in parts_of(one, search.prices.stages(one.layout.pp))
             },
         )
-        for one in found.best
+        for one in sorted(best, key=lambda one: one.order)
     ]
 
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from benchmarks.layouts.experiment import CaseResult, Outcome
-from moetune.domain.request import Layout
+from moetune.domain.layout import Layout
 
 _REGRET, _RATIO = 0.05, 0.15
 

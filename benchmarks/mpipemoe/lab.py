@@ -16,18 +16,19 @@ from benchmarks.netlab.experiment import (
     steps_command,
 )
 from benchmarks.netlab.lab import Lab
+from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.request import STRATEGIES, Strategy
+from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.reuse import paper_seconds, step_time
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.times import paper_seconds, step_time
 from moetune.workflows.files import plan_to_json, write_text
-from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.plan import make_plan
 
 REUSE = STRATEGIES[1:]
 Choice = tuple[Strategy, int]

@@ -7,8 +7,8 @@ from benchmarks.mpipemoe.figures import MIB, interference_speeds
 from benchmarks.mpipemoe.lab import Step, StrategyCell
 from benchmarks.mpipemoe.memory import Row
 from benchmarks.netlab.report import Target
+from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.costs import Interference
-from moetune.domain.request import STRATEGIES, Strategy
 
 _MAX_OVER_BOUND = 1.02
 _MAX_MEMORY_ERROR = 0.02

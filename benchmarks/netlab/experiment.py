@@ -9,14 +9,15 @@ from typing import TextIO
 
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.peers import peer_env
+from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.solve.layer.choose import Bounds
+from moetune.domain.request import PlanRequest
 from moetune.workflows.files import plan_to_json, write_text
-from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.plan import make_plan
 from moetune.workflows.wiring import configure, open_store
 
 _TIMEOUT_SECONDS = 1200.0
@@ -141,7 +142,7 @@ def _plan(experiment: Experiment, profile: Profile, tokens: int, degree: int | N
         world_size=NUM_RANKS,
         tokens_per_rank=tokens,
         dtype=DTYPE,
-        bounds=Bounds(forward_degree=degree, backward_degree=degree),
+        constraints=Constraints(bounds=Bounds(forward_degree=degree, backward_degree=degree)),
     )
     return make_plan(request, profile=profile)
 

@@ -15,21 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moetune.domain.constraints import Bounds, Constraints, LayoutPins
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.domain.model import find_model
 from moetune.domain.plan import Part
 from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.plan import LayoutProblem, search_layouts
 from moetune.solve.layout.search import Candidate, LayoutSearch
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import parts_of
-from moetune.solve.model.traits import Traits
-from moetune.workflows.plan import PlanRequest, plan_inputs
+from moetune.solve.model.runtime import TargetRuntime
 
-PAPERS = Traits(
+PAPERS = TargetRuntime(
     splits_sends=True, shards_gradients=True, exchanges_under_tensor=True, is_unfused=True,
     shards_in_chunks=False,
 )  # fmt: skip
@@ -119,10 +118,10 @@ def _at(row: Row, profile: Profile, sequences: int, reserved_bytes: int) -> Foun
     tokens = sequences * count * model.length // (row.tp * row.pp)
     request = PlanRequest(
         model=row.model, world_size=row.world_size, tokens_per_rank=tokens, dtype="float16",
-        memory_taken_bytes=reserved_bytes,
+        constraints=Constraints(memory_taken_bytes=reserved_bytes),
     )  # fmt: skip
     question = LayoutProblem(
-        inputs=plan_inputs(request, profile=profile),
+        inputs=request.inputs_for(profile),
         model=model,
         pins=LayoutPins(
             dp=row.dp, ep=row.ep, tp=row.tp, pp=row.pp, expert_parallel=row.kind,
@@ -135,7 +134,7 @@ def _at(row: Row, profile: Profile, sequences: int, reserved_bytes: int) -> Foun
             runs_ahead=profile.machine.kind == "cuda",
         device_memory_bytes=profile.machine.memory_bytes,
         provenance=profile.provenance,
-        traits=PAPERS,
+        runtime=PAPERS,
     )  # fmt: skip
     try:
         search, layouts = search_layouts(question)

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from moetune.cli.session import Json, ProfileOption, example, session_of
-from moetune.domain.document import encode
 
 EPILOG = example("moetune explain 3f9c21")
 
@@ -21,15 +20,12 @@ def explain(
 ) -> None:
     """Say why a plan is as it is: terms, what lost, other sizes, and how sure it is."""
     from moetune.cli.explain_view import show_explanation
-    from moetune.workflows.explain import explain_found
-    from moetune.workflows.files import find_plan
+    from moetune.workflows.planner import local_planner
 
     session = session_of(context)
-    made = find_plan(plan, stores=session.find_store)
-    found = explain_found(made, profile=profile, stores=session.find_store)
+    with local_planner(session.settings, profile=profile) as planner:
+        found = planner.explain(plan)
     if json:
-        document = encode(found)
-        del document["profile"]
-        session.screen.document({"schema": "moetune.explanation/1", **document})
+        session.screen.document(found.document)
     else:
         show_explanation(session.screen, found)

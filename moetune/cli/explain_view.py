@@ -4,9 +4,10 @@ from moetune.cli.model_view import model_title, show_layouts, show_parts
 from moetune.cli.plan_view import how_sure, is_one_chunk, is_tensor, sentence, title
 from moetune.cli.render import Screen, plural, seconds_span
 from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.terms import PhaseTerms
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layer.words import HOW
-from moetune.workflows.explain import Explanation, PhaseTerms
+from moetune.workflows.explain import Explanation
 
 
 def show_explanation(screen: Screen, explanation: Explanation) -> None:
@@ -51,9 +52,10 @@ def _show_model(screen: Screen, plan: Plan, whole: TransformerPlan) -> None:
 def _show_terms(screen: Screen, explanation: Explanation) -> None:
     screen.say("What the time consists of", style="bold")
     forward, backward = explanation.forward, explanation.backward
-    if forward is None or backward is None:
+    if explanation.note:
         screen.say(sentence(explanation.note), indent=2)
         screen.say()
+    if forward is None or backward is None:
         return
     header = ("phase", "chunks", "transfer", "experts", "all experts", "exposed", "planned")
     rows = [_terms("forward", forward), _terms("backward", backward)]

@@ -1,12 +1,13 @@
 """Flags that several commands share, as what they stand for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
+from moetune.domain.constraints import ModelSizes
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape
-from moetune.domain.model import Transformer, find_model
+from moetune.domain.model import find_model
 from moetune.domain.units import parse_count
 
 T = TypeVar("T")
@@ -55,77 +56,30 @@ class LayerFlags:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFlags:
-    """The sizes of a whole model around a layer; None where a flag was not given.
+def model_sizes(
+    model: str | None,
+    *,
+    num_layers: int | None,
+    num_heads: int | None,
+    length: int | None,
+    vocab: int | None,
+    moe_every: int | None,
+) -> ModelSizes:
+    """Return a whole model's sizes; without one --seq is a layer's, beside --batch.
 
-    Args:
-        length: of --seq, which is also a layer's with --batch.
+    Raises:
+        InputError: no model has that name.
     """
-
-    num_layers: int | None
-    num_heads: int | None
-    length: int | None
-    vocab: int | None
-    moe_every: int | None
-
-    def transformer(self, model: str | None, layer: LayerShape | None) -> Transformer | None:
-        """Return the whole model; None for a layer.
-
-        Raises:
-            InputError: some sizes are missing, or contradict the model that is named.
-        """
-        if model is not None:
-            return self._changed(model)
-        own = self._own()
-        if not own:
-            return None
-        if layer is None:
-            raise InputError(
-                "a whole model lacks its experts' layer",
-                "give --d-model, --d-hidden and --num-experts, or name a model with --model",
-            )
-        if None in (self.num_layers, self.num_heads, self.length, self.vocab):
-            needed = {**own, "--seq": self.length}
-            names = ("--num-layers", "--num-heads", "--seq", "--vocab")
-            missing = ", ".join(name for name in names if needed.get(name) is None)
-            raise InputError(f"a whole model lacks {missing}", "or name one: --model ppmoe-6.7b")
-        return Transformer(
-            moe=layer,
-            num_layers=self.num_layers or 0,
-            num_heads=self.num_heads or 0,
-            length=self.length or 0,
-            vocab_size=self.vocab or 0,
-            moe_every=2 if self.moe_every is None else self.moe_every,
-        )
-
-    def _changed(self, model: str) -> Transformer | None:
-        """Return the named model with other sequences or other blocks with experts."""
-        found, own = find_model(model).transformer, self._own()
-        if own and (found is None or set(own) != {"--moe-every"}):
-            flag = next(flag for flag in own if found is None or flag != "--moe-every")
-            raise InputError(
-                f"--model {model} and {flag} exclude each other",
-                "give a whole model by --d-model, --d-hidden, --num-experts, --num-layers, "
-                "--num-heads, --seq and --vocab",
-            )
-        if found is None:
-            return None
-        return replace(
-            found,
-            length=self.length or found.length,
-            moe_every=found.moe_every if self.moe_every is None else self.moe_every,
-        )
-
-    def _own(self) -> dict[str, int]:
-        """Return the flags that only a whole model has."""
-        flags = {
-            "--num-layers": self.num_layers,
-            "--num-heads": self.num_heads,
-            "--vocab": self.vocab,
-            "--moe-every": self.moe_every,
-        }
-        return {flag: value for flag, value in flags.items() if value is not None}
+    others = (num_layers, num_heads, vocab, moe_every)
+    is_named = model is not None and find_model(model).transformer is not None
+    is_whole = is_named or any(one is not None for one in others)
+    return ModelSizes(
+        num_layers=num_layers,
+        num_heads=num_heads,
+        length=length if is_whole else None,
+        vocab_size=vocab,
+        moe_every=moe_every,
+    )
 
 
 def tokens_of(

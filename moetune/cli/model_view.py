@@ -2,9 +2,9 @@
 
 from moetune.cli.plan_view import device_word, is_one_chunk, memory_line, sentence
 from moetune.cli.render import Screen, percent, plural
+from moetune.domain.layout import Layout
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Alternative, Chunks, Part, Plan, TransformerPlan
-from moetune.domain.request import Layout
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layout.words import WORDS, kinds_of, name_memory
 from moetune.workflows.explain import Explanation

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.flags import LayerFlags, ModelFlags, parsed, tokens_of
+from moetune.cli.flags import LayerFlags, model_sizes, parsed, tokens_of
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
+from moetune.domain.constraints import Bounds, Constraints, LayoutPins, Order, Strategy
 from moetune.domain.layer import Activation, ExpertParallel
-from moetune.domain.request import Order, Strategy
+from moetune.domain.request import PlanRequest
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from moetune.workflows.plan import Planned, PlanRequest
+    from moetune.domain.request import PlanRequest
+    from moetune.workflows.plan import Planned
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
 
@@ -131,61 +133,60 @@ def plan(
     json: Json = False,
 ) -> None:
     """Solve for the chunks of a layer's passes, or the layout of a whole model, and say why."""
-    from moetune.solve.layer.choose import Bounds
-    from moetune.solve.layout.space import LayoutPins
-    from moetune.workflows.plan import PlanRequest
-
     session = session_of(context)
     settings = session.settings
     length = parsed(seq, parse_count)
+    sizes = model_sizes(
+        model, num_layers=num_layers, num_heads=num_heads, length=length,
+        vocab=parsed(vocab, parse_count), moe_every=moe_every,
+    )  # fmt: skip
     layer = LayerFlags(
         d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
         activation=activation,
     ).layer(model)  # fmt: skip
-    transformer = ModelFlags(
-        num_layers=num_layers, num_heads=num_heads, length=length,
-        vocab=parsed(vocab, parse_count), moe_every=moe_every,
-    ).transformer(model, layer)  # fmt: skip
-    request = PlanRequest(
-        model=model, layer=layer, transformer=transformer,
-        pins=LayoutPins(
-            dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
-            micro_batch=micro_batch, zero=zero, offload=False if no_offload else None,
-        ),
-        sequence_parallel=sequence_parallel,
-        world_size=world_size,
-        tokens_per_rank=tokens_of(tokens, batch, length, is_whole=transformer is not None),
-        dtype=dtype or settings.dtype,
-        memory_limit_bytes=parsed(memory_limit, parse_bytes),
-        memory_taken_bytes=parsed(memory_taken, parse_bytes) or 0,
+    constraints = Constraints(
         bounds=Bounds(
             forward_degree=forward_degree, backward_degree=backward_degree,
             max_degree=max_degree or settings.max_degree,
             min_chunk_tokens=min_chunk_tokens or settings.min_chunk_tokens,
             order=order, strategy=strategy,
         ),
+        pins=LayoutPins(
+            dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
+            micro_batch=micro_batch, zero=zero, offload=False if no_offload else None,
+        ),
+        sizes=sizes,
+        sequence_parallel=sequence_parallel,
+        memory_taken_bytes=parsed(memory_taken, parse_bytes) or 0,
         allow_modelled=settings.allow_modelled if allow_modelled is None else allow_modelled,
+    )  # fmt: skip
+    request = PlanRequest(
+        model=model, layer=layer, world_size=world_size,
+        tokens_per_rank=tokens_of(tokens, batch, length, is_whole=sizes.length is not None),
+        dtype=dtype or settings.dtype, memory_limit_bytes=parsed(memory_limit, parse_bytes),
+        constraints=constraints,
     )  # fmt: skip
     _plan(session, request, profile=profile, output=output, save=not no_save, as_json=json)
 
 
 def _plan(
     session: Session,
-    request: "PlanRequest",
+    request: PlanRequest,
     *,
     profile: str | None,
     output: Path | None,
     save: bool,
     as_json: bool,
 ) -> None:
-    from moetune.workflows.files import plan_to_json
-    from moetune.workflows.plan import plan_layer
+    from moetune.workflows.files import plan_to_json, write_text
+    from moetune.workflows.planner import local_planner
 
-    settings, screen = session.settings, session.screen
-    planned = plan_layer(
-        request, profile=profile or settings.profile, settings=settings, output=output, save=save
-    )
+    screen = session.screen
+    with local_planner(session.settings, profile=profile, saves=save) as planner:
+        planned = planner.plan_anew(request)
     used, made = planned.found.profile, planned.plan
+    if output is not None:
+        write_text(output, plan_to_json(made))
     screen.detail(f"profile {used.name} ({used.digest[:8]}, {planned.found.source})")
     if as_json:
         typer.echo(plan_to_json(made), nl=False)

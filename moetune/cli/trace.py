@@ -1,5 +1,6 @@
 """`moetune trace`: a plan's timelines as a file for Perfetto."""
 
+from collections.abc import Mapping
 from json import dumps as dump
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.session import Json, ProfileOption, example, session_of
-from moetune.domain.document import encode
 from moetune.domain.errors import ProfileError
 
 if TYPE_CHECKING:
-    from moetune.workflows.trace import Overlap
+    from moetune.config import Launch
+    from moetune.workflows.planner import Planner
+    from moetune.workflows.trace import Overlap, Trace
 
 EPILOG = example("moetune trace 3f9c21 --nproc 2 --output step.json")
 
@@ -34,41 +36,56 @@ def trace(
 ) -> None:
     """Write predicted and measured timelines of a plan for ui.perfetto.dev."""
     from moetune import config
-    from moetune.workflows.files import find_plan, write_text
-    from moetune.workflows.trace import trace_plan
-    from moetune.workflows.verify import profile_behind
+    from moetune.workflows.files import write_text
+    from moetune.workflows.planner import local_planner
 
     session = session_of(context)
     environ = config.environment()
-    made = find_plan(plan, stores=session.find_store)
-    known = profile_behind(made, wanted=profile, stores=session.find_store)
     launch = config.launch(environ)
-    is_real = nproc is not None or launch is not None
-    if known is None and not is_real and made.transformer is None:
-        raise ProfileError(
-            f"the profile of plan {made.id[:6]} is gone or has changed: nothing to draw",
-            "name it with --profile, or record a real step with --nproc",
+    with local_planner(session.settings, profile=profile) as planner:
+        is_predicted = nproc is None and launch is None
+        found = (
+            _predicted(planner, plan)
+            if is_predicted
+            else _recorded(planner, plan, num_ranks=nproc, launch=launch, environ=environ)
         )
-    found = trace_plan(made, profile=known, num_ranks=nproc, launch=launch, environ=environ)
     if found is None:
         return
-    document = {"traceEvents": list(found.events), "displayTimeUnit": "ms"}
-    write_text(output, dump(document))
+    write_text(output, dump(found.document))
     if json:
-        session.screen.document(
-            {
-                "schema": "moetune.trace/1",
-                "file": str(output),
-                "predicted": encode(found.predicted),
-                "measured": encode(found.measured),
-            }
-        )
+        session.screen.document(found.summary(str(output)))
         return
     screen = session.screen
     for name, overlap in (("Predicted", found.predicted), ("Measured", found.measured)):
         if overlap is not None:
             screen.say(f"{name}: {_words(overlap)}")
     screen.line(f"Written to {output}. Look at it in ui.perfetto.dev or chrome://tracing.")
+
+
+def _predicted(planner: "Planner", plan: str) -> "Trace":
+    try:
+        return planner.trace(plan)
+    except ProfileError as error:
+        raise ProfileError(
+            error.what, "name its profile with --profile, or record a real step with --nproc"
+        ) from None
+
+
+def _recorded(
+    planner: "Planner",
+    plan: str,
+    *,
+    num_ranks: int | None,
+    launch: "Launch | None",
+    environ: Mapping[str, str],
+) -> "Trace | None":
+    from moetune.workflows.trace import recorded_trace
+
+    made = planner.plan(plan)
+    return recorded_trace(
+        made, profile=planner.profile_if_known(made), num_ranks=num_ranks, launch=launch,
+        environ=environ,
+    )  # fmt: skip
 
 
 def _words(overlap: "Overlap") -> str:

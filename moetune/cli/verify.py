@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
-from moetune.domain.document import encode
 from moetune.domain.errors import QualityError
 from moetune.domain.units import format_seconds
 
@@ -34,13 +33,14 @@ def verify(
 ) -> None:
     """Run the plan's layer at every degree: equal numbers, predicted against measured."""
     from moetune import config
-    from moetune.workflows.files import find_plan
-    from moetune.workflows.verify import profile_behind, verify_plan
+    from moetune.workflows.planner import local_planner
+    from moetune.workflows.verify import verify_plan
 
     session = session_of(context)
     environ = config.environment()
-    made = find_plan(plan, stores=session.find_store)
-    known = profile_behind(made, wanted=profile, stores=session.find_store)
+    with local_planner(session.settings, profile=profile) as planner:
+        made = planner.plan(plan)
+        known = planner.profile_if_known(made)
     found = verify_plan(
         made, profile=known, num_ranks=nproc, launch=config.launch(environ), environ=environ
     )
@@ -48,7 +48,7 @@ def verify(
         return
     _keep(session, made, found)
     if json:
-        session.screen.document({"schema": "moetune.verification/1", **encode(found)})
+        session.screen.document(found.document)
     else:
         _show(session.screen, made, found)
     if not found.is_equal:

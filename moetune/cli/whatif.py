@@ -1,15 +1,18 @@
 """`moetune whatif`: a plan beside what it would be if something were otherwise."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from moetune.cli.flags import parsed
 from moetune.cli.session import Json, ProfileOption, example, session_of
-from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.constraints import AS_FLAGS
+from moetune.domain.errors import InputError
 from moetune.domain.units import parse_bytes, parse_count
 
+_FLAGS = replace(AS_FLAGS, constraint="--constraint {}")
 EPILOG = example("moetune whatif 3f9c21 --tokens 32k --speed communication=2")
 
 
@@ -52,9 +55,8 @@ def whatif(
     Sizes that were not measured are estimated, and the plan says so.
     """
     from moetune.cli.plan_view import sentence
-    from moetune.workflows.files import find_plan
-    from moetune.workflows.verify import profile_behind
-    from moetune.workflows.whatif import change_plan
+    from moetune.workflows.planner import local_planner
+    from moetune.workflows.whatif import WhatIf
 
     session = session_of(context)
     sizes = {
@@ -65,15 +67,11 @@ def whatif(
         "constraints": _constraints(constraint or ()),
     }
     changes = {name: value for name, value in sizes.items() if value not in (None, {})}
-    speeds = dict(_speed(one) for one in speed or ())
-    made = find_plan(plan, stores=session.find_store)
-    known = profile_behind(made, wanted=profile, stores=session.find_store)
-    if known is None:
-        raise ProfileError(
-            f"the profile of plan {made.id[:6]} is gone or has changed: nothing to plan with",
-            "name it with --profile, or make the plan again",
-        )
-    answer = change_plan(made, profile=known, changes=changes, speeds=speeds)
+    question = WhatIf(
+        plan_id=plan, changes=changes, speeds=dict(map(_speed, speed or ())), spelling=_FLAGS
+    )
+    with local_planner(session.settings, profile=profile) as planner:
+        answer = planner.whatif(question)
     if json:
         session.screen.document(answer.document)
         return

@@ -46,8 +46,10 @@ def decode(cls: type[T], plain: object, where: str) -> T:
     return cast("T", _decode(cls, plain, where))
 
 
-def decode_schema(cls: type[T], plain: object, where: str, *, schema: int, hint: str) -> T:
-    """Return the dataclass in a file's plain values, in the schema that this moetune reads.
+def decode_schema(
+    cls: type[T], plain: object, where: str, *, schemas: tuple[int, ...], hint: str
+) -> T:
+    """Return the dataclass in a file's plain values, in a schema that this moetune reads.
 
     Args:
         where: what the document is called in an error.
@@ -58,9 +60,9 @@ def decode_schema(cls: type[T], plain: object, where: str, *, schema: int, hint:
     """
     if not isinstance(plain, dict) or "schema" not in plain:
         raise InputError(f"{where} lacks the key 'schema'", f"is this a moetune {where} file?")
-    if plain["schema"] != schema:
+    if plain["schema"] not in schemas:
         raise InputError(
-            f"{where} has schema {plain['schema']!r}, this moetune reads {schema}", hint
+            f"{where} has schema {plain['schema']!r}, this moetune reads {_names(schemas)}", hint
         )
     return decode(cls, plain, where)
 

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Trust
 from moetune.domain.document import decode_schema
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
-from moetune.domain.request import Layout, Order, PlanInputs, Strategy
+from moetune.domain.layout import Layout
+from moetune.domain.request import PlanInputs
+from moetune.domain.terms import LayerTerms
 
 ModelBinding = Literal[
     "computation", "all_to_all", "all_reduce", "bubble", "gradients", "chunks", "memory",
@@ -95,7 +98,9 @@ class TransformerPlan:
     stages: tuple[StageTime, ...] = ()
 
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
+READABLE_SCHEMAS = (1, 2)
+"""Plans of schema 1 have no terms: whoever explains them ranks their candidates again."""
 Binding = Literal["communication", "computation", "copies", "memory"]
 Range = tuple[int, int, int, int]
 
@@ -225,6 +230,7 @@ class Plan:
     Args:
         transformer: the whole model; None for a layer. With it `pipeline`, `memory`,
             `predicted` and `decision` are those of one MoE layer and one micro-batch.
+        terms: behind `predicted`; None in plans of schema 1.
     """
 
     schema: int = PLAN_SCHEMA
@@ -239,6 +245,7 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     warnings: tuple[str, ...]
     transformer: TransformerPlan | None = None
+    terms: LayerTerms | None = None
 
     def __post_init__(self) -> None:
         if self.id != self.inputs.plan_id:
@@ -298,14 +305,14 @@ def plan_from_document(document: object) -> Plan:
     """Return the plan in the plain values of a plan file.
 
     Raises:
-        InputError: a foreign schema, an id that is not the hash of the inputs, or whatever
+        InputError: an unknown schema, an id that is not the hash of the inputs, or whatever
             `decode` finds wrong.
     """
     return decode_schema(
         Plan,
         document,
         "plan",
-        schema=PLAN_SCHEMA,
+        schemas=READABLE_SCHEMAS,
         hint="make the plan again with this version of moetune",
     )
 

@@ -1,4 +1,4 @@
-"""What a store's rows say: runs, machines, fits, observations, decisions, plans."""
+"""Records of a store: runs, machines, fits, observations, settled sizes, plans."""
 
 import math
 import statistics
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from moetune.domain.cluster import DeviceKind
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Provenance
-from moetune.domain.request import Strategy
 
 T = TypeVar("T")
 
@@ -86,6 +86,11 @@ class FitInfo:
     provenance: Provenance
     num_samples: int
     created_at: str
+
+
+OBSERVATIONS_SCHEMA = "moetune.observations/1"
+MAX_OBSERVATIONS = 1000
+"""That a service stores at once, and so the most that a job sends at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

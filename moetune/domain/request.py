@@ -1,23 +1,133 @@
-"""What a plan is asked for, and how ranks can share the work."""
+"""A request for a plan, checked once for every caller, and the inputs that a plan records of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
+from moetune.domain.constraints import (
+    AS_FLAGS,
+    AS_KEYS,
+    EXPERT_PARALLEL,
+    NO_OFFLOAD,
+    SEQUENCE_PARALLEL,
+    Constraints,
+    LayoutPins,
+    Spelling,
+    Strategy,
+    check_range,
+)
 from moetune.domain.document import digest
+from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, Workload
+from moetune.domain.layout import Layout
+from moetune.domain.model import Transformer, find_model
+from moetune.domain.profile import Profile
 
-Order = Literal["dispatch_first", "interleaved"]
-Strategy = Literal["none", "S1", "S2", "S3", "S4"]
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
 """What the experts received goes to host memory; S2 and S4 send it again (MPipeMoE Table II)."""
 OFFLOADS_MIDDLE: frozenset[Strategy] = frozenset({"S1", "S2"})
 """Pre-activations go to host memory; S3 and S4 compute them again."""
-EXPERT_PARALLEL = "expert-parallel"
-"""Among a plan's constraints: how its ranks have to share the experts."""
-SEQUENCE_PARALLEL = "sequence-parallel"
-"""The same: whether the ranks of a tensor-parallel group have a shard of the tokens each."""
+LARGEST_RANKS = 2**20
+LARGEST_TOKENS = 2**31
+LARGEST_BYTES = 2**50
+LARGEST_WIDTH = 2**20
+"""Of a layer: its sizes and its experts. Larger ones are mistakes, and take long to refuse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """A named model or a layer, and what is pinned; None for the default.
+
+    Args:
+        model: a name of `moetune models list`.
+        layer: where there is no `model`.
+        world_size: default, the profile's number of devices.
+        tokens_per_rank: default, the model's; a layer needs it.
+        dtype: default, what the profile is for: see `default_dtype`.
+        memory_limit_bytes: default, the device's memory.
+        spelling: how the caller writes these names, for errors.
+
+    Raises:
+        InputError: it is incomplete, contradicts itself, or names no known model.
+    """
+
+    model: str | None = None
+    layer: LayerShape | None = None
+    world_size: int | None = None
+    tokens_per_rank: int | None = None
+    dtype: str | None = None
+    memory_limit_bytes: int | None = None
+    constraints: Constraints = field(default_factory=Constraints)
+    spelling: Spelling = field(default=AS_FLAGS, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_subject(self)
+        for name in ("world_size", "tokens_per_rank", "memory_limit_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{self.spelling(name)} must be at least 1, got {value}")
+        if self.constraints.sequence_parallel:
+            _check_shards(self)
+        if self.whole is None:
+            _check_pins_of_layer(self)
+        elif self.constraints.bounds.strategy not in {None, "none"}:
+            raise InputError(
+                f"{self.spelling('strategy')} {self.constraints.bounds.strategy} is not planned "
+                "in a whole model",
+                f"omit {self.spelling('strategy')}: where memory binds, blocks run forward again",
+            )
+
+    @property
+    def whole(self) -> Transformer | None:
+        """The whole model to plan for; None for a layer."""
+        sizes = self.constraints.sizes
+        return sizes.transformer(model=self.model, layer=self.layer, spelling=self.spelling)
+
+    def check_sizes(self) -> None:
+        """Raise InputError where a size is so large that it is a mistake.
+
+        For what is asked for now: a recorded request may hold what an older moetune allowed.
+        """
+        check_sizes(self, self.spelling)
+        for size in ("d_model", "d_hidden", "num_experts", "top_k") if self.layer else ():
+            name = self.spelling(f"layer.{size}")
+            check_range(name, getattr(self.layer, size), 1, LARGEST_WIDTH)
+        self.constraints.check_sizes(self.spelling)
+
+    def inputs_for(self, profile: Profile, *, fingerprint: str | None = None) -> "PlanInputs":
+        """Return the request with every default filled in.
+
+        Args:
+            fingerprint: the profile's digest, where it is known; it takes long to work out.
+        """
+        world_size = self.world_size or profile.machine.num_devices
+        layer, tokens = self._layer_and_tokens(world_size)
+        return PlanInputs(
+            model=self.model,
+            layer=layer,
+            world_size=world_size,
+            tokens_per_rank=tokens,
+            dtype=self.dtype or default_dtype(profile),
+            memory_limit_bytes=self.memory_limit_bytes,
+            profile=profile.name,
+            profile_fingerprint=fingerprint or profile.digest,
+            constraints=self._recorded_constraints().encode(),
+        )
+
+    def _layer_and_tokens(self, world_size: int) -> tuple[LayerShape, int]:
+        if self.layer is not None and self.tokens_per_rank is not None:
+            return self.layer, self.tokens_per_rank
+        model = find_model(self.model or "")
+        return model.layer(world_size), self.tokens_per_rank or model.tokens_per_rank
+
+    def _recorded_constraints(self) -> Constraints:
+        """Return what differs from the defaults: the same question always has the same id."""
+        constraints = self.constraints
+        if self.whole is not None:
+            own = find_model(self.model).transformer if self.model else None
+            return replace(constraints, sizes=constraints.sizes.changed_from(own))
+        is_default = constraints.pins.expert_parallel == "all_to_all"
+        return replace(constraints, pins=LayoutPins()) if is_default else constraints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +156,34 @@ class PlanInputs:
         return digest(self)
 
     @property
-    def expert_parallel(self) -> ExpertParallel:
-        """How a layer alone has to share its experts: as pinned, else all to all."""
-        is_tensor = self.constraints.get(EXPERT_PARALLEL) == "tensor"
-        return "tensor" if is_tensor else "all_to_all"
+    def pinned(self) -> Constraints:
+        """The constraints, typed."""
+        return Constraints.recorded(self.constraints)
 
     @property
-    def sequence_parallel(self) -> bool:
-        """Whether each rank of the tensor-parallel group has a shard of the tokens."""
-        return self.constraints.get(SEQUENCE_PARALLEL) == "true"
+    def request(self) -> PlanRequest:
+        """The request whose inputs these are.
 
-    def workload(self, layout: "Layout") -> Workload:
+        Raises:
+            InputError: this moetune knows no such model or value.
+        """
+        return PlanRequest(
+            model=self.model,
+            layer=self.layer if self.model is None else None,
+            world_size=self.world_size,
+            tokens_per_rank=self.tokens_per_rank,
+            dtype=self.dtype,
+            memory_limit_bytes=self.memory_limit_bytes,
+            constraints=self.pinned,
+            spelling=AS_KEYS,
+        )
+
+    @property
+    def expert_parallel(self) -> ExpertParallel:
+        """How a layer alone has to share its experts: as pinned, else all to all."""
+        return self.pinned.pins.expert_parallel or "all_to_all"
+
+    def workload(self, layout: Layout) -> Workload:
         """Return one layer, on the ranks that share its experts."""
         return Workload(
             layer=self.layer,
@@ -64,28 +191,104 @@ class PlanInputs:
             tokens_per_rank=self.tokens_per_rank,
             dtype=self.dtype,
             expert_parallel=layout.expert_parallel,
-            sequence_parallel=self.sequence_parallel,
+            sequence_parallel=self.pinned.sequence_parallel,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How ranks share the work."""
-
-    expert_parallel: ExpertParallel
-    dp: int
-    ep: int
-    tp: int
-    pp: int
-
-    @classmethod
-    def of_layer(cls, expert_parallel: ExpertParallel, num_ranks: int) -> "Layout":
-        """Return the layout of one layer alone, whose experts all ranks share."""
-        if expert_parallel == "tensor":
-            return cls(expert_parallel=expert_parallel, dp=1, ep=1, tp=num_ranks, pp=1)
-        return cls(expert_parallel=expert_parallel, dp=num_ranks, ep=num_ranks, tp=1, pp=1)
+class Sizes(Protocol):
+    """The numbers of a request; None for the default."""
 
     @property
-    def expert_ranks(self) -> int:
-        """Ranks that share the experts of one layer."""
-        return self.ep if self.expert_parallel == "all_to_all" else self.tp
+    def world_size(self) -> int | None:
+        """Ranks."""
+        ...
+
+    @property
+    def tokens_per_rank(self) -> int | None:
+        """Tokens of one step on each of them."""
+        ...
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """Of one device."""
+        ...
+
+
+def check_sizes(sizes: Sizes, spelling: Spelling) -> None:
+    """Raise InputError where a number is so large that it is a mistake."""
+    largest = {
+        "world_size": LARGEST_RANKS,
+        "tokens_per_rank": LARGEST_TOKENS,
+        "memory_limit_bytes": LARGEST_BYTES,
+    }
+    for name, most in largest.items():
+        if (value := getattr(sizes, name)) is not None:
+            check_range(spelling(name), value, 1, most)
+
+
+def default_dtype(profile: Profile) -> str:
+    """Return bfloat16 where a CUDA profile has it, else float32, else the profile's first."""
+    known = list(dict.fromkeys(line.dtype for line in profile.gemm))
+    known += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
+    wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
+    return next((dtype for dtype in (*wanted, *known) if dtype in known), "float32")
+
+
+def _check_subject(request: PlanRequest) -> None:
+    spelling = request.spelling
+    if (request.model is None) == (request.layer is None):
+        is_nothing = request.model is None
+        raise InputError(
+            "there is nothing to plan for" if is_nothing else "a model and a layer are given",
+            f"name a model with {spelling('model')} (see `moetune models list`), "
+            f"or give a layer with {spelling('layer')}",
+        )
+    if request.model is not None:
+        find_model(request.model)
+    elif request.tokens_per_rank is None:
+        raise InputError("the number of tokens is missing", f"give {spelling('tokens_per_rank')}")
+
+
+def _check_shards(request: PlanRequest) -> None:
+    """Raise InputError where sequence shards are asked for that no plan has."""
+    spelling = request.spelling
+    shards, experts = spelling(SEQUENCE_PARALLEL), spelling(EXPERT_PARALLEL)
+    if request.whole is not None:
+        raise InputError(
+            f"{shards} is for one layer, and this is a whole model",
+            f"omit it, or plan its layer: {spelling('layer')}",
+        )
+    if request.constraints.pins.expert_parallel != "tensor":
+        raise InputError(
+            f"{shards} needs {experts} tensor: where tokens travel to the experts, every rank has "
+            "its own anyway",
+            f"add {experts} tensor, or omit {shards}",
+        )
+
+
+def _check_pins_of_layer(request: PlanRequest) -> None:
+    """Raise InputError where one layer gets a layout, or a tensor group pins of dispatches."""
+    spelling, constraints = request.spelling, request.constraints
+    for flag in replace(constraints, pins=replace(constraints.pins, expert_parallel=None)).encode():
+        if flag in _LAYOUT_FLAGS:
+            raise InputError(
+                f"{spelling(flag)} is for a whole model, and this is one layer",
+                f"name a whole model (ppmoe-6.7b), or give {spelling('num-layers')}, "
+                f"{spelling('num-heads')}, {spelling('seq')} and {spelling('vocab')}",
+            )
+    if constraints.pins.expert_parallel != "tensor":
+        return
+    bounds, experts = constraints.bounds, spelling(EXPERT_PARALLEL)
+    reasons = {
+        "strategy": (bounds.strategy, "nothing is dispatched and no memory reused"),
+        "order": (bounds.order, "a chunk has one transfer"),
+    }
+    for flag, (value, reason) in reasons.items():
+        if value not in {None, "none"}:
+            raise InputError(
+                f"{spelling(flag)} {value} excludes {experts} tensor, where {reason}",
+                f"omit {spelling(flag)}, or take {experts} all_to_all",
+            )
+
+
+_LAYOUT_FLAGS = ("dp", "ep", "tp", "pp", "micro-batch", "zero", "offload", NO_OFFLOAD)

@@ -19,8 +19,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from moetune.domain.constraints import STRATEGIES
 from moetune.domain.plan import Decision
-from moetune.domain.request import STRATEGIES
 from moetune.solve.layer.online import (
     REPEATS,
     Space,

@@ -1,4 +1,4 @@
-"""Addresses for who runs the service: is it alive, can it work, and how is it doing."""
+"""The application: its routes, the middleware around them, and the health endpoints."""
 
 from http import HTTPStatus
 from importlib.metadata import version
@@ -22,7 +22,7 @@ from moetune.service.plans import add_plans
 from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_of, problem_response
 from moetune.service.profiles import add_observations, add_profiles
 from moetune.service.workers import WorkerPools
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 
 _PATIENCE_SECONDS = 3.0
 
@@ -64,7 +64,7 @@ async def _problems(pools: WorkerPools) -> tuple[str, ...]:
     return (f"the database does not answer within {_PATIENCE_SECONDS:.0f} s",)
 
 
-def create_app(planner: Planner, access: Access) -> FastAPI:
+def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
     """Return the application that answers from the planner, to those whom `access` lets in."""
     own_version = version("moetune")
     # Its own documentation page fetches scripts from elsewhere; its telemetry is not wanted.

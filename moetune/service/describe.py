@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of bodies and answers; nothing is checked with it.
+"""The OpenAPI document's descriptions of bodies and answers; nothing is checked with them.
 
 The domain checks every value itself, with errors that help more than a schema's.
 """
@@ -16,7 +16,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE
-from moetune.workflows.inputs import AskedInputs
+from moetune.workflows.inputs import InputsDocument
 
 _REF = "#/components/schemas/{model}"
 _MAX_ID = 2**63 - 1
@@ -83,7 +83,7 @@ PLAN_ID: dict[str, Any] = {
         {"name": "If-None-Match", "in": "header", "schema": {"type": "string"}},
     ]
 }
-_BODIES: tuple[type, ...] = (AskedInputs, AskedChange, Observations, Profile, ProblemDocument)
+_BODIES: tuple[type, ...] = (InputsDocument, AskedChange, Observations, Profile, ProblemDocument)
 _ALWAYS = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,

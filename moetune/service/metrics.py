@@ -1,4 +1,4 @@
-"""What Prometheus reads: requests, predictions against observations, and the store's state."""
+"""Prometheus metrics: requests, predictions against observations, the store's state."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from moetune.domain.errors import MoetuneError
 from moetune.domain.records import FitInfo, Observation
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _REQUEST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -23,7 +23,7 @@ _NUM_FITS = 200
 class Metrics:
     """Everything counted for one application, in a registry of its own."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: ServicePlanner) -> None:
         self._registry = CollectorRegistry()
         self._children: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter(
@@ -82,7 +82,7 @@ class Metrics:
 class _StoreState(Collector):
     """Whether the store can be used, and when each profile was last fitted, at each scrape."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: ServicePlanner) -> None:
         self._desk = planner
 
     def describe(self) -> Iterable[Metric]:

@@ -10,17 +10,15 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moetune.domain.document import encode, shown
+from moetune.domain.document import shown
 from moetune.domain.errors import InputError, NotFoundError
 from moetune.domain.plan import Plan
 from moetune.service import describe
 from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
-from moetune.workflows.explain import Explanation
 from moetune.workflows.files import plan_to_json
-from moetune.workflows.inputs import AskedInputs
-from moetune.workflows.trace import Trace
+from moetune.workflows.inputs import InputsDocument
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
 
 INPUTS_SCHEMA = "moetune.inputs/1"
@@ -75,7 +73,7 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
         responses=describe.answers(
             Plan, HTTPStatus.CONFLICT, HTTPStatus.FAILED_DEPENDENCY, takes_body=True
         ),
-        openapi_extra=describe.json_body(AskedInputs),
+        openapi_extra=describe.json_body(InputsDocument),
     )
     async def resolve(request: Request) -> Response:
         """Return the stored plan of the inputs, or solve for it once and store it.
@@ -99,7 +97,7 @@ def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
         """Return the document of `moetune explain --json`."""
         await _require(pools, plan_id)
         found = await pools.solve(pools.planner.explain, plan_id)
-        return document(explanation_document(found))
+        return document(found.document)
 
     @app.get(
         "/v1/plans/{plan_id}/trace",
@@ -113,7 +111,7 @@ def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
         await _require(pools, plan_id)
         found = await pools.solve(pools.planner.trace, plan_id)
         name = f'attachment; filename="trace-{plan_id[:6]}.json"'
-        return document(trace_document(found), headers={"Content-Disposition": name})
+        return document(found.document, headers={"Content-Disposition": name})
 
 
 def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
@@ -144,24 +142,6 @@ def _add_list(app: FastAPI, pools: WorkerPools) -> None:
         """List the plans, newest first."""
         rows = await pools.read(pools.planner.reading.plan_page, after=after, limit=limit + 1)
         return page("moetune.plans/1", rows, limit=limit, cursor=lambda row: row.id)
-
-
-def explanation_document(found: Explanation) -> dict[str, object]:
-    """Return what `moetune explain --json` prints."""
-    plain = encode(found)
-    del plain["profile"]
-    return {"schema": "moetune.explanation/1", **plain}
-
-
-def trace_document(found: Trace) -> dict[str, object]:
-    """Return the file of `moetune trace`; viewers let the further keys be."""
-    return {
-        "schema": "moetune.trace/1",
-        "traceEvents": list(found.events),
-        "displayTimeUnit": "ms",
-        "predicted": found.predicted,
-        "measured": found.measured,
-    }
 
 
 def question_in(body: Mapping[str, object]) -> WhatIf:

@@ -1,4 +1,4 @@
-"""Stored plans by id: all that are asked for at one time are read together.
+"""Threads that wait for the planner, and stored plans read together for all who ask at once.
 
 To wake a thread, begin a transaction and end it takes longer than all the rest of an answer. Under
 load that is done once for dozens of requests, and a lone request waits for nobody.
@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, to_thread
 
 from moetune.domain.errors import MoetuneError
 from moetune.service.metrics import Metrics
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class WorkerPools:
     known plans, or the health check, waiting.
     """
 
-    planner: Planner
+    planner: ServicePlanner
     metrics: Metrics
     readers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_READERS))
     solvers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_SOLVERS))

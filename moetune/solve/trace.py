@@ -1,64 +1,13 @@
-"""A predicted step as a timeline and as a Chrome trace."""
+"""Timelines as a Chrome trace, and how much of their communication computation overlaps."""
 
 from collections.abc import Sequence
 
-from moetune.domain.costs import Costs
-from moetune.domain.layer import Phase
-from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.plan import TransformerPlan
 from moetune.domain.samples import ResourceClass
-from moetune.solve.layer.reuse import reuse_timeline
-from moetune.solve.layer.tensor import layer_costs
-from moetune.solve.layer.timeline import Span, Timeline, pipeline_tasks, simulate, summing_tasks
+from moetune.solve.layer.timeline import Span, Timeline
 from moetune.solve.model.stages import stage_timeline
 
 MICROSECONDS = 1e6
-
-
-def plan_timelines(*, plan: Plan, costs: Costs, num_nodes: int = 0) -> tuple[Timeline, Timeline]:
-    """Return the simulated forward and backward pass of the plan's layer.
-
-    Args:
-        plan: any plan for the machine that the costs describe.
-        costs: the ones it was solved with, for the times it predicted.
-        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
-    """
-    workload = plan.workload
-    layer = layer_costs(workload=workload, costs=costs, num_nodes=num_nodes)
-
-    strategy = plan.memory.strategy
-    one_chunk = max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) == 1
-
-    def timeline(phase: Phase, degree: int) -> Timeline:
-        rows = workload.rows / degree
-        if strategy != "none" and not one_chunk:
-            return reuse_timeline(
-                costs=layer,
-                phase=phase,
-                strategy=strategy,
-                tokens=workload.tokens_per_rank,
-                degree=degree,
-            )
-        transfers = [layer.transfer(rows=rows, degree=degree).seconds] * degree
-        experts = [layer.compute(phase=phase, rows=rows).seconds] * degree
-        if workload.expert_parallel == "tensor":
-            tasks = summing_tasks(
-                compute_seconds=experts,
-                sum_seconds=transfers,
-                gather_seconds=layer.gathering(tokens=workload.tokens_per_rank).seconds,
-            )
-        else:
-            tasks = pipeline_tasks(
-                dispatch_seconds=transfers,
-                compute_seconds=experts,
-                combine_seconds=transfers,
-                order=plan.pipeline.order,
-            )
-        return simulate(tasks, interference=layer.beside(rows=rows, degree=degree))
-
-    return (
-        timeline("forward", plan.pipeline.forward_degree),
-        timeline("backward", plan.pipeline.backward_degree),
-    )
 
 
 def trace_events(

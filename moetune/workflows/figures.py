@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.errors import ProfileError
+from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Plan
-from moetune.domain.request import Layout, Strategy
 from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import (
     Option,
@@ -17,15 +18,13 @@ from moetune.report.plan_figures import (
 from moetune.report.section import Picture
 from moetune.report.stages import stages_picture
 from moetune.report.timelines import timeline_picture
-from moetune.solve.layer.choose import recorded_bounds
 from moetune.solve.layer.memory import layer_memory, total_bytes
-from moetune.solve.layer.reuse import step_time
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
 from moetune.solve.layout.words import name_layout
 from moetune.solve.model.groups import groups_of
-from moetune.solve.trace import plan_timelines
+from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import Explanation
-from moetune.workflows.plan import ALLOW_MODELLED
 
 _DEGREES = (1, 2, 4, 8, 16, 32, 64)
 _FEWEST_OPTIONS = 2
@@ -89,7 +88,7 @@ def choice_name(one: Alternative, plan: Plan) -> str:
 def _costs(explanation: Explanation) -> Costs | None:
     if explanation.profile is None:
         return None
-    allowed = ALLOW_MODELLED in explanation.plan.inputs.constraints
+    allowed = explanation.plan.inputs.pinned.allow_modelled
     return costs_of(explanation.profile, allow_modelled=allowed)
 
 
@@ -117,7 +116,7 @@ def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs)
     chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
-    most = recorded_bounds(plan.inputs.constraints).largest(workload.tokens_per_rank)
+    most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
     ways = [
         (strategy, degree, degree)
         for strategy in strategies

@@ -1,149 +1,48 @@
-"""Work that is asked for several times at once is done once, and everybody gets the result."""
+"""One planner for the command line and the service: resolve, explain, trace and what-if."""
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
 
 from moetune.config import Settings
-from moetune.domain.errors import InputError, MoetuneError, NotFoundError, ProfileError
+from moetune.domain.errors import InputError, MoetuneError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
+from moetune.domain.request import PlanRequest
 from moetune.workflows import wiring
-from moetune.workflows.explain import Explanation, explain_from
-from moetune.workflows.inputs import Question, question_of, read_inputs
-from moetune.workflows.plan import make_plan
-from moetune.workflows.profiles import FoundProfile, is_path, named_profile, newest_measured
-from moetune.workflows.trace import Trace, trace_plan
+from moetune.workflows.explain import Explanation, explain_plan
+from moetune.workflows.inputs import read_inputs
+from moetune.workflows.plan import Planned, PlanQuestion, make_plan, sound_numbers
+from moetune.workflows.profiles import is_path
+from moetune.workflows.single_flight import SingleFlight
+from moetune.workflows.sources import LocalSources, PlanSources, StoredSources
+from moetune.workflows.trace import Trace, predicted_trace
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 
-T = TypeVar("T")
-
-
-class SingleFlight(Generic[T]):
-    """Work under way, by a key: who asks for it meanwhile waits for it, in this process.
-
-    Nothing is kept afterwards. A key must not be asked for by the work that it stands for.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._under_way: dict[Hashable, Future[T]] = {}
-
-    def run(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Return what the work returns; its error is raised to everybody who waits.
-
-        Raises:
-            MoetuneError: the thread that worked was interrupted.
-        """
-        with self._lock:
-            leader = self._under_way.get(key)
-            mine: Future[T] = Future()
-            if leader is None:
-                self._under_way[key] = mine
-        if leader is not None:
-            return _result_of(leader)
-        try:
-            result = work()
-        except BaseException as error:
-            mine.set_exception(error)
-            raise
-        else:
-            mine.set_result(result)
-            return result
-        finally:
-            with self._lock:
-                del self._under_way[key]
-
-
-def _result_of(leader: Future[T]) -> T:
-    error = leader.exception()
-    if error is None:
-        return leader.result()
-    if isinstance(error, MoetuneError):
-        # Of its own: threads that raise one error at once spoil each other's tracebacks.
-        raise type(error)(*error.args) from error
-    raise MoetuneError(
-        f"the work failed that was waited for: {type(error).__name__}: {error}", "ask again"
-    ) from error
-
-
-MOST_KEPT = 8
-_Key = tuple[str, int | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ProfileCache:
-    """The profiles of a store, by name. Threads may share it.
-
-    Args:
-        store: read only when a profile is asked for that is not, or no longer, here.
-    """
-
-    store: Store
-    _kept: OrderedDict[_Key, FoundProfile] = field(default_factory=OrderedDict, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _solving: SingleFlight[FoundProfile] = field(default_factory=SingleFlight, init=False)
-
-    def find(self, name: str) -> FoundProfile:
-        """Return the current profile of that name, its digest worked out.
-
-        Raises:
-            ProfileError: nothing has that name.
-        """
-        key = name, self.store.current_fit(name)
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        return self._solving.run(key, lambda: self._read(key))
-
-    def _read(self, key: _Key) -> FoundProfile:
-        name, fit = key
-        found = named_profile(name, store=self.store)
-        _ = found.digest  # worked out now, by one thread
-        if self.store.current_fit(name) == fit:  # else it was read beside a change
-            with self._lock:
-                self._kept[key] = found
-                while len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
-        return found
-
-
 PATIENCE_SECONDS = 5.0
-"""How long a question waits for what others hold in the database."""
+"""How long a service's question waits for what others hold in the database."""
 NUM_SOLVERS = 2
 """Plans that are made at once: one that takes long shall not stop the others, nor all answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planner:
-    """Answers questions about plans. Made by `open_planner`; threads may share it.
+    """Answers questions about plans; threads may share it.
 
     Args:
-        store: for writing.
-        reading: the same database without the right to write.
-        profile: name of what to plan with where none is asked for; None for the newest measured.
-        dtype: the same; None for the profile's own choice.
+        sources: where profiles and plans are found, and new plans go.
+        dtype: of requests that name none; None for the profile's own choice.
     """
 
-    store: Store
-    reading: Store
-    profile: str | None = None
+    sources: PlanSources
     dtype: str | None = None
-    _profiles: ProfileCache = field(init=False)
     _solving: SingleFlight[Plan] = field(default_factory=SingleFlight, init=False)
     _solvers: threading.BoundedSemaphore = field(
         default_factory=partial(threading.BoundedSemaphore, NUM_SOLVERS), init=False
     )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_profiles", ProfileCache(store=self.reading))
 
     def resolve(self, inputs: Mapping[str, object]) -> Plan:
         """Return the plan for a plan's `inputs`, of which only `model` or `layer` is required.
@@ -157,52 +56,72 @@ class Planner:
             ProfileError: there is no such profile, or it lacks an operation.
             StoreUnavailableError: the database is locked, full or away.
         """
-        question = self._question(inputs)
-        stored = self.reading.plan(question.inputs.plan_id)
+        question = self._read_question(inputs)
+        stored = self.sources.stored(question.inputs.plan_id)
         if stored is not None:
             return stored
         return self._solving.run(question.inputs.plan_id, partial(self._make, question))
 
-    def plan(self, plan_id: str) -> Plan:
-        """Return the stored plan whose id starts with `plan_id`.
+    def plan_anew(self, request: PlanRequest) -> Planned:
+        """Return the plan for a request, made now although one may be stored, and store it.
 
         Raises:
-            NotFoundError: there is none.
-            InputError: there are several.
+            MoetuneError: as of `resolve`.
         """
-        found = self.reading.plan(plan_id)
-        if found is None:
-            raise NotFoundError(f"no plan has an id that begins with {plan_id[:64]!r}")
-        return found
+        question = self._question(request)
+        plan = self._solve(question)
+        self.sources.save(plan)
+        return Planned(plan=plan, found=question.found)
 
-    def explain(self, plan_id: str) -> Explanation:
-        """Return a stored plan's terms; without its profile, only the plan, and why.
+    def plan(self, wanted: str) -> Plan:
+        """Return the plan whose id begins so; on a person's own machine, also of a file.
 
         Raises:
-            NotFoundError: there is no such plan.
+            NotFoundError: a service has none.
+            InputError: there is none, or there are several.
         """
-        plan = self.plan(plan_id)
+        return self.sources.plan(wanted)
+
+    def explain(self, wanted: str) -> Explanation:
+        """Return the terms behind the times of the plan whose id begins so.
+
+        Raises:
+            InputError: there is no such plan.
+            ProfileError: the profile that is named for it is missing, or lacks an operation.
+        """
+        return self.explain_plan(self.plan(wanted))
+
+    def explain_plan(self, plan: Plan) -> Explanation:
+        """Return the terms behind a plan's times.
+
+        Raises:
+            ProfileError: the profile that is named for it is missing, or lacks an operation.
+        """
         try:
-            found = self._profiles.find(plan.inputs.profile)
+            found = self.sources.profile_of(plan)
         except ProfileError:
-            return explain_from(plan, None)
-        with _sound_numbers(plan.inputs.profile):
-            return explain_from(plan, found)
+            if self.sources.must_match:
+                raise
+            name = plan.inputs.profile
+            missing = f"profile {name!r} is not here, name it with --profile"
+            return explain_plan(plan, profile=None, missing=missing)
+        if found.digest != plan.inputs.profile_fingerprint:
+            return explain_plan(plan, profile=None, missing=_is_another(found.profile.name))
+        with sound_numbers(plan.inputs.profile):
+            return explain_plan(plan, profile=found.profile)
 
-    def trace(self, plan_id: str) -> Trace:
-        """Return the predicted timelines of a stored plan.
+    def trace(self, wanted: str) -> Trace:
+        """Return a plan's predicted timelines.
 
         Raises:
-            NotFoundError: there is no such plan.
-            InputError: it is for a whole model, of before such plans kept their stages.
+            InputError: there is no such plan, or it is for a whole model, of before such plans
+                kept their stages.
             ProfileError: a layer's profile is gone or has changed.
         """
-        plan = self.plan(plan_id)
-        profile = None if plan.transformer is not None else self._profile_behind(plan)
-        with _sound_numbers(plan.inputs.profile):
-            trace = trace_plan(plan, profile=profile, num_ranks=None, launch=None, environ={})
-        assert trace is not None  # noqa: S101 - only ranks above 0 have none
-        return trace
+        plan = self.plan(wanted)
+        profile = None if plan.transformer is not None else self.profile_behind(plan)
+        with sound_numbers(plan.inputs.profile):
+            return predicted_trace(plan, profile=profile)
 
     def whatif(self, question: WhatIf) -> WhatIfAnswer:
         """Return a plan beside the one that it would be if something were otherwise.
@@ -210,8 +129,8 @@ class Planner:
         Nothing is stored.
 
         Raises:
-            NotFoundError: there is no such plan.
-            InputError: the question is incomplete or wrong; the text names the key.
+            InputError: there is no such plan, or the question is incomplete or wrong; the text
+                names the key.
             InfeasiblePlanError: nothing satisfies the changed constraints or memory.
             ProfileError: the plan's profile is gone, has changed, or lacks an operation.
         """
@@ -221,15 +140,78 @@ class Planner:
             )
         if question.plan_id is not None:
             before = self.plan(question.plan_id)
-            profile = self._profile_behind(before)
+            profile = self.profile_behind(before)
         else:
-            asked = self._question(question.inputs)
-            profile = asked.profile
-            before = self.reading.plan(asked.inputs.plan_id) or self._solve(asked)
-        with self._solvers, _sound_numbers(profile.name):
-            return change_plan(
-                before, profile=profile, changes=question.changes, speeds=question.speeds
-            )
+            start = self._read_question(question.inputs)
+            profile = start.found.profile
+            before = self.sources.stored(start.inputs.plan_id) or self._solve(start)
+        with self._solvers, sound_numbers(profile.name):
+            return change_plan(before, profile=profile, question=question)
+
+    def profile_behind(self, plan: Plan) -> Profile:
+        """Return the profile that a plan was made with.
+
+        Raises:
+            ProfileError: it is gone, or has changed.
+        """
+        found = self.sources.profile_of(plan)
+        if found.digest == plan.inputs.profile_fingerprint:
+            return found.profile
+        raise ProfileError(
+            f"{_is_another(found.profile.name)}: plan {plan.id[:6]}",
+            "make the plan again, or name its own profile",
+        )
+
+    def profile_if_known(self, plan: Plan) -> Profile | None:
+        """Return the profile that a plan was made with, None where it is gone or has changed.
+
+        Raises:
+            ProfileError: a profile is named for the plan, and it is another.
+        """
+        try:
+            return self.profile_behind(plan)
+        except ProfileError:
+            if self.sources.must_match:
+                raise
+            return None
+
+    def _read_question(self, inputs: Mapping[str, object]) -> PlanQuestion:
+        document = read_inputs(inputs)
+        question = self._question(document.request(default_dtype=self.dtype), document.profile)
+        document.check(question.inputs)
+        return question
+
+    def _question(self, request: PlanRequest, profile: str | None = None) -> PlanQuestion:
+        request.check_sizes()
+        found = self.sources.profile(profile)
+        inputs = request.inputs_for(found.profile, fingerprint=found.digest)
+        return PlanQuestion(request=request, inputs=inputs, found=found)
+
+    def _make(self, question: PlanQuestion) -> Plan:
+        # Somebody may have stored it between the look-up and the flight.
+        stored = self.sources.stored(question.inputs.plan_id)
+        if stored is not None:
+            return stored
+        plan = self._solve(question)
+        self.sources.save(plan)
+        return plan
+
+    def _solve(self, question: PlanQuestion) -> Plan:
+        found = question.found
+        with self._solvers, sound_numbers(found.profile.name):
+            return make_plan(question.request, profile=found.profile, fingerprint=found.digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServicePlanner(Planner):
+    """A planner whose stores stay open, for a service's other answers.
+
+    Args:
+        reading: the same database as `store`, without the right to write.
+    """
+
+    store: Store
+    reading: Store
 
     def problems(self) -> tuple[str, ...]:
         """Return why questions cannot be answered now; empty when they can."""
@@ -241,41 +223,9 @@ class Planner:
                 found.append(f"{error.what}: {error.hint}" if error.hint else error.what)
         return tuple(dict.fromkeys(found))
 
-    def _question(self, inputs: Mapping[str, object]) -> Question:
-        asked = read_inputs(inputs)
-        found = self._find_profile(asked.profile)
-        return question_of(
-            asked, profile=found.profile, fingerprint=found.digest, default_dtype=self.dtype
-        )
-
-    def _find_profile(self, name: str | None) -> FoundProfile:
-        return self._profiles.find(name or self.profile or newest_measured(self.reading))
-
-    def _profile_behind(self, plan: Plan) -> Profile:
-        found = self._profiles.find(plan.inputs.profile)
-        if found.digest != plan.inputs.profile_fingerprint:
-            raise ProfileError(
-                f"profile {plan.inputs.profile!r} of plan {plan.id[:6]} has changed since",
-                "make the plan again",
-            )
-        return found.profile
-
-    def _make(self, question: Question) -> Plan:
-        # Somebody may have stored it between the look-up and the flight.
-        stored = self.reading.plan(question.inputs.plan_id)
-        if stored is not None:
-            return stored
-        plan = self._solve(question)
-        self.store.save_plan(plan)
-        return plan
-
-    def _solve(self, question: Question) -> Plan:
-        with self._solvers, _sound_numbers(question.profile.name):
-            return make_plan(question.request, profile=question.profile)
-
 
 @contextmanager
-def open_planner(settings: Settings) -> Iterator[Planner]:
+def open_planner(settings: Settings) -> Iterator[ServicePlanner]:
     """Open the database of the settings, or make it, for as long as the context lasts.
 
     Raises:
@@ -293,20 +243,35 @@ def open_planner(settings: Settings) -> Iterator[Planner]:
         wiring.open_store(settings, patience_seconds=PATIENCE_SECONDS) as store,
         wiring.open_store(settings, read_only=True, patience_seconds=PATIENCE_SECONDS) as reading,
     ):
-        yield Planner(store=store, reading=reading, profile=settings.profile, dtype=settings.dtype)
+        sources = StoredSources(store=store, reading=reading, default_profile=settings.profile)
+        yield ServicePlanner(sources=sources, dtype=settings.dtype, store=store, reading=reading)
 
 
 @contextmanager
-def _sound_numbers(profile: str) -> Iterator[None]:
-    """Say whose numbers are to blame where arithmetic fails: profiles come from strangers.
+def local_planner(
+    settings: Settings, *, profile: str | None = None, saves: bool = False
+) -> Iterator[Planner]:
+    """Give a person's own planner: files are read, and the store is opened when it is needed.
+
+    Args:
+        profile: file or name, for new plans and behind known ones; None for the setting, and
+            behind known plans for their own.
+        saves: keep new plans in the store, which is made where there is none.
 
     Raises:
-        ProfileError: something overflowed, or was no number.
+        SchemaMismatchError: the database has another schema.
+        MoetuneError: it cannot be opened, or made.
     """
-    try:
-        yield
-    except (ArithmeticError, ValueError) as error:
-        raise ProfileError(
-            f"profile {profile!r} has numbers that nothing can be computed from: {error}",
-            "look at it with `moetune profiles show`, and measure it again",
-        ) from error
+    with ExitStack() as stack:
+        store = stack.enter_context(wiring.open_store(settings)) if saves else None
+        stores = (
+            partial(wiring.find_store, settings) if store is None else partial(nullcontext, store)
+        )
+        sources = LocalSources(
+            stores=stores, store=store, named=profile, default_profile=settings.profile
+        )
+        yield Planner(sources=sources, dtype=settings.dtype)
+
+
+def _is_another(profile: str) -> str:
+    return f"profile {profile!r} is not the one the plan was made with, or has changed since"

@@ -14,11 +14,12 @@ from moetune.report.html import report_page
 from moetune.report.observed import drift_picture, observed_picture, seen
 from moetune.report.operations import OperationCurve, interference_picture
 from moetune.report.section import Picture, Table
-from moetune.workflows.explain import explain_found
 from moetune.workflows.files import find_plan, write_text
 from moetune.workflows.plan_view import PlanView, view_plan
+from moetune.workflows.planner import Planner
 from moetune.workflows.profile_view import ProfileView, operations_table, view_profile
 from moetune.workflows.profiles import FoundProfile, find_profile
+from moetune.workflows.sources import LocalSources
 from moetune.workflows.wiring import StoreFinder
 
 NUM_PLANS = 5
@@ -131,7 +132,8 @@ def _profile(wanted: str | None, plans: Sequence[Plan], stores: StoreFinder) -> 
 
 
 def _reported_plan(plan: Plan, stores: StoreFinder) -> ReportedPlan:
-    view = view_plan(explain_found(plan, profile=None, stores=stores))
+    planner = Planner(sources=LocalSources(stores=stores))
+    view = view_plan(planner.explain_plan(plan))
     with stores() as store:
         return ReportedPlan(view=view, observed=observed_pictures(plan, store))
 

@@ -1,29 +1,26 @@
 """Predicted and measured timelines of a plan as one Chrome trace."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
+from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision, Plan, TransformerPlan
 from moetune.domain.profile import Profile
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.timeline import COMPUTE, LINK, Span
-from moetune.solve.trace import (
-    MICROSECONDS,
-    overlap_share,
-    plan_timelines,
-    stage_events,
-    trace_events,
-)
-from moetune.workflows.plan import ALLOW_MODELLED
+from moetune.solve.predict import plan_timelines
+from moetune.solve.trace import MICROSECONDS, overlap_share, stage_events, trace_events
 from moetune.workflows.verify import workload_of
 
 if TYPE_CHECKING:
     from moetune.runtime.moe.trace import RecordedSpan
 
+TRACE_SCHEMA = "moetune.trace/1"
+TIMELINE_SCHEMA = "moetune.timeline/1"
 _WARM_UP_STEPS = 3
 
 
@@ -47,14 +44,52 @@ class Trace:
     predicted: Overlap | None
     measured: Overlap | None
 
+    @property
+    def document(self) -> dict[str, object]:
+        """The file of `moetune trace`, and the service's answer; viewers skip the other keys."""
+        return {
+            "schema": TIMELINE_SCHEMA,
+            "traceEvents": list(self.events),
+            "displayTimeUnit": "ms",
+            **self._overlaps,
+        }
+
+    def summary(self, file: str) -> dict[str, object]:
+        """Return what `moetune trace --json` prints of the timeline in that file."""
+        return {"schema": TRACE_SCHEMA, "file": file, **self._overlaps}
+
+    @property
+    def _overlaps(self) -> dict[str, object]:
+        return {"predicted": encode(self.predicted), "measured": encode(self.measured)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class _RecordedStep:
     workload: Workload
     decision: Decision
 
 
-def trace_plan(
+def predicted_trace(plan: Plan, *, profile: Profile | None) -> Trace:
+    """Return the timelines that a plan predicts: a layer's passes, a whole model's stages.
+
+    Args:
+        profile: that a layer's plan was made with; with None nothing is predicted.
+
+    Raises:
+        InputError: a whole model's plan has no stages.
+    """
+    if plan.transformer is not None:
+        return _trace_stages(plan, plan.transformer)
+    if profile is None:
+        return Trace(events=(), predicted=None, measured=None)
+    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
+    forward, backward = plan_timelines(plan=plan, costs=costs)
+    overlap = Overlap(forward=overlap_share(forward.spans), backward=overlap_share(backward.spans))
+    events = tuple(trace_events(forward=forward, backward=backward))
+    return Trace(events=events, predicted=overlap, measured=None)
+
+
+def recorded_trace(
     plan: Plan,
     *,
     profile: Profile | None,
@@ -62,42 +97,27 @@ def trace_plan(
     launch: Launch | None,
     environ: Mapping[str, str],
 ) -> Trace | None:
-    """Return the plan's timelines, None on ranks above 0.
+    """Return the timelines of a real step behind the predicted ones; None on ranks above 0.
 
     Args:
-        profile: what the plan was made from; None leaves the prediction out.
-        num_ranks: to start for a measured step; None with no launch leaves that out.
+        profile: that the plan was made with; None omits the prediction.
+        num_ranks: to start where there is no launch.
 
     Raises:
-        InputError: a whole model is to be run, or its plan has no stages.
+        InputError: the plan is for a whole model.
         MoetuneError: a rank failed.
     """
-    if plan.transformer is not None and num_ranks is None and launch is None:
-        return _trace_stages(plan, plan.transformer)
-    workload = workload_of(plan)
-    events: list[Mapping[str, object]] = []
-    predicted = measured = None
-    if profile is not None:
-        allowed = ALLOW_MODELLED in plan.inputs.constraints
-        forward, backward = plan_timelines(
-            plan=plan, costs=costs_of(profile, allow_modelled=allowed)
-        )
-        events += trace_events(forward=forward, backward=backward)
-        predicted = Overlap(
-            forward=overlap_share(forward.spans), backward=overlap_share(backward.spans)
-        )
-    if num_ranks is not None or launch is not None:
-        from moetune.workflows.launch import run_on_ranks
+    from moetune.workflows.launch import run_on_ranks
 
-        order = _Order(workload=workload, decision=plan.decide(plan.inputs.tokens_per_rank))
-        spans = run_on_ranks(
-            _record, order, num_ranks=num_ranks or 1, launch=launch, environ=environ
-        )
-        if launch is not None and launch.rank:
-            return None
-        events += _measured_events(spans)
-        measured = overlap_of(spans)
-    return Trace(events=tuple(events), predicted=predicted, measured=measured)
+    step = _RecordedStep(
+        workload=workload_of(plan), decision=plan.decide(plan.inputs.tokens_per_rank)
+    )
+    spans = run_on_ranks(_record, step, num_ranks=num_ranks or 1, launch=launch, environ=environ)
+    if launch is not None and launch.rank:
+        return None
+    predicted = predicted_trace(plan, profile=profile)
+    events = (*predicted.events, *_measured_events(spans))
+    return replace(predicted, events=events, measured=overlap_of(spans))
 
 
 def _trace_stages(plan: Plan, whole: TransformerPlan) -> Trace:
@@ -146,12 +166,12 @@ def _measured_events(spans: "Sequence[RecordedSpan]") -> list[Mapping[str, objec
     ]
 
 
-def _record(order: _Order, _: object) -> "tuple[RecordedSpan, ...]":
+def _record(step: _RecordedStep, _: object) -> "tuple[RecordedSpan, ...]":
     """Record one warm step on this rank; all ranks of the launch call this together."""
     from moetune.workflows.launch import rank_device
     from moetune.workflows.steps import random_steps
 
-    steps = random_steps(order.workload, device=rank_device())
+    steps = random_steps(step.workload, device=rank_device())
     for _ in range(_WARM_UP_STEPS):
-        steps.run(order.decision)
-    return steps.record(order.decision)
+        steps.run(step.decision)
+    return steps.record(step.decision)

@@ -6,22 +6,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
+from moetune.domain.constraints import Strategy
+from moetune.domain.document import encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
-from moetune.domain.request import Strategy
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.reuse import step_time
-from moetune.solve.layer.tensor import layer_costs
-from moetune.workflows.plan import ALLOW_MODELLED
-from moetune.workflows.profiles import find_profile, named_profile
-from moetune.workflows.wiring import StoreFinder
+from moetune.solve.predict import plan_step
 
 if TYPE_CHECKING:
     from moetune.workflows.steps import MeasuredSteps
 
+VERIFICATION_SCHEMA = "moetune.verification/1"
 DEGREES = (1, 2, 4, 8, 16)
 NUM_ROUNDS = 7
 _TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
@@ -89,13 +87,18 @@ class Verification:
         return next(s for s in self.steps if s.forward_degree == s.backward_degree == 1)
 
     @property
+    def document(self) -> dict[str, object]:
+        """The comparison as `moetune verify --json` prints it."""
+        return {"schema": VERIFICATION_SCHEMA, **encode(self)}
+
+    @property
     def is_equal(self) -> bool:
         """Whether chunks change no number."""
         return all(step.deviation <= self.tolerance for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class _MeasuredLayer:
     workload: Workload
     decisions: tuple[Decision, ...]
 
@@ -111,7 +114,7 @@ def verify_plan(
     """Run the plan's layer at every degree and return the comparison, None on ranks above 0.
 
     Args:
-        profile: what the plan was made from, to predict the other degrees.
+        profile: that the plan was made with, to predict the other degrees.
         num_ranks: to start; default, those of the plan.
 
     Raises:
@@ -128,8 +131,8 @@ def verify_plan(
         )
     from moetune.workflows.launch import run_on_ranks
 
-    order = _Order(workload=workload, decisions=_decisions(plan))
-    measured = run_on_ranks(_measure, order, num_ranks=ranks, launch=launch, environ=environ)
+    layer = _MeasuredLayer(workload=workload, decisions=_decisions(plan))
+    measured = run_on_ranks(_measure, layer, num_ranks=ranks, launch=launch, environ=environ)
     if launch is not None and launch.rank:
         return None
     return Verification(
@@ -138,32 +141,6 @@ def verify_plan(
         tolerance=_TOLERANCES[plan.inputs.dtype],
         imbalance=measured[0].imbalance,
     )
-
-
-def profile_behind(plan: Plan, *, wanted: str | None, stores: StoreFinder) -> Profile | None:
-    """Return the profile that a plan was made from, None where it is gone or has changed.
-
-    Args:
-        wanted: where it is, as in `find_profile`; default, by its name.
-
-    Raises:
-        MoetuneError: the profile that is named is missing or broken, or another one.
-    """
-    fingerprint = plan.inputs.profile_fingerprint
-    if wanted is not None:
-        found = find_profile(wanted, stores=stores)
-        if found.digest == fingerprint:
-            return found.profile
-        raise ProfileError(
-            f"profile {wanted!r} is not the one that plan {plan.id[:6]} was made from",
-            "make the plan again with `moetune plan`",
-        )
-    try:
-        with stores() as store:
-            found = named_profile(plan.inputs.profile, store=store)
-    except ProfileError:
-        return None
-    return found.profile if found.digest == fingerprint else None
 
 
 def observations_of(plan: Plan, verification: Verification) -> tuple[Observation, ...]:
@@ -232,25 +209,17 @@ def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float
         return predicted.step_seconds
     if profile is None:
         return None
-    allowed = ALLOW_MODELLED in plan.inputs.constraints
-    costs = costs_of(profile, allow_modelled=allowed)
+    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
     try:
-        return step_time(
-            costs=layer_costs(workload=plan.workload, costs=costs),
-            tokens=plan.inputs.tokens_per_rank,
-            forward_degree=decision.forward_degree,
-            backward_degree=decision.backward_degree,
-            order=decision.order,
-            strategy=decision.strategy,
-        ).seconds
+        return plan_step(plan=plan, costs=costs, decision=decision).seconds
     except ProfileError:
         return None
 
 
-def _measure(order: _Order, _: object) -> "Sequence[MeasuredSteps]":
+def _measure(layer: _MeasuredLayer, _: object) -> "Sequence[MeasuredSteps]":
     """Measure on this rank; all ranks of the launch call this together."""
     from moetune.workflows.launch import rank_device
     from moetune.workflows.steps import measure_steps, random_steps
 
-    steps = random_steps(order.workload, device=rank_device())
-    return measure_steps(steps, order.decisions, num_rounds=NUM_ROUNDS)
+    steps = random_steps(layer.workload, device=rank_device())
+    return measure_steps(steps, layer.decisions, num_rounds=NUM_ROUNDS)

@@ -2,20 +2,21 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from moetune.domain.constraints import ALLOW_MODELLED, Constraints, Spelling
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanInputs
+from moetune.domain.request import PlanInputs, check_sizes
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.words import HOW
 from moetune.solve.layout.words import WORDS, name_layout
-from moetune.workflows.inputs import question_of, read_inputs
-from moetune.workflows.plan import ALLOW_MODELLED, make_plan
+from moetune.workflows.inputs import read_inputs
+from moetune.workflows.plan import make_plan
 
 _SAME = 5e-4
 _TWICE = 2.0
@@ -161,24 +162,28 @@ def _ratio(now: float, then: float) -> str:
 
 
 WHATIF_SCHEMA = "moetune.whatif/1"
+AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """A question: a plan, or the inputs of one, and what is to be otherwise.
+    """A plan, or the inputs of one, and what is to be otherwise.
 
     Args:
-        plan_id: of a plan, or its beginning; None where `inputs` say what the plan is for.
+        plan_id: of a plan, or its beginning; on a person's own machine also its file. None where
+            `inputs` say what the plan is for.
         changes: inputs that differ: `world_size`, `tokens_per_rank`, `memory_limit_bytes`,
             `dtype`, and `constraints`, which are put on top of the plan's. None takes one back.
         speeds: how many times as fast as measured `computation`, `communication` and `copies`
             are taken to be.
+        spelling: how the caller writes what is changed, for errors.
     """
 
     plan_id: str | None = None
     inputs: Mapping[str, object] = field(default_factory=dict)
     changes: Mapping[str, object] = field(default_factory=dict)
     speeds: Mapping[str, float] = field(default_factory=dict)
+    spelling: Spelling = AS_CHANGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,13 +216,7 @@ class _Changes:
     constraints: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def change_plan(
-    before: Plan,
-    *,
-    profile: Profile,
-    changes: Mapping[str, object],
-    speeds: Mapping[str, float],
-) -> WhatIfAnswer:
+def change_plan(before: Plan, *, profile: Profile, question: WhatIf) -> WhatIfAnswer:
     """Return the plan for changed inputs, or for a faster or slower machine.
 
     A group size that was not measured takes an estimate, as with `--allow-modelled`, and the
@@ -225,22 +224,22 @@ def change_plan(
     and is labelled modelled.
 
     Args:
-        profile: what `before` was made from.
-        changes, speeds: as in `WhatIf`.
+        profile: that `before` was made with.
+        question: its plan or inputs are those of `before`.
 
     Raises:
         InputError: nothing is changed, or a change is unknown or wrong; the text names it.
         InfeasiblePlanError: nothing satisfies the changed constraints or memory.
         ProfileError: the profile lacks an operation, and nothing can stand in for it.
     """
-    faster = decode(Speeds, speeds, "speeds")
-    if not changes and not faster.changed:
+    faster = decode(Speeds, question.speeds, "speeds")
+    if not question.changes and not faster.changed:
         raise InputError(
             "nothing is changed", "say what is to be otherwise: tokens, ranks, memory or speeds"
         )
-    inputs = _changed_inputs(before, changes)
+    inputs = _changed_inputs(before, question)
     used = scale_profile(profile, faster)
-    after = _plan(inputs, used)
+    after = _plan(inputs, used, question.spelling)
     return WhatIfAnswer(
         before=before,
         after=after,
@@ -252,34 +251,34 @@ def change_plan(
     )
 
 
-def _changed_inputs(before: Plan, changes: Mapping[str, object]) -> dict[str, object]:
+def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
     """Return the inputs document without its profile."""
-    asked = decode(_Changes, changes, "changes")
+    changed = decode(_Changes, question.changes, "changes")
+    given = {name: text for name, text in changed.constraints.items() if text is not None}
+    check_sizes(changed, question.spelling)
+    Constraints.decode(given, question.spelling).check_sizes(question.spelling)
     inputs: dict[str, object] = encode(before.inputs)
     for name in ("profile", "profile_fingerprint", *(["layer"] if before.inputs.model else [])):
         del inputs[name]  # a model's experts may grow with the ranks
-    constraints = {**before.inputs.constraints, **asked.constraints}
+    constraints = {**before.inputs.constraints, **changed.constraints}
     kept = {name: value for name, value in constraints.items() if value is not None}
-    return {**inputs, **changes, "constraints": kept}
+    return {**inputs, **question.changes, "constraints": kept}
 
 
-def _plan(inputs: dict[str, object], profile: Profile) -> Plan:
+def _plan(inputs: Mapping[str, object], profile: Profile, spelling: Spelling) -> Plan:
     """Return the plan, with estimates where the profile lacks a size."""
+    document = read_inputs(inputs)
+    request = document.request(default_dtype=None, spelling=spelling)
+    fingerprint = profile.digest
+    document.check(request.inputs_for(profile, fingerprint=fingerprint))
     try:
-        return _plan_measured(inputs, profile)
+        return make_plan(request, profile=profile, fingerprint=fingerprint)
     except ProfileError as error:
-        constraints = inputs["constraints"]
-        if not isinstance(constraints, dict) or ALLOW_MODELLED in constraints:
+        if request.constraints.allow_modelled:
             raise
-        estimated = {**inputs, "constraints": {**constraints, ALLOW_MODELLED: "true"}}
+        constraints = replace(request.constraints, allow_modelled=True)
+        estimated = replace(request, constraints=constraints)
         try:
-            return _plan_measured(estimated, profile)
+            return make_plan(estimated, profile=profile, fingerprint=fingerprint)
         except ProfileError:
             raise error from None
-
-
-def _plan_measured(inputs: dict[str, object], profile: Profile) -> Plan:
-    question = question_of(
-        read_inputs(inputs), profile=profile, fingerprint=profile.digest, default_dtype=None
-    )
-    return make_plan(question.request, profile=profile)

@@ -213,12 +213,12 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
     ("arguments", "code", "words"),
     [
         ((*PLAN, "--dp", "3"), 2, ("dp (3) does not divide the 32 ranks", "--dp 4")),
-        ((*PLAN, "--pp", "32"), 2, ("more stages than the model has layers", "--pp 16")),
+        ((*PLAN, "--pp", "32"), 2, ("32 stages cannot share 24 blocks", "--pp 16")),
         ((*PLAN, "--tp", "32"), 2, ("num_heads (16) does not divide by tp (32)", "--tp 16")),
         ((*PLAN, "--tokens", "1000"), 2, ("no whole number of sequences", "960 or 1024")),
         ((*PLAN, "--memory-limit", "2GiB"), 3, ("memory binds", "parameters", "64 ranks")),
         ((*PLAN, "--strategy", "S4"), 2, ("strategy S4 is not planned in a whole model",)),
-        ((*PLAN, "--vocab", "100"), 2, ("--model ppmoe-6.7b and --vocab exclude each other",)),
+        ((*PLAN, "--vocab", "17m"), 2, ("--vocab must be from 1 to 16777216",)),
         ((*PLAN, "--moe-every", "25"), 2, ("moe_every (25) is larger than num_layers",)),
         ((*PLAN, "--world-size", "24", "--dp", "24"), 5, ("for 24 ranks", "--allow-modelled")),
         (SMALL[:-8] + SMALL[-6:], 2, ("a whole model lacks --vocab",)),
@@ -240,7 +240,7 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
         (
             ("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", "--moe-every", "2"),
             2,
-            ("--model gpt-s and --moe-every exclude each other",),
+            ("--moe-every is for a whole model, and gpt-s is one layer",),
         ),
     ],
 )

@@ -10,7 +10,7 @@ from tests.cli.running import Cli
 PLAN = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 PLAN_KEYS = {
     "schema", "id", "inputs", "layout", "pipeline", "memory", "chunks", "predicted", "decision",
-    "alternatives", "warnings", "transformer",
+    "alternatives", "warnings", "transformer", "terms",
 }  # fmt: skip
 PART_KEYS = {
     "inputs": "model layer world_size tokens_per_rank dtype memory_limit_bytes profile "

@@ -82,8 +82,8 @@ def test_a_predicted_trace_has_experts_and_sums(with_sums: Cli) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("--strategy", "S4"), 2, "leave --strategy away"),
-        (("--order", "interleaved"), 2, "leave --order away"),
+        (("--strategy", "S4"), 2, "omit --strategy"),
+        (("--order", "interleaved"), 2, "omit --order"),
         (("--num-experts", "18"), 2, "use 16 or 20 experts"),
         (("--world-size", "8"), 5, "all_reduce"),
         (("--memory-limit", "64MiB"), 3, "smallest plan (64 and 64 chunks"),
@@ -173,7 +173,7 @@ def test_a_predicted_trace_of_sequence_shards_begins_with_the_gathering(with_sha
     ("arguments", "code", "words"),
     [
         (SIZES, 2, "add --expert-parallel tensor"),
-        ((*SIZES, "--expert-parallel", "all_to_all"), 2, "leave --sequence-parallel away"),
+        ((*SIZES, "--expert-parallel", "all_to_all"), 2, "omit --sequence-parallel"),
         (("plan", "--model", "ppmoe-6.7b", "--expert-parallel", "tensor"), 2, "is for one layer"),
         (TENSOR, 5, "no reduce_scatter measured for 4 ranks"),
     ],

@@ -58,7 +58,7 @@ def test_whatif_answers_in_words(cli: Cli, plan_id: str) -> None:
         (("--speed", "communication"), 2, "is not NAME=VALUE"),
         (("--speed", "communication=fast"), 2, "has no number"),
         (("--speed", "communication=0"), 2, "speed of communication must be from"),
-        (("--constraint", "colour=red"), 2, "unknown name 'colour'"),
+        (("--constraint", "colour=red"), 2, "--constraint 'colour' is unknown"),
         (("--memory-limit", "1MiB"), 3, "memory"),
         (("--dtype", "float64"), 5, "float64"),
         (("--world-size", "7"), 2, "does not divide"),

@@ -125,6 +125,16 @@ def test_blended_times_never_fall_with_rows_and_never_beat_the_best_rate_seen(
             assert math.prod(shape) * one / time <= best * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("truth", [saturating, cliff])
+def test_a_left_out_shape_is_predicted_from_the_others_alone(truth: Truth) -> None:
+    expected = []
+    for shape in sorted(SHAPES):
+        others = surface(truth, tuple(one for one in SHAPES if one != shape)).blend(shape)
+        expected += [abs(others.predict(rows).seconds / truth(shape, rows) - 1) for rows in ROWS]
+
+    assert surface(truth).shape_errors() == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
 def test_box_of_measured_shapes() -> None:
     made = surface(cliff)
 

@@ -16,7 +16,13 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
 )
-from moetune.measure.estimate import Rates, Wire, point_seconds, within_budget
+from moetune.measure.estimate import (
+    Rates,
+    Wire,
+    operation_seconds,
+    point_seconds,
+    within_budget,
+)
 from moetune.measure.grid import Preset
 from moetune.measure.points import choose_points, default_group_sizes, memory_bytes
 from moetune.measure.timing import Effort
@@ -206,6 +212,23 @@ RATES = Rates(
 )
 ALL = choose()
 SECONDS = {point: point_seconds(point, RATES, EFFORT) for point in ALL}
+
+
+@pytest.mark.parametrize(
+    ("op", "sent"),
+    [("all_to_all", 1), ("reduce_scatter", 1), ("send", 1), ("all_reduce", 2), ("all_gather", 4)],
+)
+def test_a_collective_takes_as_many_all_to_alls_as_it_sends_of_its_input(
+    op: CollectiveOp, sent: int
+) -> None:
+    size = 2 if op == "send" else 4
+    rates = Rates(
+        macs_per_second={}, copy_bytes_per_second=1.0,
+        wires={(size, 0): Wire(seconds=0.5, bytes_per_second=1000.0)},
+    )  # fmt: skip
+    for in_flight in (1, 3):
+        point = CollectivePoint(op=op, group_size=size, num_bytes=3000, in_flight=in_flight)
+        assert operation_seconds(point, rates) == in_flight * (0.5 + 3.0 * sent)
 
 
 @given(st.floats(0.5, 60.0))

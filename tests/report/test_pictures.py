@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Constraints, LayoutPins
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, MemSpeed
 from moetune.domain.plan import Plan, StageTime
 from moetune.domain.records import Stored
+from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import leave_one_out
 from moetune.fit.resample import resample_costs
@@ -49,12 +51,11 @@ from moetune.report.section import Picture
 from moetune.report.stages import stages_picture
 from moetune.report.theme import ROLES, count_text
 from moetune.report.timelines import timeline_picture
-from moetune.solve.layout.space import LayoutPins
-from moetune.solve.trace import plan_timelines
+from moetune.solve.predict import plan_timelines
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.figures import options_of, plan_pictures
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.plan import make_plan
 from tests.report.lab import lab_plan, lab_profile, observations
 from tests.solve.clusters import GB, cluster_profile
 
@@ -331,7 +332,9 @@ def test_a_whole_models_layer_has_the_timeline_that_it_was_planned_with(
     pins: LayoutPins,
 ) -> None:
     profile = cluster_profile(num_devices=16, between=2 * GB)
-    plan = make_plan(PlanRequest(model="ppmoe-6.7b", pins=pins), profile=profile)
+    plan = make_plan(
+        PlanRequest(model="ppmoe-6.7b", constraints=Constraints(pins=pins)), profile=profile
+    )
     pictures = plan_pictures(explain_plan(plan, profile=profile))
     (timeline,) = (one for one in pictures if one.name == "timeline")
     wanted = (plan.predicted.forward_seconds, plan.predicted.backward_seconds)

@@ -1,8 +1,10 @@
 """A small plan for tests."""
 
+from moetune.domain.constraints import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Strategy
 from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.plan import Memory, Pipeline, Plan, Predicted, Range, Verdict
-from moetune.domain.request import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Layout, PlanInputs, Strategy
+from moetune.domain.request import PlanInputs
 
 
 def small_plan(

@@ -13,16 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
-from moetune.runtime.parallel.groups import join
-from moetune.runtime.parallel.language_model import (
+from examples.language_model import (
     LanguageModel,
     next_token_loss,
     staged_language_model,
 )
+from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layout import Layout
+from moetune.domain.model import Transformer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
 
 SEED = 3

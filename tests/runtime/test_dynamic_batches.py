@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import moetune
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape
-from moetune.domain.request import Strategy
 from tests.runtime.plans import small_plan
 
 LAYER = LayerShape(d_model=32, d_hidden=64, num_experts=4, top_k=2)

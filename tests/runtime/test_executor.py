@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layer import Phase
 from moetune.domain.plan import Decision
-from moetune.domain.request import Order, Strategy
 from moetune.runtime.links import Transfer
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer

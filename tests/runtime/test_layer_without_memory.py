@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import AllocationError
-from moetune.domain.request import Strategy
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.workspace import MemoryTracker
 from tests.ranks import run_ranks

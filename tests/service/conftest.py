@@ -8,7 +8,7 @@ import pytest
 from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.planner import Planner, open_planner
+from moetune.workflows.planner import ServicePlanner, open_planner
 from tests.service.asking import Client, client_of
 
 
@@ -27,13 +27,13 @@ def database(tmp_path: Path, empty_database: Path) -> Path:
 
 
 @pytest.fixture
-def planner(database: Path) -> Iterator[Planner]:
+def planner(database: Path) -> Iterator[ServicePlanner]:
     with open_planner(Settings(db=str(database))) as opened:
         yield opened
 
 
 @pytest.fixture
-def client(planner: Planner) -> Iterator[Client]:
+def client(planner: ServicePlanner) -> Iterator[Client]:
     """Asks a service that wants no token."""
     with client_of(create_app(planner, Access(max_body_bytes=64 * 1024))) as made:
         yield made
@@ -42,7 +42,7 @@ def client(planner: Planner) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def steady_desk(
     tmp_path_factory: pytest.TempPathFactory, empty_database: Path
-) -> Iterator[Planner]:
+) -> Iterator[ServicePlanner]:
     """A planner for requests of which nothing is kept."""
     copy = shutil.copy(empty_database, tmp_path_factory.mktemp("steady") / "moetune.db")
     with open_planner(Settings(db=str(copy))) as opened:
@@ -52,7 +52,7 @@ def steady_desk(
 
 
 @pytest.fixture(scope="session")
-def steady(steady_desk: Planner) -> Iterator[Client]:
+def steady(steady_desk: ServicePlanner) -> Iterator[Client]:
     """Asks a service that wants no token, and of which nothing is kept."""
     with client_of(create_app(steady_desk, Access(max_body_bytes=64 * 1024))) as made:
         yield made

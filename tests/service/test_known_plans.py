@@ -12,11 +12,11 @@ from moetune.domain.errors import StoreUnavailableError
 from moetune.service.metrics import Metrics
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.store import SqlStore
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 
 
 @pytest.fixture
-def plan_ids(planner: Planner, inputs: dict[str, Any]) -> list[str]:
+def plan_ids(planner: ServicePlanner, inputs: dict[str, Any]) -> list[str]:
     made = (planner.resolve({**inputs, "tokens_per_rank": tokens}) for tokens in (1024, 2048))
     return [plan.id for plan in made]
 
@@ -45,7 +45,7 @@ def look_ups(monkeypatch: pytest.MonkeyPatch) -> LookUps:
 
 
 def test_who_comes_during_a_look_up_shares_the_next_one(
-    planner: Planner, plan_ids: list[str], look_ups: LookUps
+    planner: ServicePlanner, plan_ids: list[str], look_ups: LookUps
 ) -> None:
     first, second = plan_ids
     unknown = "ab" * 32
@@ -66,7 +66,7 @@ def test_who_comes_during_a_look_up_shares_the_next_one(
 
 
 def test_who_goes_away_takes_no_other_answer_along(
-    planner: Planner, plan_ids: list[str], look_ups: LookUps
+    planner: ServicePlanner, plan_ids: list[str], look_ups: LookUps
 ) -> None:
 
     async def ask() -> str | None:
@@ -82,7 +82,7 @@ def test_who_goes_away_takes_no_other_answer_along(
 
 
 def test_an_error_reaches_everybody_and_the_next_look_up_works(
-    planner: Planner, plan_ids: list[str], monkeypatch: pytest.MonkeyPatch
+    planner: ServicePlanner, plan_ids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> dict[str, str]:
         raise StoreUnavailableError("the database is away", "wait")

@@ -19,7 +19,7 @@ from moetune.report.html import STATIC, plotly_script
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.files import bundled_profiles, profile_to_toml
-from moetune.workflows.planner import Planner, open_planner
+from moetune.workflows.planner import ServicePlanner, open_planner
 from moetune.workflows.whatif import WhatIf
 from tests.report.lab import fill, lab_profile
 from tests.service.asking import Client, client_of
@@ -39,7 +39,7 @@ def plans(file: Path) -> tuple[Plan, Plan]:
 
 
 @pytest.fixture(scope="module")
-def full_desk(file: Path, plans: tuple[Plan, Plan]) -> Iterator[Planner]:
+def full_desk(file: Path, plans: tuple[Plan, Plan]) -> Iterator[ServicePlanner]:
     assert plans
     with open_planner(Settings(db=str(file))) as opened:
         opened.store.save_profile(replace(lab_profile(), name=MARKUP))
@@ -47,7 +47,7 @@ def full_desk(file: Path, plans: tuple[Plan, Plan]) -> Iterator[Planner]:
 
 
 @pytest.fixture(scope="module")
-def full(full_desk: Planner) -> Iterator[Client]:
+def full(full_desk: ServicePlanner) -> Iterator[Client]:
     with client_of(create_app(full_desk, Access())) as made:
         yield made
 
@@ -229,7 +229,7 @@ def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full
 
 
 def test_what_if_shows_both_plans_and_saves_none(
-    full: Client, full_desk: Planner, plans: tuple[Plan, Plan]
+    full: Client, full_desk: ServicePlanner, plans: tuple[Plan, Plan]
 ) -> None:
     before = full_desk.reading.plans()
     answer = full.get(f"/whatif?plan={plans[0].id}&tokens_per_rank=16k&communication=0.5")

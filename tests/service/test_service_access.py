@@ -13,7 +13,7 @@ from moetune.service.access import Access, check_exposure, is_loopback, names_of
 from moetune.service.app import create_app
 from moetune.service.middleware import SECURITY_HEADERS
 from moetune.service.server import ServerOptions, access_of, check_tls
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 from tests.service.asking import Client, client_of
 
 READ, WRITE = "read-token-0123456789", "write-token-0123456789"
@@ -27,7 +27,7 @@ def _bearer(token: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def guarded(steady_desk: Planner) -> Iterator[Client]:
+def guarded(steady_desk: ServicePlanner) -> Iterator[Client]:
     with client_of(create_app(steady_desk, Access(read_token=READ, write_token=WRITE))) as made:
         yield made
 
@@ -74,7 +74,9 @@ def test_a_token_in_the_address_opens_nothing(guarded: Client) -> None:
         assert guarded.get(f"/v1/plans?{name}={READ}").status_code == 401
 
 
-def test_health_needs_no_token_and_tells_no_reasons(planner: Planner, database: Path) -> None:
+def test_health_needs_no_token_and_tells_no_reasons(
+    planner: ServicePlanner, database: Path
+) -> None:
     with client_of(create_app(planner, Access(read_token=READ))) as client:
         assert client.get("/healthz").status_code == 200
         assert client.get("/readyz").json()["ready"] is True
@@ -251,6 +253,15 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, text: str) -> Non
     with pytest.raises(InputError, match="token file") as caught:
         read_token_file(_token_file(tmp_path, text))
     assert "secrets.token_hex" in caught.value.hint
+
+
+@pytest.mark.parametrize("num_characters", [4096, 4097, 10_000])
+def test_a_file_too_long_for_a_token_is_refused_and_not_cut(
+    tmp_path: Path, num_characters: int
+) -> None:
+    with pytest.raises(InputError):
+        read_token_file(_token_file(tmp_path, "a" * num_characters))
+    assert read_token_file(_token_file(tmp_path, "a" * 4095)) == "a" * 4095
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, Path.exists])

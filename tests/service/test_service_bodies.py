@@ -8,7 +8,7 @@ import pytest
 
 from moetune.service.access import Access
 from moetune.service.app import create_app
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 from tests.service.asking import Client, client_of
 
 JSON = {"Content-Type": "application/json"}
@@ -16,7 +16,7 @@ POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/observations", "/v1/profiles")
 
 
 @pytest.fixture(scope="module")
-def narrow(steady_desk: Planner) -> Iterator[Client]:
+def narrow(steady_desk: ServicePlanner) -> Iterator[Client]:
     """Asks a service that takes no more than 1,000 bytes."""
     with client_of(create_app(steady_desk, Access(max_body_bytes=1000))) as made:
         yield made
@@ -122,7 +122,7 @@ def test_an_address_that_is_none_is_a_problem(steady: Client, path: str) -> None
 
 
 def test_what_nobody_foresaw_is_a_500_that_names_the_request_and_shows_no_code(
-    planner: Planner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    planner: ServicePlanner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> Any:
         raise ZeroDivisionError("a secret of the inside")

@@ -13,7 +13,7 @@ from moetune.config import Settings
 from moetune.service.access import Access
 from moetune.service.app import create_app
 from moetune.workflows.files import bundled_profiles
-from moetune.workflows.planner import Planner, open_planner
+from moetune.workflows.planner import ServicePlanner, open_planner
 from tests.service.asking import Client, client_of
 
 TOML = {"Content-Type": "application/toml"}
@@ -144,7 +144,7 @@ def test_metrics_tell_how_well_steps_were_predicted_and_when_profiles_were_fitte
     assert fitted > 1.7e9
 
 
-def test_two_services_in_one_process_count_apart(planner: Planner) -> None:
+def test_two_services_in_one_process_count_apart(planner: ServicePlanner) -> None:
     with (
         client_of(create_app(planner, Access())) as one,
         client_of(create_app(planner, Access())) as two,

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan, plan_from_json
@@ -15,11 +16,9 @@ from moetune.solve.chunks.cache import fewest_places, replay
 from moetune.solve.chunks.choose import HIDDEN, ChunkRoom, choose_chunks, pack_modules
 from moetune.solve.chunks.time import ChunkDevice, ChunkPrices, simulate
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.model.prices import Prices
-from moetune.solve.model.traits import OURS
+from moetune.solve.model.runtime import MOETUNE
 from moetune.workflows.files import plan_to_json
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import plan_inputs
@@ -71,7 +70,7 @@ def whole_of(name: str) -> Transformer:
 
 @pytest.fixture(scope="module")
 def offloaded() -> Plan:
-    return solve_layout(question())
+    return solve_layout(question()).plan
 
 
 @pytest.mark.parametrize(
@@ -120,16 +119,16 @@ def test_a_plan_with_chunks_survives_its_file(offloaded: Plan) -> None:
 
 
 def test_a_model_that_fits_one_rank_has_no_chunks() -> None:
-    assert solve_layout(question(gib=80)).chunks is None
+    assert solve_layout(question(gib=80)).plan.chunks is None
 
 
 def test_replicas_without_room_for_all_shard_and_stay_on_the_device() -> None:
     pins = LayoutPins(dp=8)
-    plan = solve_layout(question(world_size=8, pins=pins))
+    plan = solve_layout(question(world_size=8, pins=pins)).plan
     assert plan.chunks is not None
     assert plan.chunks.scatter
     assert not plan.chunks.offload
-    whole = solve_layout(question(world_size=8, pins=replace(pins, zero=False), gib=80))
+    whole = solve_layout(question(world_size=8, pins=replace(pins, zero=False), gib=80)).plan
     assert whole.chunks is not None
     assert not whole.chunks.scatter
     assert whole.chunks.cache_bytes >= 2 * whole_of("gpt-2.7b").num_parameters
@@ -138,7 +137,7 @@ def test_replicas_without_room_for_all_shard_and_stay_on_the_device() -> None:
 def test_replicas_that_keep_all_need_no_price_for_shards() -> None:
     asked = question(world_size=8, gib=80, pins=LayoutPins(dp=8, zero=False))
     profile = cluster_profile(num_devices=8, without=("all_gather", "reduce_scatter"))
-    chunks = solve_layout(replace(asked, costs=costs_of(profile))).chunks
+    chunks = solve_layout(replace(asked, costs=costs_of(profile))).plan.chunks
     assert chunks is not None
     assert not chunks.scatter
 
@@ -148,7 +147,7 @@ def test_states_are_where_the_step_is_fastest_whatever_else_would_fit(gib: float
     def seconds(*, offload: bool | None) -> tuple[float, Plan | None]:
         pins = LayoutPins(dp=8, offload=offload, micro_batch=1)
         try:
-            plan = solve_layout(question(world_size=8, gib=gib, pins=pins, copied=50 * GB))
+            plan = solve_layout(question(world_size=8, gib=gib, pins=pins, copied=50 * GB)).plan
         except InfeasiblePlanError:
             return math.inf, None
         assert plan.transformer is not None
@@ -173,7 +172,7 @@ def test_a_host_that_is_too_small_is_named_with_its_bytes() -> None:
     with pytest.raises(InfeasiblePlanError, match="on the host its states would need") as raised:
         solve_layout(question(host_gib=needed // GIB - 1))
     assert f"{needed // GIB - 1}.0 GiB are there" in raised.value.what
-    assert solve_layout(question(host_gib=80)).chunks is not None
+    assert solve_layout(question(host_gib=80)).plan.chunks is not None
 
 
 def test_without_copies_nothing_is_offloaded_and_the_hint_says_why() -> None:
@@ -184,7 +183,7 @@ def test_without_copies_nothing_is_offloaded_and_the_hint_says_why() -> None:
 
 def test_a_model_of_30_billion_parameters_fits_one_device_of_40_gib() -> None:
     """Elixir's headline: OPT-30B on one A100 with 40 GB (its Fig. 6)."""
-    plan = solve_layout(question("opt-30b"))
+    plan = solve_layout(question("opt-30b")).plan
     assert plan.chunks is not None
     assert plan.transformer is not None
     assert plan.transformer.memory.total_bytes <= 40 * GIB
@@ -202,9 +201,14 @@ def test_the_cache_is_the_smallest_whose_transfers_are_hidden_as_well(gib: int) 
     """Against every number of places, tried one by one."""
     model, asked = whole_of("gpt-2.7b"), question()
     prices = Prices(
-        model=model, dtype="float16", costs=asked.costs, bounds=Bounds(), per_node=8, traits=OURS
+        model=model,
+        dtype="float16",
+        costs=asked.costs,
+        bounds=Bounds(),
+        per_node=8,
+        runtime=MOETUNE,
     )
-    layout = solve_layout(asked).layout
+    layout = solve_layout(asked).plan.layout
     groups = prices.groups(layout)
     priced = prices.priced(layout=layout, groups=groups, sequences=2, one_chunk=True)
     costs = ChunkPrices(costs=asked.costs, groups=groups, dtype="float16", offload=True)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InfeasiblePlanError, InputError, ProfileError
 from moetune.domain.layer import LayerShape, Workload
@@ -13,16 +14,16 @@ from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan, plan_from_document, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.solve.layer.choose import Bounds, DegreeChooser
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.layout.words import trust_of
-from moetune.solve.model.traits import Traits
+from moetune.solve.model.runtime import TargetRuntime
 from tests.solve.clusters import GB, cluster_profile
-from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
 
 GIB = 2**30
+MODEL_LAYER = LayerShape(d_model=1024, d_hidden=4096, num_experts=64)
 
 
 def question(
@@ -56,7 +57,7 @@ def question(
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return solve_layout(question())
+    return solve_layout(question()).plan
 
 
 @pytest.mark.parametrize(("name", "billions"), [("ppmoe-6.7b", 6.7), ("ppmoe-143b", 143)])
@@ -107,11 +108,34 @@ def test_micro_batches_of_all_replicas_are_the_whole_batch(plan: Plan) -> None:
     assert plan.layout.dp * plan.layout.tp * plan.layout.pp == 32
 
 
-def test_the_layer_in_a_model_runs_with_the_plans_degrees(plan: Plan) -> None:
-    assert plan.workload.world_size == plan.layout.ep
-    decision = plan.decide(plan.workload.tokens_per_rank)
-    assert decision.forward_degree == plan.pipeline.forward_degree
-    assert plan.predicted.step_seconds < (plan.transformer.step_seconds if plan.transformer else 0)
+def layer_times_by_hand(tokens: int) -> dict[str, list[float]]:
+    """Return each phase's seconds in 1, 2, … 64 chunks, of a layer over 32 ranks in 4 nodes."""
+    rows, share = tokens * MODEL_LAYER.top_k, 31 / 32
+    alpha, beta = 31 * 2e-5, share / (3 * GB / 8)  # eight devices share a node's wire
+    found: dict[str, list[float]] = {}
+    for phase, num_gemms in (("forward", 2), ("backward", 4)):
+        for degree in range(1, 65):
+            chunk = rows / degree
+            t_d = alpha + beta * chunk * MODEL_LAYER.d_model * 2
+            t_e = num_gemms * (2e-5 + 2e-14 * chunk * MODEL_LAYER.d_model * MODEL_LAYER.d_hidden)
+            seconds = max(2 * degree * t_d, 2 * t_d + degree * t_e)
+            found.setdefault(phase, []).append(seconds)
+    return found
+
+
+def test_the_layer_in_a_model_runs_in_as_many_chunks_as_are_fastest() -> None:
+    slow = question(between=3 * GB, pins=LayoutPins(dp=32, ep=32, micro_batch=8))
+    plan = solve_layout(slow).plan
+    tokens = 8 * 2048
+    assert (plan.workload.world_size, plan.workload.tokens_per_rank) == (32, tokens)
+    decision = plan.decide(tokens)
+    times = layer_times_by_hand(tokens)
+    fastest = {phase: min(seconds) for phase, seconds in times.items()}
+    assert decision.forward_degree == times["forward"].index(fastest["forward"]) + 1
+    assert decision.backward_degree == times["backward"].index(fastest["backward"]) + 1
+    assert min(decision.forward_degree, decision.backward_degree) > 1
+    assert plan.predicted.forward_seconds == pytest.approx(fastest["forward"])
+    assert plan.predicted.backward_seconds == pytest.approx(fastest["backward"])
 
 
 def test_a_plan_document_is_read_back_and_an_older_one_without_models_too(plan: Plan) -> None:
@@ -129,7 +153,7 @@ def test_a_plan_document_is_read_back_and_an_older_one_without_models_too(plan: 
 def test_the_layers_plan_has_the_degrees_that_the_search_timed() -> None:
     slow = question(between=3 * GB, pins=LayoutPins(dp=32, ep=32, micro_batch=8))
     _, found = search_layouts(slow)
-    plan = solve_layout(slow)
+    plan = solve_layout(slow).plan
     degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
     assert degrees == found.best[0].priced.moe.step.degrees
     assert max(degrees) > 1
@@ -139,17 +163,38 @@ def test_the_layers_plan_has_the_degrees_that_the_search_timed() -> None:
 def test_a_pinned_degree_is_kept_in_every_layout_or_does_not_fit() -> None:
     pins = LayoutPins(dp=32, ep=32, micro_batch=8, zero=True)
     asked = replace(question(pins=pins), bounds=Bounds(forward_degree=4))
-    plan = solve_layout(asked)
+    plan = solve_layout(asked).plan
     assert plan.pipeline.forward_degree == 4
     assert plan.transformer is not None
     tight = plan.transformer.memory.total_bytes - 1
-    squeezed = solve_layout(replace(asked, device_memory_bytes=tight))
+    squeezed = solve_layout(replace(asked, device_memory_bytes=tight)).plan
     assert squeezed.pipeline.forward_degree == 4
     assert squeezed.transformer is not None
     assert squeezed.transformer.recompute or _cache_bytes(squeezed) < _cache_bytes(plan)
-    free = solve_layout(replace(asked, bounds=Bounds(), device_memory_bytes=tight))
+    free = solve_layout(replace(asked, bounds=Bounds(), device_memory_bytes=tight)).plan
     assert free.transformer is not None
     assert free.transformer.memory.total_bytes <= tight
+
+
+def degrees_by_hand(*, tokens: int, top_k: int, is_measured: bool) -> dict[str, int]:
+    """Return the fewest chunks that are as good as the best, from PipeMoE's Eq. 9 to 12."""
+    most = min(12, tokens)
+    times: dict[str, list[float]] = {}
+    for phase, num_gemms in (("forward", 2), ("backward", 4)):
+        times[phase] = []
+        for degree in range(1, most + 1):
+            rows = tokens * top_k / degree
+            t_d = ALL_TO_ALL.seconds(rows * 256 * 4)
+            t_e = num_gemms * GEMM.seconds(rows * 256 * 1024)
+            times[phase].append(max(2 * degree * t_d, 2 * t_d + degree * t_e))
+    least, unsplit = sum(map(min, times.values())), sum(one[0] for one in times.values())
+    if is_measured and least > 0.95 * unsplit:  # chunks must save a twentieth of the step
+        return dict.fromkeys(times, 1)
+    slack = 1.01 if is_measured else 1 + 1e-9
+    return {
+        phase: next(at for at, one in enumerate(each, start=1) if one <= slack * min(each))
+        for phase, each in times.items()
+    }
 
 
 @given(tokens=st.integers(1, 4000), top_k=st.integers(1, 2), is_measured=st.booleans())
@@ -162,9 +207,11 @@ def test_both_phases_at_once_are_the_best_of_each(
         costs=layer_costs(workload=work, costs=LinearCosts(is_measured=is_measured)),
         bounds=Bounds(max_degree=12),
     )
+    wanted = degrees_by_hand(tokens=tokens, top_k=top_k, is_measured=is_measured)
     forward, backward = chooser.best(tokens)
-    assert forward == chooser.time("forward", tokens, chooser.degree("forward", tokens))
-    assert backward == chooser.time("backward", tokens, chooser.degree("backward", tokens))
+    assert {"forward": forward.degree, "backward": backward.degree} == wanted
+    assert chooser.degree("forward", tokens) == wanted["forward"]
+    assert chooser.degree("backward", tokens) == wanted["backward"]
 
 
 def _cache_bytes(plan: Plan) -> int:
@@ -183,7 +230,7 @@ def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
         min(inside, key=lambda one: one.seconds).seconds
         < min(across, key=lambda one: one.seconds).seconds
     )
-    plan = solve_layout(replace(asked, pins=LayoutPins(dp=32, ep=32)))
+    plan = solve_layout(replace(asked, pins=LayoutPins(dp=32, ep=32))).plan
     assert plan.transformer is not None
     assert plan.transformer.binding == "all_to_all"
 
@@ -191,7 +238,7 @@ def test_slow_wires_between_nodes_put_the_experts_of_a_layer_into_one() -> None:
 def test_a_tensor_rank_has_its_share_of_the_head_and_names_the_sums_that_it_costs() -> None:
     pins = LayoutPins(tp=8, pp=4, expert_parallel="tensor", micro_batch=1)
     asked = question(pins=pins)
-    whole = solve_layout(asked).transformer
+    whole = solve_layout(asked).plan.transformer
     assert whole is not None
     count, tokens, width, words = whole.num_micro_batches, 2048, 1024, 51_200 // 8
     parts = {part.name: part.seconds for part in whole.parts}
@@ -219,7 +266,7 @@ def test_a_vocabulary_smaller_than_the_tensor_group_is_not_cut() -> None:
 def test_hidden_gradients_leave_that_share_of_them() -> None:
     asked = question(pins=LayoutPins(dp=8, ep=8, tp=1, pp=4, micro_batch=1, zero=False))
     _, exposed = search_layouts(asked)
-    _, hidden = search_layouts(replace(asked, traits=Traits(hidden_gradients=0.75)))
+    _, hidden = search_layouts(replace(asked, runtime=TargetRuntime(hidden_gradients=0.75)))
     quarter = exposed.best[0].gradients.seconds / 4
     assert hidden.best[0].gradients.seconds == pytest.approx(quarter)
 
@@ -228,7 +275,7 @@ def test_split_sends_carry_a_share_and_gather_it() -> None:
     pins = LayoutPins(dp=1, tp=8, pp=4, micro_batch=1, expert_parallel="tensor")
     asked = question(tokens=256, pins=pins)
     _, whole = search_layouts(asked)
-    _, split = search_layouts(replace(asked, traits=Traits(splits_sends=True)))
+    _, split = search_layouts(replace(asked, runtime=TargetRuntime(splits_sends=True)))
     num_bytes = 2048 * 1024 * 2
     costs = asked.costs
     sent, part = (
@@ -242,9 +289,9 @@ def test_split_sends_carry_a_share_and_gather_it() -> None:
 
 def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch() -> None:
     asked = question(pins=LayoutPins(dp=32, ep=32, micro_batch=2, zero=True))
-    without = Traits(shards_in_chunks=False)
-    _, whole = search_layouts(replace(asked, traits=without))
-    _, sharded = search_layouts(replace(asked, traits=replace(without, shards_gradients=True)))
+    without = TargetRuntime(shards_in_chunks=False)
+    _, whole = search_layouts(replace(asked, runtime=without))
+    _, sharded = search_layouts(replace(asked, runtime=replace(without, shards_gradients=True)))
     (mine,), (theirs,) = sharded.best, whole.best
     assert mine.memory.gradient_bytes < theirs.memory.gradient_bytes
     assert mine.memory.parameter_bytes == theirs.memory.parameter_bytes
@@ -256,12 +303,12 @@ def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch()
     ("pins", "what", "hint"),
     [
         (LayoutPins(dp=3), "dp (3) does not divide the 32 ranks", "nearest: --dp 4"),
-        (LayoutPins(dp=4, tp=4, pp=4), "= 64 ranks, not 32", "--pp 2, or 64 ranks"),
-        (LayoutPins(dp=4, tp=16), "need a multiple of 64 ranks", "or 64 ranks"),
-        (LayoutPins(pp=32), "pp (32) is more stages than the model has layers (24)", "--pp 16"),
+        (LayoutPins(dp=4, tp=4, pp=4), "is 64 ranks, but there are 32", "--pp 2, or 64 ranks"),
+        (LayoutPins(dp=4, tp=16), "needs a multiple of 64 ranks", "or 64 ranks"),
+        (LayoutPins(pp=32), "32 stages cannot share 24 blocks", "--pp 16"),
         (LayoutPins(tp=32), "num_heads (16) does not divide by tp (32)", "--tp 16"),
         (LayoutPins(ep=6), "num_experts (64) does not divide by ep (6)", "--ep 8"),
-        (LayoutPins(dp=4, ep=8), "ep (8) does not divide dp (4)", "--ep "),
+        (LayoutPins(dp=4, ep=8), "dp (4) does not divide by ep (8)", "--ep "),
         (LayoutPins(ep=2, expert_parallel="tensor"), "ep (2) is of all_to_all", "--ep 1"),
         (LayoutPins(tp=2, expert_parallel="all_to_all"), "not available with tp (2)", "--tp 1"),
         (LayoutPins(micro_batch=3), "micro_batch (3) does not divide", "--micro-batch 4"),
@@ -288,7 +335,7 @@ def test_a_layout_that_fits_nowhere_says_what_takes_the_memory_and_what_would_fi
     assert "optimizer" in raised.value.what
     assert raised.value.hint.startswith("nearest: 64 ranks instead of 32, or more memory")
     assert raised.value.hint.endswith("the profile has no copies: run `moetune profile`")
-    assert solve_layout(question(world_size=64, memory_bytes=3 * GIB)).transformer is not None
+    assert solve_layout(question(world_size=64, memory_bytes=3 * GIB)).plan.transformer is not None
 
 
 def test_too_large_without_zero_asks_for_zero() -> None:
@@ -296,7 +343,7 @@ def test_too_large_without_zero_asks_for_zero() -> None:
     with pytest.raises(InfeasiblePlanError) as raised:
         solve_layout(question(pins=pins, memory_bytes=8 * GIB))
     assert raised.value.hint == "shard the model states: --zero"
-    sharded = solve_layout(question(pins=replace(pins, zero=True), memory_bytes=8 * GIB))
+    sharded = solve_layout(question(pins=replace(pins, zero=True), memory_bytes=8 * GIB)).plan
     assert sharded.transformer is not None
     assert sharded.transformer.zero
 
@@ -310,10 +357,10 @@ def test_a_pinned_layout_that_is_too_large_names_one_that_fits() -> None:
 
 def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
     pins = LayoutPins(dp=32, ep=32, micro_batch=4, zero=True)
-    free = solve_layout(question(pins=pins)).transformer
+    free = solve_layout(question(pins=pins)).plan.transformer
     assert free is not None
     assert not free.recompute
-    tight = solve_layout(question(pins=pins, memory_bytes=free.memory.total_bytes - GIB))
+    tight = solve_layout(question(pins=pins, memory_bytes=free.memory.total_bytes - GIB)).plan
     assert tight.transformer is not None
     assert tight.transformer.recompute
     assert tight.transformer.binding == "memory"
@@ -322,7 +369,7 @@ def test_memory_that_asks_for_it_makes_blocks_run_again_and_says_so() -> None:
 
 
 def test_layouts_without_a_price_are_left_out_with_a_warning_or_an_error() -> None:
-    plan = solve_layout(question(without=("send",)))
+    plan = solve_layout(question(without=("send",))).plan
     assert plan.layout.pp == 1
     assert any("layouts have no price" in one for one in plan.warnings)
     with pytest.raises(ProfileError, match="no send measured for 2 ranks"):

@@ -2,10 +2,11 @@ import math
 
 import pytest
 
+from moetune.domain.constraints import LayoutPins
 from moetune.domain.layer import LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
-from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.model.groups import Group, groups_of
 
 MODEL = Transformer(

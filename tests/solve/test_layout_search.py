@@ -6,16 +6,16 @@ from itertools import pairwise, product
 
 import pytest
 
+from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.domain.request import Layout
 from moetune.domain.samples import CollectiveOp
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layout.search import LayoutSearch, SearchResult, try_all
-from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.model.prices import Prices
-from moetune.solve.model.traits import Traits
+from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 
 WORLD, PER_NODE, TOKENS = 16, 4, 256
@@ -54,6 +54,9 @@ class PlacedCosts(LinearCosts):
         assert in_flight >= 1
         seconds = wire(op, group_size, num_bytes, num_nodes)
         return Estimate(seconds=seconds, trust="measured")
+
+
+Key = tuple[ExpertParallel, int, int, int, int]
 
 
 @dataclass
@@ -136,7 +139,8 @@ class ByHand:
         ranks = self.tp if self.kind == "tensor" else self.ep
         return dense, moe * (E // ranks) * 2 * M * H
 
-    def seconds(self) -> float:
+    def stage_seconds(self) -> list[float]:
+        """One micro-batch's work of each stage."""
         t, last = self.b * L, self.pp - 1
         stages = []
         for index, blocks in enumerate(self.stages()):
@@ -151,6 +155,10 @@ class ByHand:
             if index == last:
                 seconds += self.head()
             stages.append(seconds)
+        return stages
+
+    def seconds(self) -> float:
+        t, last, stages = self.b * L, self.pp - 1, self.stage_seconds()
         width = self.dp * self.tp
         crosses = [
             any(
@@ -228,9 +236,14 @@ class ByHand:
         return 4 * (2 * (dense + experts) + 2 * moment + elements + buffers)
 
 
-def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int]]:
-    """Return the best seconds of each layout that fits, and its micro-batch."""
-    found: dict[tuple[object, ...], tuple[float, int]] = {}
+def brute_force(limit_bytes: float, *, in_chunks: bool) -> dict[Key, tuple[float, int]]:
+    """Return the best seconds of each layout that fits, and its micro-batch.
+
+    Args:
+        in_chunks: omit whole models whose optimizer states alone are sharded: the runtime
+            shards all of their states, in chunks.
+    """
+    found: dict[Key, tuple[float, int]] = {}
     powers = (1, 2, 4, 8, 16)
     kinds: tuple[ExpertParallel, ...] = ("all_to_all", "tensor")
     for kind, dp, ep, tp, pp in product(kinds, powers, powers, powers, powers):
@@ -243,7 +256,7 @@ def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int
             if share % b or b > largest or (b & (b - 1) and b != largest):
                 continue
             for zero in (False, True):
-                if zero and dp == 1:
+                if zero and (dp == 1 or (in_chunks and tp == pp == 1)):
                     continue
                 ways = [ByHand(kind, dp, ep, tp, pp, b, zero, again) for again in (False, True)]
                 way = next((one for one in ways if one.memory() <= limit_bytes), None)
@@ -253,27 +266,29 @@ def brute_force(limit_bytes: float) -> dict[tuple[object, ...], tuple[float, int
     return found
 
 
-def search(limit_bytes: int, pins: LayoutPins | None = None) -> SearchResult:
+def search(
+    limit_bytes: int, pins: LayoutPins | None = None, runtime: TargetRuntime = MOETUNE
+) -> SearchResult:
     pins = pins or LayoutPins()
     batch = whole_batch(model=MODEL, tokens_per_rank=TOKENS, world_size=WORLD)
     prices = Prices(
         model=MODEL, dtype="float32", costs=PlacedCosts(rows_seconds=ROWS, is_measured=True),
-        bounds=Bounds(max_degree=1), per_node=PER_NODE, traits=Traits(shards_in_chunks=False),
+        bounds=Bounds(max_degree=1), per_node=PER_NODE, runtime=runtime,
     )  # fmt: skip
     layouts = find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)
     search = LayoutSearch(prices=prices, batch=batch, pins=pins, limit_bytes=limit_bytes)
     return try_all(search, layouts)
 
 
-def _key(layout: Layout) -> tuple[object, ...]:
+def _key(layout: Layout) -> Key:
     return layout.expert_parallel, layout.dp, layout.ep, layout.tp, layout.pp
 
 
 @pytest.mark.parametrize("mebibytes", [4096, 60, 40, 25, 18])
 def test_every_layout_is_at_the_best_that_brute_force_finds(mebibytes: int) -> None:
     limit = mebibytes * 2**20
-    expected = brute_force(limit)
-    found = search(limit)
+    expected = brute_force(limit, in_chunks=False)
+    found = search(limit, runtime=TargetRuntime(shards_in_chunks=False))
     assert {_key(one.layout) for one in found.best} == set(expected)
     for one in found.best:
         seconds, _ = expected[_key(one.layout)]
@@ -285,9 +300,35 @@ def test_every_layout_is_at_the_best_that_brute_force_finds(mebibytes: int) -> N
     assert found.unpriced == ()
 
 
+@pytest.mark.parametrize("mebibytes", [4096, 25, 18])
+def test_with_our_runtime_all_but_whole_models_in_chunks_are_those_of_brute_force(
+    mebibytes: int,
+) -> None:
+    limit = mebibytes * 2**20
+    expected = brute_force(limit, in_chunks=True)
+    found = {_key(one.layout): one for one in search(limit).best}
+    chunked = {key for key, one in found.items() if one.chunks is not None}
+    assert chunked
+    assert set(found) - chunked <= set(expected) <= set(found)
+    for key, one in found.items():
+        assert one.memory.total_bytes <= limit
+        if key not in chunked:
+            assert one.seconds == pytest.approx(expected[key][0], rel=1e-9), key
+            continue
+        kind, dp, ep, tp, pp = key
+        assert tp == pp == 1
+        by_hand = ByHand(
+            kind, dp, ep, tp, pp, one.setting.sequences, zero=True, again=one.setting.recompute
+        )
+        (stage,) = by_hand.stage_seconds()
+        states = by_hand.adam(0)  # of its own shard; what is exchanged hides, at best
+        assert one.seconds >= by_hand.m * stage + states - 1e-12
+        assert one.seconds <= expected.get(key, (math.inf, 0))[0] * (1 + 1e-9)
+
+
 def test_the_memory_limits_of_the_comparison_mean_something() -> None:
     """Some layouts fit only with blocks run again, or sharded, and some not at all."""
-    found = search(25 * 2**20)
+    found = search(25 * 2**20, runtime=TargetRuntime(shards_in_chunks=False))
     settings = [one.setting for one in found.best]
     assert {one.recompute for one in settings} == {True, False}
     assert any(one.zero for one in settings)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape, Workload
-from moetune.domain.request import Strategy
 from moetune.solve.layer.memory import layer_memory, tokens_that_fit, total_bytes
 
 GPT_XL = LayerShape(d_model=2048, d_hidden=8192, num_experts=64, top_k=1)
@@ -128,3 +128,22 @@ def test_tokens_that_fit_do_and_one_more_does_not(
     if fit >= 1:
         assert needed(fit) <= limit_bytes
     assert needed(max(1, fit + 1)) > limit_bytes
+
+
+@pytest.mark.parametrize(("tokens", "degree"), [(41, 1), (41, 3), (7, 2), (5, 5)])
+def test_a_rank_of_a_tensor_group_has_room_for_a_row_more_where_rows_do_not_divide(
+    tokens: int, degree: int
+) -> None:
+    layer = LayerShape(d_model=8, d_hidden=24, num_experts=4, top_k=3, activation="relu")
+    workload = Workload(layer=layer, world_size=4, tokens_per_rank=tokens, expert_parallel="tensor")
+    memory = layer_memory(workload=workload, forward_degree=degree, backward_degree=degree)
+
+    def rows_of_the_busiest(chunk: int) -> int:
+        """Deal a chunk's pairs out to the ranks one by one."""
+        return max(sum(1 for pair in range(3 * chunk) if pair % 4 == rank) for rank in range(4))
+
+    around = 2 * tokens * 8
+    largest = max(len(range(first, tokens, degree)) for first in range(degree))
+    kept = around + rows_of_the_busiest(tokens) * 24
+    assert memory.activation_bytes == 4 * kept
+    assert memory.buffer_bytes == 4 * (around + rows_of_the_busiest(largest) * (2 * 8 + 24))

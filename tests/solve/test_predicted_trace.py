@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraints import Bounds, Order, Strategy
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference, LinearCost
 from moetune.domain.plan import Plan
-from moetune.domain.request import Order, Strategy
 from moetune.domain.samples import ResourceClass
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.timeline import Span
-from moetune.solve.trace import overlap_share, plan_timelines, trace_events
+from moetune.solve.predict import plan_timelines
+from moetune.solve.trace import overlap_share, trace_events
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 COSTS = LinearCosts(interference=Interference(comm=CommSpeed(comp=0.8), comp=CompSpeed(comm=0.9)))
@@ -28,7 +28,7 @@ def _plan(degree: int | None = None, order: Order | None = None) -> Plan:
         bounds=Bounds(forward_degree=degree, backward_degree=degree, order=order),
         device_memory_bytes=2**40,
         provenance="measured",
-    )
+    ).plan
 
 
 def _span(resource: ResourceClass, start: float, end: float) -> Span:
@@ -56,7 +56,7 @@ def test_timelines_of_reused_memory_last_as_long_as_predicted(
         bounds=Bounds(forward_degree=degree, backward_degree=degree, strategy=strategy),
         device_memory_bytes=2**40,
         provenance="measured",
-    )
+    ).plan
     forward, backward = plan_timelines(plan=plan, costs=WITH_COPIES)
     assert forward.makespan_seconds == pytest.approx(plan.predicted.forward_seconds, rel=1e-9)
     assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds, rel=1e-9)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.request import Strategy
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.online import (

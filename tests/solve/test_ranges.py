@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Bounds
 from moetune.domain.costs import (
     CommSpeed,
     CompSpeed,
@@ -17,10 +18,10 @@ from moetune.domain.costs import (
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.plan import Range
 from moetune.domain.samples import CollectiveOp, Product
-from moetune.solve.layer.choose import NOISE, WORTH, Bounds, DegreeChooser
-from moetune.solve.layer.predict import phase_time
+from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranges import solve_ranges
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts
 
 TOKENS = 3000

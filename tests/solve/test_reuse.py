@@ -1,12 +1,13 @@
 """The timeline of each strategy, against a simulation that shares no code with it."""
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import (
     CommSpeed,
     CompSpeed,
@@ -17,22 +18,19 @@ from moetune.domain.costs import (
     MemSpeed,
 )
 from moetune.domain.layer import LayerShape, Phase, Workload
-from moetune.domain.request import Order, Strategy
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
-from moetune.solve.layer.reuse import (
-    ReusedChunk,
-    at_least_seconds,
-    paper_seconds,
-    reuse_tasks,
-    reuse_time,
-)
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.reuse import ReusedChunk, at_least_seconds, reuse_tasks
 from moetune.solve.layer.timeline import simulate
+from moetune.solve.layer.times import paper_seconds, phase_time
 from tests.solve.costs_by_hand import LinearCosts
+from tests.solve.reuse_by_hand import naive
 
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=4)
 COPY = LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10)
+DEAR_COPY = LinearCost(alpha_seconds=1e-5, beta_seconds=3e-9)
+"""Ten times a byte on the link: the engine that copies is the busiest stream."""
 REUSE: tuple[Strategy, ...] = ("S1", "S2", "S3", "S4")
 PHASES: tuple[Phase, ...] = ("forward", "backward")
 ORDERS: tuple[Order, Order] = ("dispatch_first", "interleaved")
@@ -49,78 +47,11 @@ def costs_of(
     interference: Interference | None = None,
     layer: LayerShape = LAYER,
     world_size: int = 4,
+    copy: LinearCost = COPY,
 ) -> LayerCosts:
-    costs = LinearCosts(copy_cost=COPY, copy_mode=mode, interference=interference or Interference())
+    costs = LinearCosts(copy_cost=copy, copy_mode=mode, interference=interference or Interference())
     workload = Workload(layer=layer, world_size=world_size, tokens_per_rank=4096)
     return layer_costs(workload=workload, costs=costs)
-
-
-@dataclass
-class Machine:
-    """Resources that each serve their own list in order; no interference."""
-
-    done: dict[str, float] = field(default_factory=dict)
-    free: dict[str, float] = field(default_factory=dict)
-
-    def run(self, name: str, resource: str, seconds: float, after: list[str]) -> None:
-        start = max([self.free.get(resource, 0.0), *(self.done[one] for one in after)])
-        self.done[name] = self.free[resource] = start + seconds
-
-
-def naive(  # noqa: C901 - told step by step
-    phase: Phase,
-    degree: int,
-    *,
-    transfer: float,
-    before: float,
-    after: float,
-    inputs: float | None,
-    middle: float | None,
-    again: bool,
-) -> float:
-    """ReusedChunk by chunk, as the issue's words have it, with an engine that copies."""
-    machine = Machine()
-
-    def dispatch(i: int) -> None:
-        waits = [f"E{i - 2}"] if phase == "forward" and i >= 2 else []
-        waits += [f"in {i - 2}"] if waits and inputs is not None else []
-        if again and phase == "backward":
-            machine.run(f"A{i}", "link", transfer, [])
-        machine.run(f"D{i}", "link", transfer, waits)
-
-    def load(name: str, i: int, seconds: float | None, after: list[str]) -> None:
-        if seconds is not None and i < degree:
-            machine.run(f"{name} {i}", "engine", seconds, after)
-
-    dispatch(0)
-    if phase == "forward" and degree > 1:
-        dispatch(1)
-    if phase == "backward":
-        load("in", 0, inputs, [])
-        load("mid", 0, middle, [])
-        load("in", 1, inputs, [])
-    for i in range(degree):
-        if phase == "backward" and i + 1 < degree:
-            dispatch(i + 1)
-        if phase == "forward":
-            load("in", i, inputs, [f"D{i}"] + ([f"E{i - 1}"] if i else []))
-            kept = [f"mid {i - 1}"] if middle is not None and i else []
-            kept += [f"in {i - 1}"] if inputs is not None and 0 < i < degree - 1 else []
-            machine.run(f"B{i}", "device", before, [f"D{i}", *kept])
-            load("mid", i, middle, [f"B{i}"])
-            machine.run(f"E{i}", "device", after, [f"C{i - 2}"] if i >= 2 else [])
-            if i + 2 < degree:
-                dispatch(i + 2)
-        else:
-            needs = [f"D{i}"] + [
-                f"{name} {i}" for name, one in (("in", inputs), ("mid", middle)) if one is not None
-            ]
-            machine.run(f"B{i}", "device", before, needs)
-            load("mid", i + 1, middle, [f"B{i}"])
-            machine.run(f"E{i}", "device", after, [])
-            load("in", i + 2, inputs, [f"E{i}"])
-        machine.run(f"C{i}", "link", transfer, [f"E{i}"])
-    return max(machine.done.values())
 
 
 SECONDS = st.floats(1e-6, 1.0)
@@ -171,7 +102,7 @@ def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
 @given(degree=st.integers(2, 16), tokens=st.integers(64, 20_000))
 def test_s4_forward_lies_between_the_orders_of_the_pipeline(degree: int, tokens: int) -> None:
     costs = costs_of()
-    time = reuse_time(costs=costs, phase="forward", strategy="S4", tokens=tokens, degree=degree)
+    time = phase_time(costs=costs, phase="forward", strategy="S4", tokens=tokens, degree=degree)
     least, most = (
         makespan(
             degree=degree,
@@ -188,10 +119,13 @@ def test_s4_forward_lies_between_the_orders_of_the_pipeline(degree: int, tokens:
 
 @pytest.mark.parametrize("strategy", REUSE)
 @pytest.mark.parametrize("mode", ["pinned", "inline", "pageable"])
-def test_no_strategy_beats_its_busiest_stream(strategy: Strategy, mode: CopyMode) -> None:
-    costs = costs_of(mode, interference=DISTURBED)
+@pytest.mark.parametrize("copy", [COPY, DEAR_COPY])
+def test_no_strategy_beats_its_busiest_stream(
+    strategy: Strategy, mode: CopyMode, copy: LinearCost
+) -> None:
+    costs = costs_of(mode, interference=DISTURBED, copy=copy)
     for phase, degree, tokens in itertools.product(PHASES, (1, 2, 3, 8, 64), (64, 4096, 100_000)):
-        seconds = reuse_time(
+        seconds = phase_time(
             costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree
         ).seconds
         least = at_least_seconds(
@@ -206,7 +140,7 @@ def test_work_of_each_strategy_is_that_of_table_2() -> None:
     gemm = 5e-5 + 4e-14 * rows * 256 * 1024
     copies = {"S1": (1, 4), "S2": (0, 4), "S3": (1, 0), "S4": (0, 0)}
     for strategy, phase in itertools.product(REUSE, PHASES):
-        time = reuse_time(costs=costs, phase=phase, strategy=strategy, tokens=4096, degree=1)
+        time = phase_time(costs=costs, phase=phase, strategy=strategy, tokens=4096, degree=1)
         again = phase == "backward"
         transfers = 2 + (again and strategy in {"S2", "S4"})
         gemms = (4 if again else 2) + (again and strategy in {"S3", "S4"})
@@ -217,10 +151,10 @@ def test_work_of_each_strategy_is_that_of_table_2() -> None:
 
 
 def test_copies_that_no_engine_makes_take_the_time_of_the_experts() -> None:
-    beside = reuse_time(
+    beside = phase_time(
         costs=costs_of("pinned"), phase="forward", strategy="S1", tokens=4096, degree=8
     )
-    inline = reuse_time(
+    inline = phase_time(
         costs=costs_of("inline"), phase="forward", strategy="S1", tokens=4096, degree=8
     )
     assert inline.copy_seconds == beside.copy_seconds
@@ -230,7 +164,7 @@ def test_copies_that_no_engine_makes_take_the_time_of_the_experts() -> None:
 
 def test_offload_without_pinned_memory_is_modelled() -> None:
     for mode, trust in (("pinned", "measured"), ("pageable", "modelled")):
-        time = reuse_time(
+        time = phase_time(
             costs=costs_of(mode),  # type: ignore[arg-type]  # one of the modes
             phase="forward",
             strategy="S3",
@@ -260,8 +194,8 @@ def test_the_papers_rule_is_equation_10_with_table_2() -> None:
 
 def test_swiglu_copies_and_recomputes_both_of_its_middles() -> None:
     swiglu = costs_of(layer=replace(LAYER, activation="swiglu"))
-    s1 = reuse_time(costs=swiglu, phase="forward", strategy="S1", tokens=4096, degree=1)
+    s1 = phase_time(costs=swiglu, phase="forward", strategy="S1", tokens=4096, degree=1)
     assert s1.copy_seconds == pytest.approx(2e-5 + 1e-10 * 4096 * (256 + 2 * 1024) * 4)
-    s4 = reuse_time(costs=swiglu, phase="backward", strategy="S4", tokens=4096, degree=1)
+    s4 = phase_time(costs=swiglu, phase="backward", strategy="S4", tokens=4096, degree=1)
     gemm = 5e-5 + 4e-14 * 4096 * 256 * 1024
     assert s4.device_seconds == pytest.approx((6 + 2) * gemm)

@@ -6,18 +6,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Bounds
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
 from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.request import EXPERT_PARALLEL, SEQUENCE_PARALLEL
 from moetune.domain.samples import CollectiveOp
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.model.costs import best_moe_step
-from moetune.solve.trace import plan_timelines
+from moetune.solve.predict import plan_timelines
 from tests.solve.costs_by_hand import GEMM, LinearCosts, event_by_event, plan_inputs
 
 SUM = LinearCost(alpha_seconds=3e-5, beta_seconds=7e-10)
@@ -161,7 +160,7 @@ def solve(costs: Costs, **constraints: str) -> Plan:
     return solve_plan(
         inputs=inputs, costs=costs, resamples=(), bounds=Bounds(),
         device_memory_bytes=80 * 2**30, provenance="measured",
-    )  # fmt: skip
+    ).plan  # fmt: skip
 
 
 @pytest.mark.parametrize("costs", [ShardLines(), MEASURED])

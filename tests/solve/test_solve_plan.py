@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraints import Bounds
 from moetune.domain.costs import (
     CommSpeed,
     CompSpeed,
@@ -21,7 +22,6 @@ from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import Product
 from moetune.domain.units import format_seconds
-from moetune.solve.layer.choose import Bounds
 from moetune.solve.layer.plan import solve_plan
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
@@ -75,7 +75,7 @@ def _solve(
         bounds=bounds or Bounds(),
         device_memory_bytes=device_memory_bytes,
         provenance=provenance,
-    )
+    ).plan
 
 
 @pytest.mark.parametrize("costs", [LinearCosts(), MEASURED])

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Constraints, LayoutPins
 from moetune.domain.plan import StageTime
+from moetune.domain.request import PlanRequest
 from moetune.solve.layer.timeline import Span, Timeline
-from moetune.solve.layout.space import LayoutPins
 from moetune.solve.model.stages import one_f_one_b, stage_timeline
-from moetune.workflows.plan import PlanRequest, make_plan
+from moetune.workflows.plan import make_plan
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.stage_events import event_by_event, program_of
 
@@ -88,7 +89,8 @@ def test_unequal_stages_with_sends_take_about_what_torchs_schedule_does(
 
 def test_a_plan_keeps_the_stages_that_its_step_is_made_of() -> None:
     profile = cluster_profile(num_devices=16, between=2 * GB)
-    plan = make_plan(PlanRequest(model="ppmoe-6.7b", pins=LayoutPins(pp=4)), profile=profile)
+    request = PlanRequest(model="ppmoe-6.7b", constraints=Constraints(pins=LayoutPins(pp=4)))
+    plan = make_plan(request, profile=profile)
     whole = plan.transformer
     assert whole is not None
     assert len(whole.stages) == 4

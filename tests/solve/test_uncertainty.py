@@ -2,13 +2,15 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import LayerShape, Workload
-from moetune.solve.layer.choose import Bounds, DegreeChooser
-from moetune.solve.layer.reuse import step_time
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.choose import DegreeChooser
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts
+from tests.solve.reuse_by_hand import LayerByHand
 
 WORKLOAD = Workload(
     layer=LayerShape(d_model=1024, d_hidden=4096, num_experts=16, top_k=2),
@@ -97,3 +99,40 @@ def test_contenders_are_searched_where_refits_can_move_the_best_degree() -> None
         best = _step_seconds(refit, _best_degrees(refit))
         regret = _step_seconds(refit, _best_degrees(NOMINAL)) / best - 1
         assert _judge(refit).expected_regret == pytest.approx(regret, abs=1e-4)
+
+
+def test_another_strategy_is_timed_anew_under_each_refit() -> None:
+    """Four chunks each way, inputs and middles copied (S1) against both made again (S4)."""
+    by_hand = LayerByHand(
+        d_model=1024, d_hidden=4096, num_experts=8, rows=8192, tokens=4096,
+        exchange=(2e-4, 3e-10), gemm=(5e-5, 4e-14), copy=(1e-5, 1e-10),
+    )  # fmt: skip
+    layer = LayerShape(d_model=1024, d_hidden=4096, num_experts=8, top_k=2)
+    lines = [(1.3e-10, 3e-10), (5e-11, 3e-10), (1.3e-10, 2e-10), (2e-10, 3e-10)]
+    refits = [
+        replace(
+            NOMINAL,
+            copy_mode="pinned",
+            copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=copied),
+            transfer_cost=LinearCost(alpha_seconds=2e-4, beta_seconds=sent),
+        )
+        for copied, sent in lines
+    ]
+    costs = layer_costs(workload=replace(WORKLOAD, layer=layer), costs=refits[0])
+    bounds = Bounds(forward_degree=4, backward_degree=4)
+    chooser = DegreeChooser(costs=costs, bounds=bounds, strategy="S1")
+    rival = step_time(costs=costs, tokens=4096, forward_degree=4, backward_degree=4, strategy="S4")
+    confidence = judge_choice(
+        costs=costs, resamples=refits, tokens=4096, forward=chooser.rank("forward", 4096),
+        backward=chooser.rank("backward", 4096), order="dispatch_first", strategy="S1",
+        rivals=[rival],
+    )  # fmt: skip
+    truths = [
+        replace(by_hand, copy=(1e-5, copied), exchange=(2e-4, sent)) for copied, sent in lines
+    ]
+    times = [[one.step_seconds(strategy, 4, 4) for one in truths] for strategy in ("S1", "S4")]
+    regrets = [max(0.0, copying / again - 1) for copying, again in zip(*times, strict=True)]
+    assert [regret > 0 for regret in regrets] == [False, False, True, True]
+    assert times[1][0] > times[0][2]  # by the nominal costs the other one is never better there
+    assert confidence.probability_best == 0.5
+    assert confidence.expected_regret == pytest.approx(sum(regrets) / 4)

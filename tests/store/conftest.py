@@ -19,9 +19,10 @@ from sqlalchemy import URL
 
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
 from moetune.domain.layer import LayerShape
+from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Choice, Memory, Pipeline, Plan, Predicted, Verdict
 from moetune.domain.profile import CollectiveLine, FitError, GemmLine, Profile
-from moetune.domain.request import Layout, PlanInputs
+from moetune.domain.request import PlanInputs
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,

@@ -9,13 +9,13 @@ from itertools import count
 
 from moetune.config import Settings
 from moetune.domain.records import Observation
-from moetune.workflows.planner import Planner, open_planner
+from moetune.workflows.planner import ServicePlanner, open_planner
 
 NUM_THREADS = 4
 NUM_OBSERVATIONS = 3
 
 
-def work(planner: Planner, thread: int, say: threading.Lock) -> None:
+def work(planner: ServicePlanner, thread: int, say: threading.Lock) -> None:
     for number in count(1):
         plan = planner.resolve(
             {

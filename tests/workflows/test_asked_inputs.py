@@ -1,6 +1,5 @@
 """A plan's inputs as a question: what comes back is asked again, what is wrong is named."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -8,17 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moetune.domain.constraints import Bounds, Constraints, LayoutPins, ModelSizes
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape
-from moetune.domain.model import MODELS, Transformer
+from moetune.domain.model import MODELS
 from moetune.domain.profile import Profile
-from moetune.domain.request import PlanInputs
-from moetune.solve.layer.choose import Bounds
-from moetune.solve.layout.space import LayoutPins
+from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.inputs import question_of, read_inputs
-from moetune.workflows.plan import PlanRequest, plan_inputs
+from moetune.workflows.inputs import read_inputs
 from tests.solve.clusters import GB, cluster_profile
 
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
@@ -27,67 +24,88 @@ LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=64, top_k=2, activation
 DENSE = LayerShape(d_model=1024, d_hidden=4096, num_experts=1)
 
 
-def inputs_of(document: Mapping[str, Any], profile: Profile = PROFILE) -> PlanInputs:
-    asked = read_inputs(document)
-    fingerprint = profile.digest
-    return question_of(asked, profile=profile, fingerprint=fingerprint, default_dtype=None).inputs
+def inputs_of(document: Any, profile: Profile = PROFILE) -> PlanInputs:
+    sent = read_inputs(document)
+    request = sent.request(default_dtype=None)
+    request.check_sizes()
+    inputs = request.inputs_for(profile)
+    sent.check(inputs)
+    return inputs
 
 
 REQUESTS = [
-    *(PlanRequest(model=name) for name, model in MODELS.items() if model.transformer is None),
-    PlanRequest(layer=LAYER, tokens_per_rank=3000, world_size=32, allow_modelled=True),
-    PlanRequest(model="gpt-s", dtype="float16", memory_limit_bytes=2**33, memory_taken_bytes=2**30),
+    *(PlanRequest(model=name) for name in MODELS),
+    PlanRequest(
+        layer=LAYER, tokens_per_rank=3000, world_size=32,
+        constraints=Constraints(allow_modelled=True),
+    ),
+    PlanRequest(
+        model="gpt-s", dtype="float16", memory_limit_bytes=2**33,
+        constraints=Constraints(memory_taken_bytes=2**30),
+    ),
     PlanRequest(
         model="gpt-xl",
-        bounds=Bounds(
-            forward_degree=4, backward_degree=3, max_degree=16, min_chunk_tokens=128,
-            order="interleaved", strategy="S4",
+        constraints=Constraints(
+            bounds=Bounds(
+                forward_degree=4, backward_degree=3, max_degree=16, min_chunk_tokens=128,
+                order="interleaved", strategy="S4",
+            )
         ),
     ),
     PlanRequest(
-        layer=LAYER, tokens_per_rank=512, pins=LayoutPins(expert_parallel="tensor"),
-        sequence_parallel=True,
+        layer=LAYER, tokens_per_rank=512,
+        constraints=Constraints(
+            pins=LayoutPins(expert_parallel="tensor"), sequence_parallel=True
+        ),
     ),
-    *(PlanRequest(model=name) for name, model in MODELS.items() if model.transformer is not None),
     PlanRequest(
         model="ppmoe-6.7b", world_size=32,
-        pins=LayoutPins(
-            dp=4, tp=8, pp=1, ep=1, expert_parallel="tensor", micro_batch=2, zero=False,
-            offload=False,
+        constraints=Constraints(
+            pins=LayoutPins(
+                dp=4, tp=8, pp=1, ep=1, expert_parallel="tensor", micro_batch=2, zero=False,
+                offload=False,
+            )
         ),
     ),
     PlanRequest(
-        layer=DENSE, tokens_per_rank=4096, pins=LayoutPins(zero=True, offload=True),
-        transformer=Transformer(
-            moe=DENSE, num_layers=24, num_heads=16, length=1024, vocab_size=50_000, moe_every=0
+        model="ppmoe-6.7b",
+        constraints=Constraints(
+            sizes=ModelSizes(length=1024, vocab_size=50_000, moe_every=3),
+            pins=LayoutPins(expert_parallel="all_to_all"),
+        ),
+    ),
+    PlanRequest(
+        layer=DENSE, tokens_per_rank=4096,
+        constraints=Constraints(
+            pins=LayoutPins(zero=True, offload=True),
+            sizes=ModelSizes(
+                num_layers=24, num_heads=16, length=1024, vocab_size=50_000, moe_every=0
+            ),
         ),
     ),
     PlanRequest(
         layer=LAYER, tokens_per_rank=4096,
-        transformer=Transformer(
-            moe=LAYER, num_layers=6, num_heads=4, length=128, vocab_size=256, moe_every=3
+        constraints=Constraints(
+            sizes=ModelSizes(num_layers=6, num_heads=4, length=128, vocab_size=256, moe_every=3)
         ),
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
-def test_the_inputs_of_any_plan_ask_for_the_same_plan(number: int) -> None:
+def test_the_inputs_of_any_plan_are_a_request_for_the_same_plan(number: int) -> None:
     request = REQUESTS[number]
     profile = CLUSTER if request.whole is not None else PROFILE
-    inputs = plan_inputs(request, profile=profile)
-    question = question_of(
-        read_inputs(encode(inputs)), profile=profile, fingerprint=profile.digest, default_dtype=None
-    )
-    assert question.inputs == inputs
-    assert question.inputs.plan_id == inputs.plan_id
-    again = question.request
-    assert (again.whole, again.bounds, again.pins) == (request.whole, request.bounds, request.pins)
+    inputs = request.inputs_for(profile)
+    assert inputs_of(encode(inputs), profile) == inputs
+    assert inputs.request.inputs_for(profile) == inputs
+    assert inputs.request.whole == request.whole
+    assert inputs.pinned == request.constraints
 
 
 def test_a_model_or_a_layer_with_tokens_is_enough() -> None:
     by_name = inputs_of({"model": "gpt-xl"})
-    assert by_name == plan_inputs(PlanRequest(model="gpt-xl"), profile=PROFILE)
+    assert by_name == PlanRequest(model="gpt-xl").inputs_for(PROFILE)
     layer = {"d_model": 64, "d_hidden": 128, "num_experts": 64}
     by_layer = inputs_of({"layer": layer, "tokens_per_rank": 512, "model": None})
     assert (by_layer.layer.top_k, by_layer.layer.activation) == (1, "gelu")
@@ -104,6 +122,9 @@ def test_constraints_that_say_the_default_are_the_same_question() -> None:
 
 
 MODEL = {"model": "gpt-s"}
+SIZED = {
+    "layer": {"d_model": 8, "d_hidden": 8, "num_experts": 64}, "tokens_per_rank": 64,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -115,10 +136,10 @@ MODEL = {"model": "gpt-s"}
         ({**MODEL, "tokens_per_rank": "8k"}, "inputs.tokens_per_rank must be a whole number"),
         ({**MODEL, "tokens_per_rank": True}, "inputs.tokens_per_rank must be a whole number"),
         ({**MODEL, "tokens_per_rank": 1.0}, "inputs.tokens_per_rank must be a whole number"),
-        ({**MODEL, "tokens_per_rank": 0}, "tokens_per_rank must be from 1"),
+        ({**MODEL, "tokens_per_rank": 0}, "inputs.tokens_per_rank must be at least 1"),
         ({**MODEL, "tokens_per_rank": 10**400}, "inputs.tokens_per_rank is too large"),
-        ({**MODEL, "world_size": 2**21}, "world_size must be from 1 to 1048576"),
-        ({**MODEL, "memory_limit_bytes": -1}, "memory_limit_bytes must be from 1"),
+        ({**MODEL, "world_size": 2**21}, "inputs.world_size must be from 1 to 1048576"),
+        ({**MODEL, "memory_limit_bytes": -1}, "inputs.memory_limit_bytes must be at least 1"),
         ({**MODEL, "dtype": "float8"}, "dtype 'float8' is unknown"),
         ({**MODEL, "dtype": ""}, "dtype '' is unknown"),
         ({**MODEL, "profile": 7}, "inputs.profile must be a text"),
@@ -131,22 +152,25 @@ MODEL = {"model": "gpt-s"}
         ({"model": ["gpt-s"]}, "inputs.model must be a text"),
         ({"layer": {"d_model": 1}}, "inputs.layer lacks the key 'd_hidden'"),
         ({"layer": {"d_model": 8, "d_hidden": 8, "num_experts": 2**40}, "tokens_per_rank": 1},
-         "layer.num_experts must be from 1"),
+         "inputs.layer.num_experts must be from 1"),
         ({"layer": {"d_model": 8, "d_hidden": 8, "num_experts": 64}}, "number of tokens"),
         ({**MODEL, "layer": {"d_model": 8, "d_hidden": 8, "num_experts": 64}}, "layer is not that"),
-        ({**MODEL, "constraints": {"max_degree": "8"}}, "unknown name 'max_degree'"),
+        ({**MODEL, "constraints": {"max_degree": "8"}}, "'max_degree' is unknown"),
         ({**MODEL, "constraints": {"max-degree": 8}}, "inputs.constraints.max-degree must be"),
         ({**MODEL, "constraints": {"max-degree": "eight"}}, "max-degree must be a whole number"),
         ({**MODEL, "constraints": {"max-degree": "٣"}}, "max-degree must be a whole number"),
-        ({**MODEL, "constraints": {"max-degree": "0"}}, "max_degree must be at least 1"),
-        ({**MODEL, "constraints": {"max-degree": "9" * 5000}}, "up to 256"),
+        ({**MODEL, "constraints": {"max-degree": "0"}}, "max-degree must be a whole number"),
+        ({**MODEL, "constraints": {"max-degree": "9" * 5000}}, "from 1 to 256"),
         ({**MODEL, "constraints": {"order": "random"}}, "constraints.order must be one of"),
         ({**MODEL, "constraints": {"strategy": "S5"}}, "constraints.strategy must be one of"),
         ({**MODEL, "constraints": {"allow-modelled": "yes"}}, 'must be "true" or "false"'),
-        ({**MODEL, "constraints": {"dp": "8"}}, "--dp is for a whole model"),
-        ({**MODEL, "constraints": {"seq": "128"}}, "seq is for a whole model"),
-        ({"constraints": {"seq": "128"}}, "a whole model lacks"),
-        ({**MODEL, "constraints": {"sequence-parallel": "true"}}, "needs --expert-parallel tensor"),
+        ({**MODEL, "constraints": {"dp": "8"}}, "inputs.constraints.dp is for a whole model"),
+        ({**MODEL, "constraints": {"seq": "128"}}, "inputs.constraints.seq is for a whole model"),
+        ({**SIZED, "constraints": {"seq": "128"}}, "lacks inputs.constraints.num-layers"),
+        ({**SIZED, "constraints": {"seq": "9" * 9}}, "a whole model lacks"),
+        ({**MODEL, "constraints": {"max-degree": "257"}}, "max-degree must be from 1 to 256"),
+        ({**MODEL, "constraints": {"memory-taken": str(2**51)}}, "memory-taken must be from 0"),
+        ({**MODEL, "constraints": {"sequence-parallel": "true"}}, "needs inputs.constraints"),
         ({**MODEL, "constraints": []}, "inputs.constraints must be a table"),
     ],
 )  # fmt: skip

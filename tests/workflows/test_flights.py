@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from moetune.domain.errors import InfeasiblePlanError, InputError, MoetuneError
-from moetune.workflows.planner import SingleFlight
+from moetune.workflows.single_flight import SingleFlight
 
 NUM_THREADS = 16
 

@@ -3,17 +3,17 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.cluster import DeviceKind
+from moetune.domain.constraints import Bounds, Constraints, Order
 from moetune.domain.costs import CommSpeed, CompSpeed, Interference
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import GemmLine, Profile
-from moetune.domain.request import Order
+from moetune.domain.request import PlanRequest, default_dtype
 from moetune.domain.samples import CollectivePoint, GemmPoint, Sample
-from moetune.solve.layer.choose import Bounds
 from moetune.workflows.explain import explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import PlanRequest, default_dtype, make_plan, plan_inputs
+from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import compare_profiles
 from tests.solve.clusters import GB, cluster_profile
 
@@ -49,7 +49,10 @@ def test_the_terms_of_a_layer_in_a_whole_model_are_those_it_was_planned_with(
 
 
 def _check_terms(profile: Profile, model: str, order: Order) -> None:
-    plan = make_plan(PlanRequest(model=model, bounds=Bounds(order=order)), profile=profile)
+    plan = make_plan(
+        PlanRequest(model=model, constraints=Constraints(bounds=Bounds(order=order))),
+        profile=profile,
+    )
     found = explain_plan(plan, profile=profile)
     assert found.forward is not None
     assert found.backward is not None
@@ -102,7 +105,7 @@ def test_a_dtype_that_was_only_sampled_is_known(profile: Profile) -> None:
 
 
 def test_defaults_come_from_the_model_and_the_profile(profile: Profile) -> None:
-    inputs = plan_inputs(PlanRequest(model="rm-2"), profile=profile)
+    inputs = PlanRequest(model="rm-2").inputs_for(profile)
     assert (inputs.world_size, inputs.tokens_per_rank, inputs.dtype) == (64, 128, "float32")
     assert inputs.layer == MODELS["rm-2"].layer(64)
     assert inputs.profile_fingerprint == profile.digest
@@ -116,9 +119,9 @@ def test_defaults_come_from_the_model_and_the_profile(profile: Profile) -> None:
         ({"model": "gpt-s", "layer": LAYER, "tokens_per_rank": 1}, "a model and a layer"),
         ({"layer": LAYER}, "number of tokens is missing"),
         ({"model": "gpt-5"}, "'gpt-5' is unknown"),
-        ({"model": "gpt-s", "world_size": 0}, "world_size must be at least 1, got 0"),
-        ({"model": "gpt-s", "tokens_per_rank": -1}, "tokens_per_rank must be at least 1"),
-        ({"model": "gpt-s", "memory_limit_bytes": 0}, "memory_limit_bytes must be at least 1"),
+        ({"model": "gpt-s", "world_size": 0}, "--world-size must be at least 1, got 0"),
+        ({"model": "gpt-s", "tokens_per_rank": -1}, "--tokens must be at least 1"),
+        ({"model": "gpt-s", "memory_limit_bytes": 0}, "--memory-limit must be at least 1"),
     ],
 )
 def test_a_request_that_says_too_little_or_too_much_is_refused(
@@ -129,7 +132,12 @@ def test_a_request_that_says_too_little_or_too_much_is_refused(
 
 
 def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profile) -> None:
-    request = PlanRequest(layer=LAYER, tokens_per_rank=512, world_size=32, allow_modelled=True)
+    request = PlanRequest(
+        layer=LAYER,
+        tokens_per_rank=512,
+        world_size=32,
+        constraints=Constraints(allow_modelled=True),
+    )
     plan = make_plan(request, profile=profile)
     assert "for 32 ranks: the nearest of 64 stands in" in plan.warnings[0]
     there = make_plan(replace(request, world_size=64), profile=profile)
@@ -139,7 +147,7 @@ def test_a_stand_in_group_size_is_named_only_where_one_stands_in(profile: Profil
     sampled = make_plan(request, profile=replace(profile, samples=samples))
     assert not any("stands in" in text for text in sampled.warnings)
     with pytest.raises(ProfileError, match="for 32 ranks"):
-        make_plan(replace(request, allow_modelled=False), profile=profile)
+        make_plan(replace(request, constraints=Constraints()), profile=profile)
 
 
 def test_profiles_differ_in_what_was_changed_and_in_nothing_else(profile: Profile) -> None:

@@ -1,18 +1,20 @@
 """What-if plans against plans that are made in the ordinary way."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
+from moetune.domain.constraints import Bounds, Constraints
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
+from moetune.domain.request import PlanRequest
 from moetune.fit.scaled import Speeds, scale_profile
-from moetune.solve.layer.choose import Bounds
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.plan import PlanRequest, make_plan
-from moetune.workflows.whatif import change_plan
+from moetune.workflows.plan import make_plan
+from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 from tests.fit.measured import measured_profile
 from tests.solve.clusters import GB, cluster_profile
 
@@ -20,6 +22,19 @@ PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
 MEASURED = measured_profile()
 LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)
 SMALL = PlanRequest(layer=LAYER, tokens_per_rank=2048)
+TWO_CHUNKS = Constraints(bounds=Bounds(max_degree=2))
+PINNED = Constraints(bounds=Bounds(forward_degree=7, max_degree=16))
+
+
+def changed(
+    plan: Plan,
+    *,
+    profile: Profile = PROFILE,
+    changes: Mapping[str, object] | None = None,
+    speeds: Mapping[str, float] | None = None,
+) -> WhatIfAnswer:
+    question = WhatIf(plan_id=plan.id, changes=changes or {}, speeds=speeds or {})
+    return change_plan(plan, profile=profile, question=question)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +55,7 @@ def measured() -> Plan:
         ({"memory_limit_bytes": 2**31}, PlanRequest(model="gpt-xl", memory_limit_bytes=2**31)),
         (
             {"constraints": {"max-degree": "2"}, "tokens_per_rank": 512},
-            PlanRequest(model="gpt-xl", tokens_per_rank=512, bounds=Bounds(max_degree=2)),
+            PlanRequest(model="gpt-xl", tokens_per_rank=512, constraints=TWO_CHUNKS),
         ),
         ({"tokens_per_rank": None}, PlanRequest(model="gpt-xl")),
     ],
@@ -48,17 +63,14 @@ def measured() -> Plan:
 def test_changed_inputs_give_the_plan_that_would_be_made_for_them(
     plan: Plan, changes: dict[str, object], request_: PlanRequest
 ) -> None:
-    answer = change_plan(plan, profile=PROFILE, changes=changes, speeds={})
+    answer = changed(plan, changes=changes)
     assert answer.before == plan
     assert answer.after == make_plan(request_, profile=PROFILE)
 
 
 def test_a_constraint_is_taken_back_with_none() -> None:
-    pinned = PlanRequest(model="gpt-xl", bounds=Bounds(forward_degree=7, max_degree=16))
-    plan = make_plan(pinned, profile=PROFILE)
-    answer = change_plan(
-        plan, profile=PROFILE, changes={"constraints": {"forward-degree": None}}, speeds={}
-    )
+    plan = make_plan(PlanRequest(model="gpt-xl", constraints=PINNED), profile=PROFILE)
+    answer = changed(plan, changes={"constraints": {"forward-degree": None}})
     assert answer.after.inputs.constraints == {"max-degree": "16"}
     assert "without --forward-degree 7" in answer.words[0]
 
@@ -66,14 +78,14 @@ def test_a_constraint_is_taken_back_with_none() -> None:
 def test_experts_that_grow_with_the_ranks_grow() -> None:
     profile = cluster_profile(num_devices=64, between=2 * GB)
     plan = make_plan(PlanRequest(model="tm-2", world_size=16), profile=profile)
-    answer = change_plan(plan, profile=profile, changes={"world_size": 64}, speeds={})
+    answer = changed(plan, profile=profile, changes={"world_size": 64})
     assert answer.after.inputs.layer.num_experts == 128
     assert "64 ranks instead of 16" in answer.words[0]
     assert "128 experts instead of 32" in answer.words[0]
 
 
 def test_ranks_that_were_not_measured_are_estimated_and_the_plan_says_so(plan: Plan) -> None:
-    answer = change_plan(plan, profile=PROFILE, changes={"world_size": 32}, speeds={})
+    answer = changed(plan, changes={"world_size": 32})
     assert answer.after.inputs.constraints == {"allow-modelled": "true"}
     assert any("for 32 ranks: the nearest of 64 stands in" in text for text in answer.words)
     assert "allow-modelled" not in answer.words[0]
@@ -81,13 +93,13 @@ def test_ranks_that_were_not_measured_are_estimated_and_the_plan_says_so(plan: P
 
 def test_what_nothing_can_stand_in_for_is_an_error(plan: Plan, measured: Plan) -> None:
     with pytest.raises(ProfileError, match="bfloat16"):
-        change_plan(measured, profile=MEASURED, changes={"dtype": "bfloat16"}, speeds={})
+        changed(measured, profile=MEASURED, changes={"dtype": "bfloat16"})
     with pytest.raises(InfeasiblePlanError):
-        change_plan(plan, profile=PROFILE, changes={"memory_limit_bytes": 1000}, speeds={})
+        changed(plan, changes={"memory_limit_bytes": 1000})
 
 
 def test_speeds_give_the_plan_of_the_scaled_profile_and_it_is_labelled(measured: Plan) -> None:
-    answer = change_plan(measured, profile=MEASURED, changes={}, speeds={"communication": 4.0})
+    answer = changed(measured, profile=MEASURED, speeds={"communication": 4.0})
     scaled = scale_profile(MEASURED, Speeds(communication=4.0))
     assert answer.after == make_plan(SMALL, profile=scaled)
     assert measured.predicted.trust != "modelled"
@@ -103,15 +115,14 @@ def test_everything_twice_as_fast_takes_half_the_time(profile: Profile) -> None:
     request = SMALL if profile is MEASURED else PlanRequest(model="gpt-xl")
     plan = make_plan(request, profile=profile)
     speeds = {"computation": 2.0, "communication": 2.0, "copies": 2.0}
-    after = change_plan(plan, profile=profile, changes={}, speeds=speeds).after
+    after = changed(plan, profile=profile, speeds=speeds).after
     assert after.pipeline == plan.pipeline
     assert after.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds / 2, rel=1e-9)
 
 
 def test_the_words_say_what_changed_by_how_much_and_why(plan: Plan) -> None:
-    answer = change_plan(
+    answer = changed(
         plan,
-        profile=PROFILE,
         changes={"tokens_per_rank": 2 * plan.inputs.tokens_per_rank},
         speeds={"communication": 8.0},
     )
@@ -136,7 +147,7 @@ def test_the_words_say_what_changed_by_how_much_and_why(plan: Plan) -> None:
 def test_a_whole_model_is_compared_by_its_own_step() -> None:
     profile = cluster_profile(num_devices=32, between=2 * GB)
     plan = make_plan(PlanRequest(model="ppmoe-6.7b", world_size=32), profile=profile)
-    answer = change_plan(plan, profile=profile, changes={}, speeds={"communication": 0.1})
+    answer = changed(plan, profile=profile, speeds={"communication": 0.1})
     assert plan.transformer is not None
     assert answer.after.transformer is not None
     assert answer.after.transformer.step_seconds > plan.transformer.step_seconds
@@ -144,9 +155,7 @@ def test_a_whole_model_is_compared_by_its_own_step() -> None:
 
 
 def test_the_same_again_is_said_to_be_the_same(plan: Plan) -> None:
-    answer = change_plan(
-        plan, profile=PROFILE, changes={"world_size": plan.inputs.world_size}, speeds={}
-    )
+    answer = changed(plan, changes={"world_size": plan.inputs.world_size})
     assert replace(answer.after, warnings=plan.warnings) == plan
     assert answer.words[0] == "This is what the plan is for already."
     assert answer.words[1].endswith(", as before.")

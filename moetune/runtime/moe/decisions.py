@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
+from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.domain.request import STRATEGIES, Strategy
 from moetune.runtime.plans.book import LayerPlans, PlanBook, read_plans, warn_once
 from moetune.runtime.plans.observe import NoWatch, Watch
 

@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
-from moetune.domain.request import Order
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.links import Link, Transfer
 from moetune.runtime.moe.dispatch import PhaseOrder

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.domain.request import Order
 from moetune.runtime.links import Transfer
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, Regroup, slices_of
 from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_schedule

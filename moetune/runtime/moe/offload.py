@@ -14,9 +14,10 @@ from typing import Protocol
 
 import torch
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Strategy
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.runtime.moe.workspace import MemoryTracker
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.document import canonical_json, decode, digest
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan, plan_from_json
 from moetune.domain.records import Settled
-from moetune.domain.request import Strategy
 from moetune.runtime.agree import Council
 from moetune.runtime.plans.observe import LayerReports, NoWatch, StepReporter, Watch
 from moetune.runtime.plans.search import LayerSearch, OnlineSearch, Tuner

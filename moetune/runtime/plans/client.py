@@ -102,7 +102,6 @@ class ServiceClient:
         cache: folder for the last good plan of every question.
         timeout_seconds: of one try, from the look-up of the host's name to the last byte.
         pause_seconds: between the first try and the second; the next is twice as long.
-        sleep: waits so many seconds.
 
     Attributes:
         connection: to the service.
@@ -117,13 +116,11 @@ class ServiceClient:
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
         pause_seconds: float = 0.25,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.connection = ServiceConnection(url, token, timeout_seconds=timeout_seconds)
         self.was_refused = False
         self._cache = PlanCache(cache)
         self._timeout_seconds, self._pause_seconds = timeout_seconds, pause_seconds
-        self._sleep = sleep
         self._away: ServiceError | None = None
 
     def resolve(self, inputs: Mapping[str, object]) -> Plan | None:
@@ -180,7 +177,7 @@ class ServiceClient:
             raise self._away
         failure = ServiceError("it was not asked")
         for attempt in range(NUM_TRIES):
-            self._sleep(self._pause_seconds * attempt)
+            time.sleep(self._pause_seconds * attempt)
             try:
                 return _within(self._timeout_seconds, exchange)
             except ServiceError as error:

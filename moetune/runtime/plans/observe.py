@@ -12,12 +12,12 @@ from typing import Protocol
 
 import torch
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Phase
 from moetune.domain.plan import Plan
 from moetune.domain.records import Observation
-from moetune.domain.request import Strategy
 from moetune.runtime.plans.service import ObservationSender, ServiceConnection
 
 OBSERVATIONS_SCHEMA = "moetune.observations/1"

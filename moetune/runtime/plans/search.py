@@ -15,11 +15,11 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
-from moetune.domain.request import Strategy
 from moetune.runtime.agree import Council
 from moetune.runtime.plans.observe import CallWatch, Clock, NoWatch, Watch, device_clock
 from moetune.solve.layer.online import Space, search_space

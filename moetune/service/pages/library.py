@@ -11,10 +11,11 @@ from moetune.domain.ports import Store
 from moetune.domain.records import FitInfo, Observation, PlanInfo, Stored
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.plan_view import PlanView, view_plan
-from moetune.workflows.planner import Planner, ProfileCache
+from moetune.workflows.planner import ServicePlanner
 from moetune.workflows.profile_view import machine_scope, worst_quality
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.report import MOST_OBSERVATIONS
+from moetune.workflows.sources import ProfileCache
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_SUMMARIES = 1000
@@ -37,7 +38,7 @@ class Summary:
 class Library:
     """The planner's store as pages ask for it; shared by threads."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: ServicePlanner) -> None:
         self.planner = planner
         self._profiles = ProfileCache(store=planner.reading)
         self._summaries: dict[tuple[str, int | None], Summary] = {}

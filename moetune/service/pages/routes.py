@@ -19,7 +19,7 @@ from moetune.service.pages.plans import (
 from moetune.service.pages.sheet import Sheet, address, csv_answer
 from moetune.service.pages.shell import Shell
 from moetune.service.pages.static import static_router
-from moetune.workflows.planner import Planner
+from moetune.workflows.planner import ServicePlanner
 
 _Text = Annotated[str, Query(max_length=200)]
 
@@ -113,7 +113,7 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
         return show(asked(request))
 
 
-def mount(app: FastAPI, planner: Planner) -> None:
+def mount(app: FastAPI, planner: ServicePlanner) -> None:
     """Serve the page and the files that it needs; all of it reads, nothing writes.
 
     Raises:

@@ -1,6 +1,6 @@
 """A transformer's parameters and the order in which a step uses them, without running it.
 
-Modules and parameters have the names and the order of `runtime.language_model`, all on one rank
+Modules and parameters have the names and the order of `examples.language_model`, all on one rank
 but the experts, of which ep ranks share each layer's. M d_model, H d_hidden, V vocabulary.
 """
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, Use
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import PartName
-from moetune.domain.request import Layout
 from moetune.solve.model.costs import CostPart
 from moetune.solve.model.prices import Priced
 

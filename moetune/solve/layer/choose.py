@@ -1,20 +1,19 @@
 """Which degree each phase gets: bounds, ranking, and closed forms where costs are lines."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from moetune.domain.constraints import Bounds, Strategy
 from moetune.domain.costs import LinearCost
-from moetune.domain.errors import InfeasiblePlanError, InputError
+from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import PHASES, Phase
-from moetune.domain.request import Order, Strategy
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.memory import Room
-from moetune.solve.layer.predict import PhaseTime
-from moetune.solve.layer.reuse import at_least_seconds, strategy_time
+from moetune.solve.layer.memory import MemoryBudget
+from moetune.solve.layer.reuse import at_least_seconds
+from moetune.solve.layer.times import PhaseTime, phase_time
 
-MAX_DEGREE = 64
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
 WORTH = 0.05
@@ -26,66 +25,20 @@ chunks share most of it, so that among them `NOISE` is enough.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What the caller pinned (not None) or bounded.
-
-    Raises:
-        InputError: a degree or a size below 1.
-    """
-
-    forward_degree: int | None = None
-    backward_degree: int | None = None
-    max_degree: int = MAX_DEGREE
-    min_chunk_tokens: int = 1
-    order: Order | None = None
-    strategy: Strategy | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("forward_degree", "backward_degree", "max_degree", "min_chunk_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
-
-    @property
-    def chosen_order(self) -> Order:
-        """The order pinned, or dispatch first: no order of the chunks is faster."""
-        return self.order or "dispatch_first"
-
-    def pinned(self, phase: Phase) -> int | None:
-        """Return the degree pinned for the phase."""
-        return self.forward_degree if phase == "forward" else self.backward_degree
-
-    def largest(self, tokens: int) -> int:
-        """Return the largest degree allowed; one chunk always is, however small."""
-        return max(1, min(self.max_degree, tokens // self.min_chunk_tokens))
-
-
-def recorded_bounds(constraints: Mapping[str, str]) -> Bounds:
-    """Return the bounds on degrees that a plan's constraints record, by flag name."""
-    given = {name: int(text) for name, text in constraints.items() if text.isdecimal()}
-    return Bounds(
-        forward_degree=given.get("forward-degree"),
-        backward_degree=given.get("backward-degree"),
-        max_degree=given.get("max-degree", MAX_DEGREE),
-        min_chunk_tokens=given.get("min-chunk-tokens", 1),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeChooser:
     """The best degree of each phase for any number of tokens.
 
     Args:
         max_pipelined_tokens: above it the buffers of more than one chunk do not fit where
             nothing is reused.
-        room: what reused memory has to fit into; None where it always does.
+        budget: what reused memory has to fit into; None where it always does.
     """
 
     costs: LayerCosts
     bounds: Bounds
     max_pipelined_tokens: float = math.inf
     strategy: Strategy = "none"
-    room: Room | None = None
+    budget: MemoryBudget | None = None
     _lines: dict[Phase, tuple[LinearCost, LinearCost] | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,8 +76,10 @@ class DegreeChooser:
             pinned = min(pinned, tokens)
             return range(pinned, pinned + 1)
         largest = self.bounds.largest(tokens)
-        if self.room is not None:
-            fewest = self.room.fewest_chunks(strategy=self.strategy, tokens=tokens, largest=largest)
+        if self.budget is not None:
+            fewest = self.budget.fewest_chunks(
+                strategy=self.strategy, tokens=tokens, largest=largest
+            )
             return range(fewest, largest + 1)
         fits = tokens <= self.max_pipelined_tokens
         return range(1, (largest if fits else 1) + 1)
@@ -156,7 +111,7 @@ class DegreeChooser:
 
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
         """Return the phase's time at a degree."""
-        return strategy_time(
+        return phase_time(
             costs=self.costs,
             phase=phase,
             tokens=tokens,

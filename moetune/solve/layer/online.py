@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Phase, Workload
 from moetune.domain.plan import Decision, Plan
-from moetune.domain.request import STRATEGIES, Strategy
-from moetune.solve.layer.choose import recorded_bounds
-from moetune.solve.layer.memory import layer_memory, taken_bytes, total_bytes
+from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.settled import REACH, Gap
 
 Degrees = tuple[int, int]
@@ -76,7 +75,7 @@ def search_space(
     Args:
         memory_reuse: the strategy that the layer is told to use, None to choose it.
     """
-    bounds = recorded_bounds(plan.inputs.constraints)
+    bounds = plan.inputs.pinned.bounds
     largest = bounds.largest(tokens_per_rank)
     forward, backward = (
         _degrees(gap, phase, largest, bounds.pinned(phase)) for phase in ("forward", "backward")
@@ -140,7 +139,7 @@ def _limit(plan: Plan) -> int | None:
     if plan.transformer is not None:
         return None
     if plan.inputs.memory_limit_bytes is not None:
-        return plan.inputs.memory_limit_bytes - taken_bytes(plan.inputs.constraints)
+        return plan.inputs.memory_limit_bytes - plan.inputs.pinned.memory_taken_bytes
     is_forced = plan.decision.binding == "memory" or plan.memory.strategy != "none"
     return total_bytes(plan.memory) if is_forced else None
 

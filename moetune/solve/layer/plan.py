@@ -1,18 +1,24 @@
 """Costs and inputs to a plan: the one door of the solver."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from moetune.domain.constraints import Bounds, Order
 from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.layout import Layout
 from moetune.domain.plan import Alternative, Choice, Pipeline, Plan, Predicted, Verdict
 from moetune.domain.profile import Provenance
-from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, Layout, Order, PlanInputs
-from moetune.solve.layer.choose import Bounds, check_pins
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
+from moetune.domain.terms import LayerTerms, StrategyTerms
+from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.memory import limit_of, total_bytes
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.predict import StepTime
 from moetune.solve.layer.ranges import solve_ranges
-from moetune.solve.layer.strategies import Contender, Ranking, Strategies, choose_strategy
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.strategies import Contender, RankedLayer, choose_strategy
+from moetune.solve.layer.terms import phase_terms, strategy_terms
+from moetune.solve.layer.times import StepTime
 from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from moetune.solve.layer.words import (
     ONE_RANK,
@@ -30,6 +36,67 @@ from moetune.solve.layer.words import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolvedPlan:
+    """A plan with the candidates that it was chosen from.
+
+    Args:
+        step: the chosen step of the layer; in a whole model of one MoE layer, with one
+            micro-batch.
+        ranked: the layer's memory strategies and degrees; None in a whole model, where memory is
+            the layout's matter.
+    """
+
+    plan: Plan
+    step: StepTime
+    ranked: RankedLayer | None
+
+    @property
+    def strategies(self) -> tuple[StrategyTerms, ...]:
+        """One row for each memory strategy; empty in a whole model and in tensor parallelism."""
+        return () if self.ranked is None else strategy_terms(self.ranked)
+
+    @property
+    def terms(self) -> LayerTerms:
+        """The terms of the chosen step, and of all memory strategies."""
+        return LayerTerms(
+            forward=phase_terms(self.step.forward),
+            backward=phase_terms(self.step.backward),
+            strategies=self.strategies,
+        )
+
+
+def rank_layer(
+    *,
+    inputs: PlanInputs,
+    costs: Costs,
+    bounds: Bounds,
+    device_memory_bytes: int,
+    num_nodes: int = 0,
+) -> RankedLayer:
+    """Return the candidates of a layer's plan, best first: what `solve_plan` decides by.
+
+    Args:
+        costs: nominal costs of the profile that the inputs name.
+        bounds: what is pinned; `inputs.constraints` records the same for the plan's id.
+        device_memory_bytes: the limit where the inputs set none.
+        num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
+
+    Raises:
+        InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
+            memory than there is.
+        ProfileError: the profile lacks an operation that the layer needs.
+    """
+    check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
+    workload = inputs.workload(Layout.of_layer(inputs.expert_parallel, inputs.world_size))
+    return choose_strategy(
+        workload=workload,
+        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
+        bounds=bounds,
+        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
+    )
+
+
 def solve_plan(
     *,
     inputs: PlanInputs,
@@ -39,7 +106,7 @@ def solve_plan(
     device_memory_bytes: int,
     provenance: Provenance,
     num_nodes: int = 0,
-) -> Plan:
+) -> SolvedPlan:
     """Return the fastest plan within the bounds and the memory, and why it is the fastest.
 
     Args:
@@ -51,20 +118,16 @@ def solve_plan(
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
 
     Raises:
-        InfeasiblePlanError: a pinned degree that the tokens or bounds do not allow, or more
-            memory than there is.
-        ProfileError: the profile lacks an operation that the layer needs.
+        InfeasiblePlanError, ProfileError: as `rank_layer`.
     """
-    layout = Layout.of_layer(inputs.expert_parallel, inputs.world_size)
-    workload = inputs.workload(layout)
-    check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
-    strategies = choose_strategy(
-        workload=workload,
-        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
+    ranked = rank_layer(
+        inputs=inputs,
+        costs=costs,
         bounds=bounds,
-        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
+        device_memory_bytes=device_memory_bytes,
+        num_nodes=num_nodes,
     )
-    ranking = strategies.best
+    ranking = ranked.best
     confidence = judge_choice(
         costs=ranking.costs,
         resamples=resamples,
@@ -73,42 +136,42 @@ def solve_plan(
         backward=ranking.backward,
         order=ranking.order,
         strategy=ranking.chooser.strategy,
-        rivals=strategies.rivals,
+        rivals=ranked.rivals,
     )
     others = ranking.others()
-    assumed_spread = len(resamples) > 0 and not ranking.chooser.is_measured
-    return Plan(
+    plan = Plan(
         id=inputs.plan_id,
         inputs=inputs,
-        layout=layout,
+        layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
         pipeline=_pipeline(ranking),
-        memory=ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
+        memory=ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
         chunks=None,
         predicted=_predicted(ranking, confidence, provenance),
-        decision=_verdict(strategies, confidence, others),
+        decision=_verdict(ranked, confidence, others),
         alternatives=(
             *(_alternative(ranking, other) for other in others),
-            *(_other_strategy(ranking, loser) for loser in strategies.losers),
+            *(_other_strategy(ranking, loser) for loser in ranked.losers),
         ),
         warnings=(
-            *_doubts(ranking, inputs.profile, provenance, assumed_spread=assumed_spread),
+            *_doubts(ranking, inputs.profile, provenance, has_refits=bool(resamples)),
             *ranking.pin_warnings(),
         ),
     )
+    return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
 
 
 def _doubts(
-    ranking: Ranking, profile: str, provenance: Provenance, *, assumed_spread: bool
+    ranking: Ranking, profile: str, provenance: Provenance, *, has_refits: bool
 ) -> Iterator[str]:
     yield from beware(
         trust=ranking.best.trust,
         provenance=provenance,
         profile=profile,
-        assumed_spread=assumed_spread,
+        assumed_spread=has_refits and not ranking.chooser.is_measured,
     )
-    limit, best = ranking.room.limit_bytes, ranking.best
+    limit, best = ranking.budget.limit_bytes, ranking.best
     peak = peak_bytes(
-        workload=ranking.room.workload,
+        workload=ranking.budget.workload,
         forward_degree=best.forward.degree,
         backward_degree=best.backward.degree,
         strategy=ranking.strategy,
@@ -173,7 +236,7 @@ def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
         lost_because=explain_strategy_loss(
             other=loser.step,
             needed_bytes=total_bytes(loser.memory),
-            limit_bytes=ranking.room.limit_bytes,
+            limit_bytes=ranking.budget.limit_bytes,
             best=ranking.best,
         ),
     )
@@ -183,9 +246,9 @@ def _order(ranking: Ranking, step: StepTime) -> Order:
     return ranking.bounds.chosen_order if step.strategy == "none" else "interleaved"
 
 
-def _verdict(strategies: Strategies, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
-    ranking = strategies.best
-    rest = [*others[:1], *strategies.rivals]
+def _verdict(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
+    ranking = ranked.best
+    rest = [*others[:1], *ranked.rivals]
     runner_up = min(rest, key=lambda step: step.seconds, default=None)
     choice = None
     if runner_up is not None:
@@ -200,23 +263,23 @@ def _verdict(strategies: Strategies, confidence: Confidence, others: Sequence[St
         probability_best=confidence.probability_best,
         expected_regret=confidence.expected_regret,
         runner_up=choice,
-        binding="memory" if strategies.is_forced else binding_resource(ranking.best),
-        why=_why(strategies, others[0] if others else None),
+        binding="memory" if ranked.is_forced else binding_resource(ranking.best),
+        why=_why(ranked, others[0] if others else None),
     )
 
 
-def _why(strategies: Strategies, runner_up: StepTime | None) -> str:
-    ranking = strategies.best
-    without = next((one for one in strategies.losers if one.strategy == "none"), None)
+def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
+    ranking = ranked.best
+    without = next((one for one in ranked.losers if one.strategy == "none"), None)
     if without is not None and reuses(ranking.best) and not without.fits:
-        memory = ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
+        memory = ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
         return explain_strategy(
             best=ranking.best,
             needed_bytes=total_bytes(memory),
             without_bytes=total_bytes(without.memory),
-            limit_bytes=ranking.room.limit_bytes,
+            limit_bytes=ranking.budget.limit_bytes,
         )
-    if ranking.memory_forced and ranking.chooser.room is not None:
+    if ranking.memory_forced and ranking.chooser.budget is not None:
         return explain_fewest(fewest=ranking.fewest_chunks)
     if ranking.memory_forced:
         return explain_memory(

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Interference, Trust
 from moetune.domain.plan import Binding
 from moetune.domain.profile import Provenance
-from moetune.domain.request import Strategy
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.predict import StepTime
+from moetune.solve.layer.times import StepTime
 
 HOW: dict[Strategy, str] = {
     "none": "all activations are kept",

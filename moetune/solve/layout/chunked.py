@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.chunks import pack
 from moetune.domain.costs import Costs
+from moetune.domain.layout import Layout
 from moetune.domain.plan import Chunks, ModelMemory
-from moetune.domain.request import Layout
 from moetune.domain.units import dtype_bytes
 from moetune.solve.chunks.cache import fewest_places
 from moetune.solve.chunks.choose import ChunkChoice, ChunkRoom, Packed, choose_chunks, pack_modules
@@ -21,7 +21,7 @@ from moetune.solve.model.prices import Priced, Prices
 
 def can_chunk(layout: Layout, prices: Prices) -> bool:
     """Return whether moetune's runtime can keep the states of this layout in chunks."""
-    return layout.tp == layout.pp == 1 and prices.traits.shards_in_chunks
+    return layout.tp == layout.pp == 1 and prices.runtime.shards_in_chunks
 
 
 def can_offload(costs: Costs) -> bool:

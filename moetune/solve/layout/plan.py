@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.constraints import EXPERT_PARALLEL, Bounds, LayoutPins
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import (
     Alternative,
     Chunks,
+    Memory,
     ModelBinding,
     Part,
     Plan,
@@ -16,15 +19,14 @@ from moetune.domain.plan import (
     TransformerPlan,
 )
 from moetune.domain.profile import Provenance
-from moetune.domain.request import EXPERT_PARALLEL, Layout, PlanInputs
-from moetune.solve.layer.choose import Bounds
-from moetune.solve.layer.memory import limit_of
-from moetune.solve.layer.plan import solve_plan
+from moetune.domain.request import PlanInputs
+from moetune.solve.layer.memory import layer_memory, limit_of
+from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
 from moetune.solve.layer.words import beware
 from moetune.solve.layout.chunked import can_chunk, can_offload
 from moetune.solve.layout.search import Candidate, LayoutSearch, SearchResult, Unfit, try_all
-from moetune.solve.layout.space import LayoutPins, find_layouts, whole_batch
+from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.layout.words import (
     binding_of,
     explain_chunks,
@@ -39,7 +41,7 @@ from moetune.solve.layout.words import (
     trust_of,
 )
 from moetune.solve.model.prices import Prices, one_chunk_of
-from moetune.solve.model.traits import OURS, Traits
+from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 
 MOST_DOUBLINGS = 8
 COPIES = "states on the host have no price, the profile has no copies: run `moetune profile`"
@@ -100,7 +102,6 @@ class LayoutProblem:
         device_memory_bytes: the limit where the inputs set none.
         host_memory_bytes: of one node; None where unknown.
         runs_ahead: whether the host starts operations while the device still computes others.
-        shares_core: whether a node's ranks compute on one core, by turns.
     """
 
     inputs: PlanInputs
@@ -113,8 +114,7 @@ class LayoutProblem:
     device_memory_bytes: int
     provenance: Provenance
     runs_ahead: bool
-    shares_core: bool = False
-    traits: Traits = OURS
+    runtime: TargetRuntime = MOETUNE
     host_memory_bytes: int | None = None
 
     @property
@@ -130,7 +130,7 @@ class LayoutProblem:
         return limit_of(self.inputs, device_memory_bytes=self.device_memory_bytes)
 
 
-def solve_layout(question: LayoutProblem) -> Plan:
+def solve_layout(question: LayoutProblem) -> SolvedPlan:
     """Return the fastest layout that fits, with the plan of the MoE layer in it, and why.
 
     Raises:
@@ -142,7 +142,8 @@ def solve_layout(question: LayoutProblem) -> Plan:
     best = found.best[0]
     parts = parts_of(best, search.prices.stages(best.layout.pp))
     binding = binding_of(best, parts)
-    layer = _layer(question, search, best)
+    solved = _layer(question, search, best)
+    layer = solved.plan
     words = explain_layout(
         best=best,
         parts=parts,
@@ -153,11 +154,12 @@ def solve_layout(question: LayoutProblem) -> Plan:
         words += f" {explain_chunks(best.chunks, num_micro_batches=best.setting.num_micro_batches)}"
     if not question.model.is_dense:
         words += f" In the MoE layer: {layer.decision.why}"
-    return replace(
+    plan = replace(
         layer,
         id=question.inputs.plan_id,
         inputs=question.inputs,
         layout=best.layout,
+        memory=_layer_memory(search, layer),
         chunks=_chunks(search, best),
         decision=replace(layer.decision, why=words),
         alternatives=(
@@ -168,6 +170,7 @@ def solve_layout(question: LayoutProblem) -> Plan:
         warnings=tuple(dict.fromkeys((*layer.warnings, *_doubts(question, found, best)))),
         transformer=_transformer(question, best, parts, binding, stages_of(search, best)),
     )
+    return SolvedPlan(plan=plan, step=solved.step, ranked=None)
 
 
 def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
@@ -185,7 +188,7 @@ def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]
         world_size=inputs.world_size,
         batch=batch,
         pins=question.pins,
-        traits=question.traits,
+        runtime=question.runtime,
     )
     search = LayoutSearch(
         prices=Prices(
@@ -194,9 +197,8 @@ def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]
             costs=question.costs,
             bounds=question.bounds,
             per_node=question.per_node,
-            traits=question.traits,
+            runtime=question.runtime,
             runs_ahead=question.runs_ahead,
-            shares_core=question.shares_core,
         ),
         batch=batch,
         pins=question.pins,
@@ -214,7 +216,7 @@ def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]
     return search, found
 
 
-def _layer(question: LayoutProblem, search: LayoutSearch, best: Candidate) -> Plan:
+def _layer(question: LayoutProblem, search: LayoutSearch, best: Candidate) -> SolvedPlan:
     """Return the plan of one MoE layer in the layout, for the layer that runs there.
 
     Its memory is no bound: the search over layouts has seen that it fits.
@@ -238,6 +240,16 @@ def _layer(question: LayoutProblem, search: LayoutSearch, best: Candidate) -> Pl
         device_memory_bytes=UNLIMITED,
         provenance=question.provenance,
         num_nodes=trial.groups.experts.num_nodes,
+    )
+
+
+def _layer_memory(search: LayoutSearch, layer: Plan) -> Memory:
+    """Return the MoE layer's memory with the states that a whole model keeps."""
+    return layer_memory(
+        workload=layer.workload,
+        forward_degree=layer.pipeline.forward_degree,
+        backward_degree=layer.pipeline.backward_degree,
+        states=search.prices.state_bytes,
     )
 
 

@@ -4,17 +4,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from moetune.domain.constraints import LayoutPins
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
+from moetune.domain.layout import Layout
 from moetune.domain.plan import ModelMemory
-from moetune.domain.request import Layout
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.costs import NOTHING
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layout.chunked import Chunker, can_chunk, can_offload
-from moetune.solve.layout.space import Batch, LayoutPins
+from moetune.solve.layout.space import Batch
 from moetune.solve.model.costs import layer_of
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.memory import footprint_of, stage_memory
@@ -285,8 +286,6 @@ class Trial:
                 ],
                 hop_seconds=[hop.seconds for hop in hops],
                 num_micro_batches=setting.num_micro_batches,
-                stages_per_core=prices.stages_per_core(layout),
-                chains_per_core=prices.chains_per_core(layout),
             ),
             hops=hops,
             gradients=prices.gradients(
@@ -316,7 +315,7 @@ class Trial:
                 forward_degree=degrees[0],
                 backward_degree=degrees[1],
             ),
-            traits=prices.traits,
+            runtime=prices.runtime,
         )
         found = (
             stage_memory(
@@ -329,7 +328,7 @@ class Trial:
                 ),
                 sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
                 recompute=setting.recompute,
-                shards_gradients=prices.traits.shards_gradients,
+                shards_gradients=prices.runtime.shards_gradients,
             )
             for index, stage, share in prices.shares(layout)
         )

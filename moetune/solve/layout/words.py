@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
+from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import ModelBinding, ModelMemory, Part, PartName
-from moetune.domain.request import Layout
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.degree import TIE

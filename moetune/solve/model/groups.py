@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from moetune.domain.request import Layout
+from moetune.domain.layout import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,135 @@
+"""`make quickstart`: profile this machine, plan for a small model, train it with the plan."""
+
+import statistics
+import sys
+from typing import TYPE_CHECKING
+
+from moetune import config
+from moetune.cli.profile import ScreenProgress
+from moetune.cli.render import Screen
+from moetune.domain.errors import MoetuneError
+from moetune.domain.layer import LayerShape
+from moetune.domain.units import format_seconds
+from moetune.workflows import wiring
+
+if TYPE_CHECKING:
+    from examples.train_twice import TrainingResult
+    from moetune.domain.plan import Plan
+
+_NAME = "quickstart"
+_NUM_RANKS = 2
+_BATCH, _LENGTH = 8, 128
+_NUM_STEPS = 40
+_BUDGET_SECONDS = 60.0
+_LAYER = LayerShape(d_model=192, d_hidden=768, num_experts=8, top_k=2)
+_SAME_LOSS = 1e-4
+
+
+def quickstart() -> int:
+    """Run the main job on real input and return the exit code."""
+    from examples.train_twice import TrainingConfig, train_twice
+    from moetune.workflows.launch import run_on_ranks
+
+    screen = Screen()
+    environ = config.environment()
+    screen.say(f"1. Measure this machine with {_NUM_RANKS} ranks, for a minute at most.")
+    _profile(screen)
+    plan = _plan()
+    screen.say(
+        f"2. Plan for a layer of {_LAYER.num_experts} experts, {_LAYER.d_model} wide, "
+        f"{_BATCH * _LENGTH:,} tokens a rank: {plan.pipeline.forward_degree} chunks forward, "
+        f"{plan.pipeline.backward_degree} backward. {plan.decision.why}"
+    )
+    training = TrainingConfig(
+        plan=plan, batch=_BATCH, length=_LENGTH, num_blocks=2, num_heads=4, num_steps=_NUM_STEPS
+    )
+    screen.say(
+        f"3. Train a byte-level language model on Python's sources, twice {_NUM_STEPS} steps."
+    )
+    results = run_on_ranks(
+        train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ
+    )
+    return _report(screen, plan, *results)
+
+
+def _profile(screen: Screen) -> None:
+    from moetune.workflows.profile import MeasurementSetting, ProfileRequest, profile_machine
+
+    request = ProfileRequest(
+        name=_NAME,
+        num_ranks=_NUM_RANKS,
+        dtypes=("float32",),
+        layers=(_LAYER,),
+        max_tokens=_BATCH * _LENGTH,
+        budget_seconds=_BUDGET_SECONDS,
+    )
+    with wiring.open_store(wiring.configure().settings) as store:
+        profile_machine(
+            request,
+            MeasurementSetting(environment=config.environment()),
+            store=store,
+            progress=ScreenProgress(screen),
+        )
+
+
+def _plan() -> "Plan":
+    from moetune.domain.request import PlanRequest
+    from moetune.workflows.planner import local_planner
+
+    request = PlanRequest(
+        layer=_LAYER, world_size=_NUM_RANKS, tokens_per_rank=_BATCH * _LENGTH, dtype="float32"
+    )
+    with local_planner(wiring.configure().settings, profile=_NAME, saves=True) as planner:
+        return planner.plan_anew(request).plan
+
+
+def _report(
+    screen: Screen, plan: "Plan", planned: "TrainingResult", one_chunk: "TrainingResult"
+) -> int:
+    predicted = plan.predicted
+    screen.say()
+    screen.table(
+        ("", "chunks", "loss before", "after", "predicted step", "measured", "error"),
+        (
+            _row("plan", planned, predicted.step_seconds),
+            _row("one chunk", one_chunk, predicted.sequential_step_seconds),
+        ),
+        right=range(1, 7),
+    )
+    screen.say()
+    screen.say(
+        "The step is that of one MoE layer, forward and backward, on the trained model's own "
+        f"tokens; its busiest rank had {planned.steps.imbalance:.2f} × the mean rows, where a "
+        "plan assumes 1."
+    )
+    difference = abs(planned.loss_after - one_chunk.loss_after)
+    same = difference <= _SAME_LOSS
+    screen.say(f"Losses after training differ by {difference:.1e}: chunks change no number.")
+    location = wiring.configure().settings.db
+    screen.line(f"Plan {plan.id[:6]} is in {config.without_password(location)}")
+    screen.line(f"See why: .venv/bin/moetune explain {plan.id[:6]}")
+    return 0 if same else 1
+
+
+def _row(name: str, trained: "TrainingResult", predicted_seconds: float) -> tuple[str, ...]:
+    measured = statistics.median(trained.steps.step_seconds)
+    decision = trained.decision
+    return (
+        name,
+        f"{decision.forward_degree}/{decision.backward_degree}",
+        f"{trained.loss_before:.4f}",
+        f"{trained.loss_after:.4f}",
+        format_seconds(predicted_seconds),
+        format_seconds(measured),
+        f"{predicted_seconds / measured - 1:+.0%}",
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(quickstart())
+    except MoetuneError as problem:
+        Screen().error(problem, as_json=False)
+        sys.exit(problem.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

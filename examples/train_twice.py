@@ -1,0 +1,181 @@
+"""Train a byte-level language model on real text, with a plan and with one chunk.
+
+B sequences of a rank, S bytes each, D model width, T = B·S tokens.
+"""
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from examples.language_model import LanguageModel, next_token_loss
+from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.gradients import prepare_ddp
+from moetune.workflows.steps import LayerSteps, MeasuredSteps, measure_steps
+
+AUX_WEIGHT = 0.01
+_SEED = 7
+_NUM_BYTES = 256
+_LEARNING_RATE = 2e-3
+_NUM_ROUNDS = 10
+_HELD_OUT_FILES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """The model, its plan, and the length of the training.
+
+    Args:
+        batch, length: sequences of a rank and the bytes of each: T = batch · length tokens.
+    """
+
+    plan: Plan
+    batch: int
+    length: int
+    num_blocks: int
+    num_heads: int
+    num_steps: int
+
+    @property
+    def layer(self) -> LayerShape:
+        """The MoE layer of every block."""
+        return self.plan.inputs.layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResult:
+    """The losses of one training, and timed steps of its first MoE layer on its own tokens.
+
+    Args:
+        loss_before, loss_after: cross-entropy on held-out text, nats per byte.
+    """
+
+    decision: Decision
+    loss_before: float
+    loss_after: float
+    steps: MeasuredSteps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Bytes of real files.
+
+    Args:
+        training: one long sequence.
+        held_out: (B, S + 1), the same on every rank.
+    """
+
+    training: torch.Tensor
+    held_out: torch.Tensor
+    num_files: int
+
+
+def train_twice(config: TrainingConfig, _: object) -> tuple[TrainingResult, TrainingResult]:
+    """Train with the plan and again with one chunk; all ranks call this together."""
+    text = standard_library(config)
+    planned = config.plan.decide(config.batch * config.length)
+    return _train(config, text, planned), _train(config, text, SAFE_DECISION)
+
+
+def standard_library(config: TrainingConfig) -> Text:
+    """Return the sources of the standard library, the text that every Python has."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    files = sorted(folder.glob("*.py"))
+    training, held_out = files[:-_HELD_OUT_FILES], files[-_HELD_OUT_FILES:]
+    some = _bytes(held_out)
+    size = config.length + 1
+    rows = min(config.batch, len(some) // size)
+    return Text(
+        training=_bytes(training),
+        held_out=some[: rows * size].view(rows, size).long(),
+        num_files=len(files),
+    )
+
+
+def _bytes(files: list[Path]) -> torch.Tensor:
+    joined = b"\n".join(file.read_bytes() for file in files)
+    return torch.frombuffer(bytearray(joined), dtype=torch.uint8)
+
+
+def _train(config: TrainingConfig, text: Text, decision: Decision) -> TrainingResult:
+    torch.manual_seed(_SEED)
+    model = _model(config)
+    layers = [module for module in model.modules() if isinstance(module, MoELayer)]
+    for layer in layers:
+        layer.pin(decision)
+    wrapped: nn.Module = prepare_ddp(model)
+    if dist.is_initialized():
+        wrapped = DistributedDataParallel(wrapped)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
+    before = _loss(model, text)
+    generator = torch.Generator().manual_seed(_SEED + layers[0].link.rank)
+    for _ in range(config.num_steps):
+        _next_token_loss(wrapped, _batch(config, text, generator)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return TrainingResult(
+        decision=decision,
+        loss_before=before,
+        loss_after=_loss(model, text),
+        steps=_time_first(model, layers[0], _batch(config, text, generator), decision),
+    )
+
+
+def _model(config: TrainingConfig) -> LanguageModel:
+    layer = config.layer
+    return LanguageModel(
+        Transformer(
+            moe=layer,
+            num_layers=config.num_blocks,
+            num_heads=config.num_heads,
+            length=config.length,
+            vocab_size=_NUM_BYTES,
+            moe_every=1,
+        ),
+        lambda: MoELayer(
+            layer.d_model,
+            layer.d_hidden,
+            layer.num_experts,
+            layer.top_k,
+            activation=layer.activation,
+            pipeline=False,
+        ),
+        balance=AUX_WEIGHT / config.num_blocks,
+    )
+
+
+def _batch(config: TrainingConfig, text: Text, generator: torch.Generator) -> torch.Tensor:
+    last = len(text.training) - config.length - 1
+    starts = torch.randint(last, (config.batch, 1), generator=generator)
+    places_BS = starts + torch.arange(config.length + 1)
+    return text.training[places_BS].long()
+
+
+def _loss(model: LanguageModel, text: Text) -> float:
+    with torch.no_grad():
+        return float(_next_token_loss(model, text.held_out))
+
+
+def _next_token_loss(model: nn.Module, text_BS: torch.Tensor) -> torch.Tensor:
+    return next_token_loss(model(text_BS[:, :-1]), text_BS[:, 1:])
+
+
+def _time_first(
+    model: LanguageModel, layer: MoELayer, text_BS: torch.Tensor, decision: Decision
+) -> MeasuredSteps:
+    """Time the first MoE layer alone, on the tokens that reach it in the trained model."""
+    caught: list[torch.Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].detach()))
+    with torch.no_grad():
+        model(text_BS[:, :-1])
+    hook.remove()
+    x_TD = caught[0].flatten(0, -2)
+    steps = LayerSteps(layer, x_TD, torch.randn_like(x_TD))
+    return measure_steps(steps, [decision], num_rounds=_NUM_ROUNDS)[0]

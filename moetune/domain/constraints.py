@@ -1,0 +1,358 @@
+"""A caller's pins and bounds on a plan: typed values, and the texts that plan files carry.
+
+Flags, JSON and forms all become a mapping of texts by flag name, which `Constraints.decode` reads
+and `Constraints.encode` writes; `inputs.constraints` of a plan file is that mapping.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from moetune.domain.document import shown
+from moetune.domain.errors import InputError
+from moetune.domain.layer import ExpertParallel, LayerShape, Phase
+from moetune.domain.layout import AXES, Layout
+from moetune.domain.model import Transformer, find_model
+
+Order = Literal["dispatch_first", "interleaved"]
+Strategy = Literal["none", "S1", "S2", "S3", "S4"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+MAX_DEGREE = 64
+MOE_EVERY = 2
+EXPERT_PARALLEL = "expert-parallel"
+SEQUENCE_PARALLEL = "sequence-parallel"
+MEMORY_TAKEN = "memory-taken"
+ALLOW_MODELLED = "allow-modelled"
+NO_OFFLOAD = "no-offload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelling:
+    """How a caller writes a request's keys, so that errors name what was written.
+
+    Args:
+        key, constraint: templates with `{}` for the name of an input and of a constraint.
+        names: names that are written otherwise.
+    """
+
+    key: str
+    constraint: str
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __call__(self, name: str) -> str:
+        """Return an input's or a constraint's name as the caller writes it."""
+        template = self.constraint if name in _PLACES else self.key
+        return self.names.get(name) or template.format(name)
+
+
+AS_FLAGS = Spelling(
+    key="--{}",
+    constraint="--{}",
+    names=MappingProxyType(
+        {
+            "layer": "--d-model, --d-hidden and --num-experts",
+            "layer.d_model": "--d-model",
+            "layer.d_hidden": "--d-hidden",
+            "layer.num_experts": "--num-experts",
+            "layer.top_k": "--top-k",
+            "world_size": "--world-size",
+            "tokens_per_rank": "--tokens",
+            "memory_limit_bytes": "--memory-limit",
+        }
+    ),
+)
+AS_KEYS = Spelling(key="inputs.{}", constraint="inputs.constraints.{}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Bounds and pins (not None) of a layer's chunks and memory.
+
+    Raises:
+        InputError: a degree or a size below 1.
+    """
+
+    forward_degree: int | None = None
+    backward_degree: int | None = None
+    max_degree: int = MAX_DEGREE
+    min_chunk_tokens: int = 1
+    order: Order | None = None
+    strategy: Strategy | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("forward_degree", "backward_degree", "max_degree", "min_chunk_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def chosen_order(self) -> Order:
+        """The order pinned, or dispatch first: no order of the chunks is faster."""
+        return self.order or "dispatch_first"
+
+    def pinned(self, phase: Phase) -> int | None:
+        """Return the degree pinned for the phase."""
+        return self.forward_degree if phase == "forward" else self.backward_degree
+
+    def largest(self, tokens: int) -> int:
+        """Return the largest degree allowed; one chunk always is, however small."""
+        return max(1, min(self.max_degree, tokens // self.min_chunk_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutPins:
+    """Pins of a layout; None for what the solver chooses.
+
+    Args:
+        micro_batch: sequences of one.
+        offload: whether model states may live on the host (False), or have to (True).
+
+    Raises:
+        InputError: a number below 1.
+    """
+
+    dp: int | None = None
+    ep: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    expert_parallel: ExpertParallel | None = None
+    micro_batch: int | None = None
+    zero: bool | None = None
+    offload: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in (*AXES, "micro_batch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+
+    def allow(self, layout: Layout) -> bool:
+        """Return whether the layout is as pinned."""
+        kind = self.expert_parallel
+        return (kind is None or layout.expert_parallel == kind) and all(
+            getattr(self, axis) in (None, getattr(layout, axis)) for axis in AXES
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Sizes of a whole model around its MoE layer; None for the named model's own."""
+
+    num_layers: int | None = None
+    num_heads: int | None = None
+    length: int | None = None
+    vocab_size: int | None = None
+    moe_every: int | None = None
+
+    @classmethod
+    def of(cls, whole: Transformer) -> "ModelSizes":
+        """Return all sizes of a whole model."""
+        return cls(**{item.name: getattr(whole, item.name) for item in fields(cls)})
+
+    @property
+    def given(self) -> dict[str, int]:
+        """The sizes that are not None."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def transformer(
+        self, *, model: str | None, layer: LayerShape | None, spelling: Spelling = AS_FLAGS
+    ) -> Transformer | None:
+        """Return the whole model of these sizes; None for one layer.
+
+        Args:
+            model: named model, whose other sizes stay.
+            layer: MoE layer, where no model is named.
+
+        Raises:
+            InputError: sizes are missing, or the named model is one layer.
+        """
+        if model is not None:
+            own = find_model(model).transformer
+            if own is None and self.given:
+                name = spelling(next(_flags_of("sizes", self.given)))
+                raise InputError(f"{name} is for a whole model, and {model} is one layer")
+            return replace(own, moe=own.moe, **self.given) if own and self.given else own
+        if not self.given:
+            return None
+        needed = ("num_layers", "num_heads", "length", "vocab_size")
+        missing = _flags_of("sizes", [name for name in needed if name not in self.given])
+        lacks = [spelling(flag) for flag in missing] or ([] if layer else [spelling("layer")])
+        if layer is None or lacks:
+            raise InputError(
+                f"a whole model lacks {', '.join(lacks)}",
+                f"or name one with {spelling('model')}, such as ppmoe-6.7b",
+            )
+        return Transformer(moe=layer, **{"moe_every": MOE_EVERY, **self.given})
+
+    def changed_from(self, own: Transformer | None) -> "ModelSizes":
+        """Return the sizes that differ from a named model's own, or from the defaults."""
+        default = {"moe_every": MOE_EVERY} if own is None else {}
+        changed = {
+            name: value
+            for name, value in self.given.items()
+            if value != (getattr(own, name) if own else default.get(name))
+        }
+        return ModelSizes(**changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """Everything that a caller pins or bounds.
+
+    Args:
+        sequence_parallel: ranks of a tensor-parallel group have a shard of the tokens each.
+        memory_taken_bytes: of the memory limit, by the rest of the model.
+        allow_modelled: accept estimates for what was not measured.
+    """
+
+    bounds: Bounds = field(default_factory=Bounds)
+    pins: LayoutPins = field(default_factory=LayoutPins)
+    sizes: ModelSizes = field(default_factory=ModelSizes)
+    sequence_parallel: bool = False
+    memory_taken_bytes: int = 0
+    allow_modelled: bool = False
+
+    def encode(self) -> dict[str, str]:
+        """Return what differs from the defaults, as texts by flag name."""
+        default = Constraints()
+        texts = {
+            flag: _text(value)
+            for flag, value in _values(self)
+            if value != dict(_values(default))[flag]
+        }
+        if self.pins.offload is False:
+            del texts["offload"]
+            texts[NO_OFFLOAD] = "true"
+        return texts
+
+    @classmethod
+    def decode(cls, texts: Mapping[str, str], spelling: Spelling = AS_KEYS) -> "Constraints":
+        """Return the constraints in texts by flag name.
+
+        Raises:
+            InputError: a name is unknown, or a value wrong; the text names it.
+        """
+        parts: dict[str, dict[str, Any]] = {part: {} for part in ("bounds", "pins", "sizes", "")}
+        for flag, text in sorted(texts.items(), key=lambda item: item[0] == NO_OFFLOAD):
+            if flag not in _PLACES:
+                raise _unknown(flag, spelling)
+            part, name = _PLACES[flag]
+            value = _value(flag, text, spelling)
+            if flag != NO_OFFLOAD:
+                parts[part][name] = value
+            elif value and parts[part].setdefault(name, False):
+                raise InputError(f"{spelling(NO_OFFLOAD)} contradicts {spelling('offload')}")
+        return cls(
+            bounds=Bounds(**parts["bounds"]),
+            pins=LayoutPins(**parts["pins"]),
+            sizes=ModelSizes(**parts["sizes"]),
+            **parts[""],
+        )
+
+    @classmethod
+    def recorded(cls, texts: Mapping[str, str]) -> "Constraints":
+        """Return the constraints of a plan file, without those of a newer moetune."""
+        return cls.decode({flag: text for flag, text in texts.items() if flag in _PLACES})
+
+    def check_sizes(self, spelling: Spelling = AS_KEYS) -> None:
+        """Raise InputError where a number is so large that it is a mistake."""
+        for flag, value in _values(self):
+            limits = _NUMBERS.get(flag)
+            if limits is not None and value is not None:
+                check_range(spelling(flag), value, *limits)
+
+
+def check_range(name: str, value: int, smallest: int, largest: int) -> None:
+    """Raise InputError unless the value is in the range; larger ones take long to refuse."""
+    if not smallest <= value <= largest:
+        raise InputError(f"{name} must be from {smallest} to {largest}, got {value}")
+
+
+_Part = Literal["bounds", "pins", "sizes", ""]
+_PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
+    {
+        "forward-degree": ("bounds", "forward_degree"),
+        "backward-degree": ("bounds", "backward_degree"),
+        "max-degree": ("bounds", "max_degree"),
+        "min-chunk-tokens": ("bounds", "min_chunk_tokens"),
+        "order": ("bounds", "order"),
+        "strategy": ("bounds", "strategy"),
+        "num-layers": ("sizes", "num_layers"),
+        "num-heads": ("sizes", "num_heads"),
+        "seq": ("sizes", "length"),
+        "vocab": ("sizes", "vocab_size"),
+        "moe-every": ("sizes", "moe_every"),
+        "dp": ("pins", "dp"),
+        "ep": ("pins", "ep"),
+        "tp": ("pins", "tp"),
+        "pp": ("pins", "pp"),
+        EXPERT_PARALLEL: ("pins", "expert_parallel"),
+        "micro-batch": ("pins", "micro_batch"),
+        "zero": ("pins", "zero"),
+        "offload": ("pins", "offload"),
+        NO_OFFLOAD: ("pins", "offload"),
+        SEQUENCE_PARALLEL: ("", "sequence_parallel"),
+        MEMORY_TAKEN: ("", "memory_taken_bytes"),
+        ALLOW_MODELLED: ("", "allow_modelled"),
+    }
+)
+"""Where each flag's value lies in `Constraints`: the part, and its field."""
+_NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        "forward-degree": (1, 256), "backward-degree": (1, 256), "max-degree": (1, 256),
+        "min-chunk-tokens": (1, 2**31),
+        "num-layers": (1, 1024), "num-heads": (1, 4096), "seq": (1, 2**24), "vocab": (1, 2**24),
+        "moe-every": (0, 1024),
+        "dp": (1, 2**20), "ep": (1, 2**20), "tp": (1, 2**20), "pp": (1, 2**20),
+        "micro-batch": (1, 2**20),
+        MEMORY_TAKEN: (0, 2**50),
+    }
+)  # fmt: skip
+"""Smallest and largest value of the flags with a number."""
+_CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"order": get_args(Order), "strategy": STRATEGIES, EXPERT_PARALLEL: get_args(ExpertParallel)}
+)
+_MOST_DIGITS = 18
+
+
+def _values(constraints: Constraints) -> Iterator[tuple[str, Any]]:
+    for flag, (part, name) in _PLACES.items():
+        if flag != NO_OFFLOAD:
+            yield flag, getattr(getattr(constraints, part) if part else constraints, name)
+
+
+def _flags_of(part: _Part, names: Mapping[str, int] | list[str]) -> Iterator[str]:
+    return (flag for flag, (where, name) in _PLACES.items() if where == part and name in names)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(flag: str, text: str, spelling: Spelling) -> int | bool | str:
+    if flag in _CHOICES:
+        if text not in _CHOICES[flag]:
+            known = ", ".join(_CHOICES[flag])
+            raise InputError(f"{spelling(flag)} must be one of {known}, got {shown(text)}")
+        return text
+    if flag not in _NUMBERS:
+        if text not in {"true", "false"}:
+            raise InputError(f'{spelling(flag)} must be "true" or "false", got {shown(text)}')
+        return text == "true"
+    smallest, largest = _NUMBERS[flag]
+    is_number = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    if not is_number or int(text) < smallest:
+        raise InputError(
+            f"{spelling(flag)} must be a whole number from {smallest} to {largest}, as a text, "
+            f"got {shown(text)}"
+        )
+    return int(text)
+
+
+def _unknown(flag: str, spelling: Spelling) -> InputError:
+    near = difflib.get_close_matches(flag, _PLACES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(_PLACES))}"
+    return InputError(f"{spelling.constraint.format(shown(flag))} is unknown", hint)

@@ -1,0 +1,153 @@
+"""Placement of chunks: devices, side streams for their transfers, and counts of both."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+Wait = Callable[[], None]
+"""Makes the current stream, or the host on a CPU, wait for a transfer."""
+
+
+class SideStream:
+    """The stream for transfers of one direction, which run one after another.
+
+    On a CPU there is none: transfers take the caller's time. Buffers are allocated and freed by
+    the computing stream, which waits for an event before it frees; no `record_stream`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def run(self, transfer: Callable[[], Wait | None]) -> Wait:
+        """Begin a transfer behind everything issued to the current stream.
+
+        Args:
+            transfer: may return a wait of its own, which the current stream then makes.
+        """
+        if self._stream is None:
+            return transfer() or _nothing
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            wait = transfer()
+        done = self._stream.record_event()
+
+        def join() -> None:
+            if wait is not None:
+                wait()
+            torch.cuda.current_stream().wait_event(done)
+
+        return join
+
+    def run_late(self, transfer: Callable[[], None]) -> Wait:
+        """As `run` on a GPU; on a CPU begin the transfer only when somebody waits for it."""
+        return transfer if self._stream is None else self.run(transfer)
+
+    def synchronize(self) -> None:
+        """Let the host wait for everything on the stream."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+def _nothing() -> None:
+    """Wait for nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Devices and streams of a model's chunks.
+
+    Args:
+        device: of the computation.
+        scatter, offload: as in `moetune.shard`.
+        pin: shards in host memory are page-locked.
+        scale: factor of summed gradients: 1 / the ranks of the data-parallel group.
+        gather_stream, reduce_stream: for values that come in, and gradients that go out.
+    """
+
+    device: torch.device
+    scatter: bool
+    offload: bool
+    pin: bool
+    scale: float
+    gather_stream: SideStream
+    reduce_stream: SideStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Transfers since the model was sharded, in bytes of whole chunks.
+
+    Args:
+        gathers, reduces: number of chunks gathered, and of chunks reduced.
+        gathered_bytes: a chunk's bytes for every all-gather.
+        reduced_bytes: a chunk's bytes for every reduce-scatter, twice that for an all-reduce.
+        loaded_bytes, stored_bytes: of shards that came from host memory, and of gradients
+            that went there.
+    """
+
+    gathers: int = 0
+    reduces: int = 0
+    gathered_bytes: int = 0
+    reduced_bytes: int = 0
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+
+    @property
+    def communicated_bytes(self) -> int:
+        """Bytes between ranks: 2M a step where the cache holds everything."""
+        return self.gathered_bytes + self.reduced_bytes
+
+    def __sub__(self, earlier: "Traffic") -> "Traffic":
+        return Traffic(
+            gathers=self.gathers - earlier.gathers,
+            reduces=self.reduces - earlier.reduces,
+            gathered_bytes=self.gathered_bytes - earlier.gathered_bytes,
+            reduced_bytes=self.reduced_bytes - earlier.reduced_bytes,
+            loaded_bytes=self.loaded_bytes - earlier.loaded_bytes,
+            stored_bytes=self.stored_bytes - earlier.stored_bytes,
+        )
+
+
+@dataclass(slots=True)
+class ChunkStats:
+    """Counts of transfers and of the device bytes of chunks.
+
+    Args:
+        cache_bytes, peak_cache_bytes: of whole chunks in the cache.
+        device_bytes, peak_device_bytes: of everything that chunks keep on the device.
+    """
+
+    traffic: Traffic = field(default_factory=Traffic)
+    cache_bytes: int = 0
+    peak_cache_bytes: int = 0
+    device_bytes: int = 0
+    peak_device_bytes: int = 0
+
+    def allocated(self, num_bytes: int, *, is_cached: bool = False) -> None:
+        """Count bytes allocated on the device; negative ones were freed."""
+        self.device_bytes += num_bytes
+        self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
+        if is_cached:
+            self.cache_bytes += num_bytes
+            self.peak_cache_bytes = max(self.peak_cache_bytes, self.cache_bytes)
+
+    def gathered(self, *, communicated_bytes: int, loaded_bytes: int) -> None:
+        """Count a gathered chunk."""
+        now = self.traffic
+        self.traffic = replace(
+            now,
+            gathers=now.gathers + 1,
+            gathered_bytes=now.gathered_bytes + communicated_bytes,
+            loaded_bytes=now.loaded_bytes + loaded_bytes,
+        )
+
+    def reduced(self, *, communicated_bytes: int, stored_bytes: int) -> None:
+        """Count a reduced chunk."""
+        now = self.traffic
+        self.traffic = replace(
+            now,
+            reduces=now.reduces + 1,
+            reduced_bytes=now.reduced_bytes + communicated_bytes,
+            stored_bytes=now.stored_bytes + stored_bytes,
+        )

@@ -1,0 +1,249 @@
+"""The record of a measurement: its samples as they come, its progress, how good they became."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from moetune.domain.cluster import Cluster, Group, Machine, placement_name
+from moetune.domain.ports import Store
+from moetune.domain.profile import FitError, Profile
+from moetune.domain.records import RunStatus
+from moetune.domain.samples import CollectiveOp, CollectivePoint, Point, Quality, Sample
+
+if TYPE_CHECKING:
+    from moetune.measure.session import News
+
+
+_NAMES = {"gemm": "GEMM", "rows": "memory-bound operations", "copy": "copies"}
+_QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """One group of points after the fit.
+
+    Args:
+        median_error: middle of its fits' leave-one-out errors; None where nothing was fitted.
+    """
+
+    group: str
+    num_points: int
+    num_failed: int
+    quality: Quality
+    median_error: float | None
+
+
+class Progress(Protocol):
+    """Shows a measurement while it runs."""
+
+    def start(self, groups: Mapping[str, int], seconds: float) -> None:
+        """Show how many points each group has, and about how long all will take."""
+        ...
+
+    def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
+        """Show one more finished point."""
+        ...
+
+    def repeat(self, group: str, seconds_left: float) -> None:
+        """Show that a finished point was measured again."""
+        ...
+
+    def finish(self, summaries: Sequence[GroupSummary]) -> None:
+        """Show how good the groups became; none of them where the measurement ended early."""
+        ...
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def start(self, groups: Mapping[str, int], seconds: float) -> None:
+        """Show nothing."""
+
+    def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
+        """Show nothing."""
+
+    def repeat(self, group: str, seconds_left: float) -> None:
+        """Show nothing."""
+
+    def finish(self, summaries: Sequence[GroupSummary]) -> None:
+        """Show nothing."""
+
+
+class SampleRecorder:
+    """Hears a session on rank 0: keeps samples, hands them on at once, tells the time left.
+
+    Args:
+        machine: the one that is measured.
+        begin: called when it is known what will be measured.
+        keep: stores a sample before the next point is measured.
+    """
+
+    def __init__(
+        self,
+        *,
+        machine: Machine,
+        progress: Progress,
+        begin: Callable[[], object] | None = None,
+        keep: Callable[[Sample], None] | None = None,
+    ) -> None:
+        self.seconds: dict[Point, float] = {}
+        self.samples: list[Sample] = []
+        self._machine = machine
+        self._begin, self._keep, self._progress = begin, keep, progress
+        self._left: dict[Point, float] = {}
+        self._start = self._again_seconds = self._again_until = 0.0
+
+    def hear(self, news: "News") -> None:
+        """Show what will be measured; keep a sample, then show it."""
+        if isinstance(news, Sample):
+            self._measured(news)
+        else:
+            self._planned(news.seconds, news.again_seconds)
+
+    def _planned(self, seconds: Mapping[Point, float], again_seconds: float) -> None:
+        if self._begin is not None:
+            self._begin()
+        self.seconds, self._left = dict(seconds), dict(seconds)
+        self._start, self._again_seconds = time.monotonic(), again_seconds
+        total = sum(seconds.values()) + again_seconds
+        groups = Counter(group_of(point, self._machine) for point in seconds)
+        self._progress.start(groups, total)
+
+    def _measured(self, sample: Sample) -> None:
+        """Keep the sample, then show it."""
+        if self._keep is not None:
+            self._keep(sample)
+        self.samples.append(sample)
+        group, now = group_of(sample.point, self._machine), time.monotonic()
+        if self._left.pop(sample.point, None) is not None:
+            self._again_until = now + self._again_seconds
+            self._progress.advance(sample, group, self._seconds_left(now))
+        elif not self._left:
+            self._progress.repeat(group, max(self._again_until - now, 0.0))
+
+    def _seconds_left(self, now: float) -> float:
+        """Return the estimates that are left, at the pace of those that are done."""
+        left = sum(self._left.values())
+        done = sum(self.seconds.values()) - left
+        return left * (now - self._start) / done + self._again_seconds
+
+
+class StoredRun:
+    """A run of the store, made when it is known that there is something to measure.
+
+    Leaving it closes it: complete after `complete`, else partial.
+
+    Args:
+        run_id: of an unfinished run to go on with.
+        known: samples of an earlier one, with which a new run begins.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        name: str,
+        cluster: Cluster,
+        preset: str,
+        run_id: int | None,
+        known: Sequence[Sample],
+    ) -> None:
+        self._store, self._name, self._cluster, self._preset = store, name, cluster, preset
+        self._id, self._known = run_id, known
+        self._status: RunStatus = "partial"
+
+    def begin(self) -> int:
+        """Make the run if there is none yet, and return its id."""
+        if self._id is None:
+            self._id = self._store.start_run(
+                name=self._name, cluster=self._cluster, preset=self._preset
+            )
+            self._store.add_samples(self._id, self._known)
+        return self._id
+
+    def keep(self, sample: Sample) -> None:
+        """Append a sample."""
+        self._store.add_samples(self.begin(), [sample])
+
+    def samples(self) -> tuple[Sample, ...]:
+        """Return all samples of the run, in order."""
+        return self._store.samples(self.begin())
+
+    def complete(self, profile: Profile) -> None:
+        """Save the fit of the run's samples."""
+        self._store.save_profile(profile, run_id=self.begin())
+        self._status = "complete"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._id is not None:
+            self._store.finish_run(self._id, status=self._status)
+
+
+def group_of(point: Point, machine: Machine) -> str:
+    """Return the name of the group that a point is shown in."""
+    if isinstance(point, CollectivePoint):
+        return _collective_group(point.op, point.group, machine)
+    return _NAMES.get(point.kind, point.kind)
+
+
+def _collective_group(op: CollectiveOp, group: Group, machine: Machine) -> str:
+    """Return the collective's name, under several nodes with the group's place in them."""
+    if machine.num_devices <= machine.devices_per_node:
+        return op
+    return f"{op}, {placement_name(group, machine)}"
+
+
+def summarize(profile: Profile) -> tuple[GroupSummary, ...]:
+    """Return how good each group of a measured profile is, in the order of measuring."""
+    by_group: dict[str, list[Sample]] = {}
+    for sample in profile.samples:
+        by_group.setdefault(group_of(sample.point, profile.machine), []).append(sample)
+    errors = _fit_errors(profile)
+    return tuple(
+        _summary(group, samples, errors.get(group, [])) for group, samples in by_group.items()
+    )
+
+
+def _summary(group: str, samples: Sequence[Sample], errors: Sequence[FitError]) -> GroupSummary:
+    """The fits' worst label; where there is no fit, that of the middle sample."""
+    timed = [_QUALITIES.index(sample.quality) for sample in samples if not sample.error]
+    labels = [_QUALITIES.index(error.quality) for error in errors]
+    middle = round(statistics.median(timed)) if timed else len(_QUALITIES) - 1
+    return GroupSummary(
+        group=group,
+        num_points=len({sample.point for sample in samples}),
+        num_failed=sum(bool(sample.error) for sample in samples),
+        quality=_QUALITIES[max(labels, default=middle)],
+        median_error=statistics.median(error.median for error in errors) if errors else None,
+    )
+
+
+def _fit_errors(profile: Profile) -> dict[str, list[FitError]]:
+    named = [
+        *(("GEMM", line.error) for line in profile.gemm),
+        *(
+            (
+                _collective_group(line.op, (line.group_size, line.num_nodes), profile.machine),
+                line.error,
+            )
+            for line in profile.collective
+        ),
+        *(("copies", line.error) for line in profile.copy),
+    ]
+    errors: dict[str, list[FitError]] = {}
+    for name, error in named:
+        if error is not None:
+            errors.setdefault(name, []).append(error)
+    return errors

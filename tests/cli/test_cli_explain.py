@@ -1,0 +1,98 @@
+"""A plan, its explanation, its timeline and what the service answers are one truth."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import Cli
+
+SIZES = ("--d-model", "1024", "--d-hidden", "8192", "--num-experts", "64", "--top-k", "2")
+TOP2 = (*SIZES, "--tokens", "4096", "--dtype", "float16", "--profile", "rtx2080ti-x64")
+BERT = ("--model", "bert-l", "--profile", "rtx2080ti-x64")
+A100 = ("--model", "bert-l", "--world-size", "4", "--profile", "a100-x4")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*TOP2, "--order", "interleaved"),
+        (*TOP2, "--order", "dispatch_first"),
+        (*BERT, "--strategy", "S4", "--order", "interleaved"),
+        (*BERT, "--forward-degree", "5", "--order", "interleaved", "--max-degree", "8"),
+        (*A100, "--strategy", "S2", "--backward-degree", "3"),
+    ],
+)
+def test_the_plans_own_row_among_the_strategies_is_the_plan(
+    cli: Cli, arguments: tuple[str, ...]
+) -> None:
+    plan = cli("plan", *arguments, "--json").document
+    found = cli("explain", plan["id"], "--json").document
+    (row,) = (one for one in found["strategies"] if one["is_chosen"])
+    pipeline, memory, predicted = plan["pipeline"], plan["memory"], plan["predicted"]
+    assert row["step_seconds"] == predicted["step_seconds"]
+    assert row["strategy"] == memory["strategy"]
+    assert row["forward_degree"] == found["forward"]["degree"] == pipeline["forward_degree"]
+    assert row["backward_degree"] == found["backward"]["degree"] == pipeline["backward_degree"]
+    assert row["needed_bytes"] == sum(
+        memory[f"{part}_bytes"] for part in ("state", "activation", "buffer")
+    )
+    assert found["forward"]["seconds"] == predicted["forward_seconds"]
+    assert found["backward"]["seconds"] == predicted["backward_seconds"]
+    _check_losers(plan, found["strategies"])
+    assert cli("trace", plan["id"], "--output", "step.json").code == 0
+    _check_timeline(plan, json.loads(Path("step.json").read_text(encoding="utf-8")))
+
+
+def _check_losers(plan: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Hold the rows of other strategies against the alternatives that the plan names."""
+    lost = {
+        one["strategy"]: one
+        for one in plan["alternatives"]
+        if one["strategy"] != plan["memory"]["strategy"]
+    }
+    for row in rows:
+        if row["strategy"] in lost:
+            other = lost[row["strategy"]]
+            for key in ("forward_degree", "backward_degree", "step_seconds", "lost_because"):
+                assert row[key] == other[key], (row["strategy"], key)
+
+
+def _check_timeline(plan: dict[str, Any], document: dict[str, Any]) -> None:
+    assert document["schema"] == "moetune.timeline/1"
+    ends = {
+        phase: max(
+            event["ts"] + event["dur"]
+            for event in document["traceEvents"]
+            if event["name"].startswith(phase)
+        )
+        for phase in ("forward", "backward")
+    }
+    predicted = plan["predicted"]
+    forward = predicted["forward_seconds"]
+    assert ends["forward"] == pytest.approx(1e6 * forward, rel=1e-9)
+    assert ends["backward"] == pytest.approx(1e6 * (forward + predicted["backward_seconds"]))
+
+
+def test_the_explanation_of_a_plan_file_needs_no_profile_and_solves_nothing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("profiles", "export", "rtx2080ti-x64", "--output", "lab.toml")
+    text = Path("lab.toml").read_text(encoding="utf-8").replace('"rtx2080ti-x64"', '"lab"')
+    Path("lab.toml").write_text(text, encoding="utf-8")
+    arguments = ("--model", "bert-l", "--profile", "lab.toml", "--no-save", "--output", "plan.json")
+    assert cli("plan", *arguments).code == 0
+    known = cli("explain", "plan.json", "--profile", "lab.toml", "--json").document
+    monkeypatch.setattr("moetune.workflows.explain.rank_layer", None)
+    found = cli("explain", "plan.json", "--json").document
+    assert "'lab' is not here" in found.pop("note")
+    assert {**found, "note": ""} == known
+    assert known["strategies"]
+
+
+def test_the_terms_are_part_of_the_plan_file(cli: Cli) -> None:
+    plan = cli("plan", *BERT, "--json").document
+    found = cli("explain", plan["id"], "--json").document
+    assert plan["schema"] == 2
+    assert plan["terms"] == {key: found[key] for key in ("forward", "backward", "strategies")}

@@ -1,0 +1,99 @@
+"""The proof that operations ran beside the measured one."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.measure.background import Background, overlap, proves
+from moetune.measure.device import CpuDevice
+from moetune.measure.operations import Experiment, local_operation
+from moetune.measure.ranks import Ranks
+from moetune.measure.timing import Effort, FailedPointError, measure
+
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 10)).map(lambda pair: (pair[0], sum(pair))),
+    max_size=12,
+)
+WINDOWS = st.tuples(st.integers(0, 30), st.integers(1, 20)).map(lambda pair: (pair[0], sum(pair)))
+
+
+@given(WINDOWS, INTERVALS)
+def test_overlap_counts_every_covered_moment_once(
+    window: tuple[int, int], busy: list[tuple[int, int]]
+) -> None:
+    moments = range(*window)
+    covered = sum(any(low <= moment < high for low, high in busy) for moment in moments)
+    assert overlap(window, busy) == pytest.approx(covered / len(moments))
+
+
+@given(WINDOWS, INTERVALS)
+def test_nothing_is_proven_by_work_that_ended_with_the_window(
+    window: tuple[int, int], busy: list[tuple[int, int]]
+) -> None:
+    assert not proves(window, [(low, min(high, window[1])) for low, high in busy])
+
+
+@given(WINDOWS, st.integers(1, 5))
+def test_work_without_a_pause_that_goes_on_is_a_proof(window: tuple[int, int], length: int) -> None:
+    start, end = window
+    steps = range(start - length, end + length, length)
+    busy = [(float(low), float(low + length)) for low in steps]
+    inside = any(start < high <= end for _, high in busy)
+    assert proves(window, busy) == inside
+
+
+def test_one_operation_longer_than_the_window_shows_no_completed_work() -> None:
+    assert not proves((1.0, 2.0), [(0.0, 3.0)])
+
+
+def test_a_pause_in_the_middle_is_no_proof() -> None:
+    assert not proves((0.0, 10.0), [(-1.0, 4.0), (5.0, 11.0)])
+    assert proves((0.0, 10.0), [(-1.0, 4.0), (4.2, 11.0)])
+
+
+def short_sleep() -> None:
+    time.sleep(2e-3)
+
+
+def test_a_block_counts_while_the_aggressor_runs_and_no_more_once_it_stopped() -> None:
+    with Background(
+        [local_operation(short_sleep)], device=CpuDevice(), ranks=Ranks()
+    ) as background:
+        proven = False
+        for _ in range(50):  # a loaded machine may delay the thread in some of the windows
+            opened = time.perf_counter()
+            time.sleep(0.05)
+            proven = proven or background.ran_through((opened, time.perf_counter()))
+        assert proven
+        opened = time.perf_counter()
+        time.sleep(0.05)
+        background._loads[0].stop()
+        background._loads[0].join()
+        time.sleep(0.05)
+        assert not background.ran_through((opened, time.perf_counter()))
+
+
+def test_a_point_whose_aggressor_stops_by_itself_fails() -> None:
+    calls = iter(range(20))
+
+    def run_out() -> None:
+        short_sleep()
+        if next(calls, None) is None:
+            raise RuntimeError("the wire is gone")
+
+    scene = Experiment(
+        victim=local_operation(short_sleep), background_loads=(local_operation(run_out),)
+    )
+    effort = Effort(min_blocks=50, max_blocks=90, max_seconds=0.5, warmup_seconds=0.1)
+    with pytest.raises(FailedPointError, match="the wire is gone"):
+        measure(scene, device=CpuDevice(), ranks=Ranks(), effort=effort)
+
+
+def test_no_thread_is_left_behind() -> None:
+    before = threading.active_count()
+    with Background([local_operation(short_sleep)] * 2, device=CpuDevice(), ranks=Ranks()):
+        assert threading.active_count() == before + 2
+    assert threading.active_count() == before

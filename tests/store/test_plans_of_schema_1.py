@@ -1,0 +1,148 @@
+"""The database of the release before: its plans are listed, explained, traced, changed and served.
+
+`schema_0004.sql` is such a database: seven plans of schema 1, for layers and for whole models,
+three of them with a profile that only the database has, one with more degrees than are taken now.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moetune.config import Settings
+from moetune.domain.errors import ProfileError
+from moetune.domain.plan import Plan
+from moetune.domain.profile import Profile
+from moetune.service.access import Access
+from moetune.service.app import create_app
+from moetune.store import check, upgrade
+from moetune.workflows.explain import explain_plan
+from moetune.workflows.plan import make_plan
+from moetune.workflows.planner import ServicePlanner, open_planner
+from moetune.workflows.whatif import WhatIf
+from tests.service.asking import client_of
+
+OLD = Path(__file__).with_name("schema_0004.sql")
+LAB, INTERLEAVED, REUSED, LIMITED = "4df683", "f2db3a", "6d1866", "2f9f27"
+MODEL, CHUNKED, TENSOR = "d6423c", "ba7dae", "1f99c1"
+LAYERS = (LAB, INTERLEAVED, REUSED, LIMITED, TENSOR)
+EVERY = (*LAYERS, MODEL, CHUNKED)
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServicePlanner]:
+    path = tmp_path_factory.mktemp("old") / "old.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(OLD.read_text(encoding="utf-8"))
+    upgrade(str(path))
+    assert check(str(path)) == ()
+    with open_planner(Settings(db=str(path))) as opened:
+        yield opened
+
+
+def plans(old: ServicePlanner) -> list[Plan]:
+    return [old.plan(one) for one in EVERY]
+
+
+def test_they_are_listed_and_read_with_their_ids_and_schema(old: ServicePlanner) -> None:
+    found = {one.id: one for one in plans(old)}
+    assert {info.id for info in old.reading.plans()} == set(found)
+    assert {one.schema for one in found.values()} == {1}
+    assert all(one.terms is None for one in found.values())
+    assert all(
+        one.inputs.request.inputs_for(_profile(old, one)) == one.inputs for one in plans(old)
+    )
+
+
+@pytest.mark.parametrize("plan_id", EVERY)
+def test_an_explanation_has_the_terms_that_the_plan_would_have_today(
+    old: ServicePlanner, plan_id: str
+) -> None:
+    plan = old.plan(plan_id)
+    found = old.explain(plan_id)
+    assert found.note == ""
+    assert found.forward is not None
+    assert found.backward is not None
+    again = make_plan(plan.inputs.request, profile=_profile(old, plan))
+    assert again.terms is not None
+    assert (found.forward, found.backward) == (again.terms.forward, again.terms.backward)
+    assert found.strategies == again.terms.strategies
+    assert (again.pipeline, again.memory, again.chunks) == (
+        plan.pipeline, plan.memory, plan.chunks,
+    )  # fmt: skip
+    assert again.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds, rel=1e-9)
+    chosen = [one.step_seconds for one in found.strategies if one.is_chosen]
+    assert chosen in ([], [plan.predicted.step_seconds])
+    assert bool(chosen) == (plan_id in LAYERS and plan_id != TENSOR)
+
+
+def test_a_plan_whose_profile_is_gone_or_changed_says_so(old: ServicePlanner) -> None:
+    plan = old.plan(LAB)
+    gone = replace(plan.inputs, profile="of-nobody")
+    found = old.explain_plan(replace(plan, inputs=gone, id=gone.plan_id))
+    assert (found.forward, found.strategies) == (None, ())
+    assert "'of-nobody' is not here" in found.note
+    changed = replace(plan.inputs, profile_fingerprint="ab" * 32)
+    found = old.explain_plan(replace(plan, inputs=changed, id=changed.plan_id))
+    assert found.forward is None
+    assert "has changed since" in found.note
+
+
+def test_a_plan_that_would_be_made_otherwise_today_shows_no_terms_of_another(
+    old: ServicePlanner,
+) -> None:
+    plan = old.plan(LAB)
+    other = replace(
+        plan,
+        pipeline=replace(plan.pipeline, forward_degree=plan.pipeline.forward_degree + 1),
+    )
+    found = explain_plan(other, profile=_profile(old, plan))
+    assert (found.forward, found.strategies) == (None, ())
+    assert "would plan otherwise" in found.note
+
+
+@pytest.mark.parametrize("plan_id", [INTERLEAVED, REUSED, TENSOR])
+def test_a_timeline_ends_where_the_plan_says(old: ServicePlanner, plan_id: str) -> None:
+    predicted = old.plan(plan_id).predicted
+    end = max(float(str(one["ts"])) + float(str(one["dur"])) for one in old.trace(plan_id).events)
+    assert end == pytest.approx(1e6 * (predicted.forward_seconds + predicted.backward_seconds))
+
+
+def test_whole_models_have_their_stages(old: ServicePlanner) -> None:
+    whole = old.plan(MODEL).transformer
+    assert whole is not None
+    passes = [one for one in old.trace(MODEL).events if one["cat"] == "comp"]
+    assert len(passes) == 2 * len(whole.stages) * whole.num_micro_batches
+
+
+def test_what_if_begins_with_the_stored_plan(old: ServicePlanner) -> None:
+    for plan_id in (INTERLEAVED, REUSED):
+        answer = old.whatif(WhatIf(plan_id=plan_id, changes={"tokens_per_rank": 2048}))
+        assert answer.before == old.plan(plan_id)
+        assert answer.after.schema == 2
+        assert answer.after.inputs.constraints == answer.before.inputs.constraints
+        assert answer.after.inputs.tokens_per_rank == 2048
+
+
+def test_the_service_answers_with_the_stored_documents(old: ServicePlanner) -> None:
+    with client_of(create_app(old, Access())) as client:
+        for plan in plans(old):
+            read = client.get(f"/v1/plans/{plan.id}")
+            assert read.text == f"{old.reading.plan_document(plan.id)}\n"
+            explained = client.get(f"/v1/plans/{plan.id}/explain").json()
+            assert explained["forward"] is not None
+            assert client.get(f"/plans/{plan.id}").status_code == 200
+        listed = client.get("/v1/plans").json()["items"]
+        assert {one["id"] for one in listed} == {one.id for one in plans(old)}
+        asked = {"model": "bert-l", "profile": "lab"}
+        assert client.post("/v1/plans:resolve", asked).json()["id"] == old.plan(LAB).id
+
+
+def _profile(old: ServicePlanner, plan: Plan) -> Profile:
+    found = old.profile_if_known(plan)
+    if found is None:
+        raise ProfileError(f"profile {plan.inputs.profile!r} is another than that of the plan")
+    return found
