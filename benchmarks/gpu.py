@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_reuse import reuse_rows, reuse_table
+from benchmarks.staged_link import HostStagedLink
 from moetune import config
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape, Workload
@@ -32,7 +33,6 @@ from moetune.domain.samples import CollectivePoint, GemmPoint
 from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
 from moetune.runtime.links import Link, LocalLink
-from moetune.runtime.staged_link import HostStagedLink
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import AllToAllCosts
 from moetune.solve.layer.times import step_time

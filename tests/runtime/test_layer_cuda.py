@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 
+from benchmarks.staged_link import HostStagedLink
 from moetune.domain.plan import Decision
 from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.staged_link import HostStagedLink
 from tests.runtime.workers import relative_error
 
 pytestmark = [

@@ -1,4 +1,7 @@
-"""The gate: which experts a token goes to, with which weight, and the balance loss.
+"""Route tokens: the gate chooses their experts and weights, and the balance loss.
+
+Second step of a token's way: behind the ranks' agreement in `layer`, before the dispatch is
+planned and `function` takes the tokens.
 
 T tokens of this rank, E experts, K choices a token, D model width.
 """
@@ -18,7 +21,7 @@ from moetune.runtime.links import Link
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
-"""Values of two-byte tokens that are widened for the gate at once: few where the phases' rooms
+"""Values of two-byte tokens that are widened for the gate at once: few where the phases' buffers
 stay in memory, and enough for a GPU's launches."""
 
 
@@ -136,7 +139,7 @@ def _gate_grads(
         grad_ED = _grad_of_weight(grad_TE, x_TD) if ctx.needs_input_grad[1] else None
         if ctx.needs_input_grad[0]:
             grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
-            _add_products(grad_x_TD, grad_TE, weight_ED)
+            _add_gemm(grad_x_TD, grad_TE, weight_ED)
     if grad_ED is not None:
         if ctx.link is not None:
             ctx.link.add(grad_ED, "the sum of the gate's gradient").wait()
@@ -158,7 +161,7 @@ def _grad_of_weight(grad_TE: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
     return grad_ED
 
 
-def _add_products(grad_x_TD: torch.Tensor, grad_TE: torch.Tensor, weight_ED: torch.Tensor) -> None:
+def _add_gemm(grad_x_TD: torch.Tensor, grad_TE: torch.Tensor, weight_ED: torch.Tensor) -> None:
     weight_ED = weight_ED.to(grad_TE.dtype)
     if grad_x_TD.dtype == grad_TE.dtype:
         grad_x_TD.addmm_(grad_TE, weight_ED)
@@ -210,6 +213,13 @@ class Gate(nn.Module):
         self._link: Link | None = None
         shape = (layer.num_experts, layer.d_model)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+    def reset(self, seed: int) -> None:
+        """Draw the weight uniformly within ±1/√d_model, the same on every rank."""
+        generator, bound = torch.Generator().manual_seed(seed), self.layer.d_model**-0.5
+        values = torch.empty(self.weight.shape, dtype=torch.float64)
+        with torch.no_grad():
+            self.weight.copy_(values.uniform_(-bound, bound, generator=generator))
 
     def share(self, link: Link) -> None:
         """Take the tokens for this rank's shard of a sequence that the link's ranks share.

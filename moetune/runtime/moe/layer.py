@@ -48,9 +48,8 @@ class ExpertLayer(nn.Module, ABC):
     of layer loads into the other.
 
     Attributes:
-        expert_parallel: how the ranks share the experts: what its plans are for.
-        sequence_parallel: the same: whether they have shards of the tokens whose experts each
-            of them computes.
+        expert_parallel: how the ranks share the experts, as in its plans.
+        sequence_parallel: whether each rank has a shard of the tokens that all compute.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
@@ -128,11 +127,7 @@ class ExpertLayer(nn.Module, ABC):
         seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.gate.weight.device)
         if self.link.num_ranks > 1:
             seed = self.link.gather(seed, "the exchange of the experts' seed")[0]
-        generator = torch.Generator().manual_seed(int(seed))
-        bound = self.shape.d_model**-0.5
-        values = torch.empty(self.gate.weight.shape, dtype=torch.float64)
-        with torch.no_grad():
-            self.gate.weight.copy_(values.uniform_(-bound, bound, generator=generator))
+        self.gate.reset(int(seed))
         self.experts.reset(int(seed), self.link.rank * self.experts.local_experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -153,12 +148,9 @@ class ExpertLayer(nn.Module, ABC):
         dtype = _compute_dtype(x)
         width = x.shape[-1] if x.dim() else 0
         num_tokens = agree_on_tokens(
-            self.link,
-            num_tokens=x.numel() // width if width else 0,
-            signature=self._signature(x, dtype),
-            problem=self._problem(x, dtype),
-            device=x.device,
-        )
+            self.link, num_tokens=x.numel() // width if width else 0,
+            signature=self._signature(x, dtype), problem=self._problem(x, dtype), device=x.device,
+        )  # fmt: skip
         tokens = self._planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         watch = self._decisions.watch(tokens, dtype, x.device)
@@ -211,7 +203,7 @@ class ExpertLayer(nn.Module, ABC):
     def _policy(
         self, x_TD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]
     ) -> MemoryPolicy:
-        """Return how this step's chunks travel and what is kept of them.
+        """Return how this step's chunks travel and what the backward pass finds of them.
 
         Args:
             num_tokens: of every rank.
@@ -273,8 +265,8 @@ class MoELayer(ExpertLayer):
         pipeline: True takes the degrees from the plan, False is one chunk, a number is that
             degree forward and backward; see also `pin`.
         memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
-            "S1" to "S4" use memory again (see `moetune.runtime.moe.reuse`). In one chunk
-            there is nothing to use again, and all are alike.
+            "S1" to "S4" reuse buffers (see `moetune.runtime.moe.reuse`). In one chunk there is
+            nothing to reuse, and all are alike.
         plan: a plan, or the path of a plan file.
         planbook: a book that all ranks share, see `moetune.open_planbook`.
         device, dtype: of the parameters.
@@ -303,23 +295,16 @@ class MoELayer(ExpertLayer):
     def _policy(self, x_TD: torch.Tensor, routing: Routing, _: tuple[int, ...]) -> MemoryPolicy:
         decision = self.decision
         dispatch = plan_dispatch(
-            routing.experts_TK,
-            routing.kept_TK,
-            num_experts=self.shape.num_experts,
-            forward_degree=decision.forward_degree,
-            backward_degree=decision.backward_degree,
+            routing.experts_TK, routing.kept_TK, num_experts=self.shape.num_experts,
+            forward_degree=decision.forward_degree, backward_degree=decision.backward_degree,
             link=self.link,
-        )
+        )  # fmt: skip
         self.num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
         if dispatch.is_single_chunk or decision.strategy == "none":
             return KeepActivations(context=self._context, dispatch=dispatch, order=decision.order)
         offload = Offload(
-            decision.strategy,
-            self._host,
-            num_rows=dispatch.num_received,
-            layer=self.shape,
-            like=x_TD,
-            is_needed=torch.is_grad_enabled(),
-        )
+            decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.shape,
+            like=x_TD, is_needed=torch.is_grad_enabled(),
+        )  # fmt: skip
         return ReuseBuffers(context=self._context, dispatch=dispatch, offload=offload)

@@ -1,4 +1,6 @@
-"""Copies between device and host, beside computation and communication.
+"""Copy activations between device and host, overlapped with computation and communication.
+
+The memory policy `reuse` starts these copies for the strategies S1 to S3.
 
 On a CPU both are the same memory and a copy is made at once; on CUDA each direction has a
 stream of its own.
@@ -114,7 +116,7 @@ class HostPool:
         return self.__dict__ | {"_free": []}
 
     def borrow(self, shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> "Loan":
-        """Return room for tensors of these shapes with the dtype of `like`.
+        """Return memory for tensors of these shapes with the dtype of `like`.
 
         Raises:
             AllocationError: there is no host memory for them.

@@ -1,4 +1,7 @@
-"""When each step of a real phase ran: the measured side of a timeline."""
+"""Record when each step of a phase ran: the measured side of a timeline.
+
+The executor tells a recorder of every computation and transfer.
+"""
 
 import contextlib
 import threading
