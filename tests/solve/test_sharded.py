@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from moetune.solve.layer.predict import plan_timelines
 
 from moetune.domain.constraints import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Bounds
 from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
@@ -17,6 +16,7 @@ from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.model.costs import best_moe_step
+from moetune.solve.predict import plan_timelines
 from tests.solve.costs_by_hand import GEMM, LinearCosts, event_by_event, plan_inputs
 
 SUM = LinearCost(alpha_seconds=3e-5, beta_seconds=7e-10)

@@ -15,8 +15,7 @@ from moetune.domain.cluster import Cluster
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
-from moetune.store import admin as backup
-from moetune.store import check, engine, open_store, upgrade
+from moetune.store import backup, check, engine, open_store, upgrade
 from moetune.store.engine import file_system
 
 BATCH = 5

@@ -17,8 +17,7 @@ from moetune.domain.errors import InputError, MoetuneError, SchemaMismatchError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, CopyPoint, Sample
-from moetune.store import admin as backup
-from moetune.store import check, current, migrate, open_store, upgrade
+from moetune.store import backup, check, current, migrate, open_store, upgrade
 from moetune.store.address import parse_address
 from moetune.store.database import Database
 
