@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test check checks netlab gpu bench setup postgres chromium
+.PHONY: quickstart test check checks docs netlab gpu bench setup postgres chromium
 
 setup: $(READY)
 
@@ -27,6 +27,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'open site/index.html; to search: $(BIN)/python -m http.server --directory site'
 
 test: $(READY) postgres chromium check
 	$(BIN)/pytest

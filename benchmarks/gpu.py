@@ -34,10 +34,10 @@ from moetune.fit.profile import fit_profile
 from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.staged_link import HostStagedLink
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.reuse import step_time
+from moetune.solve.layer.parallelism import AllToAllCosts
+from moetune.solve.layer.times import step_time
 from moetune.workflows.files import profile_to_toml, write_text
-from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
-from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
 from moetune.workflows.steps import MeasuredSteps, measure_steps, random_steps
 
 DEGREES = (1, 2, 4, 8, 16)
@@ -188,7 +188,7 @@ def _wired(profile: Profile, workload: Workload) -> LayerCosts:
         samples=samples,
     )
     layer = replace(workload.layer, num_experts=_PRETENDED_RANKS)
-    return LayerCosts(
+    return AllToAllCosts(
         layer=layer, world_size=_PRETENDED_RANKS, dtype=workload.dtype, costs=costs_of(wired)
     )
 

@@ -13,7 +13,7 @@ from moetune.domain.plan import Decision
 from moetune.runtime.links import Link
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.reuse import paper_seconds, step_time
+from moetune.solve.layer.times import paper_seconds, step_time
 from moetune.workflows.steps import LayerSteps, measure_steps, random_steps
 
 DEGREES = (4, 8)

@@ -22,9 +22,8 @@ from moetune.runtime.plans.book import PlanBook
 from moetune.solve.layer.degree import best_degree
 from moetune.store import open_store
 from moetune.workflows.files import load_profile_file, write_text
-from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
 
 _RESULT = Path(__file__).parents[1] / "docs/results/speed.md"
 _LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)
@@ -108,11 +107,9 @@ def _plan_seconds(profile: Profile) -> float:
 def _book() -> PlanBook:
     reference = load_profile_file(_REFERENCE)
     request = PlanRequest(
-        layer=_LAYER,
-        world_size=2,
-        tokens_per_rank=8192,
+        layer=_LAYER, world_size=2, tokens_per_rank=8192,
         constraints=Constraints(allow_modelled=True),
-    )
+    )  # fmt: skip
     return PlanBook([make_plan(request, profile=reference)])
 
 

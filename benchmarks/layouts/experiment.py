@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.layouts.ranks import Variant, Work
+from benchmarks.layouts.shared_core import on_shared_core
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
-from moetune.domain.constraints import Bounds, Constraints, LayoutPins, ModelSizes
+from moetune.domain.constraints import Bounds, Constraints, LayoutPins, TransformerSizes
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
@@ -128,7 +129,7 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
     """
     request = PlanRequest(
         layer=case.transformer.moe,
-        constraints=Constraints(sizes=ModelSizes.of(case.transformer)),
+        constraints=Constraints(sizes=TransformerSizes.of(case.transformer)),
         world_size=NUM_RANKS,
         tokens_per_rank=case.tokens_per_rank,
         dtype=_DTYPE,
@@ -143,13 +144,20 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
             bounds=Bounds(),
             per_node=profile.machine.devices_per_node,
             runs_ahead=profile.machine.kind == "cuda",
-            shares_core=profile.shares_core,
             device_memory_bytes=profile.machine.memory_bytes,
             provenance=profile.provenance,
         )
     )
     if found.unpriced:
         raise found.unpriced[0][1]
+    best = [
+        on_shared_core(
+            one,
+            stages=search.prices.stages(one.layout.pp),
+            ranks_per_node=profile.machine.devices_per_node,
+        )
+        for one in found.best
+    ]
     return [
         (
             _variant(one),
@@ -159,7 +167,7 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
                 for part in parts_of(one, search.prices.stages(one.layout.pp))
             },
         )
-        for one in found.best
+        for one in sorted(best, key=lambda one: one.order)
     ]
 
 

@@ -14,7 +14,8 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.runtime.moe.layer import MoELayer
 from moetune.solve.layer.memory import layer_memory, total_bytes
-from moetune.solve.layer.peak import States, peak_bytes
+from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.states import StateBytes
 
 MODELS = {"GPT-S/4": (192, 768), "GPT-XL/4": (512, 2048), "BERT-L/4": (256, 1024)}
 TOKENS = (4096, 8192, 16384, 32768)
@@ -134,7 +135,7 @@ def _row(model: str, workload: Workload, degree: int, strategy: Strategy, none: 
 
     peak = peak_bytes(
         workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy,
-        bias=False, states=States.adam(workload.dtype),
+        bias=False, states=StateBytes.adam(workload.dtype),
     )  # fmt: skip
     return Row(
         model=model,

@@ -26,9 +26,9 @@ from moetune.fit.costs import costs_of
 from moetune.solve.layout.plan import LayoutProblem, search_layouts
 from moetune.solve.layout.search import Candidate, LayoutSearch
 from moetune.solve.layout.words import parts_of
-from moetune.solve.model.traits import Traits
+from moetune.solve.model.runtime import TargetRuntime
 
-PAPERS = Traits(
+PAPERS = TargetRuntime(
     splits_sends=True, shards_gradients=True, exchanges_under_tensor=True, is_unfused=True,
     shards_in_chunks=False,
 )  # fmt: skip
@@ -134,7 +134,7 @@ def _at(row: Row, profile: Profile, sequences: int, reserved_bytes: int) -> Foun
             runs_ahead=profile.machine.kind == "cuda",
         device_memory_bytes=profile.machine.memory_bytes,
         provenance=profile.provenance,
-        traits=PAPERS,
+        runtime=PAPERS,
     )  # fmt: skip
     try:
         search, layouts = search_layouts(question)

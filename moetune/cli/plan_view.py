@@ -8,9 +8,8 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.words import HOW
 from moetune.workflows.explain import Explanation
+from moetune.workflows.plan_view import SURE, WORTH_SAYING
 
-WORTH_SAYING = 5e-4
-SURE = 0.995
 _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
 
 

@@ -19,11 +19,10 @@ from moetune.domain.samples import Point, Sample
 from moetune.domain.units import parse_count, parse_seconds
 from moetune.measure.grid import Preset
 from moetune.workflows import wiring
-from moetune.workflows.measuring import GroupSummary
+from moetune.workflows.recording import GroupSummary
 
 if TYPE_CHECKING:
-    from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
-    from moetune.workflows.profile import ProfileOutcome
+    from moetune.workflows.profile import MeasurementSetting, ProfileOutcome, ProfileRequest
 
 
 _BAR_WIDTH = 24
@@ -196,8 +195,7 @@ def profile(
 
     Under torchrun every rank runs this command, and rank 0 keeps what is measured.
     """
-    from moetune.workflows.measuring import ProfileRequest
-    from moetune.workflows.profile import take_part
+    from moetune.workflows.profile import ProfileRequest, take_part
 
     session = session_of(context)
     settings, setting = session.settings, _setting(nproc)
@@ -236,7 +234,7 @@ def profile(
 
 def _setting(nproc: int | None) -> "MeasurementSetting":
     """Return whether this process measures alone or in a launch, and its environment."""
-    from moetune.workflows.measuring import MeasurementSetting
+    from moetune.workflows.profile import MeasurementSetting
 
     environ = config.environment()
     launch = config.launch(environ)
@@ -253,8 +251,8 @@ def _plan(
     resume: bool,
     as_json: bool,
 ) -> None:
-    from moetune.workflows.measuring import group_of
     from moetune.workflows.profile import detect_cluster, estimate_profile
+    from moetune.workflows.recording import group_of
 
     machine = detect_cluster(request, setting).machine
     with wiring.find_store(session.settings) as store:

@@ -1,18 +1,15 @@
 """A profile in words."""
 
-import itertools
-import math
 from collections.abc import Iterator
 
 from moetune.cli.render import Screen, plural
 from moetune.domain.cluster import Machine, placement_name
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.fit.segments import Segments
-from moetune.workflows.profiles import FoundProfile, pieces_of
+from moetune.workflows.profiles import FoundProfile
 
 _PLACES = {"file": "is a file", "store": "is in the store", "bundled": "comes with moetune"}
-_FLAT = 0.01
+
 """Share of its start-up by which a piece must grow to have a rate worth showing."""
 _GIGA = 1e9
 _TERA = 1e12
@@ -53,12 +50,8 @@ def show_profile(screen: Screen, found: FoundProfile) -> None:
 def _rows(profile: Profile) -> Iterator[tuple[str, ...]]:
     for gemm in profile.gemm:
         yield _gemm_row(gemm)
-    pieces = pieces_of(profile)
     for line in profile.collective:
         yield _line_row(_collective_name(line, profile.machine), line)
-        yield from _piece_rows(
-            pieces.get((line.op, line.group_size, line.num_nodes, line.in_flight))
-        )
     for copy in profile.copy:
         both = ", both ways" if copy.both_ways else ""
         pinned = "pinned" if copy.pinned else "pageable"
@@ -79,17 +72,6 @@ def _line_row(name: str, line: CollectiveLine | CopyLine) -> tuple[str, ...]:
     beta = line.beta_seconds_per_byte
     rate = f"{1 / beta / _GIGA:.3g} GB/s" if beta else "—"
     return (name, format_seconds(line.alpha_seconds), rate, *_quality(line.error))
-
-
-def _piece_rows(found: Segments | None) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each line where one does not do: a collective changes its protocol."""
-    if found is None or not found.breaks:
-        return
-    bounds = (0.0, *found.breaks, math.inf)
-    for (low, high), line in zip(itertools.pairwise(bounds), found.lines, strict=True):
-        grows = line.beta_seconds > 0 and line.beta_seconds * high > _FLAT * line.alpha_seconds
-        rate = f"{1 / line.beta_seconds / _GIGA:.3g} GB/s" if grows else "—"
-        yield f"  from {format_bytes(round(low))}", format_seconds(line.alpha_seconds), rate, "", ""
 
 
 def _collective_name(line: CollectiveLine, machine: Machine) -> str:

@@ -51,8 +51,7 @@ def quickstart() -> int:
 
 
 def _profile(screen: Screen) -> None:
-    from moetune.workflows.measuring import MeasurementSetting, ProfileRequest
-    from moetune.workflows.profile import profile_machine
+    from moetune.workflows.profile import MeasurementSetting, ProfileRequest, profile_machine
 
     request = ProfileRequest(
         name=_NAME,

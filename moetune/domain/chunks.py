@@ -1,4 +1,4 @@
-"""What a training step needs of the chunks, and when: the recorded order that plans them."""
+"""Chunks of model states: parameters packed in the order of a training step's uses (Elixir)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Chunk:
     """Parameters that travel together.
 
     Args:
-        num_elements: room in it; divides by the group's ranks.
+        num_elements: its capacity; divides by the group's ranks.
         is_fused: it holds a whole group that is too small for chunks, and stays where it is.
     """
 
@@ -125,8 +125,8 @@ def rounded_elements(group: ChunkGroup, num_bytes: int) -> int:
 def _pack_group(
     group: ChunkGroup, members: Sequence[PackedParameter], chunk_bytes: int
 ) -> list[Chunk]:
-    room = rounded_elements(group, chunk_bytes)
-    places = _places(group, members, room)
+    capacity = rounded_elements(group, chunk_bytes)
+    places = _places(group, members, capacity)
     runs = [
         tuple(slot for _, slot in slots) for _, slots in groupby(places, key=lambda place: place[0])
     ]
@@ -144,21 +144,21 @@ def _extent(group: ChunkGroup, slots: Sequence[Slot]) -> int:
 
 
 def _places(
-    group: ChunkGroup, members: Sequence[PackedParameter], room: int
+    group: ChunkGroup, members: Sequence[PackedParameter], capacity: int
 ) -> list[tuple[int, Slot]]:
     """Return (number of the chunk, slot) of every parameter."""
     grain = ALIGNMENT_BYTES // dtype_bytes(group.dtype)
     places: list[tuple[int, Slot]] = []
     number = offset = 0
     for each in members:
-        if each.num_elements > room:
+        if each.num_elements > capacity:
             num_bytes = each.num_elements * dtype_bytes(group.dtype)
             raise InputError(
                 f"{each.name} needs {format_bytes(num_bytes)}, but a chunk has "
-                f"{format_bytes(room * dtype_bytes(group.dtype))}",
+                f"{format_bytes(capacity * dtype_bytes(group.dtype))}",
                 f"use chunks of at least {num_bytes} bytes",
             )
-        if offset + each.num_elements > room:
+        if offset + each.num_elements > capacity:
             number, offset = number + 1, 0
         places.append((number, Slot(name=each.name, offset=offset, num_elements=each.num_elements)))
         offset += -(-each.num_elements // grain) * grain

@@ -137,7 +137,7 @@ class LayoutPins:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
+class TransformerSizes:
     """Sizes of a whole model around its MoE layer; None for the named model's own."""
 
     num_layers: int | None = None
@@ -147,7 +147,7 @@ class ModelSizes:
     moe_every: int | None = None
 
     @classmethod
-    def of(cls, whole: Transformer) -> "ModelSizes":
+    def of(cls, whole: Transformer) -> "TransformerSizes":
         """Return all sizes of a whole model."""
         return cls(**{item.name: getattr(whole, item.name) for item in fields(cls)})
 
@@ -187,7 +187,7 @@ class ModelSizes:
             )
         return Transformer(moe=layer, **{"moe_every": MOE_EVERY, **self.given})
 
-    def changed_from(self, own: Transformer | None) -> "ModelSizes":
+    def changed_from(self, own: Transformer | None) -> "TransformerSizes":
         """Return the sizes that differ from a named model's own, or from the defaults."""
         default = {"moe_every": MOE_EVERY} if own is None else {}
         changed = {
@@ -195,7 +195,7 @@ class ModelSizes:
             for name, value in self.given.items()
             if value != (getattr(own, name) if own else default.get(name))
         }
-        return ModelSizes(**changed)
+        return TransformerSizes(**changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class Constraints:
 
     bounds: Bounds = field(default_factory=Bounds)
     pins: LayoutPins = field(default_factory=LayoutPins)
-    sizes: ModelSizes = field(default_factory=ModelSizes)
+    sizes: TransformerSizes = field(default_factory=TransformerSizes)
     sequence_parallel: bool = False
     memory_taken_bytes: int = 0
     allow_modelled: bool = False
@@ -248,7 +248,7 @@ class Constraints:
         return cls(
             bounds=Bounds(**parts["bounds"]),
             pins=LayoutPins(**parts["pins"]),
-            sizes=ModelSizes(**parts["sizes"]),
+            sizes=TransformerSizes(**parts["sizes"]),
             **parts[""],
         )
 

@@ -1,4 +1,4 @@
-"""What an operation costs, and how much to trust the number."""
+"""Costs of operations, in seconds, each with how far it can be trusted."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

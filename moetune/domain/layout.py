@@ -1,11 +1,17 @@
-"""Layouts of ranks, the rules that they obey, and the nearest sizes that work."""
+"""Layouts of ranks, the rules that they obey, and the nearest sizes that work.
+
+The rules are one set for both: the solver omits the layouts that break one and names the rule
+that pins break, and the runtime refuses them.
+"""
 
 import itertools
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, check_divisible
+from moetune.domain.layer import ExpertParallel
 
 AXES = ("dp", "ep", "tp", "pp")
 
@@ -33,6 +39,131 @@ class Layout:
         return self.ep if self.expert_parallel == "all_to_all" else self.tp
 
 
+class LayoutSizes(Protocol):
+    """A layout, or what is pinned of one; None for what is not."""
+
+    @property
+    def expert_parallel(self) -> ExpertParallel | None:
+        """How ranks share the experts."""
+        ...
+
+    @property
+    def dp(self) -> int | None:
+        """Replicas."""
+        ...
+
+    @property
+    def ep(self) -> int | None:
+        """Replicas that exchange tokens."""
+        ...
+
+    @property
+    def tp(self) -> int | None:
+        """Ranks of a tensor-parallel group."""
+        ...
+
+    @property
+    def pp(self) -> int | None:
+        """Pipeline stages."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """What a layout divides of a model.
+
+    Args:
+        d_hidden: hidden width of the dense FFNs.
+        is_dense: no block has experts.
+    """
+
+    num_blocks: int
+    num_heads: int
+    d_hidden: int
+    num_experts: int
+    vocab_size: int
+    is_dense: bool = False
+
+
+class BrokenRule(NamedTuple):
+    """What is wrong with a layout's sizes, and the nearest that are right."""
+
+    what: str
+    hint: str
+
+
+def rank_rules(
+    sizes: LayoutSizes, world_size: int, *, exchanges_under_tensor: bool = False
+) -> Iterator[BrokenRule]:
+    """Yield the rules about ranks that the sizes break, the plainest one first.
+
+    The ranks are dp·tp·pp. Experts are spread over ep of the dp ranks, or over the tp ranks.
+
+    Args:
+        exchanges_under_tensor: whether tokens may be exchanged with tp above 1.
+    """
+    for name in AXES:
+        size = getattr(sizes, name)
+        if size is not None and size < 1:
+            yield BrokenRule(f"{name} must be at least 1, got {size}", "")
+            return
+    dp, ep, tp = (getattr(sizes, name) or 1 for name in ("dp", "ep", "tp"))
+    yield from _world_rules(sizes, world_size)
+    if sizes.expert_parallel == "tensor" and ep != 1:
+        yield BrokenRule(
+            f"ep ({ep}) is of all_to_all: with tensor the tp ranks share the experts",
+            "use ep 1, or expert_parallel all_to_all with tp 1",
+        )
+    if sizes.expert_parallel == "all_to_all" and tp != 1 and not exchanges_under_tensor:
+        yield BrokenRule(
+            f"all_to_all is not available with tp ({tp}): its ranks see the same tokens",
+            f"use expert_parallel tensor with ep 1, or tp 1 with dp {dp * tp}",
+        )
+    if sizes.dp is not None and dp % ep:
+        yield BrokenRule(
+            f"dp ({dp}) does not divide by ep ({ep})",
+            f"use ep {_either(nearest_divisors(dp, ep))}",
+        )
+
+
+def model_rules(
+    sizes: LayoutSizes, model: ModelSizes, *, stages_per_rank: int = 1
+) -> Iterator[BrokenRule]:
+    """Yield the rules about the model that the sizes break.
+
+    Tensor parallelism cuts attention by heads, a dense FFN by its hidden width and the vocabulary
+    by tokens, as equal as can be.
+
+    Args:
+        stages_per_rank: stages that take turns on a rank (interleaved 1F1B).
+    """
+    ep, tp, pp = (getattr(sizes, name) or 1 for name in ("ep", "tp", "pp"))
+    if model.is_dense and sizes.expert_parallel == "tensor":
+        yield BrokenRule(
+            "expert_parallel tensor is for experts, and the model is dense", "use all_to_all, ep 1"
+        )
+    sharers = ("tp", tp) if sizes.expert_parallel == "tensor" else ("ep", ep)
+    if model.num_experts % sharers[1]:
+        near = _either(nearest_multiples(model.num_experts, sharers[1]))
+        yield BrokenRule(
+            f"num_experts ({model.num_experts}) does not divide by {sharers[0]} ({sharers[1]})",
+            f"use {near} experts, or a size that divides {model.num_experts}",
+        )
+    if pp * stages_per_rank > model.num_blocks:
+        yield _too_many_stages(model.num_blocks, pp * stages_per_rank)
+    for what, size in (("num_heads", model.num_heads), ("d_hidden", model.d_hidden)):
+        if size % tp:
+            yield BrokenRule(
+                f"{what} ({size}) does not divide by tp ({tp})",
+                f"use tp {_either(nearest_divisors(size, tp))}",
+            )
+    if model.vocab_size < tp:
+        yield BrokenRule(
+            f"vocab_size ({model.vocab_size}) leaves some of the tp ({tp}) ranks no token",
+            f"use tp up to {model.vocab_size}, or a vocabulary of {tp} tokens",
+        )
+
+
 def check_layout(
     layout: Layout,
     *,
@@ -46,66 +177,60 @@ def check_layout(
 ) -> None:
     """Raise InputError, with the nearest sizes that work, where the layout cannot run the model.
 
-    Tensor parallelism cuts attention by heads, a dense FFN by its hidden width and the vocabulary
-    by tokens, as equal as can be. Experts are spread over ep of the dp ranks, or over the tp ranks.
-
     Args:
         d_hidden: hidden width of the dense FFNs.
         stages_per_rank: stages that take turns on a rank (interleaved 1F1B).
     """
-    check_ranks(layout, world_size)
-    check_divisible(num_experts, layout.ep * layout.tp)
-    stage_blocks(num_blocks, num_stages=layout.pp * stages_per_rank)
-    for what, size in (("num_heads", num_heads), ("d_hidden", d_hidden)):
-        if size % layout.tp:
-            raise InputError(
-                f"{what} ({size}) does not divide by tp ({layout.tp})",
-                f"use tp {_either(nearest_divisors(size, layout.tp))}",
-            )
-    if vocab_size < layout.tp:
-        raise InputError(
-            f"vocab_size ({vocab_size}) leaves some of {layout.tp} tensor-parallel ranks no token",
-            f"use tp up to {vocab_size}, or a vocabulary of {layout.tp} tokens",
-        )
+    model = ModelSizes(
+        num_blocks=num_blocks,
+        num_heads=num_heads,
+        d_hidden=d_hidden,
+        num_experts=num_experts,
+        vocab_size=vocab_size,
+    )
+    _refuse(rank_rules(layout, world_size))
+    _refuse(model_rules(layout, model, stages_per_rank=stages_per_rank))
 
 
 def check_ranks(layout: Layout, world_size: int) -> None:
     """Raise InputError, with the nearest sizes that work, unless the layout is one of the ranks."""
-    for name in AXES:
-        if getattr(layout, name) < 1:
-            raise InputError(f"{name} must be at least 1, got {getattr(layout, name)}")
-    replica = layout.tp * layout.pp
-    if layout.dp * replica != world_size:
-        _refuse_world(layout, world_size, replica)
-    if layout.expert_parallel == "tensor":
-        if layout.ep != 1:
-            raise InputError(
-                f"ep is {layout.ep}, but experts inside tensor-parallel groups are spread by tp",
-                "use ep 1, or expert_parallel all_to_all with tp 1",
-            )
-    elif layout.tp != 1:
-        raise InputError(
-            f"all-to-all between experts is not available with tp {layout.tp}",
-            f"use expert_parallel tensor with ep 1, or tp 1 with dp {layout.dp * layout.tp}",
-        )
-    elif layout.dp % layout.ep:
-        raise InputError(
-            f"dp ({layout.dp}) does not divide by ep ({layout.ep})",
-            f"use ep {_either(nearest_divisors(layout.dp, layout.ep))}",
-        )
+    _refuse(rank_rules(layout, world_size))
 
 
-def _refuse_world(layout: Layout, world_size: int, replica: int) -> None:
-    asked, fewer = layout.dp * replica, world_size // replica
-    if world_size % replica == 0:
-        hint = f"use dp {fewer}, or start {asked} ranks"
-    else:
-        near = [f"{dp * replica} ranks (dp {dp})" for dp in (fewer, fewer + 1) if dp]
-        hint = f"with tp {layout.tp} and pp {layout.pp} start {' or '.join(near)}"
-    raise InputError(
-        f"dp ({layout.dp}) × tp ({layout.tp}) × pp ({layout.pp}) is {asked} ranks, "
-        f"but there are {world_size}",
-        hint,
+def _refuse(broken: Iterator[BrokenRule]) -> None:
+    for rule in broken:
+        raise InputError(rule.what, rule.hint)
+
+
+def _world_rules(sizes: LayoutSizes, world_size: int) -> Iterator[BrokenRule]:
+    pinned = {name: getattr(sizes, name) for name in ("dp", "tp", "pp") if getattr(sizes, name)}
+    product = math.prod(pinned.values())
+    factors = " × ".join(f"{name} ({size})" for name, size in pinned.items())
+    near = _either(nearest_multiples(world_size, product))
+    if len(pinned) == len(("dp", "tp", "pp")) and product != world_size:
+        what = f"{factors} is {product} ranks, but there are {world_size}"
+        yield BrokenRule(what, _nearest_world(pinned, world_size))
+    for name, size in pinned.items():
+        if world_size % size:
+            yield BrokenRule(f"{name} ({size}) does not divide the {world_size} ranks", "")
+    if world_size % product:
+        what = f"{factors} needs a multiple of {product} ranks, not {world_size}"
+        yield BrokenRule(what, f"use {near} ranks")
+
+
+def _nearest_world(pinned: dict[str, int], world_size: int) -> str:
+    dp, tp, pp = pinned["dp"], pinned["tp"], pinned["pp"]
+    fewer, rest = divmod(world_size, tp * pp)
+    if not rest:
+        return f"use dp {fewer}, or start {dp * tp * pp} ranks"
+    near = [f"{one * tp * pp} ranks (dp {one})" for one in (fewer, fewer + 1) if one]
+    return f"with tp {tp} and pp {pp} start {' or '.join(near)}"
+
+
+def _too_many_stages(num_blocks: int, num_stages: int) -> BrokenRule:
+    return BrokenRule(
+        f"{num_stages} stages cannot share {num_blocks} blocks: each needs one",
+        f"use 1 to {num_blocks} stages (pp × stages per rank), or {num_stages} blocks",
     )
 
 
@@ -118,10 +243,7 @@ def stage_blocks(num_blocks: int, *, num_stages: int) -> tuple[range, ...]:
         InputError: a stage would have no block.
     """
     if not 1 <= num_stages <= num_blocks:
-        raise InputError(
-            f"{num_stages} stages cannot share {num_blocks} blocks: each needs one",
-            f"use 1 to {num_blocks} stages (pp × stages per rank), or {num_stages} blocks",
-        )
+        raise InputError(*_too_many_stages(num_blocks, num_stages))
     each, more = divmod(num_blocks, num_stages)
     ends = [each * stage + min(stage, more) for stage in range(num_stages + 1)]
     return tuple(range(low, high) for low, high in itertools.pairwise(ends))
@@ -135,11 +257,7 @@ def check_micro_batches(
     Args:
         num_sequences: of one data-parallel rank in one step.
     """
-    works = [
-        number
-        for number in range(1, num_sequences + 1)
-        if num_sequences % number == 0 and _fills(number, pp, stages_per_rank)
-    ]
+    works = runnable_micro_batches(num_sequences, pp=pp, stages_per_rank=stages_per_rank)
     if num_micro_batches in works:
         return
     interleaved = " interleaved" if stages_per_rank > 1 else ""
@@ -155,10 +273,32 @@ def check_micro_batches(
     )
 
 
+def runnable_micro_batches(
+    num_sequences: int, *, pp: int, stages_per_rank: int = 1
+) -> tuple[int, ...]:
+    """Return the numbers of equal micro-batches that 1F1B runs, ascending.
+
+    Args:
+        num_sequences: of one data-parallel rank in one step.
+    """
+    return tuple(one for one in divisors(num_sequences) if _fills(one, pp, stages_per_rank))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors, ascending; none of 0."""
+    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
+    return tuple(sorted({*small, *(number // one for one in small)}))
+
+
 def nearest_divisors(number: int, near: int) -> tuple[int, ...]:
     """Return the largest divisor of `number` up to `near`, and the smallest from there on."""
-    divisors = [size for size in range(1, number + 1) if number % size == 0]
-    return _nearest(divisors, near)
+    return _nearest(divisors(number), near)
+
+
+def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
+    """Return the multiples of `unit` next to a number that is none, the smaller one above 0."""
+    below = number // unit * unit
+    return (below, below + unit) if below else (unit,)
 
 
 def _fills(num_micro_batches: int, pp: int, stages_per_rank: int) -> bool:

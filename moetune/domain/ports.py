@@ -1,4 +1,4 @@
-"""What the use cases need from a store, as a protocol."""
+"""The protocol of a store, as the use cases need it; its contract stands here, once."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -148,12 +148,6 @@ class Profile:
     samples: tuple[Sample, ...] = ()
 
     @property
-    def shares_core(self) -> bool:
-        """Whether all ranks of a node compute on one core, by turns."""
-        cores = self.fingerprint.hardware.get("cores")
-        return self.machine.kind == "cpu" and self.machine.devices_per_node > 1 and cores == "1"
-
-    @property
     def digest(self) -> str:
         """Hash of all but the name: what a plan that was made from it records."""
         plain = encode(replace(self, name=""))

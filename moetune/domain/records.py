@@ -1,4 +1,4 @@
-"""What a store's rows say: runs, machines, fits, observations, decisions, plans."""
+"""Records of a store: runs, machines, fits, observations, settled sizes, plans."""
 
 import math
 import statistics
@@ -86,6 +86,11 @@ class FitInfo:
     provenance: Provenance
     num_samples: int
     created_at: str
+
+
+OBSERVATIONS_SCHEMA = "moetune.observations/1"
+MAX_OBSERVATIONS = 1000
+"""That a service stores at once, and so the most that a job sends at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ resample   a Profile to many Costs that its noise allows
 pool       raw samples to one series of times for each operation
 curve      monotone prediction between measured sizes
 line       α–β lines by relative least squares, with their bootstrap interval
-segments   one to three such lines, to explain a curve with several regimes
 gemm       matrix products of shapes that were not measured
 quality    leave-one-out error to a label
 book       what a profile knows of each operation

@@ -1,4 +1,4 @@
-"""What machine this is: detect devices, their grouping and the software on them."""
+"""The machine: devices, their grouping into nodes, and the software on them."""
 
 from moetune.hardware.detect import detect
 

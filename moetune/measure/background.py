@@ -1,4 +1,4 @@
-"""Operations that run beside the measured one, and the proof that they really did."""
+"""Background load: operations that run while another is measured, and the proof that they did."""
 
 import math
 import threading
@@ -148,15 +148,15 @@ class Background:
     """The background_loads of one measurement; entering starts them, leaving stops them."""
 
     def __init__(self, operations: Sequence[Operation], *, device: Device, ranks: Ranks) -> None:
-        self._aggressors = tuple(
+        self._loads = tuple(
             BackgroundLoad(operation, device, ranks.vote if operation.ranks_meet else _own_wish)
             for operation in operations
         )
 
     def __enter__(self) -> Self:
-        for background_load in self._aggressors:
+        for background_load in self._loads:
             background_load.start()
-        for background_load in self._aggressors:
+        for background_load in self._loads:
             background_load.has_run(_START_TURNS)
         return self
 
@@ -166,9 +166,9 @@ class Background:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for background_load in self._aggressors:
+        for background_load in self._loads:
             background_load.stop()
-        for background_load in self._aggressors:
+        for background_load in self._loads:
             background_load.join(_PATIENCE_SECONDS)
 
     def ran_through(self, window: Window) -> bool:
@@ -179,12 +179,12 @@ class Background:
         """
         return all(
             background_load.has_passed(window[1]) and proves(window, background_load.busy())
-            for background_load in self._aggressors
+            for background_load in self._loads
         )
 
     def slowest_turn_seconds(self) -> float:
         """Return how long the last turn of the slowest background_load took; 0 without any."""
-        spans = [background_load.busy()[-1:] for background_load in self._aggressors]
+        spans = [background_load.busy()[-1:] for background_load in self._loads]
         return max((end - start for span in spans for start, end in span), default=0.0)
 
 

@@ -1,4 +1,4 @@
-"""How long points will take, and which of them fit a budget."""
+"""Estimates of how long points take, and the choice of those that fit a budget."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from moetune.domain.samples import (
 )
 from moetune.domain.units import dtype_bytes, format_seconds
 from moetune.measure.points import memory_bytes
-from moetune.measure.timing import COMPANY_SECONDS, Effort
+from moetune.measure.timing import OVERLAPPED_SECONDS, Effort
 
 _AGREEMENT_SECONDS = 2e-3
 _BLOCKS_TO_SETTLE = 2
@@ -65,7 +65,7 @@ def point_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     """Return about how long measuring the point takes, with its preparation."""
     effort = effort.for_point(point)
     if isinstance(point, InterferencePoint):
-        return effort.warmup_seconds + max(effort.max_seconds, COMPANY_SECONDS)
+        return effort.warmup_seconds + max(effort.max_seconds, OVERLAPPED_SECONDS)
     block = max(operation_seconds(point, rates), effort.block_seconds) + _AGREEMENT_SECONDS
     return (
         memory_bytes(point) / _FILL_BYTES_PER_SECOND

@@ -1,4 +1,4 @@
-"""The experts' product as the layer computes it, and what else touches its rows.
+"""Operations of an expert layer: its grouped GEMMs, and the memory-bound ones around them.
 
 E experts, N rows of all of them together, equally many of each.
 """
@@ -9,7 +9,7 @@ import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.samples import GemmPoint, RowsPoint
-from moetune.measure import model_kernels as model_ops
+from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker
 
 _TOP_K = 2
@@ -55,7 +55,7 @@ def _has_grouped(x: torch.Tensor, weights: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.bfloat16 and aligned and hasattr(torch, "_grouped_mm")
 
 
-def rows_op(point: RowsPoint, device: Device) -> Callable[[], None]:
+def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
     """Return the function that runs the operation once, its tensors already filled.
 
     Raises:
@@ -70,15 +70,17 @@ def rows_op(point: RowsPoint, device: Device) -> Callable[[], None]:
         "scatter_add": _scatter_add,
         "gate": _gate,
         "gate_backward": _gate_backward,
-        "norm": model_ops.norm,
-        "norm_backward": model_ops.norm_backward,
-        "cross_entropy": model_ops.cross_entropy,
-        "cross_entropy_backward": model_ops.cross_entropy_backward,
-        "adam": model_ops.adam,
-        "host_adam": model_ops.host_adam,
+        "norm": model_kernels.norm,
+        "norm_backward": model_kernels.norm_backward,
+        "cross_entropy": model_kernels.cross_entropy,
+        "cross_entropy_backward": model_kernels.cross_entropy_backward,
+        "adam": model_kernels.adam,
+        "host_adam": model_kernels.host_adam,
     }
     if point.op not in known:
-        raise InputError(f"row operation {point.op!r} is unknown", f"known: {', '.join(known)}")
+        raise InputError(
+            f"memory-bound operation {point.op!r} is unknown", f"known: {', '.join(known)}"
+        )
     return known[point.op](point, device)
 
 

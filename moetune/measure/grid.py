@@ -67,7 +67,7 @@ GRIDS = MappingProxyType[tuple[Preset, DeviceKind], Grid](
 )  # fmt: skip
 
 
-def products(dtype: str, experts: int, rows: int, d_in: int, d_out: int) -> Iterator[GemmPoint]:
+def gemm_points(dtype: str, experts: int, rows: int, d_in: int, d_out: int) -> Iterator[GemmPoint]:
     """Yield a product's three forms, forward first."""
     for product in _PRODUCTS:
         yield GemmPoint(

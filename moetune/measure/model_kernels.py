@@ -1,4 +1,4 @@
-"""What a model computes around its experts: attention, norms, the loss and the optimiser's step.
+"""Operations of a model around its experts: attention, norms, the loss, the optimiser's step.
 
 B sequences of S tokens, A heads of width D.
 """

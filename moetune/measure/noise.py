@@ -1,4 +1,4 @@
-"""Which point to measure again: the median of a few blocks of a noisy operation says little."""
+"""Noise of a measurement: uncertain points, drift, and other programs on the machine."""
 
 import itertools
 import math
@@ -106,7 +106,7 @@ Cores = tuple[str, frozenset[int]]
 """A machine that is up, and the cores of it that a process may use."""
 
 
-def own_cores() -> Cores:
+def process_cores() -> Cores:
     """Return this process's."""
     try:
         boot = _BOOT.read_text()

@@ -18,8 +18,7 @@ from moetune.domain.samples import (
     ResourceClass,
     RowsPoint,
 )
-from moetune.measure import expert_kernels as products
-from moetune.measure import model_kernels as model_ops
+from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
 from moetune.measure.ranks import Ranks
 
@@ -58,7 +57,7 @@ def local_operation(run: Callable[[], None], *, at_once: int = 1) -> Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Experiment:
     """What is timed, and what must run beside it meanwhile."""
 
     victim: Operation
@@ -98,9 +97,9 @@ Makers = Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]]
 """Operations of a session's caller by `RowsPoint.op`: what makes the function that runs one."""
 
 
-def set_scene(
+def prepare_experiment(
     point: Point, *, device: Device, ranks: Ranks, representatives: Representatives, makers: Makers
-) -> Scene:
+) -> Experiment:
     """Allocate and fill what the point needs.
 
     Raises:
@@ -116,24 +115,24 @@ def set_scene(
             operation(representatives.of(name, comm_bytes=point.comm_bytes))
             for name in (point.victim, *point.others)
         )
-        return Scene(victim=victim, background_loads=tuple(others))
+        return Experiment(victim=victim, background_loads=tuple(others))
     if isinstance(point, RowsPoint) and point.op in makers:
-        return Scene(victim=local_operation(makers[point.op](point, device)))
+        return Experiment(victim=local_operation(makers[point.op](point, device)))
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = CopyPoint(
             direction=_OPPOSITE[point.direction], pinned=point.pinned, num_bytes=point.num_bytes
         )
-        return Scene(victim=operation(point), background_loads=(operation(opposite),))
-    return Scene(victim=operation(point))
+        return Experiment(victim=operation(point), background_loads=(operation(opposite),))
+    return Experiment(victim=operation(point))
 
 
 def _operation(point: Point, device: Device, ranks: Ranks) -> Operation:
     if isinstance(point, GemmPoint):
-        return local_operation(products.gemm(point, device))
+        return local_operation(expert_kernels.gemm(point, device))
     if isinstance(point, RowsPoint):
-        return local_operation(products.rows_op(point, device))
+        return local_operation(expert_kernels.memory_bound_op(point, device))
     if isinstance(point, AttentionPoint):
-        return local_operation(model_ops.attention(point, device))
+        return local_operation(model_kernels.attention(point, device))
     if isinstance(point, CopyPoint):
         return local_operation(_copy(point, device))
     if isinstance(point, CollectivePoint):

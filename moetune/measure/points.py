@@ -1,4 +1,4 @@
-"""Which points to measure: what the layers asked for need, then a grid of sizes.
+"""The points to measure: those that the layers asked for need, then a grid of sizes.
 
 All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Which fit?").
 """
@@ -29,8 +29,8 @@ from moetune.measure.grid import (
     Grid,
     Preset,
     collective,
+    gemm_points,
     ladder,
-    products,
 )
 from moetune.measure.transformer_points import transformer_points
 
@@ -79,7 +79,7 @@ def choose_points(
     Args:
         group_sizes: ranks that talk to each other; 1 stands for a loopback through host memory
             in the place of a wire, for one CUDA device.
-        layers: shapes whose products, payloads and row operations are covered exactly.
+        layers: shapes whose GEMMs, payloads and memory-bound operations are covered exactly.
         transformers: models of which every tensor-parallel width is covered exactly.
         max_tokens: tokens on one rank in one step.
 
@@ -166,7 +166,7 @@ def _layer_points(
         for degree in grid.degrees:
             rows = -(-load.rows // (degree * load.local_experts))
             for d_in, d_out in (shape, shape[::-1]):
-                yield from products(load.dtype, load.local_experts, rows, d_in, d_out)
+                yield from gemm_points(load.dtype, load.local_experts, rows, d_in, d_out)
         for group in groups:
             if group[0] == load.world_size:
                 yield from _payloads(load, group, grid)
@@ -210,8 +210,8 @@ def _interference(kind: DeviceKind, *, has_link: bool) -> Iterator[Point]:
     for victim in classes:
         others = tuple(name for name in classes if name != victim)
         sets = {(), *((name,) for name in others), others}
-        for beside in sorted(sets, key=lambda names: (len(names), names)):
-            yield InterferencePoint(victim=victim, others=beside)
+        for others in sorted(sets, key=lambda names: (len(names), names)):
+            yield InterferencePoint(victim=victim, others=others)
     if has_link:
         for comm_bytes in _COMM_BYTES[kind]:
             # The baseline again each time: computation drifts by more than an exchange takes.
@@ -230,7 +230,7 @@ def _gemm_grid(
                 for divisor in grid.row_divisors:
                     rows = -(-max_tokens // (divisor * experts))
                     for d_in, d_out in ((d_model, d_hidden), (d_hidden, d_model)):
-                        points = list(products(dtype, experts, rows, d_in, d_out))
+                        points = list(gemm_points(dtype, experts, rows, d_in, d_out))
                         kept = points[:1] if covered else points
                         yield from (one for one in kept if one.macs <= grid.max_macs)
 

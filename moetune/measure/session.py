@@ -19,9 +19,9 @@ from moetune.measure.noise import (
     Load,
     next_noisy,
     num_sharers,
-    own_cores,
+    process_cores,
 )
-from moetune.measure.operations import Makers, Representatives, set_scene
+from moetune.measure.operations import Makers, Representatives, prepare_experiment
 from moetune.measure.probe import probe, representatives
 from moetune.measure.ranks import Ranks
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
@@ -104,18 +104,18 @@ def run_session(
         [*groups, (ranks.world_size, 0)],
         ranks_per_node=assignment.ranks_per_node or ranks.world_size,
     )
-    sharers = num_sharers(ranks.of_all(own_cores()))
+    sharers = num_sharers(ranks.of_all(process_cores()))
     effort = _EFFORTS[assignment.preset].for_sharers(max(sharers))
-    bench = _Bench(
+    runner = _PointRunner(
         device, ranks, representatives(device, ranks.world_size), sharers[ranks.rank], makers
     )
-    estimates = _estimates(assignment, ranks.from_first(bench.probe(assignment.points)), effort)
+    estimates = _estimates(assignment, ranks.from_first(runner.probe(assignment.points)), effort)
     if ranks.rank == 0:
         tell(estimates)
     if assignment.plan_only:
         return
     order = _order(tuple(estimates.seconds), assignment)
-    _visit_all(order, _Tour(bench, effort, ranks, tell, start), assignment.budget_seconds)
+    _visit_all(order, _Visits(runner, effort, ranks, tell, start), assignment.budget_seconds)
 
 
 def _estimates(assignment: Assignment, rates: Rates, effort: Effort) -> Estimates:
@@ -137,19 +137,19 @@ def _order(points: Sequence[Point], assignment: Assignment) -> tuple[Point, ...]
     return (order[0], *sorted(order[1:], key=lambda point: value[point]))
 
 
-def _visit_all(order: Sequence[Point], tour: "_Tour", budget_seconds: float | None) -> None:
+def _visit_all(order: Sequence[Point], visits: "_Visits", budget_seconds: float | None) -> None:
     """Visit every point, noisy ones again while there is time, and the first one at the end."""
     for point in order:
-        if budget_seconds is not None and tour.elapsed_seconds() > budget_seconds:
+        if budget_seconds is not None and visits.elapsed_seconds() > budget_seconds:
             break  # estimates of a busy machine are too low
-        tour.visit(point)
-    limit_seconds = budget_seconds or (1 + AGAIN_SHARE) * tour.elapsed_seconds()
-    while tour.elapsed_seconds() < limit_seconds and (noisy := next_noisy(tour.samples)):
-        tour.visit(noisy)
-    tour.visit(order[0])
+        visits.visit(point)
+    limit_seconds = budget_seconds or (1 + AGAIN_SHARE) * visits.elapsed_seconds()
+    while visits.elapsed_seconds() < limit_seconds and (noisy := next_noisy(visits.samples)):
+        visits.visit(noisy)
+    visits.visit(order[0])
 
 
-class _Tour:
+class _Visits:
     """Measures one point after another, and tells on rank 0.
 
     Args:
@@ -158,13 +158,13 @@ class _Tour:
 
     def __init__(
         self,
-        bench: "_Bench",
+        runner: "_PointRunner",
         effort: Effort,
         ranks: Ranks,
         tell: Callable[[News], object],
         start: float,
     ) -> None:
-        self._bench, self._effort, self._ranks = bench, effort, ranks
+        self._bench, self._effort, self._ranks = runner, effort, ranks
         self._tell, self._start = tell, start
         self.samples: dict[Point, list[Sample]] = {}
 
@@ -192,7 +192,7 @@ def shuffled(points: Sequence[Point], seed: int) -> tuple[Point, ...]:
     return (first, *(point for point in order if point != first))
 
 
-class _Bench:
+class _PointRunner:
     """Measures one point after another on this rank."""
 
     def __init__(
@@ -228,9 +228,9 @@ class _Bench:
 
     def _timed(self, point: Point, effort: Effort) -> Timing:
         """Prepare on every rank and, only where all of them could, measure."""
-        scene, text = None, ""
+        experiment, text = None, ""
         try:
-            scene = set_scene(
+            experiment = prepare_experiment(
                 point,
                 device=self._device,
                 ranks=self._ranks,
@@ -240,6 +240,6 @@ class _Bench:
         except (RuntimeError, MemoryError, InputError) as error:
             text = explain(error)
         reason = self._ranks.first_text(text)
-        if scene is None or reason:
+        if experiment is None or reason:
             raise FailedPointError(reason)
-        return measure(scene, device=self._device, ranks=self._ranks, effort=effort)
+        return measure(experiment, device=self._device, ranks=self._ranks, effort=effort)

@@ -14,7 +14,7 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.samples import USABLE_SPREAD, CollectivePoint, Point
 from moetune.measure.background import Background
 from moetune.measure.device import Device
-from moetune.measure.operations import Scene
+from moetune.measure.operations import Experiment
 from moetune.measure.ranks import Ranks
 
 _MIN_QUARTILE_BLOCKS = 4
@@ -23,7 +23,7 @@ _WARM_DIFFERENCE = 0.01
 _SETTLED_SPREAD = 0.05
 _MAX_GROWTH = 100
 _CLOCK_SECONDS = 1e-9
-COMPANY_SECONDS = 0.6
+OVERLAPPED_SECONDS = 0.6
 QUEUE_SECONDS = 0.05
 SHARED_SECONDS = 0.02
 # A window must hold several turns of each background_load to show that none paused.
@@ -70,11 +70,11 @@ class Effort:
             return self
         return replace(self, block_seconds=max(self.block_seconds, SHARED_SECONDS))
 
-    def for_scene(self, scene: Scene) -> "Effort":
+    def for_experiment(self, experiment: Experiment) -> "Effort":
         """Return the effort with the time that the long windows beside background_loads need."""
-        if not scene.background_loads:
+        if not experiment.background_loads:
             return self
-        return replace(self, max_seconds=max(self.max_seconds, COMPANY_SECONDS))
+        return replace(self, max_seconds=max(self.max_seconds, OVERLAPPED_SECONDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +110,17 @@ class _Block:
 
 
 class _Stopwatch:
-    """Times blocks of one scene on all ranks."""
+    """Times blocks of one experiment on all ranks."""
 
-    def __init__(self, scene: Scene, background: Background, device: Device, ranks: Ranks) -> None:
-        self._scene, self._crowd, self._device, self._ranks = scene, background, device, ranks
+    def __init__(
+        self, experiment: Experiment, background: Background, device: Device, ranks: Ranks
+    ) -> None:
+        self._experiment, self._background, self._device, self._ranks = (
+            experiment,
+            background,
+            device,
+            ranks,
+        )
         self._start = time.perf_counter()
 
     def restart(self) -> None:
@@ -133,8 +140,8 @@ class _Stopwatch:
         opened = time.perf_counter()
         try:
             seconds = self._device.seconds(lambda: self._repeat(iterations))
-            counts = self._crowd.ran_through((opened, time.perf_counter()))
-            turn = self._crowd.slowest_turn_seconds()
+            counts = self._background.ran_through((opened, time.perf_counter()))
+            turn = self._background.slowest_turn_seconds()
         except (RuntimeError, MemoryError, MoetuneError) as error:
             text = explain(error)
         elapsed = time.perf_counter() - self._start
@@ -152,24 +159,27 @@ class _Stopwatch:
 
     def _repeat(self, iterations: int) -> None:
         for _ in range(iterations):
-            self._scene.victim.run()
+            self._experiment.victim.run()
 
 
-def measure(scene: Scene, *, device: Device, ranks: Ranks, effort: Effort) -> Timing:
-    """Time the scene's victim while its background_loads run.
+def measure(experiment: Experiment, *, device: Device, ranks: Ranks, effort: Effort) -> Timing:
+    """Time the experiment's victim while its background_loads run.
 
     Raises:
         FailedPointError: it failed on a rank, or the background_loads did not keep running.
         CollectiveError: a rank is gone.
     """
-    effort = effort.for_scene(scene)
+    effort = effort.for_experiment(experiment)
     device.synchronize()
     ranks.barrier()
-    with Background(scene.background_loads, device=device, ranks=ranks) as background, device.use():
-        watch = _Stopwatch(scene, background, device, ranks)
+    with (
+        Background(experiment.background_loads, device=device, ranks=ranks) as background,
+        device.use(),
+    ):
+        watch = _Stopwatch(experiment, background, device, ranks)
         iterations = _warm_up(watch, effort)
         blocks = _blocks(watch, iterations, effort)
-    at_once = scene.victim.at_once
+    at_once = experiment.victim.at_once
     return Timing(
         seconds=tuple(seconds / at_once for seconds in blocks),
         num_iterations=iterations * at_once,

@@ -1,4 +1,4 @@
-"""What a whole model needs besides its experts: attention, dense networks, head and optimiser."""
+"""Points of a whole model besides its experts: attention, dense networks, head, optimiser."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.model import Transformer
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH, AttentionPoint, Point, RowsPoint
 from moetune.domain.units import dtype_bytes
-from moetune.measure.grid import Grid, collective, products
+from moetune.measure.grid import Grid, collective, gemm_points
 
 # A step of Adam over more elements takes as much longer as there are more.
 _MAX_ADAM_ELEMENTS: dict[DeviceKind, int] = {"cpu": 2**24, "cuda": 2**28}
@@ -83,13 +83,13 @@ def _block_products(model: Transformer, dtype: str, width: int, rows: int) -> It
         (d_model, d_hidden // width),
         (d_hidden // width, d_model),
     ):
-        yield from products(dtype, 1, rows, d_in, d_out)
+        yield from gemm_points(dtype, 1, rows, d_in, d_out)
 
 
 def _head(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Point]:
     """The head and the loss, on the one of `width` ranks that has the most tokens of its own."""
     words = model.num_words(width)
-    yield from products(dtype, 1, rows, model.moe.d_model, words)
+    yield from gemm_points(dtype, 1, rows, model.moe.d_model, words)
     for op in ("cross_entropy", "cross_entropy_backward"):
         yield RowsPoint(op=op, dtype=dtype, rows=rows, width=words)
 

@@ -1,4 +1,4 @@
-"""Token files: read once at the start, refused where others could read them."""
+"""Access: the tokens and their files, the names the service answers to, the size of a body."""
 
 import hmac
 import ipaddress

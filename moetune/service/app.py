@@ -1,4 +1,4 @@
-"""Addresses for who runs the service: is it alive, can it work, and how is it doing."""
+"""The application: its routes, the middleware around them, and the health endpoints."""
 
 from http import HTTPStatus
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""Answers: the command line's documents as responses, and pages of lists."""
+"""Bodies of requests and responses: JSON or TOML to plain values, documents and pages back."""
 
 import hashlib
 import json

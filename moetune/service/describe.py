@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of bodies and answers; nothing is checked with it.
+"""The OpenAPI document's descriptions of bodies and answers; nothing is checked with them.
 
 The domain checks every value itself, with errors that help more than a schema's.
 """

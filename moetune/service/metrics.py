@@ -1,4 +1,4 @@
-"""What Prometheus reads: requests, predictions against observations, and the store's state."""
+"""Prometheus metrics: requests, predictions against observations, the store's state."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence

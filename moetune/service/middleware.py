@@ -1,4 +1,4 @@
-"""The first thing a request meets: host, token and size are checked before any of it is read."""
+"""Middleware of every request: number, log line, metrics, then host, token and size."""
 
 import logging
 import re

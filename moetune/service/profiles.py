@@ -1,4 +1,4 @@
-"""Addresses of what was measured: profiles, their fits, and machines."""
+"""Routes of measurements: profiles, their fits, machines, and observed steps."""
 
 from http import HTTPStatus
 from urllib.parse import quote
@@ -11,7 +11,7 @@ from moetune.domain.document import decode, encode, shown
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, profile_from_document
-from moetune.domain.records import Observation, Stored
+from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation, Stored
 from moetune.service import describe
 from moetune.service.bodies import (
     JSON,
@@ -156,8 +156,6 @@ def _keep(store: Store, profile: Profile) -> bool:
     return True
 
 
-OBSERVATIONS_SCHEMA = "moetune.observations/1"
-MAX_OBSERVATIONS = 1000
 _MAX_SECONDS = 10_000
 _MAX_SOURCE_CHARACTERS = 64
 

@@ -1,4 +1,4 @@
-"""Log lines on stderr: for people, or one JSON object each."""
+"""The server process: checks, socket, log, planner, uvicorn, and a graceful end."""
 
 import errno
 import gc

@@ -1,4 +1,4 @@
-"""Stored plans by id: all that are asked for at one time are read together.
+"""Threads that wait for the planner, and stored plans read together for all who ask at once.
 
 To wake a thread, begin a transaction and end it takes longer than all the rest of an answer. Under
 load that is done once for dozens of requests, and a lone request waits for nobody.

@@ -4,10 +4,10 @@ from moetune.domain.costs import Costs
 from moetune.domain.layer import Phase
 from moetune.domain.plan import Decision, Plan
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.predict import StepTime
-from moetune.solve.layer.reuse import reuse_timeline, step_time
-from moetune.solve.layer.tensor import layer_costs
-from moetune.solve.layer.timeline import Timeline, pipeline_tasks, simulate, summing_tasks
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.reuse import chunk_of, reuse_timeline
+from moetune.solve.layer.timeline import Timeline, simulate
+from moetune.solve.layer.times import StepTime, step_time
 
 
 def plan_step(
@@ -58,26 +58,12 @@ def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timel
     rows = workload.rows / degree
     reuses = max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1
     if strategy != "none" and reuses:
-        return reuse_timeline(
-            costs=layer,
-            phase=phase,
-            strategy=strategy,
-            tokens=workload.tokens_per_rank,
-            degree=degree,
-        )
-    transfers = [layer.transfer(rows=rows, degree=degree).seconds] * degree
-    experts = [layer.compute(phase=phase, rows=rows).seconds] * degree
-    if workload.expert_parallel == "tensor":
-        tasks = summing_tasks(
-            compute_seconds=experts,
-            sum_seconds=transfers,
-            gather_seconds=layer.gathering(tokens=workload.tokens_per_rank).seconds,
-        )
-    else:
-        tasks = pipeline_tasks(
-            dispatch_seconds=transfers,
-            compute_seconds=experts,
-            combine_seconds=transfers,
-            order=plan.pipeline.order,
-        )
-    return simulate(tasks, interference=layer.beside(rows=rows, degree=degree))
+        chunk = chunk_of(costs=layer, phase=phase, strategy=strategy, rows=rows, degree=degree)
+        return reuse_timeline(costs=layer, phase=phase, chunk=chunk, rows=rows, degree=degree)
+    tasks = layer.tasks(
+        transfer_seconds=[layer.transfer(rows=rows, degree=degree).seconds] * degree,
+        compute_seconds=[layer.compute(phase=phase, rows=rows).seconds] * degree,
+        gather_seconds=layer.gathering(tokens=workload.tokens_per_rank).seconds,
+        order=plan.pipeline.order,
+    )
+    return simulate(tasks, interference=layer.interference(rows=rows, degree=degree))

@@ -3,8 +3,7 @@
 from moetune.store.address import database_file
 from moetune.store.admin import backup, check, current, upgrade
 from moetune.store.migrate import SchemaState
-from moetune.store.opening import open_store
-from moetune.store.sql_store import SqlStore
+from moetune.store.sql_store import SqlStore, open_store
 
 __all__ = [
     "SchemaState",

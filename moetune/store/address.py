@@ -1,4 +1,4 @@
-"""Where a database is: a text from the user to a checked address without secrets in sight."""
+"""Database addresses: a user's text to a checked address that never shows its password."""
 
 import re
 from collections.abc import Iterator

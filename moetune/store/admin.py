@@ -1,4 +1,4 @@
-"""What `moetune db` does: upgrade, current and check. `backup` has its own module."""
+"""Administration of a database: upgrade, current revision, check, backup."""
 
 import shutil
 import sqlite3
@@ -23,8 +23,7 @@ from moetune.store.migrate import (
     read_state,
     upgrade_to_head,
 )
-from moetune.store.opening import check_place, set_journal
-from moetune.store.sql_store import SqlStore
+from moetune.store.sql_store import SqlStore, check_place, set_journal
 
 
 def upgrade(url: str) -> tuple[str | None, str]:

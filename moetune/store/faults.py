@@ -1,4 +1,4 @@
-"""What a driver's error means to the user. No error of SQLAlchemy or a driver gets past this."""
+"""Errors of SQLAlchemy and its drivers, translated: none of them gets past this module."""
 
 from types import MappingProxyType
 

@@ -130,7 +130,7 @@ def observation_from_row(row: RowMapping) -> Observation:
     return decode(Observation, dict(row), "observation")
 
 
-def kept_observation(row: RowMapping) -> Stored[Observation]:
+def stored_observation(row: RowMapping) -> Stored[Observation]:
     """Return an observation with its number and its time.
 
     Made without `decode`, which takes as long for ten thousand of them as a page may take.

@@ -19,8 +19,8 @@ from moetune.report.section import Picture
 from moetune.report.stages import stages_picture
 from moetune.report.timelines import timeline_picture
 from moetune.solve.layer.memory import layer_memory, total_bytes
-from moetune.solve.layer.reuse import step_time
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
 from moetune.solve.layout.words import name_layout
 from moetune.solve.model.groups import groups_of
 from moetune.solve.predict import plan_timelines

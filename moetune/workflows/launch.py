@@ -28,11 +28,6 @@ import torch.distributed as dist
 from moetune import config
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError, InputError, MoetuneError
-from moetune.measure.device import open_device
-from moetune.measure.ranks import Ranks
-from moetune.measure.session import Assignment, News, run_session
-from moetune.workflows.measuring import MeasurementSetting
-from moetune.workflows.steps import block_makers
 
 _TIMEOUT = dt.timedelta(minutes=5)
 _GRACE_SECONDS = 3.0
@@ -286,37 +281,3 @@ def _keep_large_blocks() -> None:
 
 if __name__ == "__main__":
     _main()
-
-
-def measure_on_ranks(
-    assignment: Assignment,
-    setting: MeasurementSetting,
-    *,
-    num_ranks: int,
-    hear: Callable[[News], object],
-) -> None:
-    """Run the session on `num_ranks` ranks of this machine, or as one rank of a launch.
-
-    Raises:
-        InputError: fewer CUDA devices than ranks; or what the session finds wrong.
-        CollectiveError: a rank died, or the ranks of the launch do not find each other.
-    """
-    try:
-        run_on_ranks(
-            _measure,
-            assignment,
-            num_ranks=num_ranks,
-            launch=setting.launch,
-            environ=setting.environment,
-            hear=hear,
-        )
-    except CollectiveError as error:
-        raise CollectiveError(
-            str(error),
-            "run again: with --resume, finished points that are in the database are not repeated",
-        ) from error
-
-
-def _measure(assignment: Assignment, tell: Callable[[News], object]) -> None:
-    device = open_device(rank_device().index or 0)
-    run_session(assignment, device=device, ranks=Ranks(), tell=tell, makers=block_makers())

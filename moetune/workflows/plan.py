@@ -106,7 +106,6 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
             bounds=constraints.bounds,
             per_node=machine.devices_per_node,
             runs_ahead=machine.kind == "cuda",
-            shares_core=profile.shares_core,
             device_memory_bytes=machine.memory_bytes,
             host_memory_bytes=host_memory_bytes(profile),
             provenance=profile.provenance,

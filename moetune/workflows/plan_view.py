@@ -15,8 +15,8 @@ from moetune.solve.layout.words import WORDS, name_layout
 from moetune.workflows.explain import Explanation
 from moetune.workflows.figures import choice_name, plan_pictures
 
-_SURE = 0.995
-_WORTH_SAYING = 5e-4
+SURE = 0.995
+WORTH_SAYING = 5e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ def plan_highlights(explanation: Explanation) -> tuple[Highlight, ...]:
         ),
         Highlight(
             name="No other choice is better",
-            value="over 99 %" if sure >= _SURE else f"{100 * sure:.0f} %",
-            note=regret if verdict.expected_regret >= _WORTH_SAYING else "of refits agree",
+            value="over 99 %" if sure >= SURE else f"{100 * sure:.0f} %",
+            note=regret if verdict.expected_regret >= WORTH_SAYING else "of refits agree",
         ),
     )
 

@@ -1,26 +1,86 @@
 """Measure this machine: choose points, run the ranks, keep every sample, fit the profile."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from moetune.config import Launch
 from moetune.domain.cluster import Cluster
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Point, Sample
+from moetune.domain.units import dtype_bytes
 from moetune.fit.profile import fit_profile
+from moetune.measure.grid import Preset
 from moetune.measure.noise import DRIFT, mark_drift
 from moetune.measure.points import choose_points, default_group_sizes
-from moetune.workflows.measuring import (
+from moetune.workflows.recording import (
     GroupSummary,
-    MeasurementSetting,
-    ProfileRequest,
     Progress,
     SampleRecorder,
     SilentProgress,
     StoredRun,
     summarize,
 )
+
+if TYPE_CHECKING:
+    from moetune.measure.session import Assignment, News
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """What to measure; empty tuples and None for the defaults.
+
+    Args:
+        name: of the profile; default, the device's with the number of ranks.
+        num_ranks: ranks to start on this node, ignored in a launch that sets their number.
+        dtypes: default, what the device is fast with.
+        group_sizes: default, the divisors and powers of two up to the number of ranks.
+        layers: shapes that must be covered exactly.
+        transformers: whole models that must be.
+        max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
+        budget_seconds: longest time to measure; the fit comes on top.
+    """
+
+    name: str | None = None
+    num_ranks: int = 1
+    preset: Preset = "quick"
+    dtypes: tuple[str, ...] = ()
+    group_sizes: tuple[int, ...] = ()
+    layers: tuple[LayerShape, ...] = ()
+    transformers: tuple[Transformer, ...] = ()
+    max_tokens: int = 4096
+    budget_seconds: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for dtype in self.dtypes:
+            dtype_bytes(dtype)
+        for name in ("num_ranks", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasurementSetting:
+    """Where to measure.
+
+    Args:
+        environment: the process's; what can change speed goes into the fingerprint.
+        launch: set where this process is a rank of a launch.
+    """
+
+    environment: Mapping[str, str]
+    launch: Launch | None = None
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process keeps what is measured: rank 0 alone."""
+        return self.launch is None or self.launch.rank == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +174,9 @@ def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
         CollectiveError: a rank is gone.
     """
     from moetune.measure.session import Assignment
-    from moetune.workflows.launch import measure_on_ranks
 
     assignment = Assignment(points=(), preset=request.preset)
-    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, hear=lambda _: None)
+    _on_ranks(assignment, request, setting, lambda _: None)
 
 
 def profile_machine(
@@ -203,7 +262,6 @@ def _measure(
     """Measure what is not known yet."""
     from moetune.measure.probe import default_dtypes
     from moetune.measure.session import Assignment
-    from moetune.workflows.launch import measure_on_ranks
 
     group_sizes = request.group_sizes or default_group_sizes(cluster.machine.num_devices)
     dtypes = request.dtypes or default_dtypes(cluster.machine.kind, request.preset)
@@ -225,7 +283,24 @@ def _measure(
         plan_only=plan_only,
         seed=request.seed,
     )
-    measure_on_ranks(assignment, setting, num_ranks=request.num_ranks, hear=recorder.hear)
+    _on_ranks(assignment, request, setting, recorder.hear)
+
+
+def _on_ranks(
+    assignment: "Assignment",
+    request: ProfileRequest,
+    setting: MeasurementSetting,
+    hear: Callable[["News"], object],
+) -> None:
+    from moetune.workflows.session import measure_on_ranks
+
+    measure_on_ranks(
+        assignment,
+        num_ranks=request.num_ranks,
+        launch=setting.launch,
+        environ=setting.environment,
+        hear=hear,
+    )
 
 
 def _fit(name: str, cluster: Cluster, samples: Sequence[Sample], seed: int) -> Profile:

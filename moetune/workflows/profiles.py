@@ -11,8 +11,6 @@ from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, Provenance
 from moetune.domain.records import RunInfo
-from moetune.fit.pool import CollectiveKey, pool
-from moetune.fit.segments import Segments, fit_segments
 from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.wiring import StoreFinder
@@ -69,14 +67,6 @@ class Difference:
         if isinstance(self.first, str) or isinstance(self.second, str):
             return None
         return self.second / self.first if self.first and self.second is not None else None
-
-
-def pieces_of(profile: Profile) -> Mapping[CollectiveKey, Segments]:
-    """Return the collectives' piecewise lines, by op, group size, nodes and number in flight."""
-    return {
-        key: fit_segments(sizes=series.sizes, seconds=series.medians)
-        for key, series in pool(profile.samples).collective.items()
-    }
 
 
 def find_profile(wanted: str | None, *, stores: StoreFinder) -> FoundProfile:

@@ -216,7 +216,7 @@ def test_models_show_the_whole_models(cli: Cli) -> None:
     ("arguments", "code", "words"),
     [
         ((*PLAN, "--dp", "3"), 2, ("dp (3) does not divide the 32 ranks", "--dp 4")),
-        ((*PLAN, "--pp", "32"), 2, ("more stages than the model has layers", "--pp 16")),
+        ((*PLAN, "--pp", "32"), 2, ("32 stages cannot share 24 blocks", "--pp 16")),
         ((*PLAN, "--tp", "32"), 2, ("num_heads (16) does not divide by tp (32)", "--tp 16")),
         ((*PLAN, "--tokens", "1000"), 2, ("no whole number of sequences", "960 or 1024")),
         ((*PLAN, "--memory-limit", "2GiB"), 3, ("memory binds", "parameters", "64 ranks")),

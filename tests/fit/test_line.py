@@ -11,7 +11,6 @@ from scipy.optimize import nnls
 
 from moetune.fit.curve import curve_through
 from moetune.fit.line import fit_line, line_intervals, resampled_medians
-from moetune.fit.segments import fit_segments
 
 SIZES = tuple(float(2**at) for at in range(10, 31))
 
@@ -113,55 +112,22 @@ def test_resampled_medians_spread_as_medians_of_fresh_blocks_do() -> None:
     assert set(even[:, 0].tolist()) == {1.0, 2.0, 3.0}
 
 
-def test_three_segments_beat_interpolation_and_that_beats_one_line_on_three_regimes() -> None:
+def test_interpolation_beats_one_line_on_three_regimes() -> None:
     between = [math.sqrt(one * two) for one, two in pairwise(SIZES)]
-    errors: dict[str, list[float]] = {"segments": [], "curve": [], "line": []}
+    errors: dict[str, list[float]] = {"curve": [], "line": []}
     for seed in range(10):
         times = noisy_times([three_regimes(size) for size in SIZES], np.random.default_rng(seed))
         medians = [float(np.median(one)) for one in times]
-        segments = fit_segments(sizes=SIZES, seconds=medians)
         curve = curve_through(sizes=SIZES, seconds=medians)
         line = fit_line(sizes=SIZES, seconds=medians)
-        assert len(segments.lines) == 3
         for size in between:
             truth = three_regimes(size)
-            errors["segments"].append(abs(segments.seconds(size) / truth - 1))
             errors["curve"].append(abs(curve.predict(size).seconds / truth - 1))
             errors["line"].append(abs(line.seconds(size) / truth - 1))
 
-    # measuring.md: 0.5 % and 1.7 %, 1 % and 2.5 %, 10 % and more.
     typical = {name: float(np.median(one)) for name, one in errors.items()}
     worst = {name: float(np.percentile(one, 95)) for name, one in errors.items()}
-    assert typical["segments"] < typical["curve"] < 0.02
+    assert typical["curve"] < 0.02
     assert typical["line"] > 0.08
-    assert worst["segments"] < 0.03
     assert worst["curve"] < 0.04
     assert worst["line"] > 0.2
-
-
-def test_one_line_is_enough_where_the_truth_is_one() -> None:
-    seconds = [20e-6 + size * 3e-10 for size in SIZES]
-
-    segments = fit_segments(sizes=SIZES, seconds=seconds)
-
-    for size in SIZES:
-        assert segments.seconds(size) == pytest.approx(20e-6 + size * 3e-10, rel=1e-6)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
-def test_few_points_get_one_line(count: int) -> None:
-    segments = fit_segments(sizes=SIZES[:count], seconds=[1e-3 * (1 + at) for at in range(count)])
-
-    assert len(segments.lines) == 1
-    assert segments.breaks == ()
-
-
-@given(st.lists(st.floats(1e-6, 1e2), min_size=7, max_size=14))
-def test_every_segment_has_a_start_up_of_at_least_zero_and_a_positive_slope(
-    seconds: list[float],
-) -> None:
-    segments = fit_segments(sizes=SIZES[: len(seconds)], seconds=seconds)
-
-    assert all(line.alpha_seconds >= 0 for line in segments.lines)
-    assert all(line.beta_seconds > 0 for line in segments.lines)
-    assert list(segments.breaks) == sorted(segments.breaks)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from moetune.domain.errors import InputError
 from moetune.measure.device import CpuDevice
-from moetune.measure.operations import Scene, local_operation
+from moetune.measure.operations import Experiment, local_operation
 from moetune.measure.ranks import Ranks
 from moetune.measure.timing import Effort, FailedPointError, measure
 
@@ -23,7 +23,7 @@ def agree() -> None:
     assert ranks.first_text("late" if ranks.rank else "") == "late"
 
     pause = SLOW_SECONDS if ranks.rank == 1 else SLOW_SECONDS / 20
-    slow = Scene(victim=local_operation(lambda: time.sleep(pause)))
+    slow = Experiment(victim=local_operation(lambda: time.sleep(pause)))
     timing = measure(slow, device=CpuDevice(), ranks=ranks, effort=EFFORT)
     assert min(timing.seconds) >= SLOW_SECONDS
     assert ranks.from_first(timing) == timing
@@ -32,7 +32,7 @@ def agree() -> None:
         if ranks.rank == 1:
             raise RuntimeError("[enforce fail] can't allocate memory: you tried 1 TB")
 
-    broken = Scene(victim=local_operation(fail_on_rank_1))
+    broken = Experiment(victim=local_operation(fail_on_rank_1))
     try:
         measure(broken, device=CpuDevice(), ranks=ranks, effort=EFFORT)
     except FailedPointError as error:

@@ -3,7 +3,7 @@
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.samples import AttentionPoint, CollectivePoint, RowsPoint, Sample
 from moetune.fit.profile import fit_profile
-from moetune.workflows.measuring import group_of, summarize
+from moetune.workflows.recording import group_of, summarize
 
 TWO_NODES = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=2, memory_bytes=2**30)
 ONE_NODE = Machine(kind="cpu", device="lab", num_devices=4, devices_per_node=4, memory_bytes=2**30)
@@ -16,7 +16,7 @@ def test_collectives_are_named_with_their_place_where_there_are_several_nodes() 
     attention = AttentionPoint(dtype="float32", num_sequences=1, length=8, num_heads=1, head_dim=8)
     assert group_of(attention, TWO_NODES) == "attention"
     assert group_of(RowsPoint(op="adam", dtype="float32", rows=8, width=1), ONE_NODE) == (
-        "row operations"
+        "memory-bound operations"
     )
 
 

@@ -23,8 +23,8 @@ from moetune.domain.samples import (
 from moetune.measure.noise import num_sharers
 from moetune.measure.session import Assignment, Estimates, News, shuffled
 from moetune.workflows import launch
-from moetune.workflows.launch import cores_of, measure_on_ranks
-from moetune.workflows.measuring import MeasurementSetting
+from moetune.workflows.launch import cores_of
+from moetune.workflows.session import measure_on_ranks
 from tests.measure import measure_workers
 from tests.ranks import run_ranks
 
@@ -79,9 +79,7 @@ class Ear:
 
 def measure_here(assignment: Assignment, ear: Ear, *, num_ranks: int) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    measure_on_ranks(
-        assignment, MeasurementSetting(environment=environ), num_ranks=num_ranks, hear=ear.hear
-    )
+    measure_on_ranks(assignment, num_ranks=num_ranks, launch=None, environ=environ, hear=ear.hear)
 
 
 def started_ranks() -> list[int]:

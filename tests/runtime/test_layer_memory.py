@@ -17,7 +17,8 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.workspace import MemoryUse
 from moetune.solve.layer.memory import layer_memory, total_bytes
-from moetune.solve.layer.peak import States, peak_bytes
+from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.states import StateBytes
 
 
 def workload_of(tokens: int, **shape: object) -> Workload:
@@ -53,7 +54,7 @@ def test_account_and_prediction_are_the_peak_of_live_tensors(
     found = measure_step(workload, 4, strategy)
     predicted = peak_bytes(
         workload=workload, forward_degree=4, backward_degree=4, strategy=strategy, bias=False,
-        states=States.adam("float32"),
+        states=StateBytes.adam("float32"),
     )  # fmt: skip
     assert found.account_bytes == pytest.approx(found.live_bytes, rel=0.02)
     assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
@@ -110,7 +111,7 @@ def test_any_prediction_is_the_account_of_a_step(
     train(layer, tokens)
     peak = peak_bytes(
         workload=workload, forward_degree=degrees[0], backward_degree=degrees[1],
-        strategy=strategy, bias=bias, states=States(parameter=0, gradient=4, optimizer=0),
+        strategy=strategy, bias=bias, states=StateBytes(parameter=0, gradient=4, optimizer=0),
     )  # fmt: skip
     found = layer.memory.peak_device_bytes + 2 * 4 * tokens * d_model
     predicted = peak.device_bytes
@@ -124,7 +125,7 @@ def test_two_byte_activations_are_predicted_with_their_real_states() -> None:
     found = measure_step(workload, 4, "S4")
     predicted = peak_bytes(
         workload=workload, forward_degree=4, backward_degree=4, strategy="S4", bias=False,
-        states=States.adam("bfloat16"),
+        states=StateBytes.adam("bfloat16"),
     )  # fmt: skip
     assert predicted.device_bytes == pytest.approx(found.live_bytes, rel=0.02)
 

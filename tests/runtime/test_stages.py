@@ -16,7 +16,7 @@ from tests.ranks import run_ranks
 from tests.runtime import stage_workers
 from tests.runtime.stage_workers import Case, layout_of, losses_of_one_process, shape_of
 
-NUM_STEPS, FEW_STEPS = 50, 3
+NUM_STEPS, FEW_STEPS = 25, 3
 
 
 @pytest.mark.dist

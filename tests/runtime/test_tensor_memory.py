@@ -11,9 +11,10 @@ from moetune.domain.plan import Decision
 from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.solve.layer.memory import layer_memory
-from moetune.solve.layer.peak import States, peak_bytes
+from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.states import StateBytes
 
-GRADIENTS = States(parameter=0, gradient=4, optimizer=0)
+GRADIENTS = StateBytes(parameter=0, gradient=4, optimizer=0)
 
 
 class HalfLink(LocalLink):
@@ -121,7 +122,7 @@ def test_account_and_prediction_are_the_peak_of_live_tensors(
     account_bytes = layer.memory.peak_device_bytes + held
     predicted = peak_bytes(
         workload=workload, forward_degree=4, backward_degree=4, bias=False,
-        states=States(parameter=4, gradient=4, optimizer=0),
+        states=StateBytes(parameter=4, gradient=4, optimizer=0),
     )  # fmt: skip
     assert account_bytes == pytest.approx(live.peak_bytes, rel=0.02)
     assert predicted.device_bytes == pytest.approx(live.peak_bytes, rel=0.02)

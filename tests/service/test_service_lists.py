@@ -9,7 +9,8 @@ import pytest
 
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.service.profiles import MAX_OBSERVATIONS, observations_in
+from moetune.domain.records import MAX_OBSERVATIONS
+from moetune.service.profiles import observations_in
 from moetune.workflows.files import (
     bundled_profiles,
     load_profile_file,

@@ -18,7 +18,7 @@ from moetune.solve.chunks.time import ChunkDevice, ChunkPrices, simulate
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.model.prices import Prices
-from moetune.solve.model.traits import OURS
+from moetune.solve.model.runtime import MOETUNE
 from moetune.workflows.files import plan_to_json
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import plan_inputs
@@ -201,7 +201,12 @@ def test_the_cache_is_the_smallest_whose_transfers_are_hidden_as_well(gib: int) 
     """Against every number of places, tried one by one."""
     model, asked = whole_of("gpt-2.7b"), question()
     prices = Prices(
-        model=model, dtype="float16", costs=asked.costs, bounds=Bounds(), per_node=8, traits=OURS
+        model=model,
+        dtype="float16",
+        costs=asked.costs,
+        bounds=Bounds(),
+        per_node=8,
+        runtime=MOETUNE,
     )
     layout = solve_layout(asked).plan.layout
     groups = prices.groups(layout)

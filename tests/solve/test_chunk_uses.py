@@ -10,7 +10,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.language_model import LanguageModel
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
 from moetune.solve.model.prices import Prices
-from moetune.solve.model.traits import OURS
+from moetune.solve.model.runtime import MOETUNE
 from tests.solve.costs_by_hand import LinearCosts
 
 WITH_EXPERTS = Transformer(
@@ -64,7 +64,12 @@ def test_the_uses_of_a_step_add_up_to_the_layouts_own_price(
     shape: Transformer, *, recompute: bool
 ) -> None:
     prices = Prices(
-        model=shape, dtype="float32", costs=LinearCosts(), bounds=Bounds(), per_node=8, traits=OURS
+        model=shape,
+        dtype="float32",
+        costs=LinearCosts(),
+        bounds=Bounds(),
+        per_node=8,
+        runtime=MOETUNE,
     )
     layout = layout_of()
     priced = prices.priced(

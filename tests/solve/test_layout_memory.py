@@ -8,9 +8,10 @@ from moetune.domain.plan import ModelMemory
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.model.costs import Parts
 from moetune.solve.model.groups import Group
-from moetune.solve.model.memory import footprint_of, share_of, stage_memory, state_bytes
+from moetune.solve.model.memory import footprint_of, share_of, stage_memory
+from moetune.solve.model.runtime import MOETUNE
 from moetune.solve.model.stages import cut_into_stages, in_flight
-from moetune.solve.model.traits import OURS
+from moetune.solve.states import StateBytes
 from tests.solve.costs_by_hand import LinearCosts
 
 TOKENS = 2048
@@ -43,24 +44,14 @@ def _stage(
     return stage_memory(
         stage=stage,
         share=share_of(model=model, layout=layout, stage=stage),
-        each=state_bytes("float16"),
+        each=StateBytes.of_model("float16"),
         footprint=footprint_of(
-            model=model, tp=layout.tp, tokens=TOKENS, dtype="float16", moe=moe, traits=OURS
+            model=model, tp=layout.tp, tokens=TOKENS, dtype="float16", moe=moe, runtime=MOETUNE
         ),
         num_kept=in_flight(stage=index, num_stages=layout.pp, num_micro_batches=num_micro_batches),
         sharers=sharers,
         recompute=recompute,
     )
-
-
-def test_a_parameter_takes_18_bytes_in_mixed_precision_and_adams_16_in_float32() -> None:
-    def total(dtype: str) -> int:
-        each = state_bytes(dtype)
-        return each.parameter + each.gradient + each.optimizer
-
-    assert [total(dtype) for dtype in ("float16", "bfloat16", "float32", "float64")] == [
-        18, 18, 16, 32,
-    ]  # fmt: skip
 
 
 def test_first_stage_of_ppmoe() -> None:

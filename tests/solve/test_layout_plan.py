@@ -15,10 +15,10 @@ from moetune.domain.plan import Plan, plan_from_document, plan_from_json
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.layout.words import trust_of
-from moetune.solve.model.traits import Traits
+from moetune.solve.model.runtime import TargetRuntime
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
 
@@ -266,7 +266,7 @@ def test_a_vocabulary_smaller_than_the_tensor_group_is_not_cut() -> None:
 def test_hidden_gradients_leave_that_share_of_them() -> None:
     asked = question(pins=LayoutPins(dp=8, ep=8, tp=1, pp=4, micro_batch=1, zero=False))
     _, exposed = search_layouts(asked)
-    _, hidden = search_layouts(replace(asked, traits=Traits(hidden_gradients=0.75)))
+    _, hidden = search_layouts(replace(asked, runtime=TargetRuntime(hidden_gradients=0.75)))
     quarter = exposed.best[0].gradients.seconds / 4
     assert hidden.best[0].gradients.seconds == pytest.approx(quarter)
 
@@ -275,7 +275,7 @@ def test_split_sends_carry_a_share_and_gather_it() -> None:
     pins = LayoutPins(dp=1, tp=8, pp=4, micro_batch=1, expert_parallel="tensor")
     asked = question(tokens=256, pins=pins)
     _, whole = search_layouts(asked)
-    _, split = search_layouts(replace(asked, traits=Traits(splits_sends=True)))
+    _, split = search_layouts(replace(asked, runtime=TargetRuntime(splits_sends=True)))
     num_bytes = 2048 * 1024 * 2
     costs = asked.costs
     sent, part = (
@@ -289,9 +289,9 @@ def test_split_sends_carry_a_share_and_gather_it() -> None:
 
 def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch() -> None:
     asked = question(pins=LayoutPins(dp=32, ep=32, micro_batch=2, zero=True))
-    without = Traits(shards_in_chunks=False)
-    _, whole = search_layouts(replace(asked, traits=without))
-    _, sharded = search_layouts(replace(asked, traits=replace(without, shards_gradients=True)))
+    without = TargetRuntime(shards_in_chunks=False)
+    _, whole = search_layouts(replace(asked, runtime=without))
+    _, sharded = search_layouts(replace(asked, runtime=replace(without, shards_gradients=True)))
     (mine,), (theirs,) = sharded.best, whole.best
     assert mine.memory.gradient_bytes < theirs.memory.gradient_bytes
     assert mine.memory.parameter_bytes == theirs.memory.parameter_bytes
@@ -303,12 +303,12 @@ def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch()
     ("pins", "what", "hint"),
     [
         (LayoutPins(dp=3), "dp (3) does not divide the 32 ranks", "nearest: --dp 4"),
-        (LayoutPins(dp=4, tp=4, pp=4), "= 64 ranks, not 32", "--pp 2, or 64 ranks"),
-        (LayoutPins(dp=4, tp=16), "need a multiple of 64 ranks", "or 64 ranks"),
-        (LayoutPins(pp=32), "pp (32) is more stages than the model has layers (24)", "--pp 16"),
+        (LayoutPins(dp=4, tp=4, pp=4), "is 64 ranks, but there are 32", "--pp 2, or 64 ranks"),
+        (LayoutPins(dp=4, tp=16), "needs a multiple of 64 ranks", "or 64 ranks"),
+        (LayoutPins(pp=32), "32 stages cannot share 24 blocks", "--pp 16"),
         (LayoutPins(tp=32), "num_heads (16) does not divide by tp (32)", "--tp 16"),
         (LayoutPins(ep=6), "num_experts (64) does not divide by ep (6)", "--ep 8"),
-        (LayoutPins(dp=4, ep=8), "ep (8) does not divide dp (4)", "--ep "),
+        (LayoutPins(dp=4, ep=8), "dp (4) does not divide by ep (8)", "--ep "),
         (LayoutPins(ep=2, expert_parallel="tensor"), "ep (2) is of all_to_all", "--ep 1"),
         (LayoutPins(tp=2, expert_parallel="all_to_all"), "not available with tp (2)", "--tp 1"),
         (LayoutPins(micro_batch=3), "micro_batch (3) does not divide", "--micro-batch 4"),

@@ -15,7 +15,7 @@ from moetune.domain.samples import CollectiveOp
 from moetune.solve.layout.search import LayoutSearch, SearchResult, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.model.prices import Prices
-from moetune.solve.model.traits import OURS, Traits
+from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 
 WORLD, PER_NODE, TOKENS = 16, 4, 256
@@ -266,12 +266,14 @@ def brute_force(limit_bytes: float, *, in_chunks: bool) -> dict[Key, tuple[float
     return found
 
 
-def search(limit_bytes: int, pins: LayoutPins | None = None, traits: Traits = OURS) -> SearchResult:
+def search(
+    limit_bytes: int, pins: LayoutPins | None = None, runtime: TargetRuntime = MOETUNE
+) -> SearchResult:
     pins = pins or LayoutPins()
     batch = whole_batch(model=MODEL, tokens_per_rank=TOKENS, world_size=WORLD)
     prices = Prices(
         model=MODEL, dtype="float32", costs=PlacedCosts(rows_seconds=ROWS, is_measured=True),
-        bounds=Bounds(max_degree=1), per_node=PER_NODE, traits=traits,
+        bounds=Bounds(max_degree=1), per_node=PER_NODE, runtime=runtime,
     )  # fmt: skip
     layouts = find_layouts(model=MODEL, world_size=WORLD, batch=batch, pins=pins)
     search = LayoutSearch(prices=prices, batch=batch, pins=pins, limit_bytes=limit_bytes)
@@ -286,7 +288,7 @@ def _key(layout: Layout) -> Key:
 def test_every_layout_is_at_the_best_that_brute_force_finds(mebibytes: int) -> None:
     limit = mebibytes * 2**20
     expected = brute_force(limit, in_chunks=False)
-    found = search(limit, traits=Traits(shards_in_chunks=False))
+    found = search(limit, runtime=TargetRuntime(shards_in_chunks=False))
     assert {_key(one.layout) for one in found.best} == set(expected)
     for one in found.best:
         seconds, _ = expected[_key(one.layout)]
@@ -326,7 +328,7 @@ def test_with_our_runtime_all_but_whole_models_in_chunks_are_those_of_brute_forc
 
 def test_the_memory_limits_of_the_comparison_mean_something() -> None:
     """Some layouts fit only with blocks run again, or sharded, and some not at all."""
-    found = search(25 * 2**20, traits=Traits(shards_in_chunks=False))
+    found = search(25 * 2**20, runtime=TargetRuntime(shards_in_chunks=False))
     settings = [one.setting for one in found.best]
     assert {one.recompute for one in settings} == {True, False}
     assert any(one.zero for one in settings)

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from moetune.domain.constraints import Bounds
 from moetune.domain.layer import PHASES, LayerShape, Phase
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.parallelism import AllToAllCosts
 from tests.solve.costs_by_hand import LinearCosts
 
 LAYER = LayerShape(d_model=512, d_hidden=1024, num_experts=8)
 
 
 def chooser(*, is_measured: bool) -> DegreeChooser:
-    costs = LayerCosts(
+    costs = AllToAllCosts(
         layer=LAYER, world_size=8, dtype="float32", costs=LinearCosts(is_measured=is_measured)
     )
     return DegreeChooser(costs=costs, bounds=Bounds())

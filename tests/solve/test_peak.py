@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.memory import layer_memory, total_bytes
-from moetune.solve.layer.peak import Peak, States, peak_bytes
+from moetune.solve.layer.peak import Peak, peak_bytes
+from moetune.solve.states import StateBytes
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
@@ -140,15 +141,15 @@ def test_rings_need_no_more_than_the_papers_formula(degree: int, strategy: Strat
 @pytest.mark.parametrize(
     ("states", "per_parameter"),
     [
-        (States.adam("float32"), 16),
-        (States.adam("bfloat16"), 8),
-        (States.mixed_adam(), 16),
-        (States.mixed_adam(gradient=4), 18),
-        (States.sgd("float32"), 8),
-        (States.sgd("float32", momentum=True), 12),
+        (StateBytes.adam("float32"), 16),
+        (StateBytes.adam("bfloat16"), 8),
+        (StateBytes.of_layer("bfloat16"), 16),
+        (StateBytes.of_model("bfloat16"), 18),
+        (StateBytes.sgd("float32"), 8),
+        (StateBytes.sgd("float32", momentum=True), 12),
     ],
 )
-def test_states_are_those_that_the_optimiser_keeps(states: States, per_parameter: int) -> None:
+def test_states_are_those_that_the_optimiser_keeps(states: StateBytes, per_parameter: int) -> None:
     parameters = 64 * 2048 + 2 * 2048 * 8192
     assert peak_of(GPT_XL, bias=False, states=states).state_bytes == per_parameter * parameters
     assert peak_of(GPT_XL, states=states).state_bytes == per_parameter * (parameters + 2048 + 8192)
@@ -157,8 +158,8 @@ def test_states_are_those_that_the_optimiser_keeps(states: States, per_parameter
 def test_two_byte_gradients_are_summed_in_four_bytes() -> None:
     narrow = replace(GPT_XL, dtype="bfloat16")
     two, four = (
-        peak_of(narrow, bias=False, states=States.mixed_adam(gradient=gradient))
-        for gradient in (2, 4)
+        peak_of(narrow, bias=False, states=states)
+        for states in (StateBytes.of_layer("bfloat16"), StateBytes.of_model("bfloat16"))
     )
     assert two.buffer_bytes - four.buffer_bytes == 2 * (2 * 2048 * 8192)
 

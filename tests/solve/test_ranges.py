@@ -19,9 +19,9 @@ from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.plan import Range
 from moetune.domain.samples import CollectiveOp, Product
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
-from moetune.solve.layer.predict import phase_time
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranges import solve_ranges
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts
 
 TOKENS = 3000

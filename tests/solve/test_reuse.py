@@ -20,15 +20,10 @@ from moetune.domain.costs import (
 from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
-from moetune.solve.layer.reuse import (
-    ReusedChunk,
-    at_least_seconds,
-    paper_seconds,
-    reuse_tasks,
-    reuse_time,
-)
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.reuse import ReusedChunk, at_least_seconds, reuse_tasks
 from moetune.solve.layer.timeline import simulate
+from moetune.solve.layer.times import paper_seconds, phase_time
 from tests.solve.costs_by_hand import LinearCosts
 from tests.solve.reuse_by_hand import naive
 
@@ -107,7 +102,7 @@ def test_undisturbed_tasks_last_as_long_as_a_naive_machine(
 @given(degree=st.integers(2, 16), tokens=st.integers(64, 20_000))
 def test_s4_forward_lies_between_the_orders_of_the_pipeline(degree: int, tokens: int) -> None:
     costs = costs_of()
-    time = reuse_time(costs=costs, phase="forward", strategy="S4", tokens=tokens, degree=degree)
+    time = phase_time(costs=costs, phase="forward", strategy="S4", tokens=tokens, degree=degree)
     least, most = (
         makespan(
             degree=degree,
@@ -130,7 +125,7 @@ def test_no_strategy_beats_its_busiest_stream(
 ) -> None:
     costs = costs_of(mode, interference=DISTURBED, copy=copy)
     for phase, degree, tokens in itertools.product(PHASES, (1, 2, 3, 8, 64), (64, 4096, 100_000)):
-        seconds = reuse_time(
+        seconds = phase_time(
             costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree
         ).seconds
         least = at_least_seconds(
@@ -145,7 +140,7 @@ def test_work_of_each_strategy_is_that_of_table_2() -> None:
     gemm = 5e-5 + 4e-14 * rows * 256 * 1024
     copies = {"S1": (1, 4), "S2": (0, 4), "S3": (1, 0), "S4": (0, 0)}
     for strategy, phase in itertools.product(REUSE, PHASES):
-        time = reuse_time(costs=costs, phase=phase, strategy=strategy, tokens=4096, degree=1)
+        time = phase_time(costs=costs, phase=phase, strategy=strategy, tokens=4096, degree=1)
         again = phase == "backward"
         transfers = 2 + (again and strategy in {"S2", "S4"})
         gemms = (4 if again else 2) + (again and strategy in {"S3", "S4"})
@@ -156,10 +151,10 @@ def test_work_of_each_strategy_is_that_of_table_2() -> None:
 
 
 def test_copies_that_no_engine_makes_take_the_time_of_the_experts() -> None:
-    beside = reuse_time(
+    beside = phase_time(
         costs=costs_of("pinned"), phase="forward", strategy="S1", tokens=4096, degree=8
     )
-    inline = reuse_time(
+    inline = phase_time(
         costs=costs_of("inline"), phase="forward", strategy="S1", tokens=4096, degree=8
     )
     assert inline.copy_seconds == beside.copy_seconds
@@ -169,7 +164,7 @@ def test_copies_that_no_engine_makes_take_the_time_of_the_experts() -> None:
 
 def test_offload_without_pinned_memory_is_modelled() -> None:
     for mode, trust in (("pinned", "measured"), ("pageable", "modelled")):
-        time = reuse_time(
+        time = phase_time(
             costs=costs_of(mode),  # type: ignore[arg-type]  # one of the modes
             phase="forward",
             strategy="S3",
@@ -199,8 +194,8 @@ def test_the_papers_rule_is_equation_10_with_table_2() -> None:
 
 def test_swiglu_copies_and_recomputes_both_of_its_middles() -> None:
     swiglu = costs_of(layer=replace(LAYER, activation="swiglu"))
-    s1 = reuse_time(costs=swiglu, phase="forward", strategy="S1", tokens=4096, degree=1)
+    s1 = phase_time(costs=swiglu, phase="forward", strategy="S1", tokens=4096, degree=1)
     assert s1.copy_seconds == pytest.approx(2e-5 + 1e-10 * 4096 * (256 + 2 * 1024) * 4)
-    s4 = reuse_time(costs=swiglu, phase="backward", strategy="S4", tokens=4096, degree=1)
+    s4 = phase_time(costs=swiglu, phase="backward", strategy="S4", tokens=4096, degree=1)
     gemm = 5e-5 + 4e-14 * 4096 * 256 * 1024
     assert s4.device_seconds == pytest.approx((6 + 2) * gemm)

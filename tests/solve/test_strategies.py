@@ -14,9 +14,9 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Plan
 from moetune.solve.layer.choose import WORTH
 from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import solve_plan
 from moetune.solve.layer.strategies import choose_strategy
-from moetune.solve.layer.tensor import layer_costs
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 from tests.solve.reuse_by_hand import LayerByHand
 

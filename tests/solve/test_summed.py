@@ -14,10 +14,10 @@ from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.solve.layer.degree import best_summed_degree, summed_makespan
+from moetune.solve.layer.degree import best_tensor_parallel_degree, tensor_parallel_makespan
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.plan import solve_plan
-from moetune.solve.layer.timeline import simulate, summing_tasks
+from moetune.solve.layer.timeline import simulate, tensor_parallel_tasks
 from moetune.solve.model.costs import best_moe_step
 from moetune.solve.predict import plan_timelines
 from tests.solve.costs_by_hand import LinearCosts, event_by_event, plan_inputs
@@ -44,15 +44,15 @@ GATED = replace(MEASURED, rows_seconds={**MEASURED.rows_seconds, "gate": 1e-9})
 @given(st.integers(1, 24), seconds, seconds, speeds, speeds)
 @example(7, 1.0, 3.0, 1.0, 1.0)
 @example(7, 3.0, 1.0, 1.0, 1.0)
-def test_summed_makespan_equals_both_simulations(
+def test_tensor_parallel_makespan_equals_both_simulations(
     degree: int, t_s: float, t_e: float, comm_speed: float, comp_speed: float
 ) -> None:
-    found = summed_makespan(
+    found = tensor_parallel_makespan(
         degree=degree, transfer_seconds=t_s, compute_seconds=t_e, comm_speed=comm_speed,
         comp_speed=comp_speed,
     )  # fmt: skip
     beside = Interference(comm=CommSpeed(comp=comm_speed), comp=CompSpeed(comm=comp_speed))
-    tasks = summing_tasks(compute_seconds=[t_e] * degree, sum_seconds=[t_s] * degree)
+    tasks = tensor_parallel_tasks(compute_seconds=[t_e] * degree, reduce_seconds=[t_s] * degree)
     fluid = simulate(tasks, interference=beside).makespan_seconds
     assert math.isclose(found, fluid, rel_tol=1e-9)
     # Nothing is dispatched: all rows are there at once.
@@ -68,7 +68,7 @@ def test_summed_makespan_equals_both_simulations(
     ("t_e", "t_s", "expected"), [(5.0, 3.0, 5 + 3 + 2 * 5), (3.0, 5.0, 3 + 5 + 2 * 5)]
 )
 def test_undisturbed_the_slower_of_both_repeats(t_e: float, t_s: float, expected: float) -> None:
-    assert summed_makespan(degree=3, transfer_seconds=t_s, compute_seconds=t_e) == expected
+    assert tensor_parallel_makespan(degree=3, transfer_seconds=t_s, compute_seconds=t_e) == expected
 
 
 def _times(
@@ -88,14 +88,14 @@ def _times(
 @example(1e-4, 0.0, 1e9, 1e-4, 0.0, 1e12, 64)
 @example(1e-4, 1e-9, 1e9, 0.0, 1e-14, 1e13, 64)
 @example(1e-5, 1e-9, 1e7, 2e-5, 1e-14, 1e12, 64)
-def test_best_summed_degree_is_as_fast_as_brute_force(
+def test_best_tensor_parallel_degree_is_as_fast_as_brute_force(
     transfer_alpha: float, transfer_beta: float, payload: float,
     compute_alpha: float, compute_beta: float, macs: float, max_degree: int,
 ) -> None:  # fmt: skip
     transfer = LinearCost(alpha_seconds=transfer_alpha, beta_seconds=transfer_beta)
     compute = LinearCost(alpha_seconds=compute_alpha, beta_seconds=compute_beta)
     times = _times(transfer, payload, compute, macs, max_degree)
-    degree = best_summed_degree(
+    degree = best_tensor_parallel_degree(
         transfer=transfer, payload_bytes=payload, compute=compute, macs=macs, max_degree=max_degree
     )
     assert times[degree - 1] <= min(times) * (1 + 2e-12)
@@ -107,21 +107,21 @@ def test_best_summed_degree_is_as_fast_as_brute_force(
     st.floats(1e-6, 1e-2), st.floats(0.01, 1e4), st.floats(0.01, 100.0), st.floats(0.001, 100.0),
     st.integers(1, 128),
 )  # fmt: skip
-def test_best_summed_degree_is_as_fast_as_brute_force_where_start_ups_and_volumes_compete(
+def test_best_tensor_parallel_degree_is_as_fast_as_brute_force_where_start_ups_and_volumes_compete(
     alpha: float, volume: float, work: float, alpha_ratio: float, max_degree: int
 ) -> None:
     transfer = LinearCost(alpha_seconds=alpha, beta_seconds=alpha * volume)
     compute = LinearCost(alpha_seconds=alpha * alpha_ratio, beta_seconds=alpha * volume * work)
     times = _times(transfer, 1.0, compute, 1.0, max_degree)
-    degree = best_summed_degree(
+    degree = best_tensor_parallel_degree(
         transfer=transfer, payload_bytes=1.0, compute=compute, macs=1.0, max_degree=max_degree
     )
     assert times[degree - 1] <= min(times) * (1 + 2e-12)
 
 
-def test_best_summed_degree_takes_the_smaller_of_two_that_tie() -> None:
+def test_best_tensor_parallel_degree_takes_the_smaller_of_two_that_tie() -> None:
     nothing = LinearCost(alpha_seconds=0.0, beta_seconds=0.0)
-    found = best_summed_degree(
+    found = best_tensor_parallel_degree(
         transfer=nothing, payload_bytes=1.0, compute=nothing, macs=1.0, max_degree=64
     )
     assert found == 1
@@ -139,7 +139,7 @@ def _by_hand(costs: LinearCosts, phase: str, degree: int) -> float:
         t_e += (seconds["gather"] + seconds["scatter_add"]) * pairs * 1024
         if phase == "backward":
             t_e += seconds["gelu_backward"] * pairs * 4096 + seconds["gather"] * pairs * 1024
-    tasks = summing_tasks(compute_seconds=[t_e] * degree, sum_seconds=[t_s] * degree)
+    tasks = tensor_parallel_tasks(compute_seconds=[t_e] * degree, reduce_seconds=[t_s] * degree)
     return simulate(tasks, interference=costs.interference).makespan_seconds
 
 

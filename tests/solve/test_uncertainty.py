@@ -6,8 +6,8 @@ from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.reuse import step_time
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts
 from tests.solve.reuse_by_hand import LayerByHand
@@ -108,12 +108,15 @@ def test_another_strategy_is_timed_anew_under_each_refit() -> None:
         exchange=(2e-4, 3e-10), gemm=(5e-5, 4e-14), copy=(1e-5, 1e-10),
     )  # fmt: skip
     layer = LayerShape(d_model=1024, d_hidden=4096, num_experts=8, top_k=2)
-    copies = [1.3e-10, 5e-11, 1.8e-10, 3e-10]
+    lines = [(1.3e-10, 3e-10), (5e-11, 3e-10), (1.3e-10, 2e-10), (2e-10, 3e-10)]
     refits = [
         replace(
-            NOMINAL, copy_mode="pinned", copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=beta)
+            NOMINAL,
+            copy_mode="pinned",
+            copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=copied),
+            transfer_cost=LinearCost(alpha_seconds=2e-4, beta_seconds=sent),
         )
-        for beta in copies
+        for copied, sent in lines
     ]
     costs = layer_costs(workload=replace(WORKLOAD, layer=layer), costs=refits[0])
     bounds = Bounds(forward_degree=4, backward_degree=4)
@@ -124,11 +127,12 @@ def test_another_strategy_is_timed_anew_under_each_refit() -> None:
         backward=chooser.rank("backward", 4096), order="dispatch_first", strategy="S1",
         rivals=[rival],
     )  # fmt: skip
-    times = [
-        [replace(by_hand, copy=(1e-5, beta)).step_seconds(strategy, 4, 4) for beta in copies]
-        for strategy in ("S1", "S4")
+    truths = [
+        replace(by_hand, copy=(1e-5, copied), exchange=(2e-4, sent)) for copied, sent in lines
     ]
+    times = [[one.step_seconds(strategy, 4, 4) for one in truths] for strategy in ("S1", "S4")]
     regrets = [max(0.0, copying / again - 1) for copying, again in zip(*times, strict=True)]
     assert [regret > 0 for regret in regrets] == [False, False, True, True]
+    assert times[1][0] > times[0][2]  # by the nominal costs the other one is never better there
     assert confidence.probability_best == 0.5
     assert confidence.expected_regret == pytest.approx(sum(regrets) / 4)

@@ -21,15 +21,15 @@ from moetune.domain.samples import CopyPoint, Point, Sample
 from moetune.measure.session import Estimates
 from moetune.store import open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.measuring import (
-    MeasurementSetting,
-    ProfileRequest,
-    SampleRecorder,
-    SilentProgress,
-)
 from moetune.workflows.plan import host_memory_bytes, make_plan
 from moetune.workflows.planner import Planner
-from moetune.workflows.profile import detect_cluster, estimate_profile
+from moetune.workflows.profile import (
+    MeasurementSetting,
+    ProfileRequest,
+    detect_cluster,
+    estimate_profile,
+)
+from moetune.workflows.recording import SampleRecorder, SilentProgress
 from moetune.workflows.sources import LocalSources
 from moetune.workflows.verify import Verification, VerifiedStep
 

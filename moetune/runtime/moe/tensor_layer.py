@@ -35,8 +35,8 @@ class TensorExpertLayer(ExpertLayer):
     degree changes the time of a step, never its numbers.
 
     Args:
-        d_model, d_hidden, num_experts, top_k, activation, bias, normalize_topk, plan, planbook,
-            device, dtype: as in `MoELayer`.
+        d_model, d_hidden, num_experts, top_k, activation, bias: as in `MoELayer`.
+        normalize_topk, plan, planbook, device, dtype: as in `MoELayer`.
         capacity_factor: None; no pair is dropped.
         group: tensor-parallel group, default the world. All its ranks construct the layer.
         pipeline: as in `MoELayer`: chunks of the output, and of the gradient of x, that are

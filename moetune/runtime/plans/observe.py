@@ -8,12 +8,9 @@ from dataclasses import fields, replace
 from itertools import chain
 
 from moetune.domain.document import encode
-from moetune.domain.records import Observation
+from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation
 from moetune.runtime.plans.line import ServiceLine
 
-OBSERVATIONS_SCHEMA = "moetune.observations/1"
-MOST_WAITING = 1000
-"""The longest batch, too: a service takes no more at once."""
 CLOSING_SECONDS = 2.0
 
 _LOGGER = logging.getLogger("moetune")
@@ -61,7 +58,7 @@ class ObservationSender:
         self,
         send: Callable[[Sequence[Observation]], None],
         *,
-        most_waiting: int = MOST_WAITING,
+        most_waiting: int = MAX_OBSERVATIONS,
         interval_seconds: float = 5.0,
         pause_seconds: float = 30.0,
         is_quiet: bool = False,

@@ -21,7 +21,7 @@ from moetune.solve.chunks.time import (
     trust_of_all,
 )
 from moetune.solve.chunks.uses import Module, uses_of
-from moetune.solve.model.memory import StateBytes
+from moetune.solve.states import StateBytes
 
 HIDDEN = 0.01
 """A cache is large enough where its step is at most so much longer than the largest one's."""

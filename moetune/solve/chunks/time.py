@@ -13,8 +13,8 @@ from moetune.domain.costs import Costs, Estimate, least_trust
 from moetune.domain.samples import CollectiveOp, Direction
 from moetune.solve.chunks.cache import AT_START, Gather, Replay
 from moetune.solve.layer.costs import NOTHING
-from moetune.solve.model.costs import FULL_BYTES
 from moetune.solve.model.groups import Group, Groups
+from moetune.solve.states import FULL_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.memory import Room
-from moetune.solve.layer.predict import PhaseTime
-from moetune.solve.layer.reuse import at_least_seconds, strategy_time
+from moetune.solve.layer.memory import MemoryBudget
+from moetune.solve.layer.reuse import at_least_seconds
+from moetune.solve.layer.times import PhaseTime, phase_time
 
 NOISE = 0.01
 """Measured costs cannot tell times apart that differ by less: fewer chunks are then safer."""
@@ -31,14 +31,14 @@ class DegreeChooser:
     Args:
         max_pipelined_tokens: above it the buffers of more than one chunk do not fit where
             nothing is reused.
-        room: what reused memory has to fit into; None where it always does.
+        budget: what reused memory has to fit into; None where it always does.
     """
 
     costs: LayerCosts
     bounds: Bounds
     max_pipelined_tokens: float = math.inf
     strategy: Strategy = "none"
-    room: Room | None = None
+    budget: MemoryBudget | None = None
     _lines: dict[Phase, tuple[LinearCost, LinearCost] | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -76,8 +76,10 @@ class DegreeChooser:
             pinned = min(pinned, tokens)
             return range(pinned, pinned + 1)
         largest = self.bounds.largest(tokens)
-        if self.room is not None:
-            fewest = self.room.fewest_chunks(strategy=self.strategy, tokens=tokens, largest=largest)
+        if self.budget is not None:
+            fewest = self.budget.fewest_chunks(
+                strategy=self.strategy, tokens=tokens, largest=largest
+            )
             return range(fewest, largest + 1)
         fits = tokens <= self.max_pipelined_tokens
         return range(1, (largest if fits else 1) + 1)
@@ -109,7 +111,7 @@ class DegreeChooser:
 
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
         """Return the phase's time at a degree."""
-        return strategy_time(
+        return phase_time(
             costs=self.costs,
             phase=phase,
             tokens=tokens,

@@ -2,7 +2,8 @@
 
 Symbols: r chunks, t_d seconds of one chunk's all-to-all (dispatch and combine alike), t_e
 seconds of one chunk's experts, μ and σ the speeds of communication and of computation while
-the other runs. In a tensor-parallel group there is one transfer a chunk, its sum: t_s.
+the other runs. In tensor parallelism a chunk has one collective, its all-reduce or
+reduce-scatter: t_s.
 """
 
 import math
@@ -32,8 +33,8 @@ def makespan(
         O    = min((2·r − 2)·a, r·b, 2·a + (r − 2)·b)  interleaved, r ≥ 2
 
     O is the time in which both run. For equal chunks either the experts never wait between D₁
-    and C_r, and every other transfer runs beside them, or the link never idles, and all experts
-    run beside it. Interleaved there is a third case, a < b < 2·a: the link waits for the first
+    and C_r, and every other transfer overlaps them, or the link never idles, and all experts
+    overlap it. Interleaved there is a third case, a < b < 2·a: the link waits for the first
     and for the last chunk's experts. The first line is the second with μ = σ = 1, and all of it
     equals the fluid simulation of `timeline`.
 
@@ -53,15 +54,15 @@ def makespan(
     waits = order == "interleaved" and degree > 1
     if not waits and comm_speed == comp_speed == 1.0:
         return max(link, 2 * transfer_seconds + device)
-    beside_link = compute_seconds / comp_speed
-    beside_device = transfer_seconds / comm_speed
-    overlap = min((2 * degree - 2) * beside_device, degree * beside_link)
+    slowed_compute = compute_seconds / comp_speed
+    slowed_transfer = transfer_seconds / comm_speed
+    overlap = min((2 * degree - 2) * slowed_transfer, degree * slowed_compute)
     if waits:
-        overlap = min(overlap, 2 * beside_device + (degree - 2) * beside_link)
+        overlap = min(overlap, 2 * slowed_transfer + (degree - 2) * slowed_compute)
     return link + device + (1 - comm_speed - comp_speed) * overlap
 
 
-def summed_makespan(
+def tensor_parallel_makespan(
     *,
     degree: int,
     transfer_seconds: float,
@@ -69,18 +70,20 @@ def summed_makespan(
     comm_speed: float = 1.0,
     comp_speed: float = 1.0,
 ) -> float:
-    """Return the time of a phase whose chunks are computed in turn and then summed in turn.
+    """Return the time of a phase of experts and then one collective for each chunk.
 
         T(r) = t_e + t_s + (r − 1)·max(t_e, t_s)                  undisturbed
         T(r) = r·t_e + r·t_s + (1 − μ − σ)·(r − 1)·min(t_s/μ, t_e/σ)    in general
 
-    A sum (t_s) travels behind the next chunk's experts. Either the experts never wait, and all
-    sums but the last run beside them, or the link never idles after the first chunk's experts,
-    and all others run beside it.
+    A chunk's all-reduce overlaps the next chunk's experts. Either the experts never wait, and
+    all all-reduces but the last overlap them, or the link never idles after the first chunk's
+    experts, and all others overlap it.
+
+    Source: PPMoE Eq. 5 in chunks, each of them as in PipeMoE Eq. 9–12.
 
     Args:
         degree: r, at least 1.
-        transfer_seconds: t_s of one chunk's sum over the ranks.
+        transfer_seconds: t_s of one chunk's all-reduce or reduce-scatter.
         compute_seconds: t_e of one chunk.
         comm_speed: μ, above 0 and at most 1.
         comp_speed: σ, above 0 and at most 1.
@@ -88,9 +91,9 @@ def summed_makespan(
     slower = max(transfer_seconds, compute_seconds)
     if comm_speed == comp_speed == 1.0:
         return compute_seconds + transfer_seconds + (degree - 1) * slower
-    beside = min(transfer_seconds / comm_speed, compute_seconds / comp_speed)
+    overlap = min(transfer_seconds / comm_speed, compute_seconds / comp_speed)
     work = degree * (compute_seconds + transfer_seconds)
-    return work + (1 - comm_speed - comp_speed) * (degree - 1) * beside
+    return work + (1 - comm_speed - comp_speed) * (degree - 1) * overlap
 
 
 def best_degree(
@@ -106,7 +109,7 @@ def best_degree(
         T(r) = max(2·α_a·r + 2·β_a·y, 2·α_a + 2·β_a·y/r + α_e·r + β_e·x)
 
     is convex: the maximum of an increasing line and a convex function. So the best integer is
-    1, max_degree, or beside the bottom of the second, √(2·β_a·y/α_e), or beside a crossing of
+    1, max_degree, or next to the bottom of the second, √(2·β_a·y/α_e), or to a crossing of
     the two. Ties go to the smaller degree.
 
     Departs from PipeMoE's Algorithm 1, whose line 5 swaps t_d and t_e against Eq. 19, whose
@@ -138,10 +141,10 @@ def best_degree(
             compute_seconds=compute.seconds(macs / degree),
         )
 
-    return _best_beside(reals, seconds, max_degree=max_degree)
+    return _best_near(reals, seconds, max_degree=max_degree)
 
 
-def best_summed_degree(
+def best_tensor_parallel_degree(
     *,
     transfer: LinearCost,
     payload_bytes: float,
@@ -149,17 +152,17 @@ def best_summed_degree(
     macs: float,
     max_degree: int,
 ) -> int:
-    """Return the r in 1..max_degree with the smallest undisturbed summed makespan.
+    """Return the r in 1..max_degree with the smallest undisturbed tensor-parallel makespan.
 
         T(r) = max(α_e·r + x·β_e + α_s + β_s·y/r, α_s·r + y·β_s + α_e + β_e·x/r)
 
     is convex: the maximum of two convex functions. So the best integer is 1, max_degree, or
-    beside the bottom of one of them, √(β_s·y/α_e) and √(β_e·x/α_s), or beside their crossing,
-    where a chunk's experts take as long as its sum. Ties go to the smaller degree.
+    next to the bottom of one of them, √(β_s·y/α_e) and √(β_e·x/α_s), or to their crossing,
+    where a chunk's experts take as long as its all-reduce. Ties go to the smaller degree.
 
     Args:
-        transfer: one sum over the ranks, over bytes.
-        payload_bytes: y, the input of the unsplit sum on one rank.
+        transfer: one all-reduce, over bytes.
+        payload_bytes: y, the input of the unsplit all-reduce on one rank.
         compute: all GEMMs of one chunk together, over MACs, as in `best_degree`.
         macs: x, MACs of one unsplit GEMM.
         max_degree: largest degree allowed.
@@ -178,19 +181,17 @@ def best_summed_degree(
         reals.append((work - wire) / apart)
 
     def seconds(degree: int) -> float:
-        return summed_makespan(
+        return tensor_parallel_makespan(
             degree=degree,
             transfer_seconds=transfer.seconds(payload_bytes / degree),
             compute_seconds=compute.seconds(macs / degree),
         )
 
-    return _best_beside(reals, seconds, max_degree=max_degree)
+    return _best_near(reals, seconds, max_degree=max_degree)
 
 
-def _best_beside(
-    reals: Iterable[float], seconds: Callable[[int], float], *, max_degree: int
-) -> int:
-    """Return the best of 1, max_degree and the whole numbers beside the real candidates.
+def _best_near(reals: Iterable[float], seconds: Callable[[int], float], *, max_degree: int) -> int:
+    """Return the best of 1, max_degree and the whole numbers next to the real candidates.
 
     Raises:
         ValueError: `max_degree` below 1.

@@ -1,4 +1,4 @@
-"""What a plan keeps on one device (MPipeMoE Eq. 1–6, PPMoE §4.1).
+"""Memory of one layer on one device, by formula (MPipeMoE Eq. 1–6, PPMoE §4.1), and the limit.
 
 T tokens a rank, k experts a token, N = T·k rows, M d_model, H d_hidden, E experts, E_l of them
 on this rank, n chunks. The paper has k = E_l = 1 and H = 4·M.
@@ -13,19 +13,20 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Memory
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import dtype_bytes, format_bytes
-
-STATE_COPIES = 4
-"""Parameter, gradient and Adam's two moments."""
-STATE_BYTES = 4
-"""Of each of the four on average; in mixed precision 2 + 2 + 4 + 4 + 4 make the same 16."""
+from moetune.solve.states import StateBytes
 
 
 def layer_memory(
-    *, workload: Workload, forward_degree: int, backward_degree: int, strategy: Strategy = "none"
+    *,
+    workload: Workload,
+    forward_degree: int,
+    backward_degree: int,
+    strategy: Strategy = "none",
+    states: StateBytes | None = None,
 ) -> Memory:
     """Return the memory of the layer.
 
-        states       4·(E·M + 2·H·M·E_l) values, 3 for swiglu
+        states       E·M + 2·H·M·E_l parameters, 3 for swiglu, of `states` bytes each
         activations  2·T·M (T_I, T_O) + 2·N·M (T_DI, T_DO) + N·H (T_M; twice for swiglu)
         buffers      N·M + T_M in one chunk, as large as the activations in more
         Δ(n)         N·2M·(n − 2)/n + T_M·(n − 1)/n, less in activations and in buffers
@@ -43,16 +44,19 @@ def layer_memory(
     Where a rank has only a shard of the tokens, T/P, each of those 2·T·M is 2·T/P·M, and on top
     come T·M of activations (x gathered) and 2·T·M of buffers (T_O's gradient gathered, and T_I's
     before it is scattered).
+
+    Args:
+        states: of one parameter; default, those of a layer by itself.
     """
     if workload.expert_parallel == "tensor":
-        return _summed_memory(workload, forward_degree, backward_degree)
+        return _tensor_parallel_memory(workload, forward_degree, backward_degree, states)
     element = dtype_bytes(workload.dtype)
     layer, tokens = workload.layer, workload.tokens_per_rank
-    states = _state_bytes(workload)
+    state_bytes = _state_bytes(workload, states)
     activations = tokens * _activation_elements(layer) * element
     pipelined = max(forward_degree, backward_degree) > 1
     buffers = tokens * _buffer_elements(layer, pipelined=pipelined) * element
-    everything = states + activations + buffers
+    everything = state_bytes + activations + buffers
     saved = [0, 0]
     if strategy != "none" and pipelined:
         saved = [
@@ -61,7 +65,7 @@ def layer_memory(
         ]
     return Memory(
         strategy=strategy,
-        state_bytes=states,
+        state_bytes=state_bytes,
         activation_bytes=activations - saved[0],
         buffer_bytes=buffers - saved[1],
         saved_bytes=sum(saved),
@@ -69,25 +73,29 @@ def layer_memory(
     )
 
 
-def _summed_memory(workload: Workload, forward_degree: int, backward_degree: int) -> Memory:
+def _tensor_parallel_memory(
+    workload: Workload, forward_degree: int, backward_degree: int, states: StateBytes | None
+) -> Memory:
     layer, element = workload.layer, dtype_bytes(workload.dtype)
-    kept, buffered = (tokens * layer.d_model for tokens in summed_tokens(workload))
+    kept, buffered = (tokens * layer.d_model for tokens in tensor_parallel_tokens(workload))
     degrees = forward_degree, backward_degree
     chunk = max(
-        summed_rows(workload, degree) * (2 * layer.d_model + summed_hidden(layer, backward=phase))
+        tensor_parallel_rows(workload, degree)
+        * (2 * layer.d_model + tensor_parallel_hidden(layer, backward=phase))
         for phase, degree in zip((False, True), degrees, strict=True)
     )
     return Memory(
         strategy="none",
-        state_bytes=_state_bytes(workload),
-        activation_bytes=(kept + summed_rows(workload, 1) * middle_elements(layer)) * element,
+        state_bytes=_state_bytes(workload, states),
+        activation_bytes=(kept + tensor_parallel_rows(workload, 1) * middle_elements(layer))
+        * element,
         buffer_bytes=(buffered + chunk) * element,
         saved_bytes=0,
         saving_ratio=0.0,
     )
 
 
-def summed_tokens(workload: Workload) -> tuple[int, int]:
+def tensor_parallel_tokens(workload: Workload) -> tuple[int, int]:
     """Return how many tokens' values a tensor-parallel rank keeps, and has in buffers."""
     around = 2 * workload.own_tokens
     if not workload.gathers:
@@ -95,14 +103,14 @@ def summed_tokens(workload: Workload) -> tuple[int, int]:
     return around + workload.tokens_per_rank, around + 2 * workload.tokens_per_rank
 
 
-def summed_rows(workload: Workload, degree: int) -> int:
+def tensor_parallel_rows(workload: Workload, degree: int) -> int:
     """Return the rows of the largest chunk that one rank's experts compute of balanced pairs."""
     pairs = -(-workload.tokens_per_rank // degree) * workload.layer.top_k
     return -(-pairs // workload.world_size)
 
 
-def summed_hidden(layer: LayerShape, *, backward: bool) -> int:
-    """Return the values of hidden width that a chunk's row takes beside T_M."""
+def tensor_parallel_hidden(layer: LayerShape, *, backward: bool) -> int:
+    """Return the values of hidden width that a chunk's row takes besides T_M."""
     return layer.d_hidden * (backward + (layer.activation != "relu"))
 
 
@@ -116,14 +124,15 @@ def tokens_that_fit(*, workload: Workload, limit_bytes: int, pipelined: bool) ->
     layer = workload.layer
     elements = _activation_elements(layer) + _buffer_elements(layer, pipelined=pipelined)
     per_token = elements * dtype_bytes(workload.dtype)
-    return (limit_bytes - _state_bytes(workload)) // per_token
+    return (limit_bytes - _state_bytes(workload, None)) // per_token
 
 
-def _state_bytes(workload: Workload) -> int:
+def _state_bytes(workload: Workload, states: StateBytes | None) -> int:
     layer = workload.layer
     gate = layer.num_experts * layer.d_model
     experts = layer.num_gemms * layer.d_hidden * layer.d_model * workload.local_experts
-    return STATE_COPIES * (gate + experts) * max(STATE_BYTES, dtype_bytes(workload.dtype))
+    each = states or StateBytes.of_layer(workload.dtype)
+    return (gate + experts) * each.total
 
 
 def middle_elements(layer: LayerShape) -> int:
@@ -151,8 +160,8 @@ _MOST_TOKENS = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """A layer and the memory it may take on one device."""
+class MemoryBudget:
+    """A layer, and the bytes that it may take on one device."""
 
     workload: Workload
     limit_bytes: int

@@ -1,9 +1,9 @@
-"""What one training step takes at its peak, buffer by buffer as the runtime makes them.
+"""Peak memory of one training step of a layer, buffer by buffer as the runtime makes them.
 
-`solve.memory` has the formulas of MPipeMoE, which bound a strategy; this recounts the runtime's
-own buffers, with those beyond the formulas. T tokens a rank, k experts a token, N rows that are
-kept, M d_model, H d_hidden, E experts, E_l of them on this rank, P ranks, s bytes a value. Rows
-are spread evenly over the ranks; a rank that receives more of them needs more.
+`solve.layer.memory` has the formulas of MPipeMoE, which bound a strategy; this recounts the
+runtime's own buffers, with those beyond the formulas. T tokens a rank, k experts a token, N rows
+that are saved, M d_model, H d_hidden, E experts, E_l of them on this rank, P ranks, s bytes a
+value. Rows are spread evenly over the ranks; a rank that receives more of them needs more.
 """
 
 import math
@@ -13,41 +13,15 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Workload
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.memory import middle_elements, summed_hidden, summed_rows, summed_tokens
+from moetune.solve.layer.memory import (
+    middle_elements,
+    tensor_parallel_hidden,
+    tensor_parallel_rows,
+    tensor_parallel_tokens,
+)
+from moetune.solve.states import FULL_BYTES, StateBytes
 
 _INDEX_BYTES = 8
-_EXACT_BYTES = 4
-"""Gates and sums of gradients are no narrower than float32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class States:
-    """Bytes that training keeps of one parameter."""
-
-    parameter: int
-    gradient: int
-    optimizer: int
-
-    @classmethod
-    def adam(cls, dtype: str) -> "States":
-        """Return those of `torch.optim.Adam` on parameters of that dtype: two moments alike."""
-        element = dtype_bytes(dtype)
-        return cls(parameter=element, gradient=element, optimizer=2 * element)
-
-    @classmethod
-    def mixed_adam(cls, *, gradient: int = 2) -> "States":
-        """Return those of two-byte parameters with a float32 copy and moments (PPMoE §4.1).
-
-        Args:
-            gradient: 2 makes 16 bytes a parameter, 4 makes 18.
-        """
-        return cls(parameter=2, gradient=gradient, optimizer=12)
-
-    @classmethod
-    def sgd(cls, dtype: str, *, momentum: bool = False) -> "States":
-        """Return those of `torch.optim.SGD`."""
-        element = dtype_bytes(dtype)
-        return cls(parameter=element, gradient=element, optimizer=element * momentum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +61,7 @@ def peak_bytes(
     strategy: Strategy = "none",
     bias: bool = True,
     capacity_factor: float | None = None,
-    states: States | None = None,
+    states: StateBytes | None = None,
 ) -> Peak:
     """Return the peak of a training step, forward and backward.
 
@@ -95,31 +69,27 @@ def peak_bytes(
         none      2·T·M + N·(M + H) + T·k·M kept; 2·T·M + T·k·M + N·M + chunks of H besides
 
     with H twice for swiglu. In one chunk, forward and backward, every strategy is "none". In a
-    tensor-parallel group strategy and capacity do not matter: see `solve.memory`.
+    tensor-parallel group strategy and capacity do not matter: see `solve.layer.memory`.
 
     Args:
         bias: whether experts add biases (swiglu never does).
         capacity_factor: as the layer's; above 1 it drops nothing of balanced rows.
-        states: default, 16 bytes a parameter, 32 in float64.
+        states: of one parameter; default, those of a layer by itself.
     """
-    kind = _SummedCounts if workload.expert_parallel == "tensor" else _Counts
+    kind = _TensorParallelCounts if workload.expert_parallel == "tensor" else _Counts
     counts = kind(
         workload, forward_degree, backward_degree, strategy, bias=bias,
         share=1.0 if capacity_factor is None else min(1.0, capacity_factor),
     )  # fmt: skip
-    states = _default_states(workload.dtype) if states is None else states
+    states = states or StateBytes.of_layer(workload.dtype)
     return Peak(
-        state_bytes=counts.parameters * (states.parameter + states.gradient + states.optimizer),
+        state_bytes=counts.parameters * states.total,
         activation_bytes=counts.activation_bytes(),
         buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(states),
         ring_bytes=max(counts.ring_bytes(backward=False), counts.ring_bytes(backward=True)),
         routing_bytes=counts.routing_bytes(),
         host_bytes=counts.host_bytes(),
     )
-
-
-def _default_states(dtype: str) -> States:
-    return States.adam(dtype) if dtype_bytes(dtype) >= _EXACT_BYTES else States.mixed_adam()
 
 
 class _Counts:
@@ -173,12 +143,12 @@ class _Counts:
         rows = self._pairs + self._rows * (2 if regroups else 1)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
-    def gradient_sum_bytes(self, states: States) -> int:
+    def gradient_sum_bytes(self, states: StateBytes) -> int:
         """Return what sums in float32 take beyond the gradients of narrower parameters."""
-        if self._element >= _EXACT_BYTES or self._degrees[1] == 1:
+        if self._element >= FULL_BYTES or self._degrees[1] == 1:
             return 0
         product = self._layer.d_model * self._layer.d_hidden * self._element
-        return max(0, _EXACT_BYTES - states.gradient) * self._expert_parameters + product
+        return max(0, FULL_BYTES - states.gradient) * self._expert_parameters + product
 
     def ring_bytes(self, *, backward: bool) -> int:
         degree, layer = self._degrees[backward], self._layer
@@ -194,7 +164,7 @@ class _Counts:
         return chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element
 
     def routing_bytes(self) -> int:
-        gate = max(self._element, _EXACT_BYTES)
+        gate = max(self._element, FULL_BYTES)
         probabilities = self._workload.tokens_per_rank * self._layer.num_experts * gate
         orders = 1 if self._degrees[0] == self._degrees[1] else 2
         kept = probabilities + self._pairs * (gate + _INDEX_BYTES * (1 + orders))
@@ -221,28 +191,28 @@ class _Counts:
         return self._workload.world_size > 1 and cells
 
 
-class _SummedCounts(_Counts):
-    """Of a tensor-parallel group: nothing is dispatched, and x is gathered from again."""
+class _TensorParallelCounts(_Counts):
+    """Counts of a tensor-parallel group: nothing is dispatched, and x is gathered from again."""
 
     def activation_bytes(self) -> int:
-        kept, _ = summed_tokens(self._workload)
-        rows = summed_rows(self._workload, 1)
+        kept, _ = tensor_parallel_tokens(self._workload)
+        rows = tensor_parallel_rows(self._workload, 1)
         return (kept * self._layer.d_model + rows * self._middle) * self._element
 
     def buffer_bytes(self) -> int:
-        _, buffered = summed_tokens(self._workload)
+        _, buffered = tensor_parallel_tokens(self._workload)
         return buffered * self._layer.d_model * self._element
 
     def ring_bytes(self, *, backward: bool) -> int:
-        rows = summed_rows(self._workload, self._degrees[backward])
-        width = 2 * self._layer.d_model + summed_hidden(self._layer, backward=backward)
+        rows = tensor_parallel_rows(self._workload, self._degrees[backward])
+        width = 2 * self._layer.d_model + tensor_parallel_hidden(self._layer, backward=backward)
         return rows * width * self._element
 
     def routing_bytes(self) -> int:
-        gate, own_tokens = max(self._element, _EXACT_BYTES), self._workload.own_tokens
+        gate, own_tokens = max(self._element, FULL_BYTES), self._workload.own_tokens
         probabilities = own_tokens * self._layer.num_experts * gate
         own_pairs = own_tokens * self._layer.top_k
-        rows = summed_rows(self._workload, 1)
+        rows = tensor_parallel_rows(self._workload, 1)
         return (
             probabilities
             + (own_pairs + self._pairs) * (gate + _INDEX_BYTES)

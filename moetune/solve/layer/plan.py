@@ -12,12 +12,13 @@ from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
 from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.memory import limit_of, total_bytes
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.predict import StepTime
 from moetune.solve.layer.ranges import solve_ranges
-from moetune.solve.layer.strategies import Contender, RankedLayer, Ranking, choose_strategy
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.strategies import Contender, RankedLayer, choose_strategy
 from moetune.solve.layer.terms import phase_terms, strategy_terms
+from moetune.solve.layer.times import StepTime
 from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from moetune.solve.layer.words import (
     ONE_RANK,
@@ -143,7 +144,7 @@ def solve_plan(
         inputs=inputs,
         layout=Layout.of_layer(inputs.expert_parallel, inputs.world_size),
         pipeline=_pipeline(ranking),
-        memory=ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
+        memory=ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
         chunks=None,
         predicted=_predicted(ranking, confidence, provenance),
         decision=_verdict(ranked, confidence, others),
@@ -168,9 +169,9 @@ def _doubts(
         profile=profile,
         assumed_spread=has_refits and not ranking.chooser.is_measured,
     )
-    limit, best = ranking.room.limit_bytes, ranking.best
+    limit, best = ranking.budget.limit_bytes, ranking.best
     peak = peak_bytes(
-        workload=ranking.room.workload,
+        workload=ranking.budget.workload,
         forward_degree=best.forward.degree,
         backward_degree=best.backward.degree,
         strategy=ranking.strategy,
@@ -235,7 +236,7 @@ def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
         lost_because=explain_strategy_loss(
             other=loser.step,
             needed_bytes=total_bytes(loser.memory),
-            limit_bytes=ranking.room.limit_bytes,
+            limit_bytes=ranking.budget.limit_bytes,
             best=ranking.best,
         ),
     )
@@ -271,14 +272,14 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
     ranking = ranked.best
     without = next((one for one in ranked.losers if one.strategy == "none"), None)
     if without is not None and reuses(ranking.best) and not without.fits:
-        memory = ranking.room.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
+        memory = ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
         return explain_strategy(
             best=ranking.best,
             needed_bytes=total_bytes(memory),
             without_bytes=total_bytes(without.memory),
-            limit_bytes=ranking.room.limit_bytes,
+            limit_bytes=ranking.budget.limit_bytes,
         )
-    if ranking.memory_forced and ranking.chooser.room is not None:
+    if ranking.memory_forced and ranking.chooser.budget is not None:
         return explain_fewest(fewest=ranking.fewest_chunks)
     if ranking.memory_forced:
         return explain_memory(

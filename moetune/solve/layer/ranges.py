@@ -259,9 +259,9 @@ def _limits(chooser: DegreeChooser, top: int) -> Iterator[int]:
     """Yield the sizes beside which the degrees allowed change at once."""
     for phase in PHASES:
         yield from range(1, min(chooser.bounds.pinned(phase) or 1, top) + 1)
-    if chooser.room is not None:
+    if chooser.budget is not None:
         for degree in range(1, chooser.bounds.max_degree + 1):
-            most = chooser.room.most_tokens(strategy=chooser.strategy, degrees=(degree, degree))
+            most = chooser.budget.most_tokens(strategy=chooser.strategy, degrees=(degree, degree))
             yield from (size for size in (most, most + 1) if 1 <= size < top)
     if chooser.max_pipelined_tokens < top:
         last = math.floor(chooser.max_pipelined_tokens)

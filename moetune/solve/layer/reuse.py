@@ -8,15 +8,14 @@ pre-activations (T_M) come back from host memory (S1, S2) or are computed again 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import Order, Strategy
-from moetune.domain.costs import Estimate, Interference
-from moetune.domain.layer import PHASES, Phase
+from moetune.domain.constraints import Strategy
+from moetune.domain.costs import Estimate
+from moetune.domain.layer import Phase
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.samples import Product
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts, total
 from moetune.solve.layer.memory import middle_elements
-from moetune.solve.layer.predict import PhaseTime, StepTime, phase_time
 from moetune.solve.layer.timeline import COMPUTE, LINK, Task, Timeline, simulate
 
 COPIES = "copies"
@@ -95,36 +94,17 @@ def chunk_of(
     )
 
 
-def reuse_time(
-    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
-) -> PhaseTime:
-    """Return the predicted time of one phase with `tokens` on each rank, by its timeline."""
-    rows = tokens * costs.layer.top_k / degree
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    timeline = _run(costs, phase, chunk, rows, degree)
-    return PhaseTime(
-        degree=degree,
-        seconds=timeline.makespan_seconds,
-        transfer=chunk.transfer,
-        compute=chunk.compute,
-        copies=chunk.copies,
-        num_transfers=chunk.num_transfers,
-    )
-
-
 def reuse_timeline(
-    *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
+    *, costs: LayerCosts, phase: Phase, chunk: ReusedChunk, rows: float, degree: int
 ) -> Timeline:
-    """Return when each task of the phase runs."""
-    rows = tokens * costs.layer.top_k / degree
-    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    return _run(costs, phase, chunk, rows, degree)
+    """Return when each task of the phase runs.
 
-
-def _run(costs: LayerCosts, phase: Phase, chunk: ReusedChunk, rows: float, degree: int) -> Timeline:
+    Args:
+        chunk: each of the phase's `degree` chunks, with so many rows.
+    """
     return simulate(
         reuse_tasks(chunk=chunk, phase=phase, degree=degree),
-        interference=costs.beside(rows=rows, degree=degree),
+        interference=costs.interference(rows=rows, degree=degree),
     )
 
 
@@ -248,7 +228,7 @@ def _halves(
 
     def products(*forms: Product, is_second: bool) -> list[Estimate]:
         count = 1 if is_second else num_first
-        return count * [costs.product(form, rows=rows, is_second=is_second) for form in forms]
+        return count * [costs.gemm(form, rows=rows, is_second=is_second) for form in forms]
 
     activation, sorting = costs.activation(phase, rows), costs.sorting(rows)
     if phase == "forward":
@@ -272,98 +252,3 @@ def _copy(costs: LayerCosts, phase: Phase, num_bytes: float) -> Estimate:
         num_bytes=num_bytes,
     )
     return replace(copy, trust="modelled") if mode == "pageable" else copy
-
-
-def strategy_time(
-    *,
-    costs: LayerCosts,
-    phase: Phase,
-    tokens: int,
-    degree: int,
-    order: Order,
-    strategy: Strategy,
-) -> PhaseTime:
-    """Return the time of one phase. Reused memory is always interleaved, whatever `order` is."""
-    if strategy == "none":
-        return phase_time(costs=costs, phase=phase, tokens=tokens, degree=degree, order=order)
-    return reuse_time(costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree)
-
-
-def step_time(
-    *,
-    costs: LayerCosts,
-    tokens: int,
-    forward_degree: int,
-    backward_degree: int,
-    order: Order = "dispatch_first",
-    strategy: Strategy = "none",
-) -> StepTime:
-    """Return the predicted time of one step: what `verify` compares with the measured one.
-
-    In one chunk each way there is nothing to use again, and every strategy is alike.
-    """
-    degrees = {"forward": forward_degree, "backward": backward_degree}
-    how = "none" if max(degrees.values()) == 1 else strategy
-    forward, backward = (
-        strategy_time(
-            costs=costs, phase=phase, tokens=tokens, degree=degrees[phase], order=order,
-            strategy=how,
-        )
-        for phase in PHASES
-    )  # fmt: skip
-    return StepTime(
-        forward=forward,
-        backward=backward,
-        overhead=costs.overhead(tokens=tokens),
-        strategy=strategy,
-    )
-
-
-_TRANSFERS = 2
-
-
-def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> float:
-    """Return C = max(q₁·b·H·M/(σ·W_comp), q₂·b·M·s/(μ·W_comm), q₃·b·M·s/(η·W_mem)), both phases.
-
-    b are the rows of one rank; q are those of Table II in general form: 2 GEMMs forward (3 for
-    swiglu), twice as many backward and those that recompute T_M; 2 transfers, and one more where
-    T_DI is sent again; copies of T_DI and T_M. The speeds W are those of the whole batch.
-
-    Raises:
-        ProfileError: the strategy copies, and no copies were measured.
-    """
-    return sum(_phase_seconds(costs, strategy, tokens, phase) for phase in PHASES)
-
-
-def _phase_seconds(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phase) -> float:
-    layer, rows = costs.layer, float(tokens * costs.layer.top_k)
-    copied = layer.d_model * (strategy in OFFLOADS_INPUT)
-    copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
-    comp_speed, comm_speed, mem_speed = _speeds(costs.costs.interference, copies=copied > 0)
-    transfers, products = _TRANSFERS, layer.num_gemms
-    if phase == "backward":
-        products *= 2
-        products += (layer.num_gemms - 1) * (strategy in {"S3", "S4"})
-        transfers += strategy in {"S2", "S4"}
-    one_product = costs.product("forward", rows=rows).seconds
-    one_transfer = costs.transfer(rows=rows, degree=1).seconds
-    copy_seconds = 0.0
-    if copied:
-        copy = costs.costs.copy(
-            direction="d2h" if phase == "forward" else "h2d",
-            pinned=costs.costs.copy_mode != "pageable",
-            num_bytes=rows * copied * dtype_bytes(costs.dtype),
-        )
-        copy_seconds = copy.seconds
-    return max(
-        products * one_product / comp_speed,
-        transfers * one_transfer / comm_speed,
-        copy_seconds / mem_speed,
-    )
-
-
-def _speeds(table: Interference, *, copies: bool) -> tuple[float, float, float]:
-    """Return σ, μ and η: beside both others where the strategy copies, else beside each other."""
-    if copies:
-        return table.comp.all, table.comm.all, table.mem.all
-    return table.comp.comm, table.comm.comp, 1.0

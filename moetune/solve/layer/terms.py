@@ -3,9 +3,8 @@
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.layer.predict import PhaseTime
-from moetune.solve.layer.reuse import paper_seconds
 from moetune.solve.layer.strategies import Contender, RankedLayer, all_contenders
+from moetune.solve.layer.times import PhaseTime, paper_seconds
 from moetune.solve.layer.words import explain_strategy_loss
 
 
@@ -36,7 +35,7 @@ def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
         ProfileError: the profile lacks an operation of the layer.
     """
     best = ranked.best
-    if best.room.workload.expert_parallel == "tensor":
+    if best.budget.workload.expert_parallel == "tensor":
         return ()
     contenders = all_contenders(ranked)
     paper = {
@@ -59,10 +58,10 @@ def strategy_terms(ranked: RankedLayer) -> tuple[StrategyTerms, ...]:
 def _row(
     ranked: RankedLayer, one: Contender, *, paper_seconds: float, is_paper_choice: bool
 ) -> StrategyTerms:
-    needed_bytes, room = total_bytes(one.memory), ranked.best.room
+    needed_bytes, budget = total_bytes(one.memory), ranked.best.budget
     forward_degree, backward_degree = one.step.degrees
     peak = peak_bytes(
-        workload=room.workload,
+        workload=budget.workload,
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         strategy=one.strategy,
@@ -71,7 +70,7 @@ def _row(
     lost = explain_strategy_loss(
         other=one.step,
         needed_bytes=needed_bytes,
-        limit_bytes=room.limit_bytes,
+        limit_bytes=budget.limit_bytes,
         best=ranked.step,
     )
     return StrategyTerms(

@@ -111,29 +111,29 @@ def pipeline_tasks(
     return [*link, combines[-1], *experts]
 
 
-def summing_tasks(
+def tensor_parallel_tasks(
     *,
     compute_seconds: Sequence[float],
-    sum_seconds: Sequence[float],
+    reduce_seconds: Sequence[float],
     gather_seconds: float = 0.0,
 ) -> list[Task]:
-    """Return the tasks of one phase in a tensor-parallel group: experts, then their sum.
+    """Return the tasks of one phase in tensor parallelism: experts, then their all-reduce.
 
     Args:
-        gather_seconds: of the tokens, which the first chunk waits for; 0 leaves it out.
+        gather_seconds: of the tokens, which the first chunk waits for; 0 for none.
 
     Raises:
         ValueError: the lists differ in length or are empty.
     """
     chunks = range(len(compute_seconds))
-    if len(chunks) != len(sum_seconds) or not chunks:
-        raise ValueError("compute and sum need one entry for each chunk")
+    if len(chunks) != len(reduce_seconds) or not chunks:
+        raise ValueError("compute and reduce need one entry for each chunk")
     gather = [Task("gather", "comm", LINK, gather_seconds)] if gather_seconds else []
     first = tuple(task.name for task in gather)
     return [
         *gather,
         *(Task(f"experts {i}", "comp", COMPUTE, compute_seconds[i], first) for i in chunks),
-        *(Task(f"sum {i}", "comm", LINK, sum_seconds[i], (f"experts {i}",)) for i in chunks),
+        *(Task(f"sum {i}", "comm", LINK, reduce_seconds[i], (f"experts {i}",)) for i in chunks),
     ]
 
 

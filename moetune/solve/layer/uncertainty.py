@@ -8,8 +8,7 @@ from moetune.domain.costs import Costs
 from moetune.domain.layer import PHASES
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.predict import PhaseTime, StepTime
-from moetune.solve.layer.reuse import step_time, strategy_time
+from moetune.solve.layer.times import PhaseTime, StepTime, phase_time, step_time
 
 NUM_CONTENDERS = 4
 HOPELESS = 1.2
@@ -63,7 +62,7 @@ def judge_choice(
         chosen = best = refit.overhead(tokens=tokens).seconds
         for phase, degrees in zip(PHASES, contenders, strict=True):
             times = [
-                strategy_time(
+                phase_time(
                     costs=refit,
                     phase=phase,
                     tokens=tokens,

@@ -8,7 +8,7 @@ from moetune.domain.plan import Binding
 from moetune.domain.profile import Provenance
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.predict import StepTime
+from moetune.solve.layer.times import StepTime
 
 HOW: dict[Strategy, str] = {
     "none": "all activations are kept",

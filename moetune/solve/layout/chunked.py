@@ -21,7 +21,7 @@ from moetune.solve.model.prices import Priced, Prices
 
 def can_chunk(layout: Layout, prices: Prices) -> bool:
     """Return whether moetune's runtime can keep the states of this layout in chunks."""
-    return layout.tp == layout.pp == 1 and prices.traits.shards_in_chunks
+    return layout.tp == layout.pp == 1 and prices.runtime.shards_in_chunks
 
 
 def can_offload(costs: Costs) -> bool:

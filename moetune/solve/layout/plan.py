@@ -11,14 +11,16 @@ from moetune.domain.model import Transformer
 from moetune.domain.plan import (
     Alternative,
     Chunks,
+    Memory,
     ModelBinding,
     Part,
+    Plan,
     StageTime,
     TransformerPlan,
 )
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.solve.layer.memory import limit_of
+from moetune.solve.layer.memory import layer_memory, limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
 from moetune.solve.layer.words import beware
@@ -39,7 +41,7 @@ from moetune.solve.layout.words import (
     trust_of,
 )
 from moetune.solve.model.prices import Prices, one_chunk_of
-from moetune.solve.model.traits import OURS, Traits
+from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 
 MOST_DOUBLINGS = 8
 COPIES = "states on the host have no price, the profile has no copies: run `moetune profile`"
@@ -100,7 +102,6 @@ class LayoutProblem:
         device_memory_bytes: the limit where the inputs set none.
         host_memory_bytes: of one node; None where unknown.
         runs_ahead: whether the host starts operations while the device still computes others.
-        shares_core: whether a node's ranks compute on one core, by turns.
     """
 
     inputs: PlanInputs
@@ -113,8 +114,7 @@ class LayoutProblem:
     device_memory_bytes: int
     provenance: Provenance
     runs_ahead: bool
-    shares_core: bool = False
-    traits: Traits = OURS
+    runtime: TargetRuntime = MOETUNE
     host_memory_bytes: int | None = None
 
     @property
@@ -159,6 +159,7 @@ def solve_layout(question: LayoutProblem) -> SolvedPlan:
         id=question.inputs.plan_id,
         inputs=question.inputs,
         layout=best.layout,
+        memory=_layer_memory(search, layer),
         chunks=_chunks(search, best),
         decision=replace(layer.decision, why=words),
         alternatives=(
@@ -187,7 +188,7 @@ def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]
         world_size=inputs.world_size,
         batch=batch,
         pins=question.pins,
-        traits=question.traits,
+        runtime=question.runtime,
     )
     search = LayoutSearch(
         prices=Prices(
@@ -196,9 +197,8 @@ def search_layouts(question: LayoutProblem) -> tuple[LayoutSearch, SearchResult]
             costs=question.costs,
             bounds=question.bounds,
             per_node=question.per_node,
-            traits=question.traits,
+            runtime=question.runtime,
             runs_ahead=question.runs_ahead,
-            shares_core=question.shares_core,
         ),
         batch=batch,
         pins=question.pins,
@@ -240,6 +240,16 @@ def _layer(question: LayoutProblem, search: LayoutSearch, best: Candidate) -> So
         device_memory_bytes=UNLIMITED,
         provenance=question.provenance,
         num_nodes=trial.groups.experts.num_nodes,
+    )
+
+
+def _layer_memory(search: LayoutSearch, layer: Plan) -> Memory:
+    """Return the MoE layer's memory with the states that a whole model keeps."""
+    return layer_memory(
+        workload=layer.workload,
+        forward_degree=layer.pipeline.forward_degree,
+        backward_degree=layer.pipeline.backward_degree,
+        states=search.prices.state_bytes,
     )
 
 

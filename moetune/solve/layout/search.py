@@ -286,8 +286,6 @@ class Trial:
                 ],
                 hop_seconds=[hop.seconds for hop in hops],
                 num_micro_batches=setting.num_micro_batches,
-                stages_per_core=prices.stages_per_core(layout),
-                chains_per_core=prices.chains_per_core(layout),
             ),
             hops=hops,
             gradients=prices.gradients(
@@ -317,7 +315,7 @@ class Trial:
                 forward_degree=degrees[0],
                 backward_degree=degrees[1],
             ),
-            traits=prices.traits,
+            runtime=prices.runtime,
         )
         found = (
             stage_memory(
@@ -330,7 +328,7 @@ class Trial:
                 ),
                 sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
                 recompute=setting.recompute,
-                shards_gradients=prices.traits.shards_gradients,
+                shards_gradients=prices.runtime.shards_gradients,
             )
             for index, stage, share in prices.shares(layout)
         )

@@ -1,4 +1,4 @@
-"""Which layouts there are for a model on so many ranks, and what is wrong with those there are not.
+"""The space of layouts: every one that a model, its batch, the runtime and the pins allow.
 
 W ranks = dp·tp·pp. Experts are exchanged among ep of the dp replicas ("all_to_all"), or
 lie whole on the tp ranks of a tensor-parallel group ("tensor", PPMoE §3.3). A dense model has
@@ -6,15 +6,26 @@ nothing to exchange: its layouts are of the first kind with ep 1.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from moetune.domain.constraints import LayoutPins
 from moetune.domain.errors import InputError
-from moetune.domain.layout import AXES, Layout
+from moetune.domain.layer import ExpertParallel
+from moetune.domain.layout import (
+    AXES,
+    BrokenRule,
+    Layout,
+    LayoutSizes,
+    ModelSizes,
+    divisors,
+    model_rules,
+    nearest_multiples,
+    rank_rules,
+    runnable_micro_batches,
+)
 from moetune.domain.model import Transformer
-from moetune.solve.model.traits import OURS, Traits
+from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +41,7 @@ class Batch:
         1F1B takes a micro-batch for each stage at least.
         """
         share = self.num_sequences // dp
-        sizes = [size for size in divisors(share) if share // size >= pp]
+        sizes = [share // number for number in reversed(runnable_micro_batches(share, pp=pp))]
         return tuple(size for size in sizes if size == sizes[-1] or not size & (size - 1))
 
 
@@ -43,7 +54,7 @@ def whole_batch(*, model: Transformer, tokens_per_rank: int, world_size: int) ->
     tokens, length = tokens_per_rank * world_size, model.length
     if tokens % length:
         unit = length // math.gcd(length, world_size)
-        near = _beside(tokens_per_rank, unit)
+        near = _or(nearest_multiples(tokens_per_rank, unit))
         raise InputError(
             f"{tokens_per_rank} tokens on each of {world_size} ranks are no whole number of "
             f"sequences of {length}",
@@ -58,47 +69,79 @@ def find_layouts(
     world_size: int,
     batch: Batch,
     pins: LayoutPins,
-    traits: Traits = OURS,
+    runtime: TargetRuntime = MOETUNE,
 ) -> tuple[Layout, ...]:
     """Return every layout that the model, the batch, the runtime and the pins allow.
 
     Raises:
-        InputError: there is none; the text says what is wrong, the hint names the nearest.
+        InputError: there is none; the text says which rule is broken, the hint names the nearest.
     """
-    possible = tuple(
-        one
-        for one in _possible(model, world_size, batch)
-        if one.expert_parallel == "tensor"
-        or one.tp == 1
-        or model.is_dense
-        or traits.exchanges_under_tensor
-    )
+    space = _Space(model=model, world_size=world_size, batch=batch, runtime=runtime)
+    possible = tuple(space.layouts())
     found = tuple(one for one in possible if pins.allow(one) and _is_wanted(one, pins))
     if pins.micro_batch is not None:
         found = _with_micro_batch(found, batch, pins.micro_batch)
     if found:
         return found
-    raise InputError(
-        _what_is_wrong(model, world_size, batch, pins), _what_works(possible, world_size, pins)
-    )
+    broken = next(space.broken_rules(pins), None)
+    what = f"the pinned {_pinned(pins)} leave no layout of {world_size} ranks"
+    raise InputError(broken.what if broken else what, _what_works(possible, world_size, pins))
 
 
-def _possible(model: Transformer, world_size: int, batch: Batch) -> Iterator[Layout]:
-    experts = model.moe.num_experts
-    for tp in divisors(world_size):
-        if model.num_heads % tp or model.moe.d_hidden % tp or model.vocab_size < tp:
-            continue
-        for pp in divisors(world_size // tp):
-            dp = world_size // tp // pp
-            if pp > model.num_layers or batch.num_sequences % dp or batch.num_sequences < dp * pp:
-                continue
-            if model.is_dense:
-                yield Layout(expert_parallel="all_to_all", dp=dp, ep=1, tp=tp, pp=pp)
-                continue
-            for ep in divisors(math.gcd(dp, experts)):
-                yield Layout(expert_parallel="all_to_all", dp=dp, ep=ep, tp=tp, pp=pp)
-            if experts % tp == 0:
-                yield Layout(expert_parallel="tensor", dp=dp, ep=1, tp=tp, pp=pp)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Space:
+    """A model and its batch on so many ranks."""
+
+    model: Transformer
+    world_size: int
+    batch: Batch
+    runtime: TargetRuntime
+
+    def layouts(self) -> Iterator[Layout]:
+        """Yield the layouts that keep all rules, by tp, pp and ep; all-to-all before tensor."""
+        for tp in divisors(self.world_size):
+            for pp in divisors(self.world_size // tp):
+                dp = self.world_size // tp // pp
+                for kind, ep in self._ways(dp):
+                    one = Layout(expert_parallel=kind, dp=dp, ep=ep, tp=tp, pp=pp)
+                    if next(self.broken_rules(one), None) is None:
+                        yield one
+
+    def broken_rules(self, sizes: LayoutSizes) -> Iterator[BrokenRule]:
+        """Yield the rules that a layout breaks, or the pins of one."""
+        model = self.model
+        exchanges = model.is_dense or self.runtime.exchanges_under_tensor
+        yield from rank_rules(sizes, self.world_size, exchanges_under_tensor=exchanges)
+        yield from model_rules(
+            sizes,
+            ModelSizes(
+                num_blocks=model.num_layers,
+                num_heads=model.num_heads,
+                d_hidden=model.moe.d_hidden,
+                num_experts=model.moe.num_experts,
+                vocab_size=model.vocab_size,
+                is_dense=model.is_dense,
+            ),
+        )
+        yield from _batch_rules(sizes, self.batch)
+
+    def _ways(self, dp: int) -> Iterator[tuple[ExpertParallel, int]]:
+        for ep in divisors(math.gcd(dp, self.model.moe.num_experts)):
+            yield "all_to_all", ep
+        yield "tensor", 1
+
+
+def _batch_rules(sizes: LayoutSizes, batch: Batch) -> Iterator[BrokenRule]:
+    dp, pp = sizes.dp or 1, sizes.pp or 1
+    if batch.num_sequences % dp:
+        what = f"the {batch.num_sequences} sequences of a step do not divide by dp ({dp})"
+        yield BrokenRule(what, "")
+    elif not runnable_micro_batches(batch.num_sequences // dp, pp=pp):
+        yield BrokenRule(
+            f"the {batch.num_sequences} sequences of a step are fewer than dp × pp ({dp * pp}): "
+            "each stage of a replica needs a micro-batch",
+            "",
+        )
 
 
 def _is_wanted(layout: Layout, pins: LayoutPins) -> bool:
@@ -109,12 +152,12 @@ def _is_wanted(layout: Layout, pins: LayoutPins) -> bool:
 def _with_micro_batch(
     layouts: tuple[Layout, ...], batch: Batch, sequences: int
 ) -> tuple[Layout, ...]:
-    found = tuple(
-        one
-        for one in layouts
-        if batch.num_sequences % (one.dp * sequences) == 0
-        and batch.num_sequences >= one.dp * sequences * one.pp
-    )
+    def runs(layout: Layout) -> bool:
+        share = batch.num_sequences // layout.dp
+        number, rest = divmod(share, sequences)
+        return not rest and number in runnable_micro_batches(share, pp=layout.pp)
+
+    found = tuple(one for one in layouts if runs(one))
     if layouts and not found:
         shares = sorted({batch.num_sequences // one.dp for one in layouts})
         sizes = {size for one in layouts for size in batch.micro_batches(dp=one.dp, pp=one.pp)}
@@ -127,66 +170,11 @@ def _with_micro_batch(
     return found
 
 
-def _what_is_wrong(model: Transformer, world_size: int, batch: Batch, pins: LayoutPins) -> str:
-    """Return the first rule that the pins break, with the numbers that would keep it."""
-    rules = chain(_rank_rules(world_size, pins), _expert_rules(model, pins),
-                  _model_rules(model, batch, pins))  # fmt: skip
-    return next(rules, f"the pinned {_pinned(pins)} leave no layout of {world_size} ranks")
-
-
-def _rank_rules(world_size: int, pins: LayoutPins) -> Iterator[str]:
-    product = (pins.dp or 1) * (pins.tp or 1) * (pins.pp or 1)
-    if pins.dp and pins.tp and pins.pp and product != world_size:
-        yield f"dp {pins.dp} × tp {pins.tp} × pp {pins.pp} = {product} ranks, not {world_size}"
-    for axis in ("dp", "tp", "pp"):
-        size = getattr(pins, axis) or 1
-        if world_size % size:
-            yield f"{axis} ({size}) does not divide the {world_size} ranks"
-    if world_size % product:
-        yield f"{_pinned(pins)} need a multiple of {product} ranks, not {world_size}"
-
-
-def _expert_rules(model: Transformer, pins: LayoutPins) -> Iterator[str]:
-    experts, ep = model.moe.num_experts, pins.ep or 1
-    if model.is_dense and pins.expert_parallel == "tensor":
-        yield "expert_parallel tensor is for experts, and the model is dense"
-    if experts % ep:
-        yield f"num_experts ({experts}) does not divide by ep ({ep})"
-    if pins.dp and pins.dp % ep:
-        yield f"ep ({ep}) does not divide dp ({pins.dp})"
-    if pins.expert_parallel == "all_to_all" and (pins.tp or 1) > 1 and not model.is_dense:
-        yield f"all_to_all is not available with tp ({pins.tp}): its ranks see the same tokens"
-    if pins.expert_parallel != "tensor":
-        return
-    if ep > 1:
-        yield f"ep ({ep}) is of all_to_all: with tensor the tp ranks share the experts"
-    if experts % (pins.tp or 1):
-        yield f"num_experts ({experts}) does not divide by tp ({pins.tp})"
-
-
-def _model_rules(model: Transformer, batch: Batch, pins: LayoutPins) -> Iterator[str]:
-    dp, tp, pp = pins.dp or 1, pins.tp or 1, pins.pp or 1
-    if pp > model.num_layers:
-        yield f"pp ({pp}) is more stages than the model has layers ({model.num_layers})"
-    for name, count in (("num_heads", model.num_heads), ("d_hidden", model.moe.d_hidden)):
-        if count % tp:
-            yield f"{name} ({count}) does not divide by tp ({tp})"
-    if model.vocab_size < tp:
-        yield f"vocab_size ({model.vocab_size}) leaves some of the tp ({tp}) ranks no token"
-    if batch.num_sequences % dp:
-        yield f"the {batch.num_sequences} sequences of a step do not divide by dp ({dp})"
-    if batch.num_sequences < dp * pp:
-        yield (
-            f"the {batch.num_sequences} sequences of a step are fewer than dp × pp ({dp * pp}): "
-            "each stage of a replica needs a micro-batch"
-        )
-
-
 def _what_works(possible: tuple[Layout, ...], world_size: int, pins: LayoutPins) -> str:
     hint = f"nearest: {_nearest(possible, pins)}" if possible else "use another number of ranks"
     product = (pins.dp or 1) * (pins.tp or 1) * (pins.pp or 1)
     if world_size % product:
-        hint += f", or {_beside(world_size, product)} ranks"
+        hint += f", or {_or(nearest_multiples(world_size, product))} ranks"
     return hint
 
 
@@ -209,16 +197,5 @@ def _pinned(pins: LayoutPins) -> str:
     return ", ".join([*named, *([pins.expert_parallel] if pins.expert_parallel else [])])
 
 
-def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors, ascending."""
-    small = [one for one in range(1, math.isqrt(number) + 1) if number % one == 0]
-    return tuple(sorted({*small, *(number // one for one in small)}))
-
-
-def _beside(value: int, unit: int) -> str:
-    below = value // unit * unit
-    return f"{below} or {below + unit}" if below else f"{unit}"
-
-
-def _or(numbers: list[int]) -> str:
+def _or(numbers: Iterable[int]) -> str:
     return " or ".join(map(str, numbers))

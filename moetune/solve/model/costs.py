@@ -16,10 +16,11 @@ from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import NOTHING, PHASE_PRODUCTS, total
-from moetune.solve.layer.predict import PhaseTime, StepTime
-from moetune.solve.layer.tensor import layer_costs
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.model.groups import Group
-from moetune.solve.model.traits import OURS, Traits
+from moetune.solve.model.runtime import MOETUNE, TargetRuntime
+from moetune.solve.states import FULL_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class MoePieces:
 
 def send_time(
     *, hop: Group, tensor: Group, tokens: int, model: Transformer, dtype: str, costs: Costs,
-    traits: Traits = OURS,
+    runtime: TargetRuntime = MOETUNE,
 ) -> Estimate:  # fmt: skip
     """Return one micro-batch's way from a stage to the next.
 
@@ -71,7 +72,7 @@ def send_time(
     """
     num_bytes = tokens * model.moe.d_model * dtype_bytes(dtype)
     gathered = NOTHING
-    if traits.splits_sends and tensor.size > 1:
+    if runtime.splits_sends and tensor.size > 1:
         num_bytes //= tensor.size
         gathered = costs.collective(
             op="all_gather", group_size=tensor.size, num_bytes=num_bytes,
@@ -111,8 +112,6 @@ def sum_over(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
 
 
 NORMS_OF_A_BLOCK = 2
-FULL_BYTES = 4
-"""Of an element in full precision: of the loss, and of gradients and optimizer states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +127,7 @@ class Parts:
     num_sequences: int
     tensor: Group
     costs: Costs
-    traits: Traits = OURS
+    runtime: TargetRuntime = MOETUNE
     runs_ahead: bool = False
 
     @property

@@ -10,37 +10,12 @@ from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Memory, ModelMemory
 from moetune.domain.units import dtype_bytes
-from moetune.solve.model.costs import FULL_BYTES, NORMS_OF_A_BLOCK
+from moetune.solve.model.costs import NORMS_OF_A_BLOCK
+from moetune.solve.model.runtime import TargetRuntime
 from moetune.solve.model.stages import Stage
-from moetune.solve.model.traits import Traits
+from moetune.solve.states import FULL_BYTES, StateBytes
 
-MOMENTS = 2
 _MASK_BYTES = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Bytes of one parameter; PPMoE §4.1's 18 in mixed precision, Adam's 16 in float32."""
-
-    parameter: int
-    gradient: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.parameter + self.gradient + self.optimizer
-
-
-def state_bytes(dtype: str) -> StateBytes:
-    """Return the bytes of one parameter, its gradient and Adam's states for it.
-
-    With elements of 2 bytes there is a copy of the parameter in float32 among the states.
-    """
-    element = dtype_bytes(dtype)
-    full = max(FULL_BYTES, element)
-    has_copy = element < full
-    return StateBytes(parameter=element, gradient=full, optimizer=full * (MOMENTS + has_copy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +67,7 @@ class Footprint:
 
 
 def footprint_of(
-    *, model: Transformer, tp: int, tokens: int, dtype: str, moe: Memory, traits: Traits
+    *, model: Transformer, tp: int, tokens: int, dtype: str, moe: Memory, runtime: TargetRuntime
 ) -> Footprint:
     """Return the bytes of one micro-batch.
 
@@ -116,7 +91,7 @@ def footprint_of(
     dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
     words = model.num_words(tp)
     scores = wide_logits = 0
-    if traits.is_unfused:
+    if runtime.is_unfused:
         scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)
         wide_logits = tokens * words * FULL_BYTES
     with_experts = tokens * element * (3 * width + 4 * width // tp)

@@ -4,7 +4,6 @@ Most layouts share most of their costs: a block depends on the micro-batch and i
 gradient on its size and its group, and neither on the rest of the layout.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
@@ -18,9 +17,10 @@ from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.costs import NOTHING, total
 from moetune.solve.model.costs import Backbone, CostPart, MoePieces, Parts, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of
-from moetune.solve.model.memory import Share, share_of, state_bytes
+from moetune.solve.model.memory import Share, share_of
+from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 from moetune.solve.model.stages import Stage, cut_into_stages
-from moetune.solve.model.traits import Traits
+from moetune.solve.states import StateBytes
 
 T = TypeVar("T")
 
@@ -74,19 +74,17 @@ class Prices:
         costs: Costs,
         bounds: Bounds,
         per_node: int,
-        traits: Traits,
+        runtime: TargetRuntime = MOETUNE,
         runs_ahead: bool = False,
-        shares_core: bool = False,
     ) -> None:
         self.model = model
         self.dtype = dtype
-        self.traits = traits
-        self.state_bytes = state_bytes(dtype)
+        self.runtime = runtime
+        self.state_bytes = StateBytes.of_model(dtype)
         self.costs = costs
         self._bounds = bounds
         self._per_node = per_node
         self._runs_ahead = runs_ahead
-        self._shares_core = shares_core
         self._known: dict[tuple[object, ...], object] = {}
 
     @property
@@ -101,19 +99,6 @@ class Prices:
     def groups(self, layout: Layout) -> Groups:
         """Return the layout's groups on the machine's nodes."""
         return groups_of(layout, per_node=self._per_node)
-
-    def stages_per_core(self, layout: Layout) -> int:
-        """Return how many consecutive stages compute by turns."""
-        ranks = layout.dp * layout.tp
-        if not self._shares_core or self._per_node % ranks:
-            return 1
-        return math.gcd(self._per_node // ranks, layout.pp)
-
-    def chains_per_core(self, layout: Layout) -> int:
-        """Return how many replicas compute by turns without waiting for each other."""
-        if not self._shares_core or layout.ep > 1:
-            return 1
-        return math.gcd(max(self._per_node // layout.tp, 1), layout.dp)
 
     def priced(self, *, layout: Layout, groups: Groups, sequences: int, one_chunk: bool) -> Priced:
         """Return the parts of a layout.
@@ -149,7 +134,7 @@ class Prices:
                 model=self.model,
                 dtype=self.dtype,
                 costs=self.costs,
-                traits=self.traits,
+                runtime=self.runtime,
             ),
         )
 
@@ -165,7 +150,7 @@ class Prices:
         Raises:
             ProfileError: no such collective was measured.
         """
-        times = num_micro_batches if self.traits.shards_gradients else 1
+        times = num_micro_batches if self.runtime.shards_gradients else 1
         key = (layout.pp, layout.tp, layout.ep, layout.expert_parallel)
 
         def find() -> Estimate:
@@ -177,7 +162,7 @@ class Prices:
                 for _, _, share in self.shares(layout)
             ]
             slowest = max(stages, key=lambda one: one.seconds)
-            return replace(slowest, seconds=slowest.seconds * (1 - self.traits.hidden_gradients))
+            return replace(slowest, seconds=slowest.seconds * (1 - self.runtime.hidden_gradients))
 
         return self.once(("gradients", *key, groups.data, groups.replicas, zero, times), find)
 
@@ -216,7 +201,7 @@ class Prices:
     ) -> Priced:
         parts = Parts(
             model=self.model, dtype=self.dtype, num_sequences=sequences, tensor=tensor,
-            costs=self.costs, traits=self.traits, runs_ahead=self._runs_ahead,
+            costs=self.costs, runtime=self.runtime, runs_ahead=self._runs_ahead,
         )  # fmt: skip
         backbone = self.once(("backbone", tensor, sequences), parts.backbone)
         moe = self.once(

@@ -5,7 +5,6 @@ p stages, m micro-batches; w_i seconds of one micro-batch's forward and backward
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from moetune.domain.costs import Interference
 from moetune.domain.layout import stage_blocks
@@ -61,7 +60,7 @@ class PipelineTime:
 
     Args:
         slowest: index of the slowest stage.
-        busy_seconds: what its core computes.
+        busy_seconds: what it computes.
         send_seconds: the sends that nothing hides.
     """
 
@@ -72,14 +71,9 @@ class PipelineTime:
 
 
 def one_f_one_b(
-    *,
-    stage_seconds: Sequence[float],
-    hop_seconds: Sequence[float],
-    num_micro_batches: int,
-    stages_per_core: int = 1,
-    chains_per_core: int = 1,
+    *, stage_seconds: Sequence[float], hop_seconds: Sequence[float], num_micro_batches: int
 ) -> PipelineTime:
-    """Return the time of m micro-batches through the stages.
+    """Return the time of m micro-batches through the stages (1F1B).
 
         T = (m − 1)·P + Σ w_i + 2·Σ c_i,  P = max_i (c_{i−1} + w_i + c_i)
 
@@ -88,48 +82,26 @@ def one_f_one_b(
     meets each neighbour once for a micro-batch, gives one thing, takes another, and waits for
     both, so no stage computes while it sends.
 
-    For equal stages and free sends it is (m + p − 1)·w, and exact. For random unequal ones, with
-    sends no longer than a forward pass, it is 2 % above an event simulation in the median, and
-    between 8 % below and 28 % above: a slow stage works during the first micro-batch's way, too.
-
-    Stages that compute on one core by turns, each measured while all do, are like one stage of
-    their mean time: while one waits, the others are faster, and what they send each other stays.
-    That is no longer than if each had a core to itself. Stages of k replicas on one core wait for
-    their own neighbours only: while one sends, the others compute all the faster, and only what
-    is longer than all their work shows, P = max_i (w_i, c_{i−1} + w_i / k + c_i).
+    For equal stages and free sends it is PPMoE's (m + p − 1)·w, and exact. For random unequal
+    ones, with sends no longer than a forward pass, it is 2 % above an event simulation in the
+    median, and between 8 % below and 28 % above: a slow stage works during the first
+    micro-batch's way, too.
 
     Args:
-        stage_seconds: w_i.
+        stage_seconds: w_i, both passes of one micro-batch.
         hop_seconds: c_i, one fewer than stages.
-        stages_per_core: consecutive ones; divides their number.
-        chains_per_core: replicas whose same stages compute by turns.
     """
     slowest = max(range(len(stage_seconds)), key=stage_seconds.__getitem__)
-    each = stages_per_core
-    core_seconds = [
-        fmean(stage_seconds[first : first + each]) for first in range(0, len(stage_seconds), each)
-    ]
-    core_hops = hop_seconds[each - 1 :: each]
-    period = min(
-        _period(stage_seconds, hop_seconds, chains_per_core),
-        _period(core_seconds, core_hops, chains_per_core),
-    )
-    rest, send_way = num_micro_batches - 1, 2 * sum(core_hops)
-    busiest = core_seconds[slowest // each]
+    hops = (0.0, *hop_seconds, 0.0)
+    period = max(map(sum, zip(hops, stage_seconds, hops[1:], strict=False)))
+    rest, send_way = num_micro_batches - 1, 2 * sum(hop_seconds)
+    busiest = stage_seconds[slowest]
     return PipelineTime(
-        seconds=rest * period + sum(core_seconds) + send_way,
+        seconds=rest * period + sum(stage_seconds) + send_way,
         slowest=slowest,
         busy_seconds=num_micro_batches * busiest,
         send_seconds=rest * (period - busiest) + send_way,
     )
-
-
-def _period(
-    stage_seconds: Sequence[float], hop_seconds: Sequence[float], chains_per_core: int
-) -> float:
-    hops = (0.0, *hop_seconds, 0.0)
-    alone = (one / chains_per_core for one in stage_seconds)
-    return max(*map(sum, zip(hops, alone, hops[1:], strict=False)), *stage_seconds)
 
 
 FORWARD, BACKWARD, SEND = "forward", "backward", "send"

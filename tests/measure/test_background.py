@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moetune.measure.background import Background, overlap, proves
 from moetune.measure.device import CpuDevice
-from moetune.measure.operations import Scene, local_operation
+from moetune.measure.operations import Experiment, local_operation
 from moetune.measure.ranks import Ranks
 from moetune.measure.timing import Effort, FailedPointError, measure
 
@@ -70,8 +70,8 @@ def test_a_block_counts_while_the_aggressor_runs_and_no_more_once_it_stopped() -
         assert proven
         opened = time.perf_counter()
         time.sleep(0.05)
-        background._aggressors[0].stop()
-        background._aggressors[0].join()
+        background._loads[0].stop()
+        background._loads[0].join()
         time.sleep(0.05)
         assert not background.ran_through((opened, time.perf_counter()))
 
@@ -84,7 +84,9 @@ def test_a_point_whose_aggressor_stops_by_itself_fails() -> None:
         if next(calls, None) is None:
             raise RuntimeError("the wire is gone")
 
-    scene = Scene(victim=local_operation(short_sleep), background_loads=(local_operation(run_out),))
+    scene = Experiment(
+        victim=local_operation(short_sleep), background_loads=(local_operation(run_out),)
+    )
     effort = Effort(min_blocks=50, max_blocks=90, max_seconds=0.5, warmup_seconds=0.1)
     with pytest.raises(FailedPointError, match="the wire is gone"):
         measure(scene, device=CpuDevice(), ranks=Ranks(), effort=effort)

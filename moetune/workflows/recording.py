@@ -1,4 +1,4 @@
-"""What to measure, and where."""
+"""The record of a measurement: its samples as they come, its progress, how good they became."""
 
 import statistics
 import time
@@ -8,75 +8,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from moetune.config import Launch
 from moetune.domain.cluster import Cluster, Group, Machine, placement_name
-from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer
 from moetune.domain.ports import Store
 from moetune.domain.profile import FitError, Profile
 from moetune.domain.records import RunStatus
 from moetune.domain.samples import CollectiveOp, CollectivePoint, Point, Quality, Sample
-from moetune.domain.units import dtype_bytes
-from moetune.measure.grid import Preset
 
 if TYPE_CHECKING:
     from moetune.measure.session import News
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRequest:
-    """What to measure; empty tuples and None for the defaults.
-
-    Args:
-        name: of the profile; default, the device's with the number of ranks.
-        num_ranks: ranks to start on this node, ignored in a launch that sets their number.
-        dtypes: default, what the device is fast with.
-        group_sizes: default, the divisors and powers of two up to the number of ranks.
-        layers: shapes that must be covered exactly.
-        transformers: whole models that must be.
-        max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
-        budget_seconds: longest time to measure; the fit comes on top.
-    """
-
-    name: str | None = None
-    num_ranks: int = 1
-    preset: Preset = "quick"
-    dtypes: tuple[str, ...] = ()
-    group_sizes: tuple[int, ...] = ()
-    layers: tuple[LayerShape, ...] = ()
-    transformers: tuple[Transformer, ...] = ()
-    max_tokens: int = 4096
-    budget_seconds: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for dtype in self.dtypes:
-            dtype_bytes(dtype)
-        for name in ("num_ranks", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementSetting:
-    """Where to measure.
-
-    Args:
-        environment: the process's; what can change speed goes into the fingerprint.
-        launch: set where this process is a rank of a launch.
-    """
-
-    environment: Mapping[str, str]
-    launch: Launch | None = None
-
-    @property
-    def is_writer(self) -> bool:
-        """Whether this process keeps what is measured: rank 0 alone."""
-        return self.launch is None or self.launch.rank == 0
-
-
-_NAMES = {"gemm": "GEMM", "rows": "row operations", "copy": "copies"}
+_NAMES = {"gemm": "GEMM", "rows": "memory-bound operations", "copy": "copies"}
 _QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
 
 

@@ -1,0 +1,318 @@
+"""The ways to share a layer's experts, and what a chunk costs in each.
+
+all to all        tokens travel to the experts and back: two collectives a chunk
+tensor parallel   every rank sees all tokens, and the outputs are all-reduced (PPMoE §3.3, Eq. 5)
+sequence shards   the same between neighbours that hold shards: all-gather in, reduce-scatter out
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from moetune.domain.constraints import Order
+from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.layer import Phase, Workload
+from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
+from moetune.domain.units import dtype_bytes
+from moetune.solve.layer.costs import COUNT_BYTES, NOTHING, LayerCosts, total
+from moetune.solve.layer.degree import (
+    best_degree,
+    best_tensor_parallel_degree,
+    makespan,
+    tensor_parallel_makespan,
+)
+from moetune.solve.layer.timeline import Task, pipeline_tasks, tensor_parallel_tasks
+
+_WEIGHT_BYTES = 4
+"""A weight of the gate is no narrower than float32."""
+_CHOICE_BYTES = 8
+_BALANCE_BYTES = 16
+"""An expert's probability and its pairs, both as float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllToAllCosts(LayerCosts):
+    """Costs where tokens travel to the experts: dispatch and combine are all-to-alls."""
+
+    @property
+    def num_transfers(self) -> int:
+        """Dispatch and combine."""
+        return 2
+
+    @property
+    def bytes_per_row(self) -> float:
+        """One row's M values."""
+        return self.layer.d_model * dtype_bytes(self.dtype)
+
+    @property
+    def sorts_rows(self) -> bool:
+        """Whether several local experts receive rows from several ranks."""
+        return 1 < self.world_size < self.layer.num_experts
+
+    def transfer(self, *, rows: float, degree: int) -> Estimate:
+        """Return one chunk's dispatch, which is also its combine.
+
+        A phase's chunks are in flight together, and a collective in a queue of several is not
+        as long as one alone: the profile has both.
+        """
+        in_flight = 1 if degree <= ALONE_CHUNKS else degree
+        return self.collective("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
+
+    def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
+        """Return nothing: a rank has its own tokens."""
+        return NOTHING
+
+    def compute(self, *, phase: Phase, rows: float) -> Estimate:
+        """Return one chunk's GEMMs, activation, and the sorting of its rows by expert.
+
+        The backward pass evaluates the activation again, since the layer keeps what went in.
+        """
+        sorting = self.sorting(rows)
+        return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
+
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return gate and permutation, and two small exchanges forward.
+
+        These are the ranks' numbers of tokens, and the counts of all chunks.
+        """
+        rows = tokens * self.layer.top_k
+        small = NOTHING
+        gate = self.gate(phase, tokens=tokens)
+        if phase == "forward" and gate.seconds:
+            small = self.collective("all_to_all", self.layer.num_experts * COUNT_BYTES)
+        return total(
+            gate,
+            self.rows_op("gather", rows, self.layer.d_model),
+            self.rows_op("scatter_add", rows, self.layer.d_model),
+            small,
+            small,
+        )
+
+    def makespan(
+        self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,
+        order: Order,
+    ) -> float:  # fmt: skip
+        """Return the time of a phase: `degree.makespan`."""
+        speeds = self.speeds(rows=rows, transfer_seconds=transfer_seconds)
+        return makespan(
+            degree=degree,
+            transfer_seconds=transfer_seconds,
+            compute_seconds=compute_seconds,
+            comm_speed=speeds.comm,
+            comp_speed=speeds.comp,
+            order=order,
+        )
+
+    def tasks(
+        self,
+        *,
+        transfer_seconds: Sequence[float],
+        compute_seconds: Sequence[float],
+        gather_seconds: float,  # noqa: ARG002 - of sequence shards
+        order: Order,
+    ) -> list[Task]:
+        """Return dispatches, experts and combines."""
+        return pipeline_tasks(
+            dispatch_seconds=transfer_seconds,
+            compute_seconds=compute_seconds,
+            combine_seconds=transfer_seconds,
+            order=order,
+        )
+
+    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
+        """Return the lines of all-to-all and GEMMs; None where rows are sorted, too."""
+        transfer = self.collective_line("all_to_all")
+        compute = self.gemm_line(phase)
+        if transfer is None or compute is None or self.sorting(1.0).seconds:
+            return None
+        expected = transfer.seconds(self.bytes_per_row)
+        alone_and_several = (self.transfer(rows=1.0, degree=degree) for degree in (1, 2))
+        if not all(math.isclose(one.seconds, expected) for one in alone_and_several):
+            return None  # one in flight and several have different lines
+        return transfer, compute
+
+    def best_degree(
+        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
+    ) -> int:
+        """Return the closed form's degree: `degree.best_degree`."""
+        return best_degree(
+            transfer=lines[0],
+            payload_bytes=rows * self.bytes_per_row,
+            compute=lines[1],
+            macs=rows * self.macs_per_row,
+            max_degree=max_degree,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorParallelCosts(LayerCosts):
+    """Costs inside a tensor-parallel group of P ranks: one all-reduce a chunk (PPMoE Eq. 5).
+
+    A chunk of T/r tokens has T·k/r pairs, its `rows`; the experts of one rank compute 1/P of
+    them. An all-reduce is issued when its chunk is computed, so that it mostly finds the link
+    alone. The gate's gradient needs one small all-reduce more, of T·k weights' gradients.
+    """
+
+    @property
+    def num_transfers(self) -> int:
+        """The all-reduce."""
+        return 1
+
+    @property
+    def bytes_per_row(self) -> float:
+        """M values of each token, shared by its k choices."""
+        return self.layer.d_model * dtype_bytes(self.dtype) / self.layer.top_k
+
+    @property
+    def sorts_rows(self) -> bool:
+        """Never: a rank selects the rows of its experts."""
+        return False
+
+    @property
+    def reduce_op(self) -> CollectiveOp:
+        """The collective that adds up the experts' outputs."""
+        return "all_reduce"
+
+    def transfer(self, *, rows: float, degree: int) -> Estimate:  # noqa: ARG002 - see the class
+        """Return one chunk's all-reduce."""
+        return self.collective(self.reduce_op, rows * self.bytes_per_row)
+
+    def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
+        """Return nothing: every rank has all tokens."""
+        return NOTHING
+
+    def compute(self, *, phase: Phase, rows: float) -> Estimate:
+        """Return one chunk's experts, the selection of their rows and the adding of theirs.
+
+        Backward the rows of x are selected again, besides those of the gradient.
+        """
+        mine = rows / self.world_size
+        gather = self.rows_op("gather", mine, self.layer.d_model)
+        add = self.rows_op("scatter_add", mine, self.layer.d_model)
+        again = gather if phase == "backward" else None
+        return total(*self.gemms(phase, mine), self.activation(phase, mine), gather, again, add)
+
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return the gate, and the agreement on tokens or the all-reduce of weights' gradients.
+
+        0 where the gate was not measured.
+        """
+        if self.rows_op("gate", tokens, self.layer.num_experts) is None:
+            return NOTHING
+        gate = self.gate(phase, tokens=tokens)
+        num_bytes = tokens * self.layer.top_k * self.weight_bytes
+        small = COUNT_BYTES if phase == "forward" else num_bytes
+        return total(gate, self.collective("all_reduce", small))
+
+    def makespan(
+        self, *, degree: int, rows: float, transfer_seconds: float, compute_seconds: float,
+        order: Order,  # noqa: ARG002 - there is one order only
+    ) -> float:  # fmt: skip
+        """Return the time of a phase: `degree.tensor_parallel_makespan`."""
+        speeds = self.speeds(rows=rows, transfer_seconds=transfer_seconds)
+        return tensor_parallel_makespan(
+            degree=degree,
+            transfer_seconds=transfer_seconds,
+            compute_seconds=compute_seconds,
+            comm_speed=speeds.comm,
+            comp_speed=speeds.comp,
+        )
+
+    def tasks(
+        self,
+        *,
+        transfer_seconds: Sequence[float],
+        compute_seconds: Sequence[float],
+        gather_seconds: float,
+        order: Order,  # noqa: ARG002 - there is one order only
+    ) -> list[Task]:
+        """Return experts and all-reduces, behind the all-gather where there is one."""
+        return tensor_parallel_tasks(
+            compute_seconds=compute_seconds,
+            reduce_seconds=transfer_seconds,
+            gather_seconds=gather_seconds,
+        )
+
+    def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
+        """Return the lines of all-reduce and GEMMs; None where selecting rows takes time, too."""
+        transfer = self.collective_line(self.reduce_op)
+        compute = self.gemm_line(phase)
+        around = (self.rows_op(op, 1.0, self.layer.d_model) for op in ("gather", "scatter_add"))
+        if transfer is None or compute is None or total(*around).seconds:
+            return None
+        return transfer, compute
+
+    def best_degree(
+        self, lines: tuple[LinearCost, LinearCost], *, rows: float, max_degree: int
+    ) -> int:
+        """Return the closed form's degree: `degree.best_tensor_parallel_degree`."""
+        return best_tensor_parallel_degree(
+            transfer=lines[0],
+            payload_bytes=rows * self.bytes_per_row,
+            compute=lines[1],
+            macs=rows / self.world_size * self.macs_per_row,
+            max_degree=max_degree,
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one weight, or probability, of the gate."""
+        return max(dtype_bytes(self.dtype), _WEIGHT_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceShardCosts(TensorParallelCosts):
+    """Costs inside a tensor-parallel group whose ranks hold sequence shards around the layer."""
+
+    @property
+    def reduce_op(self) -> CollectiveOp:
+        """Each rank gets the sums of its own tokens."""
+        return "reduce_scatter"
+
+    def gathering(self, *, tokens: float) -> Estimate:
+        """Return the all-gather of x, or backward of the gradient of the output."""
+        row_bytes = self.layer.d_model * dtype_bytes(self.dtype)
+        return self.collective("all_gather", tokens / self.world_size * row_bytes)
+
+    def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
+        """Return the gate of this rank's shard, and what makes it the gate of all tokens.
+
+        Forward: the agreement on tokens, the sums behind the balance loss, and all choices and
+        weights gathered. Backward: the sums of the weights' gradients and of the gate's.
+        0 where the gate was not measured.
+        """
+        if self.rows_op("gate", 1.0, self.layer.num_experts) is None:
+            return NOTHING
+        own, experts = tokens / self.world_size, self.layer.num_experts
+        gate, pairs = self.gate(phase, tokens=own), own * self.layer.top_k
+        if phase == "forward":
+            return total(
+                gate,
+                self.collective("all_gather", COUNT_BYTES),
+                self.collective("all_reduce", experts * _BALANCE_BYTES),
+                self.collective("all_gather", pairs * _CHOICE_BYTES),
+                self.collective("all_gather", pairs * self.weight_bytes),
+            )
+        return total(
+            gate,
+            self.collective("reduce_scatter", pairs * self.world_size * self.weight_bytes),
+            self.collective("all_reduce", experts * self.layer.d_model * self.weight_bytes),
+        )
+
+
+def layer_costs(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> LayerCosts:
+    """Return the costs of the workload's layer.
+
+    Args:
+        num_nodes: that its ranks are spread over evenly; 0 for consecutive ranks.
+    """
+    kind: type[LayerCosts] = AllToAllCosts
+    if workload.expert_parallel == "tensor":
+        kind = SequenceShardCosts if workload.sequence_parallel else TensorParallelCosts
+    return kind(
+        layer=workload.layer,
+        world_size=workload.world_size,
+        dtype=workload.dtype,
+        costs=costs,
+        num_nodes=num_nodes,
+    )

@@ -1,0 +1,227 @@
+"""Every choice that one strategy and the memory allow for one size, in the order of its time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from moetune.domain.constraints import Bounds, Order, Strategy
+from moetune.domain.layer import PHASES, Phase
+from moetune.solve.layer.choose import NOISE, DegreeChooser
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.memory import MemoryBudget
+from moetune.solve.layer.times import PhaseTime, StepTime, step_time
+from moetune.solve.layer.words import explain_pin
+
+NUM_ALTERNATIVES = 5
+WORTH_A_WARNING = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """All degrees that are allowed with one strategy, best first.
+
+    Args:
+        strategy: the plan's. In one chunk each way there is nothing to use again; the chooser
+            is then that of "none", whatever the strategy.
+        budget: the memory that the choice has to fit into.
+        free: chooser without pins and without a memory limit.
+        sequential: one chunk each way, allowed or not.
+    """
+
+    tokens: int
+    strategy: Strategy
+    costs: LayerCosts
+    bounds: Bounds
+    budget: MemoryBudget
+    chooser: DegreeChooser
+    free: DegreeChooser
+    forward: tuple[PhaseTime, ...]
+    backward: tuple[PhaseTime, ...]
+    sequential: StepTime
+
+    @property
+    def best(self) -> StepTime:
+        """The chosen step."""
+        return self.step(self.forward[0], self.backward[0])
+
+    @property
+    def order(self) -> Order:
+        """In which the link serves the chunks: reused memory has buffers for one order only."""
+        return self.bounds.chosen_order if self.strategy == "none" else "interleaved"
+
+    @property
+    def memory_forced(self) -> bool:
+        """Whether the buffers of more than one chunk, or of fewer, would be taken if they fitted.
+
+        In a tensor-parallel group more chunks take less memory, in others without reuse more.
+        """
+        if self.strategy != "none":
+            return False
+        if self.chooser.budget is not None:
+            return any(
+                self.bounds.pinned(phase) is None
+                and self.fewest_chunks > self.free.degree(phase, self.tokens)
+                for phase in PHASES
+            )
+        wanted = (self.free.degree(phase, self.tokens) for phase in PHASES)
+        return self.tokens > self.chooser.max_pipelined_tokens and max(wanted) > max(
+            self.best.degrees
+        )
+
+    @property
+    def fewest_chunks(self) -> int:
+        """Return the fewest chunks that fit, where more of them take less memory."""
+        largest = self.bounds.largest(self.tokens)
+        return self.budget.fewest_chunks(
+            strategy=self.strategy, tokens=self.tokens, largest=largest
+        )
+
+    def step(self, forward: PhaseTime, backward: PhaseTime) -> StepTime:
+        """Return the step of these phases."""
+        return StepTime(
+            forward=forward,
+            backward=backward,
+            overhead=self.sequential.overhead,
+            strategy=self.strategy,
+        )
+
+    def others(self) -> list[StepTime]:
+        """Return the choices next in time, and one chunk each way wherever that is allowed."""
+        near = (phase[:NUM_ALTERNATIVES] for phase in (self.forward, self.backward))
+        steps = [self.step(forward, backward) for forward, backward in product(*near)][1:]
+        steps = [step for step in steps if self._is_choice(step.degrees)]
+        steps.sort(key=order_of_steps)
+        allowed = (
+            {time.degree for time in self.forward},
+            {time.degree for time in self.backward},
+        )
+        one_chunk = self.strategy == "none" and all(1 in degrees for degrees in allowed)
+        if max(self.best.degrees) == 1 or not one_chunk:
+            return steps[:NUM_ALTERNATIVES]
+        others = [step for step in steps if max(step.degrees) > 1]
+        return sorted([*others[: NUM_ALTERNATIVES - 1], self.sequential], key=order_of_steps)
+
+    def pin_warnings(self) -> Iterator[str]:
+        """Yield what each pin costs where that is more than a trifle."""
+        for phase, chosen in zip(PHASES, (self.forward[0], self.backward[0]), strict=True):
+            if self.bounds.pinned(phase) is None:
+                continue
+            best = self._free_best(phase)
+            slower = chosen.seconds / best.seconds - 1
+            if slower > WORTH_A_WARNING:
+                yield explain_pin(
+                    phase=phase, pinned=chosen.degree, best=best.degree, slower=slower
+                )
+
+    def _is_choice(self, degrees: tuple[int, int]) -> bool:
+        reuses = self.chooser.strategy != "none"
+        return not reuses or (
+            max(degrees) > 1 and self.budget.fits(strategy=self.strategy, degrees=degrees)
+        )
+
+    def _free_best(self, phase: Phase) -> PhaseTime:
+        if self.chooser.strategy == "none":
+            return self.free.rank(phase, self.tokens)[0]
+        near = self.free.near_best(phase, self.tokens)
+        return self.free.time(phase, self.tokens, min(near, key=lambda degree: near[degree]))
+
+
+def rank_degrees(
+    *, costs: LayerCosts, bounds: Bounds, budget: MemoryBudget, strategy: Strategy
+) -> Ranking | None:
+    """Return the degrees that the bounds and the memory leave with that strategy.
+
+    None where it does not fit, or where reuse is left with one chunk each way, in which there
+    is nothing to use again, unless the caller pinned it.
+    """
+    tokens = budget.workload.tokens_per_rank
+    if strategy != "none":
+        reused = _rank_reused(costs=costs, bounds=bounds, budget=budget, strategy=strategy)
+        if reused is not None or bounds.strategy != strategy:
+            return reused
+    least = budget.least_degree(bounds.largest(tokens))
+    pins = bounds.forward_degree or least, bounds.backward_degree or least
+    if not budget.fits(strategy=strategy, degrees=pins):
+        return None
+    chooser = DegreeChooser(costs=costs, bounds=bounds, budget=budget)
+    if not budget.shrinks_with_chunks:
+        most = budget.max_pipelined_tokens
+        chooser = DegreeChooser(costs=costs, bounds=bounds, max_pipelined_tokens=most)
+    if strategy != "none":  # pinned, with one chunk each way
+        chooser = replace(chooser, bounds=replace(bounds, max_degree=1))
+    return Ranking(
+        tokens=tokens,
+        strategy=strategy,
+        costs=costs,
+        bounds=bounds,
+        budget=budget,
+        chooser=chooser,
+        free=DegreeChooser(costs=costs, bounds=_without_pins(bounds)),
+        forward=chooser.rank("forward", tokens),
+        backward=chooser.rank("backward", tokens),
+        sequential=_sequential(costs, bounds, tokens),
+    )
+
+
+def _rank_reused(
+    *, costs: LayerCosts, bounds: Bounds, budget: MemoryBudget, strategy: Strategy
+) -> Ranking | None:
+    tokens = budget.workload.tokens_per_rank
+    chooser = DegreeChooser(costs=costs, bounds=bounds, strategy=strategy)
+    forward, backward = (
+        {degree: chooser.time(phase, tokens, degree) for degree in chooser.allowed(phase, tokens)}
+        for phase in PHASES
+    )
+
+    def fits(degrees: tuple[int, int]) -> bool:
+        return max(degrees) > 1 and budget.fits(strategy=strategy, degrees=degrees)
+
+    pairs = sorted(
+        (first.seconds + second.seconds, (first.degree, second.degree))
+        for first in forward.values()
+        for second in backward.values()
+    )
+    best = next(((seconds, degrees) for seconds, degrees in pairs if fits(degrees)), None)
+    if best is None:
+        return None
+    limit = best[0] * (1 + (NOISE if chooser.is_measured else TIE))
+    near = (degrees for seconds, degrees in pairs if seconds <= limit and fits(degrees))
+    few = min(near, key=lambda degrees: (sum(degrees), degrees))
+    return Ranking(
+        tokens=tokens,
+        strategy=strategy,
+        costs=costs,
+        bounds=bounds,
+        budget=budget,
+        chooser=replace(chooser, budget=budget),
+        free=replace(chooser, bounds=_without_pins(bounds)),
+        forward=_ranked(forward, few[0], [one for one in forward if fits((one, few[1]))]),
+        backward=_ranked(backward, few[1], [one for one in backward if fits((few[0], one))]),
+        sequential=_sequential(costs, bounds, tokens),
+    )
+
+
+def _ranked(times: dict[int, PhaseTime], chosen: int, fitting: list[int]) -> tuple[PhaseTime, ...]:
+    """Return the degrees that fit beside the other phase's choice, the chosen one first."""
+    order = sorted(fitting, key=lambda degree: (degree != chosen, times[degree].seconds, degree))
+    return tuple(times[degree] for degree in order)
+
+
+def _without_pins(bounds: Bounds) -> Bounds:
+    return replace(bounds, forward_degree=None, backward_degree=None)
+
+
+def _sequential(costs: LayerCosts, bounds: Bounds, tokens: int) -> StepTime:
+    return step_time(
+        costs=costs,
+        tokens=tokens,
+        forward_degree=1,
+        backward_degree=1,
+        order=bounds.chosen_order,
+    )
+
+
+def order_of_steps(step: StepTime) -> tuple[float, int, int]:
+    """Return what steps are sorted by: time, then chunks."""
+    return step.seconds, *step.degrees

@@ -1,0 +1,265 @@
+"""Predicted times of a phase and of a step: closed forms, and timelines where memory is reused.
+
+`phase_time` answers how long a phase takes in r chunks with a memory strategy, `step_time` how
+long both take with what lies around them; every caller of the solver asks these two.
+"""
+
+from dataclasses import dataclass
+
+from moetune.domain.constraints import Order, Strategy
+from moetune.domain.costs import Estimate, Interference, Trust, least_trust
+from moetune.domain.layer import PHASES, Phase
+from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
+from moetune.domain.units import dtype_bytes
+from moetune.solve.layer.costs import NOTHING, LayerCosts
+from moetune.solve.layer.memory import middle_elements
+from moetune.solve.layer.reuse import chunk_of, reuse_timeline
+
+OVERHEAD_SHARE = 0.05
+"""Of the step, up to which what lies around the pipeline does not decide its trust."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTime:
+    """One phase at one degree.
+
+    Args:
+        seconds: from the first dispatch to the last combine, or from the gathering, else the
+            first chunk's experts, to the last sum.
+        transfer: one chunk's dispatch or combine, or its sum.
+        compute: one chunk's experts.
+        copies: one chunk's copies between device and host.
+        num_transfers: of a chunk; 3 where what the experts received is sent again, 1 where
+            the experts' results are summed.
+        gathering: of all ranks' tokens, before the first chunk.
+    """
+
+    degree: int
+    seconds: float
+    transfer: Estimate
+    compute: Estimate
+    copies: Estimate = NOTHING
+    num_transfers: int = 2
+    gathering: Estimate = NOTHING
+
+    @property
+    def link_seconds(self) -> float:
+        """All transfers, undisturbed: 2·r·t_d, or t_g + r·t_s."""
+        chunks = self.num_transfers * self.degree * self.transfer.seconds
+        return self.gathering.seconds + chunks
+
+    @property
+    def device_seconds(self) -> float:
+        """All experts, undisturbed: r·t_e."""
+        return self.degree * self.compute.seconds
+
+    @property
+    def copy_seconds(self) -> float:
+        """All copies, undisturbed."""
+        return self.degree * self.copies.seconds
+
+    @property
+    def work_seconds(self) -> float:
+        """All pieces one after another."""
+        return self.link_seconds + self.device_seconds + self.copy_seconds
+
+    @property
+    def critical_link_seconds(self) -> float:
+        """Transfers on the critical path: all of them, or those at both ends."""
+        ends = self.gathering.seconds + self.num_transfers * self.transfer.seconds
+        return self.link_seconds if self._link_binds else ends
+
+    @property
+    def critical_device_seconds(self) -> float:
+        """Experts on the critical path; where the sums bind, those of the first chunk."""
+        if self._link_binds:
+            return self.compute.seconds if self.num_transfers == 1 else 0.0
+        return self.device_seconds
+
+    @property
+    def parts(self) -> tuple[Estimate, ...]:
+        """The estimates behind the phase."""
+        return self.gathering, self.transfer, self.compute, self.copies
+
+    @property
+    def _link_binds(self) -> bool:
+        if self.num_transfers == 1:
+            return self.transfer.seconds >= self.compute.seconds
+        ends = self.num_transfers * self.transfer.seconds
+        return self.link_seconds >= ends + self.device_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Both phases of one step, and what lies around them."""
+
+    forward: PhaseTime
+    backward: PhaseTime
+    overhead: Estimate
+    strategy: Strategy = "none"
+
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """Chunks forward and backward."""
+        return self.forward.degree, self.backward.degree
+
+    @property
+    def seconds(self) -> float:
+        """The whole step of the layer."""
+        return self.forward.seconds + self.backward.seconds + self.overhead.seconds
+
+    @property
+    def trust(self) -> Trust:
+        """The least trust in any number behind the pipelined part.
+
+        What lies around it, often with the gate's tiny product outside all measured shapes,
+        counts only where it is a share worth the name.
+        """
+        phases = (self.forward, self.backward)
+        parts = [part for phase in phases for part in phase.parts]
+        if self.overhead.seconds > OVERHEAD_SHARE * self.seconds:
+            parts.append(self.overhead)
+        return least_trust(part.trust for part in parts)
+
+
+def phase_time(
+    *,
+    costs: LayerCosts,
+    phase: Phase,
+    tokens: int,
+    degree: int,
+    order: Order = "dispatch_first",
+    strategy: Strategy = "none",
+) -> PhaseTime:
+    """Return the predicted time of one phase with `tokens` on each rank.
+
+    Where everything is kept, by the closed form. Where memory is reused, by the fluid timeline;
+    the link then always interleaves, whatever `order` is.
+
+    Args:
+        degree: r, the number of chunks.
+
+    Raises:
+        ProfileError: an operation was not measured.
+    """
+    if strategy == "none":
+        return _closed_time(costs, phase, tokens, degree, order)
+    rows = tokens * costs.layer.top_k / degree
+    chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
+    timeline = reuse_timeline(costs=costs, phase=phase, chunk=chunk, rows=rows, degree=degree)
+    return PhaseTime(
+        degree=degree,
+        seconds=timeline.makespan_seconds,
+        transfer=chunk.transfer,
+        compute=chunk.compute,
+        copies=chunk.copies,
+        num_transfers=chunk.num_transfers,
+    )
+
+
+def _closed_time(
+    costs: LayerCosts, phase: Phase, tokens: int, degree: int, order: Order
+) -> PhaseTime:
+    rows = tokens * costs.layer.top_k / degree
+    transfer = costs.transfer(rows=rows, degree=degree)
+    compute = costs.compute(phase=phase, rows=rows)
+    gathering = costs.gathering(tokens=tokens)
+    chunks_seconds = costs.makespan(
+        degree=degree,
+        rows=rows,
+        transfer_seconds=transfer.seconds,
+        compute_seconds=compute.seconds,
+        order=order,
+    )
+    return PhaseTime(
+        degree=degree,
+        seconds=gathering.seconds + chunks_seconds,
+        transfer=transfer,
+        compute=compute,
+        num_transfers=costs.num_transfers,
+        gathering=gathering,
+    )
+
+
+def step_time(
+    *,
+    costs: LayerCosts,
+    tokens: int,
+    forward_degree: int,
+    backward_degree: int,
+    order: Order = "dispatch_first",
+    strategy: Strategy = "none",
+) -> StepTime:
+    """Return the predicted time of one step: what `verify` compares with the measured one.
+
+    In one chunk each way there is nothing to use again, and every strategy is alike.
+    """
+    degrees = {"forward": forward_degree, "backward": backward_degree}
+    how = "none" if max(degrees.values()) == 1 else strategy
+    forward, backward = (
+        phase_time(
+            costs=costs, phase=phase, tokens=tokens, degree=degrees[phase], order=order,
+            strategy=how,
+        )
+        for phase in PHASES
+    )  # fmt: skip
+    return StepTime(
+        forward=forward,
+        backward=backward,
+        overhead=costs.overhead(tokens=tokens),
+        strategy=strategy,
+    )
+
+
+_TRANSFERS = 2
+"""Dispatch and combine."""
+
+
+def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> float:
+    """Return the step of MPipeMoE's Eq. 10, which explains a strategy and does not decide.
+
+        C = max(q₁·b·H·M/(σ·W_comp), q₂·b·M·s/(μ·W_comm), q₃·b·M·s/(η·W_mem)), both phases
+
+    b are the rows of one rank; q are those of Table II in general form: 2 GEMMs forward (3 for
+    swiglu), twice as many backward and those that recompute T_M; 2 transfers, and one more where
+    T_DI is sent again; copies of T_DI and T_M. The speeds W are those of the whole batch. There
+    are no start-up times and no filling of the pipeline in it.
+
+    Raises:
+        ProfileError: the strategy copies, and no copies were measured.
+    """
+    return sum(_paper_phase(costs, strategy, tokens, phase) for phase in PHASES)
+
+
+def _paper_phase(costs: LayerCosts, strategy: Strategy, tokens: int, phase: Phase) -> float:
+    layer, rows = costs.layer, float(tokens * costs.layer.top_k)
+    copied = layer.d_model * (strategy in OFFLOADS_INPUT)
+    copied += middle_elements(layer) * (strategy in OFFLOADS_MIDDLE)
+    comp_speed, comm_speed, mem_speed = _speeds(costs.costs.interference, copies=copied > 0)
+    transfers, gemms = _TRANSFERS, layer.num_gemms
+    if phase == "backward":
+        gemms *= 2
+        gemms += (layer.num_gemms - 1) * (strategy in {"S3", "S4"})
+        transfers += strategy in {"S2", "S4"}
+    one_gemm = costs.gemm("forward", rows=rows).seconds
+    one_transfer = costs.transfer(rows=rows, degree=1).seconds
+    copy_seconds = 0.0
+    if copied:
+        copy = costs.costs.copy(
+            direction="d2h" if phase == "forward" else "h2d",
+            pinned=costs.costs.copy_mode != "pageable",
+            num_bytes=rows * copied * dtype_bytes(costs.dtype),
+        )
+        copy_seconds = copy.seconds
+    return max(
+        gemms * one_gemm / comp_speed,
+        transfers * one_transfer / comm_speed,
+        copy_seconds / mem_speed,
+    )
+
+
+def _speeds(table: Interference, *, copies: bool) -> tuple[float, float, float]:
+    """Return σ, μ and η: with both others running where the strategy copies, else with one."""
+    if copies:
+        return table.comp.all, table.comm.all, table.mem.all
+    return table.comp.comm, table.comm.comp, 1.0

@@ -1,0 +1,233 @@
+"""Measuring runs, their samples, and the profiles fitted to them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
+
+from moetune.domain.cluster import Cluster, Fingerprint, Machine
+from moetune.domain.errors import InputError
+from moetune.domain.profile import Profile
+from moetune.domain.records import FitInfo, MachineInfo, RunInfo, RunStatus
+from moetune.domain.samples import Sample
+from moetune.store import rows
+from moetune.store.base import DatabaseStore, insert_missing
+from moetune.store.schema import fits, machines, runs, samples
+
+
+class MeasurementStore(DatabaseStore):
+    """The part of `moetune.domain.ports.Store` about measurements; the contract stands there."""
+
+    def start_run(self, *, name: str, cluster: Cluster, preset: str) -> int:
+        """Append a running measurement under that profile name and return its id."""
+        return self._database.write(
+            lambda connection: _add_run(
+                connection,
+                machine=cluster.machine,
+                fingerprint=cluster.fingerprint,
+                name=name,
+                provenance="measured",
+                preset=preset,
+                status="running",
+            )
+        )
+
+    def open_run(self, *, name: str, fingerprint: Fingerprint) -> int | None:
+        """Return the latest unfinished run of that name with that fingerprint, to resume it."""
+        query = (
+            select(runs.c.id, runs.c.software)
+            .join(machines)
+            .where(
+                runs.c.name == name,
+                runs.c.provenance == "measured",
+                runs.c.status != "complete",
+                machines.c.hardware_id == fingerprint.hardware_id,
+            )
+            .order_by(runs.c.id.desc())
+            .limit(1)
+        )
+        for row in self._rows(query):
+            if row["software"] == dict(fingerprint.software):
+                return int(row["id"])
+        return None
+
+    def add_samples(self, run_id: int, samples: Sequence[Sample]) -> None:
+        """Append samples to the run, all or none."""
+
+        def work(connection: Connection) -> None:
+            _require_run(connection, run_id)
+            _add_samples(connection, run_id, samples)
+
+        self._database.write(work)
+
+    def samples(self, run_id: int) -> tuple[Sample, ...]:
+        """Return the run's samples in the order they were measured."""
+
+        def work(connection: Connection) -> tuple[Sample, ...]:
+            _require_run(connection, run_id)
+            return _samples_of(connection, run_id, self.location)
+
+        return self._database.read(work)
+
+    def finish_run(self, run_id: int, *, status: RunStatus) -> None:
+        """Close the run."""
+
+        def work(connection: Connection) -> None:
+            _require_run(connection, run_id)
+            connection.execute(update(runs).where(runs.c.id == run_id).values(status=status))
+
+        self._database.write(work)
+
+    def save_profile(self, profile: Profile, *, run_id: int | None = None) -> None:
+        """Append the profile: fitted to the run's samples so far, or imported with its own."""
+
+        def work(connection: Connection) -> None:
+            fitted_to = _import_run(connection, profile) if run_id is None else run_id
+            if run_id is not None:
+                _check_samples(connection, profile, run_id, self.location)
+            last = select(func.max(samples.c.id)).where(samples.c.run_id == fitted_to)
+            values = {
+                "run_id": fitted_to,
+                "name": profile.name,
+                "document": rows.profile_document(profile),
+                "last_sample_id": connection.execute(last).scalar() or 0,
+                "created_at": rows.utc_now(),
+            }
+            connection.execute(insert(fits).values(values))
+
+        self._database.write(work)
+
+    def profile(self, name: str) -> Profile | None:
+        """Return the current profile of that name, with its samples."""
+        query = select(fits).where(fits.c.name == name).order_by(fits.c.id.desc()).limit(1)
+
+        def work(connection: Connection) -> Profile | None:
+            fit = connection.execute(query).mappings().first()
+            if fit is None:
+                return None
+            measured = _samples_of(
+                connection, fit["run_id"], self.location, last_id=fit["last_sample_id"]
+            )
+            where = f"{self.location}: profile {name!r}"
+            return rows.profile_from_parts(fit["document"], measured, where)
+
+        return self._database.read(work)
+
+    def current_fit(self, name: str) -> int | None:
+        """Return the number of that profile's fit; None where nothing has that name."""
+        query = select(func.max(fits.c.id)).where(fits.c.name == name)
+        found: int | None = self._database.read(lambda one: one.execute(query).scalar())
+        return found
+
+    def remove_profile(self, name: str) -> int:
+        """Delete every run and fit of that name and return how many runs there were."""
+
+        def work(connection: Connection) -> int:
+            connection.execute(delete(fits).where(fits.c.name == name))
+            return connection.execute(delete(runs).where(runs.c.name == name)).rowcount
+
+        return self._database.write(work)
+
+    def runs(self) -> tuple[RunInfo, ...]:
+        """Return every run, newest first."""
+        query = (
+            select(
+                *(runs.c[name] for name in ("id", "name", "provenance", "preset", "status")),
+                runs.c.created_at,
+                machines.c.device,
+                machines.c.num_devices,
+                _num_samples().correlate(runs).scalar_subquery().label("num_samples"),
+            )
+            .join(machines)
+            .order_by(runs.c.id.desc())
+        )
+        return tuple(map(rows.run_info, self._rows(query)))
+
+    def machines(self, *, after: int = 0, limit: int = 50) -> tuple[MachineInfo, ...]:
+        """Return a page of the machines, newest first."""
+        query = select(*(machines.c[name] for name in MachineInfo.__dataclass_fields__))
+        found = self._page(query, machines.c.id, after=after, limit=limit)
+        return tuple(map(rows.machine_info, found))
+
+    def fits(self, *, after: int = 0, limit: int = 50) -> tuple[FitInfo, ...]:
+        """Return a page of the fits, newest first."""
+        fitted_to = _num_samples().where(samples.c.id <= fits.c.last_sample_id)
+        query = select(
+            fits.c.id,
+            fits.c.name.label("profile"),
+            runs.c.machine_id,
+            runs.c.provenance,
+            fitted_to.correlate(runs, fits).scalar_subquery().label("num_samples"),
+            fits.c.created_at,
+        ).join(runs)
+        return tuple(map(rows.fit_info, self._page(query, fits.c.id, after=after, limit=limit)))
+
+
+def _add_run(
+    connection: Connection, *, machine: Machine, fingerprint: Fingerprint, **values: str
+) -> int:
+    """Append a run, and its machine where that is new, and return the run's id."""
+    described = rows.machine_values(machine, fingerprint)
+    insert_missing(connection, machines, described)
+    query = select(machines.c.id).where(machines.c.fingerprint == described["fingerprint"])
+    row = {
+        **values,
+        "machine_id": connection.execute(query).scalar_one(),
+        "software": dict(fingerprint.software),
+        "created_at": rows.utc_now(),
+    }
+    return int(connection.execute(insert(runs).values(row).returning(runs.c.id)).scalar_one())
+
+
+def _import_run(connection: Connection, profile: Profile) -> int:
+    """Append an imported profile's samples as a complete run and return its id."""
+    run_id = _add_run(
+        connection,
+        machine=profile.machine,
+        fingerprint=profile.fingerprint,
+        name=profile.name,
+        provenance=profile.provenance,
+        preset="",
+        status="complete",
+    )
+    _add_samples(connection, run_id, profile.samples)
+    return run_id
+
+
+def _add_samples(connection: Connection, run_id: int, measured: Sequence[Sample]) -> None:
+    if measured:
+        values = [rows.sample_values(sample, run_id) for sample in measured]
+        connection.execute(insert(samples), values)
+
+
+def _require_run(connection: Connection, run_id: int) -> None:
+    if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
+        raise InputError(f"there is no run {run_id}", "see `moetune profiles list`")
+
+
+def _check_samples(connection: Connection, profile: Profile, run_id: int, where: str) -> None:
+    """Raise InputError where the profile was fitted to other samples than the run has."""
+    _require_run(connection, run_id)
+    if profile.samples not in ((), _samples_of(connection, run_id, where)):
+        raise InputError(
+            f"profile {profile.name!r} has other samples than run {run_id}",
+            "add them to the run first",
+        )
+
+
+def _samples_of(
+    connection: Connection, run_id: int, where: str, *, last_id: int | None = None
+) -> tuple[Sample, ...]:
+    """Return the run's samples as measured, up to the sample `last_id`, or all.
+
+    Args:
+        where: the store's place for an error.
+    """
+    query = select(samples).where(samples.c.run_id == run_id).order_by(samples.c.id)
+    if last_id is not None:
+        query = query.where(samples.c.id <= last_id)
+    return tuple(rows.sample_from_row(row, where) for row in connection.execute(query).mappings())
+
+
+def _num_samples() -> Select[Any]:
+    return select(func.count()).where(samples.c.run_id == runs.c.id)

@@ -1,0 +1,120 @@
+"""Every command and code block of the documentation runs, page by page, as a reader runs it."""
+
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from moetune.config import Settings
+from tests.docs.blocks import blocks_of, moetune_commands
+from tests.docs.parsing import check_mention, command_names, parse
+from tests.docs.reader import ROOT, Reader
+
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the profiles are that pages measure."""
+    return tmp_path_factory.mktemp("measured")
+
+
+@pytest.fixture
+def reader(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    measured: Path,
+) -> Iterator[Reader]:
+    """Someone in an empty home, with nothing of this process's settings."""
+    settings = [f"MOETUNE_{item.name.upper()}" for item in fields(Settings)]
+    for name in (*settings, "MOETUNE_TOKEN", "RANK", "WORLD_SIZE", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    for name, folder in (
+        ("HOME", "home"), ("XDG_DATA_HOME", "data"), ("XDG_CONFIG_HOME", "config"),
+        ("XDG_CACHE_HOME", "cache"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found = Reader(tmp_path, port, capfd, measured)
+    yield found
+    found.leave()
+
+
+@pytest.mark.timeout(400)  # measures, and starts ranks: slow where all cores are busy
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_the_page_runs_in_order(reader: Reader, page: Path) -> None:
+    reader.read(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_within_sentences_exist(page: Path) -> None:
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
+    for mention in re.findall(r"`(moetune [^`]+)`", text):
+        check_mention(mention)
+
+
+def test_every_command_has_a_block_in_the_guide() -> None:
+    shown = "\n".join(block.text for page in PAGES for block in blocks_of(page))
+    assert [name for name in command_names() if f"moetune {name}" not in shown] == []
+
+
+def test_examples_that_need_a_cluster_hold_commands_that_are_checked() -> None:
+    texts = [block.text for block in blocks_of(DOCS / "measure.md") if block.reason]
+    found = [command for text in texts for command in moetune_commands(text)]
+    assert len(found) == 3
+    for command in found:
+        assert command.startswith("profile --name my-cluster --preset full --model gpt-xl")
+        with pytest.raises(Exception, match="No such option"):
+            parse(f"{command} --no-such-flag")
+
+
+def _page(folder: Path, text: str) -> Path:
+    page = folder / "page.md"
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```yaml\na: 1\n```\n", "neither run nor marked"),
+        ("```\nls\n```\n", "neither run nor marked"),
+        ("<!-- not run: -->\n```yaml\na: 1\n```\n", "neither run nor marked"),
+        ("```sh\nfalse\n```\n", "false"),
+        ("```sh\nmoetune models show no-such-model\n```\n", "no-such-model"),
+        ("```console\n$ echo 12.5 ms\n12.6 ms\n```\n", r"12\.6 is not"),
+        ("```console\n$ echo 1 2\n1\n```\n", "the output goes on"),
+        ("<!-- not run: no cluster -->\n```sh\nsrun moetune plan --tp x\n```\n", "valid integer"),
+        ("Text.\n\n    moetune plan\n", "without a fence"),
+    ],
+)  # fmt: skip
+def test_a_page_that_is_wrong_is_found_out(
+    reader: Reader, tmp_path: Path, text: str, complaint: str
+) -> None:
+    with pytest.raises(Exception, match=complaint):
+        reader.read(_page(tmp_path, text))
+
+
+def test_what_a_page_leaves_out_with_dots_is_not_compared(reader: Reader, tmp_path: Path) -> None:
+    text = "```console\n$ printf '1\\n2\\n3\\n4\\n'\n1\n…\n3\n…\n```\n"
+    reader.read(_page(tmp_path, text))
+
+
+def test_the_table_of_settings_names_them_all() -> None:
+    text = (DOCS / "settings.md").read_text(encoding="utf-8")
+    assert [item.name for item in fields(Settings) if f"| `{item.name}` |" not in text] == []
+
+
+def test_the_programs_of_the_pages_are_here() -> None:
+    assert [name for name in ("bash", "curl", "openssl") if shutil.which(name) is None] == []

@@ -1,0 +1,91 @@
+"""The site: it builds without a warning, needs no other host, and fits a phone."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+DECISIONS = ROOT / "docs" / "decisions"
+CHROMIUM = "/usr/bin/chromium"
+PHONE = {"width": 390, "height": 844}
+LOADED = re.compile(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:)?//[^"]+"')
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder),
+        cwd=ROOT, capture_output=True, text=True, check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+def test_no_page_loads_anything_from_another_host(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        found = LOADED.search(page.read_text(encoding="utf-8"))
+        assert found is None or 'rel="canonical"' in found[0], f"{page.name}: {found[0]}"
+
+
+def test_every_name_of_the_front_door_is_on_the_page_of_the_api(site: Path) -> None:
+    import moetune
+
+    text = (site / "api.html").read_text(encoding="utf-8")
+    assert [
+        name
+        for name in moetune.__all__
+        if not re.search(rf'<h[2-4] id="moetune\.[\w.]*{name}"', text)
+    ] == []
+
+
+def test_formulas_are_drawn_without_a_script(site: Path) -> None:
+    text = (site / "mathematics.html").read_text(encoding="utf-8")
+    assert text.count('<div class="formula"><math') > 10
+    assert "arithmatex" not in text
+
+
+def test_every_decision_has_its_parts_and_its_line_in_the_index() -> None:
+    index = (DECISIONS / "index.md").read_text(encoding="utf-8")
+    pages = sorted(DECISIONS.glob("0*.md"))
+    assert pages
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert re.match(r"# .+\n\n20\d\d-\d\d-\d\d · Status: .+\n", text), page.name
+        assert re.findall(r"(?m)^## (.+)$", text) == ["Context", "Decision", "Figures"], page.name
+        title = text.partition("\n")[0].removeprefix("# ")
+        assert f"[{title}]({page.name})" in index, page.name
+
+
+def test_pages_open_from_the_folder_on_a_phone(site: Path, browser: Browser) -> None:
+    context = browser.new_context(viewport=PHONE, color_scheme="dark")  # type: ignore[arg-type] # a table
+    page, wrong = context.new_page(), list[str]()
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "request",
+        lambda asked: None if asked.url.startswith("file:") else wrong.append(asked.url),
+    )
+    for file in sorted(site.glob("*.html")):
+        page.goto(file.as_uri())
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= PHONE["width"], f"{file.name} is {width} wide"
+        assert page.locator("h1").first.is_visible(), file.name
+    context.close()
+    assert wrong == []

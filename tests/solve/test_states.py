@@ -1,0 +1,74 @@
+"""Bytes of one parameter's states: what the runtime keeps, in one definition for all plans."""
+
+import pytest
+import torch
+
+import moetune
+from moetune.domain.constraints import LayoutPins
+from moetune.domain.layer import LayerShape, Workload
+from moetune.solve.layer.memory import layer_memory
+from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.layout.plan import solve_layout
+from moetune.solve.states import StateBytes
+from tests.solve.test_layout_plan import question
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_layer", "of_model"),
+    [("float16", 16, 18), ("bfloat16", 16, 18), ("float32", 16, 16), ("float64", 32, 32)],
+)
+def test_a_parameter_takes_16_bytes_in_a_layer_and_18_in_a_model_of_mixed_precision(
+    dtype: str, of_layer: int, of_model: int
+) -> None:
+    assert StateBytes.of_layer(dtype).total == of_layer
+    assert StateBytes.of_model(dtype).total == of_model
+
+
+def test_a_layers_gradients_have_the_dtype_of_its_parameters() -> None:
+    layer = moetune.MoELayer(16, 32, 2, pipeline=2, dtype=torch.bfloat16)
+    layer(torch.randn(8, 16, dtype=torch.bfloat16)).sum().backward()
+    gradient_bytes = sum(one.grad.nbytes for one in layer.parameters() if one.grad is not None)
+    num_parameters = sum(one.numel() for one in layer.parameters())
+    assert gradient_bytes == num_parameters * StateBytes.of_layer("bfloat16").gradient
+
+
+def test_chunks_keep_gradients_masters_and_moments_in_full_precision() -> None:
+    linear = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16)
+    adam = torch.optim.Adam(linear.parameters())
+    model, optimizer = moetune.shard(torch.nn.Sequential(linear), adam, chunk_bytes=2**13)
+    model(torch.randn(2, 64, dtype=torch.bfloat16)).sum().backward()
+    chunks = moetune.model_chunks(model)
+    chunks.settle()
+    (chunk,) = chunks.stored
+    gradient_bytes = 0 if chunk.gradient is None else chunk.gradient.nbytes
+    optimizer.step()
+    kept = [one for state in optimizer.state.values() for one in state.values() if one.numel() > 1]
+    each = StateBytes.of_model("bfloat16")
+    assert gradient_bytes == 64 * 64 * each.gradient
+    assert chunk.master.nbytes + sum(one.nbytes for one in kept) == 64 * 64 * each.optimizer
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_formulas_and_peak_count_the_same_states(dtype: str) -> None:
+    layer = LayerShape(d_model=256, d_hidden=512, num_experts=8)
+    workload = Workload(layer=layer, world_size=4, tokens_per_rank=64, dtype=dtype)
+    parameters = 8 * 256 + 2 * 2 * 256 * 512
+    states = parameters * StateBytes.of_layer(dtype).total
+    peak = peak_bytes(workload=workload, forward_degree=1, backward_degree=1, bias=False)
+    memory = layer_memory(workload=workload, forward_degree=1, backward_degree=1)
+    assert (peak.state_bytes, memory.state_bytes) == (states, states)
+
+
+def test_a_whole_models_layer_has_the_states_of_the_whole_model() -> None:
+    plan = solve_layout(question(pins=LayoutPins(dp=32, ep=32, zero=False))).plan
+    whole = plan.transformer
+    assert whole is not None
+    parameters = whole.memory.parameter_bytes // 2
+    states = (
+        whole.memory.parameter_bytes + whole.memory.gradient_bytes + whole.memory.optimizer_bytes
+    )
+    layer = plan.inputs.layer
+    of_layer = layer.num_experts * layer.d_model
+    of_layer += layer.num_experts // 32 * 2 * layer.d_model * layer.d_hidden
+    assert states % parameters == 0
+    assert plan.memory.state_bytes == states // parameters * of_layer
