@@ -15,6 +15,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, Phase
 from moetune.domain.layout import AXES, Layout
 from moetune.domain.model import Transformer, find_model
+from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 
 Order = Literal["dispatch_first", "interleaved"]
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
@@ -26,44 +27,6 @@ SEQUENCE_PARALLEL = "sequence-parallel"
 MEMORY_TAKEN = "memory-taken"
 ALLOW_MODELLED = "allow-modelled"
 NO_OFFLOAD = "no-offload"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spelling:
-    """How a caller writes a request's keys, so that errors name what was written.
-
-    Args:
-        key, constraint: templates with `{}` for the name of an input and of a constraint.
-        names: names that are written otherwise.
-    """
-
-    key: str
-    constraint: str
-    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-    def __call__(self, name: str) -> str:
-        """Return an input's or a constraint's name as the caller writes it."""
-        template = self.constraint if name in _PLACES else self.key
-        return self.names.get(name) or template.format(name)
-
-
-AS_FLAGS = Spelling(
-    key="--{}",
-    constraint="--{}",
-    names=MappingProxyType(
-        {
-            "layer": "--d-model, --d-hidden and --num-experts",
-            "layer.d_model": "--d-model",
-            "layer.d_hidden": "--d-hidden",
-            "layer.num_experts": "--num-experts",
-            "layer.top_k": "--top-k",
-            "world_size": "--world-size",
-            "tokens_per_rank": "--tokens",
-            "memory_limit_bytes": "--memory-limit",
-        }
-    ),
-)
-AS_KEYS = Spelling(key="inputs.{}", constraint="inputs.constraints.{}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,12 +226,6 @@ class Constraints:
             limits = _NUMBERS.get(flag)
             if limits is not None and value is not None:
                 check_range(spelling(flag), value, *limits)
-
-
-def check_range(name: str, value: int, smallest: int, largest: int) -> None:
-    """Raise InputError unless the value is in the range; larger ones take long to refuse."""
-    if not smallest <= value <= largest:
-        raise InputError(f"{name} must be from {smallest} to {largest}, got {value}")
 
 
 _Part = Literal["bounds", "pins", "sizes", ""]

@@ -17,7 +17,7 @@ from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.plans.search import OnlineBook, Tuner, TuningTask, share_online
 from moetune.runtime.plans.stopwatch import Interval
 from moetune.store import open_store
-from moetune.workflows.planbook import StudyTuner
+from moetune.workflows.tuning import StudyTuner
 from tests.runtime.faults import make
 from tests.runtime.plans import small_plan
 from tests.runtime.workers import relative_error

@@ -15,7 +15,6 @@ from moetune.workflows.planner import ServicePlanner
 from moetune.workflows.profile_view import machine_scope, worst_quality
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.report import MOST_OBSERVATIONS
-from moetune.workflows.sources import ProfileCache
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _MOST_SUMMARIES = 1000
@@ -40,7 +39,6 @@ class Library:
 
     def __init__(self, planner: ServicePlanner) -> None:
         self.planner = planner
-        self._profiles = ProfileCache(store=planner.reading)
         self._summaries: dict[tuple[str, int | None], Summary] = {}
         self._lock = Lock()
 
@@ -64,7 +62,7 @@ class Library:
             NotFoundError: there is none.
         """
         try:
-            return self._profiles.find(name)
+            return self.planner.sources.profile(name)
         except ProfileError as error:
             raise NotFoundError(error.what, error.hint) from None
 

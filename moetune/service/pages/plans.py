@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.records import PlanInfo
+from moetune.domain.spelling import AS_FIELDS
 from moetune.domain.units import DTYPE_BYTES, parse_bytes, parse_count
 from moetune.report import section as tables
 from moetune.report.observed import drift_picture, seen
@@ -191,7 +192,10 @@ class Form:
             InputError: a field is no number of its kind; the text names it.
         """
         return WhatIf(
-            plan_id=plan.id, inputs={}, changes=dict(self._changes()), speeds=dict(self._speeds())
+            plan_id=plan.id,
+            changes=dict(self._changes()),
+            speeds=dict(self._speeds()),
+            spelling=AS_FIELDS,
         )
 
     def _changes(self) -> Mapping[str, object]:
