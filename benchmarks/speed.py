@@ -107,11 +107,9 @@ def _plan_seconds(profile: Profile) -> float:
 def _book() -> PlanBook:
     reference = load_profile_file(_REFERENCE)
     request = PlanRequest(
-        layer=_LAYER,
-        world_size=2,
-        tokens_per_rank=8192,
+        layer=_LAYER, world_size=2, tokens_per_rank=8192,
         constraints=Constraints(allow_modelled=True),
-    )
+    )  # fmt: skip
     return PlanBook([make_plan(request, profile=reference)])
 
 

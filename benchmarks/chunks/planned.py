@@ -6,7 +6,7 @@ from typing import TextIO
 from benchmarks.chunks.case import DTYPE, NUM_RANKS, Case
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
-from moetune.domain.constraints import Constraints, LayoutPins, ModelSizes
+from moetune.domain.constraints import Constraints, LayoutPins, TransformerSizes
 from moetune.domain.plan import Plan
 from moetune.domain.request import PlanRequest
 from moetune.workflows.plan import make_plan
@@ -30,7 +30,7 @@ def plan_in_lab(lab: Lab, case: Case, *, budget: str, folder: Path, echo: TextIO
     request = PlanRequest(
         layer=case.transformer.moe,
         constraints=Constraints(
-            sizes=ModelSizes.of(case.transformer),
+            sizes=TransformerSizes.of(case.transformer),
             pins=LayoutPins(dp=NUM_RANKS, ep=1, tp=1, pp=1, micro_batch=case.sequences),
         ),
         world_size=NUM_RANKS,

@@ -14,7 +14,7 @@ from benchmarks.layouts.ranks import Variant, Work
 from benchmarks.layouts.shared_core import on_shared_core
 from benchmarks.netlab.lab import Lab
 from benchmarks.netlab.profiled import profile_of
-from moetune.domain.constraints import Bounds, Constraints, LayoutPins, ModelSizes
+from moetune.domain.constraints import Bounds, Constraints, LayoutPins, TransformerSizes
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
@@ -129,7 +129,7 @@ def predict(case: Case, profile: Profile) -> list[Predicted]:
     """
     request = PlanRequest(
         layer=case.transformer.moe,
-        constraints=Constraints(sizes=ModelSizes.of(case.transformer)),
+        constraints=Constraints(sizes=TransformerSizes.of(case.transformer)),
         world_size=NUM_RANKS,
         tokens_per_rank=case.tokens_per_rank,
         dtype=_DTYPE,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from moetune.domain.constraints import ModelSizes
+from moetune.domain.constraints import TransformerSizes
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.model import find_model
@@ -64,7 +64,7 @@ def model_sizes(
     length: int | None,
     vocab: int | None,
     moe_every: int | None,
-) -> ModelSizes:
+) -> TransformerSizes:
     """Return a whole model's sizes; without one --seq is a layer's, beside --batch.
 
     Raises:
@@ -73,7 +73,7 @@ def model_sizes(
     others = (num_layers, num_heads, vocab, moe_every)
     is_named = model is not None and find_model(model).transformer is not None
     is_whole = is_named or any(one is not None for one in others)
-    return ModelSizes(
+    return TransformerSizes(
         num_layers=num_layers,
         num_heads=num_heads,
         length=length if is_whole else None,

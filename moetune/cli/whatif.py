@@ -8,8 +8,8 @@ import typer
 
 from moetune.cli.flags import parsed
 from moetune.cli.session import Json, ProfileOption, example, session_of
-from moetune.domain.constraints import AS_FLAGS
 from moetune.domain.errors import InputError
+from moetune.domain.spelling import AS_FLAGS
 from moetune.domain.units import parse_bytes, parse_count
 
 _FLAGS = replace(AS_FLAGS, constraint="--constraint {}")

@@ -15,6 +15,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel, LayerShape, Phase
 from moetune.domain.layout import AXES, Layout
 from moetune.domain.model import Transformer, find_model
+from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 
 Order = Literal["dispatch_first", "interleaved"]
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
@@ -26,44 +27,6 @@ SEQUENCE_PARALLEL = "sequence-parallel"
 MEMORY_TAKEN = "memory-taken"
 ALLOW_MODELLED = "allow-modelled"
 NO_OFFLOAD = "no-offload"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spelling:
-    """How a caller writes a request's keys, so that errors name what was written.
-
-    Args:
-        key, constraint: templates with `{}` for the name of an input and of a constraint.
-        names: names that are written otherwise.
-    """
-
-    key: str
-    constraint: str
-    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-    def __call__(self, name: str) -> str:
-        """Return an input's or a constraint's name as the caller writes it."""
-        template = self.constraint if name in _PLACES else self.key
-        return self.names.get(name) or template.format(name)
-
-
-AS_FLAGS = Spelling(
-    key="--{}",
-    constraint="--{}",
-    names=MappingProxyType(
-        {
-            "layer": "--d-model, --d-hidden and --num-experts",
-            "layer.d_model": "--d-model",
-            "layer.d_hidden": "--d-hidden",
-            "layer.num_experts": "--num-experts",
-            "layer.top_k": "--top-k",
-            "world_size": "--world-size",
-            "tokens_per_rank": "--tokens",
-            "memory_limit_bytes": "--memory-limit",
-        }
-    ),
-)
-AS_KEYS = Spelling(key="inputs.{}", constraint="inputs.constraints.{}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +100,7 @@ class LayoutPins:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
+class TransformerSizes:
     """Sizes of a whole model around its MoE layer; None for the named model's own."""
 
     num_layers: int | None = None
@@ -147,7 +110,7 @@ class ModelSizes:
     moe_every: int | None = None
 
     @classmethod
-    def of(cls, whole: Transformer) -> "ModelSizes":
+    def of(cls, whole: Transformer) -> "TransformerSizes":
         """Return all sizes of a whole model."""
         return cls(**{item.name: getattr(whole, item.name) for item in fields(cls)})
 
@@ -187,7 +150,7 @@ class ModelSizes:
             )
         return Transformer(moe=layer, **{"moe_every": MOE_EVERY, **self.given})
 
-    def changed_from(self, own: Transformer | None) -> "ModelSizes":
+    def changed_from(self, own: Transformer | None) -> "TransformerSizes":
         """Return the sizes that differ from a named model's own, or from the defaults."""
         default = {"moe_every": MOE_EVERY} if own is None else {}
         changed = {
@@ -195,7 +158,7 @@ class ModelSizes:
             for name, value in self.given.items()
             if value != (getattr(own, name) if own else default.get(name))
         }
-        return ModelSizes(**changed)
+        return TransformerSizes(**changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +173,7 @@ class Constraints:
 
     bounds: Bounds = field(default_factory=Bounds)
     pins: LayoutPins = field(default_factory=LayoutPins)
-    sizes: ModelSizes = field(default_factory=ModelSizes)
+    sizes: TransformerSizes = field(default_factory=TransformerSizes)
     sequence_parallel: bool = False
     memory_taken_bytes: int = 0
     allow_modelled: bool = False
@@ -248,7 +211,7 @@ class Constraints:
         return cls(
             bounds=Bounds(**parts["bounds"]),
             pins=LayoutPins(**parts["pins"]),
-            sizes=ModelSizes(**parts["sizes"]),
+            sizes=TransformerSizes(**parts["sizes"]),
             **parts[""],
         )
 
@@ -263,12 +226,6 @@ class Constraints:
             limits = _NUMBERS.get(flag)
             if limits is not None and value is not None:
                 check_range(spelling(flag), value, *limits)
-
-
-def check_range(name: str, value: int, smallest: int, largest: int) -> None:
-    """Raise InputError unless the value is in the range; larger ones take long to refuse."""
-    if not smallest <= value <= largest:
-        raise InputError(f"{name} must be from {smallest} to {largest}, got {value}")
 
 
 _Part = Literal["bounds", "pins", "sizes", ""]

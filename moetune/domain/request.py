@@ -5,16 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from moetune.domain.constraints import (
-    AS_FLAGS,
-    AS_KEYS,
     EXPERT_PARALLEL,
     NO_OFFLOAD,
     SEQUENCE_PARALLEL,
     Constraints,
     LayoutPins,
-    Spelling,
     Strategy,
-    check_range,
 )
 from moetune.domain.document import digest
 from moetune.domain.errors import InputError
@@ -22,6 +18,7 @@ from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.profile import Profile
+from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 
 OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
 """What the experts received goes to host memory; S2 and S4 send it again (MPipeMoE Table II)."""

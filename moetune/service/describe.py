@@ -30,7 +30,7 @@ NameCursor = Annotated[str, Query(max_length=200, description="`next` of the pag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedChange:
+class ChangeDocument:
     """A stored plan or inputs, and what is different: inputs, or the machine's speeds."""
 
     schema: Literal["moetune.whatif/1"] = "moetune.whatif/1"
@@ -83,7 +83,7 @@ PLAN_ID: dict[str, Any] = {
         {"name": "If-None-Match", "in": "header", "schema": {"type": "string"}},
     ]
 }
-_BODIES: tuple[type, ...] = (InputsDocument, AskedChange, Observations, Profile, ProblemDocument)
+_BODIES: tuple[type, ...] = (InputsDocument, ChangeDocument, Observations, Profile, ProblemDocument)
 _ALWAYS = (
     HTTPStatus.UNAUTHORIZED,
     HTTPStatus.FORBIDDEN,

@@ -125,7 +125,7 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
             HTTPStatus.FAILED_DEPENDENCY,
             takes_body=True,
         ),
-        openapi_extra=describe.json_body(describe.AskedChange),
+        openapi_extra=describe.json_body(describe.ChangeDocument),
     )
     async def whatif(request: Request) -> Response:
         """Plan again with other inputs or another machine, and store nothing."""

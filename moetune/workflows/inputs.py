@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moetune.domain.constraints import AS_KEYS, Constraints, Spelling
+from moetune.domain.constraints import Constraints
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanInputs, PlanRequest
+from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.units import dtype_bytes
 from moetune.workflows.profiles import is_path
 

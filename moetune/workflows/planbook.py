@@ -1,12 +1,10 @@
-"""What a training job asks a plan service for, and what it tells it afterwards."""
+"""The plans of a training job: of files, of the store and of a plan service, on all its ranks."""
 
 import difflib
 import importlib.util
-import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -15,21 +13,19 @@ from typing import TYPE_CHECKING, TypeAlias
 from moetune import config
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.plan import Decision, Plan
-from moetune.domain.ports import Store
-from moetune.domain.records import Settled
+from moetune.domain.plan import Plan
 from moetune.domain.request import PlanInputs
 from moetune.domain.service_url import check_service_url
 from moetune.runtime.plans.book import FoundPlans, PlanBook, read_plans, share_plans
 from moetune.runtime.plans.client import ServiceClient
 from moetune.runtime.plans.observe import StepReporter, post_observations
-from moetune.runtime.plans.search import TuningTask
 from moetune.runtime.plans.service import ObservationSender
-from moetune.search import TuningStudy
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+    from moetune.workflows.tuning import StudyTuner
 
 
 EXAMPLE = 'open_planbook({"model": "gpt-s", "tokens_per_rank": 8192}, service="http://…")'
@@ -122,77 +118,6 @@ def _reporter(client: ServiceClient, served: Sequence[Plan], every: int) -> Step
     return StepReporter(sender, plan_ids=frozenset(plan.id for plan in served), every=every)
 
 
-_LOGGER = logging.getLogger("moetune")
-
-
-class StudyTuner:
-    """Implements `moetune.runtime.plans.search.Tuner`.
-
-    Args:
-        folder: of the studies' files.
-        hardware_id: of this machine: what it finds is no other's.
-        stores: opens the store to write.
-    """
-
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        hardware_id: str,
-        stores: Callable[[], AbstractContextManager[Store]],
-    ) -> None:
-        self._folder, self._hardware_id, self._stores = folder, hardware_id, stores
-        self._task: TuningTask | None = None
-        self._study: TuningStudy | None = None
-        self._trying: Decision | None = None
-
-    def begin(self, task: TuningTask) -> Decision | Settled:
-        """Begin a search, or go on with what its file knows."""
-        how = task.memory_reuse or "planned"
-        name = f"{task.plan.id[:16]}-{self._hardware_id}-{how}-{task.tokens_per_rank}"
-        self._task = task
-        self._study = TuningStudy(file=self._folder / f"{name}.log", name=name, space=task.space)
-        return self._next(task, self._study)
-
-    def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
-        """Take one step's times."""
-        task, study, trying = self._task, self._study, self._trying
-        assert task is not None, "tell before begin"  # noqa: S101 - our own bug
-        assert study is not None  # noqa: S101
-        assert trying is not None  # noqa: S101
-        if study.report(forward_seconds=forward_seconds, backward_seconds=backward_seconds):
-            return trying
-        return self._next(task, study)
-
-    def _next(self, task: TuningTask, study: TuningStudy) -> Decision | Settled:
-        self._trying = study.ask()
-        if self._trying is not None:
-            return self._trying
-        best, planned = study.best(), study.planned()
-        settled = Settled(
-            plan_id=task.plan.id,
-            hardware_id=self._hardware_id,
-            memory_reuse=task.memory_reuse,
-            tokens_per_rank=task.tokens_per_rank,
-            decision=best.decision,
-            seconds=best.seconds,
-            planned_seconds=(planned or best).median_seconds,
-            num_steps=study.num_steps,
-        )
-        self._keep(task.plan, settled)
-        return settled
-
-    def _keep(self, plan: Plan, settled: Settled) -> None:
-        """Store it; a job that cannot still trains with it, and its study is not lost."""
-        try:
-            with self._stores() as store:
-                if store.plan(plan.id) is None:
-                    store.save_plan(plan)
-                store.add_settled(settled)
-        except MoetuneError as error:
-            _LOGGER.warning("what a search decided is not in the store: %s", error)
-
-
 _One: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]
 
 
@@ -242,17 +167,17 @@ def open_planbook(
         RankMismatchError: a rank received something else.
         MoetuneError: the store cannot be read, or `online` lacks Optuna; on every rank.
     """
-    asked = _Asked(source=source, db=db, service=service, observe_every=observe_every)
+    request = _BookRequest(source=source, db=db, service=service, observe_every=observe_every)
     if online:
         return share_plans(
-            lambda: _find_settled(asked, group), make_tuner=partial(_make_tuner, db), group=group
+            lambda: _find_settled(request, group), make_tuner=partial(_make_tuner, db), group=group
         )
-    return share_plans(lambda: _find_all(asked, group), group=group)
+    return share_plans(lambda: _find_all(request, group), group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What `open_planbook` was asked for."""
+class _BookRequest:
+    """The arguments of `open_planbook`."""
 
     source: _One | Sequence[_One] | None
     db: str | None
@@ -266,14 +191,14 @@ class _Asked:
         return self.source if isinstance(self.source, (list, tuple)) else (self.source,)
 
 
-def _find_settled(asked: _Asked, group: "dist.ProcessGroup | None") -> FoundPlans:
+def _find_settled(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
     """Return what an online book holds; on the group's first rank only."""
     if importlib.util.find_spec("optuna") is None:
         raise MoetuneError("online=True needs Optuna", "pip install 'optuna>=5.0'")
-    found = replace(_find_all(asked, group), reporter=None)
+    found = replace(_find_all(request, group), reporter=None)
     if not found.plans:
         return found
-    with wiring.find_store(wiring.configure(db=asked.db).settings) as store:
+    with wiring.find_store(wiring.configure(db=request.db).settings) as store:
         if store is None:
             return found
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
@@ -281,7 +206,9 @@ def _find_settled(asked: _Asked, group: "dist.ProcessGroup | None") -> FoundPlan
         return replace(found, settled=[one for one in settled if one.hardware_id == hardware_id])
 
 
-def _make_tuner(db: str | None) -> StudyTuner:
+def _make_tuner(db: str | None) -> "StudyTuner":
+    from moetune.workflows.tuning import StudyTuner
+
     settings = wiring.configure(db=db).settings
     return StudyTuner(
         folder=wiring.searches_folder(settings),
@@ -290,36 +217,36 @@ def _make_tuner(db: str | None) -> StudyTuner:
     )
 
 
-def _find_all(asked: _Asked, group: "dist.ProcessGroup | None") -> FoundPlans:
+def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
     """Return what the book holds; on the group's first rank only."""
     from moetune.runtime.agree import Council
 
     if config.is_disabled(config.environment()):
         return FoundPlans(plans=())
-    url = _url(asked)
-    if asked.source is None:
-        return FoundPlans(plans=tuple(_all_plans(asked.db)))
-    served = [one for one in asked.sources if is_served(one, url)]
-    others = [one for one in asked.sources if not is_served(one, url)]
-    plans = tuple(plan for one in others for plan in _find(one, asked.db))
+    url = _url(request)
+    if request.source is None:
+        return FoundPlans(plans=tuple(_all_plans(request.db)))
+    served = [one for one in request.sources if is_served(one, url)]
+    others = [one for one in request.sources if not is_served(one, url)]
+    plans = tuple(plan for one in others for plan in _find(one, request.db))
     if not served:
         return FoundPlans(plans=plans)
     return ask_service(
         url, served, others=plans, num_ranks=Council(group).num_ranks,
-        observe_every=asked.observe_every,
+        observe_every=request.observe_every,
     )  # fmt: skip
 
 
-def _url(asked: _Asked) -> str | None:
+def _url(request: _BookRequest) -> str | None:
     """Return the address of the service, None for none.
 
     Raises:
         InputError: it is no address, or there is nothing to ask for.
     """
-    url = asked.service
+    url = request.service
     if url is None:
-        url = wiring.configure(db=asked.db).settings.url
-    elif asked.source is None:
+        url = wiring.configure(db=request.db).settings.url
+    elif request.source is None:
         raise InputError(
             "a plan service is asked for a job's own plans, and none is named", f"as in {EXAMPLE}"
         )

@@ -124,7 +124,9 @@ class StoredSources:
 
     def profile(self, name: str | None) -> FoundProfile:
         """Return the profile from the cache."""
-        return self.profiles.find(name or self.default_profile or newest_measured(self.reading))
+        if name is None:
+            name = self.default_profile or newest_measured(self.reading)
+        return self.profiles.find(name)
 
     def profile_of(self, plan: Plan) -> FoundProfile:
         """Return the profile from the cache."""

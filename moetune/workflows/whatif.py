@@ -4,12 +4,13 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from moetune.domain.constraints import ALLOW_MODELLED, Constraints, Spelling
+from moetune.domain.constraints import ALLOW_MODELLED, Constraints
 from moetune.domain.document import decode, encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, check_sizes
+from moetune.domain.spelling import Spelling
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.solve.layer.memory import total_bytes

@@ -59,6 +59,8 @@ def test_whatif_answers_in_words(cli: Cli, plan_id: str) -> None:
         (("--speed", "communication=fast"), 2, "has no number"),
         (("--speed", "communication=0"), 2, "speed of communication must be from"),
         (("--constraint", "colour=red"), 2, "--constraint 'colour' is unknown"),
+        (("--constraint", "max-degree=999"), 2, "--constraint max-degree must be from 1 to 256"),
+        (("--tokens", "3000m"), 2, "--tokens must be from 1 to 2147483648"),
         (("--memory-limit", "1MiB"), 3, "memory"),
         (("--dtype", "float64"), 5, "float64"),
         (("--world-size", "7"), 2, "does not divide"),

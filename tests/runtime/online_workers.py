@@ -18,7 +18,7 @@ from moetune.runtime.plans.book import FoundPlans, PlanBook, share_plans
 from moetune.runtime.plans.observe import Interval
 from moetune.runtime.plans.search import OnlineSearch, Tuner, TuningTask
 from moetune.store import open_store
-from moetune.workflows.planbook import StudyTuner
+from moetune.workflows.tuning import StudyTuner
 from tests.runtime.faults import make
 from tests.runtime.plans import small_plan
 from tests.runtime.workers import relative_error

@@ -110,7 +110,8 @@ def test_explain_and_trace_are_the_documents_of_the_command_line(
     _by_command(tmp_path, capfd, "trace", plan_id, "--output", str(out))
     drawn = json.loads(out.read_text())
     assert trace["traceEvents"] == drawn["traceEvents"]
-    assert trace["schema"] == "moetune.trace/1"
+    assert trace == drawn
+    assert trace["schema"] == "moetune.timeline/1"
 
 
 def test_what_if_plans_again_and_stores_nothing(client: Client, inputs: dict[str, Any]) -> None:

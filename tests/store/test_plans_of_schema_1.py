@@ -70,9 +70,8 @@ def test_an_explanation_has_the_terms_that_the_plan_would_have_today(
     assert again.terms is not None
     assert (found.forward, found.backward) == (again.terms.forward, again.terms.backward)
     assert found.strategies == again.terms.strategies
-    assert (again.pipeline, again.memory, again.chunks) == (
-        plan.pipeline, plan.memory, plan.chunks,
-    )  # fmt: skip
+    assert (again.pipeline, again.layout) == (plan.pipeline, plan.layout)
+    assert again.memory.strategy == plan.memory.strategy
     assert again.predicted.step_seconds == pytest.approx(plan.predicted.step_seconds, rel=1e-9)
     chosen = [one.step_seconds for one in found.strategies if one.is_chosen]
     assert chosen in ([], [plan.predicted.step_seconds])

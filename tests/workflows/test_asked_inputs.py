@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import Bounds, Constraints, LayoutPins, ModelSizes
+from moetune.domain.constraints import Bounds, Constraints, LayoutPins, TransformerSizes
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape
@@ -70,7 +70,7 @@ REQUESTS = [
     PlanRequest(
         model="ppmoe-6.7b",
         constraints=Constraints(
-            sizes=ModelSizes(length=1024, vocab_size=50_000, moe_every=3),
+            sizes=TransformerSizes(length=1024, vocab_size=50_000, moe_every=3),
             pins=LayoutPins(expert_parallel="all_to_all"),
         ),
     ),
@@ -78,7 +78,7 @@ REQUESTS = [
         layer=DENSE, tokens_per_rank=4096,
         constraints=Constraints(
             pins=LayoutPins(zero=True, offload=True),
-            sizes=ModelSizes(
+            sizes=TransformerSizes(
                 num_layers=24, num_heads=16, length=1024, vocab_size=50_000, moe_every=0
             ),
         ),
@@ -86,7 +86,9 @@ REQUESTS = [
     PlanRequest(
         layer=LAYER, tokens_per_rank=4096,
         constraints=Constraints(
-            sizes=ModelSizes(num_layers=6, num_heads=4, length=128, vocab_size=256, moe_every=3)
+            sizes=TransformerSizes(
+                num_layers=6, num_heads=4, length=128, vocab_size=256, moe_every=3
+            )
         ),
     ),
 ]  # fmt: skip

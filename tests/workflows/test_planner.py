@@ -27,6 +27,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.domain.request import PlanRequest
+from moetune.domain.spelling import AS_FIELDS
 from moetune.workflows import planner as planner_module
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
@@ -40,6 +41,7 @@ ASKED = {"model": "gpt-s", "profile": PUBLISHED}
 MEASURED = measured_profile()
 LAYER = {"d_model": 512, "d_hidden": 2048, "num_experts": 4}
 QUICK = {"max-degree": "4", "strategy": "none"}
+DEGREES = {"constraints": {"max-degree": "257"}}
 
 
 @pytest.fixture
@@ -280,6 +282,9 @@ def test_the_desk_is_ready_until_its_database_is_gone_and_again_when_it_is_back(
         (WhatIf(inputs=ASKED, changes={"tokens_per_rank": "1"}), "changes.tokens_per_rank"),
         (WhatIf(inputs=ASKED, speeds={"network": 2.0}), "unknown key 'network'"),
         (WhatIf(inputs=ASKED, speeds={"copies": -1.0}), "speed of copies"),
+        (WhatIf(inputs=ASKED, changes={"tokens_per_rank": 2**32}), "changes.tokens_per_rank must"),
+        (WhatIf(inputs=ASKED, changes=DEGREES), "changes.constraints.max-degree must be from 1"),
+        (WhatIf(inputs=ASKED, changes=DEGREES, spelling=AS_FIELDS), "max-degree must be from 1"),
         (WhatIf(inputs={"modle": "gpt-s"}, speeds={"copies": 2.0}), "unknown key 'modle'"),
     ],
 )

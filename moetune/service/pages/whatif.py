@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
+from moetune.domain.spelling import AS_FIELDS
 from moetune.domain.units import DTYPE_BYTES, parse_bytes, parse_count
 from moetune.service.pages.library import Library, plan_words
 from moetune.service.pages.page import Page, address
@@ -36,7 +37,10 @@ class Form:
             InputError: a field is no number of its kind; the text names it.
         """
         return WhatIf(
-            plan_id=plan.id, inputs={}, changes=dict(self._changes()), speeds=dict(self._speeds())
+            plan_id=plan.id,
+            changes=dict(self._changes()),
+            speeds=dict(self._speeds()),
+            spelling=AS_FIELDS,
         )
 
     def _changes(self) -> Mapping[str, object]:

@@ -1,0 +1,83 @@
+"""Searches of a training job, each a study in a file, and their results in the store."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from moetune.domain.errors import MoetuneError
+from moetune.domain.plan import Decision, Plan
+from moetune.domain.ports import Store
+from moetune.domain.records import Settled
+from moetune.runtime.plans.search import TuningTask
+from moetune.search import TuningStudy
+
+_LOGGER = logging.getLogger("moetune")
+
+
+class StudyTuner:
+    """Implements `moetune.runtime.plans.search.Tuner`.
+
+    Args:
+        folder: of the studies' files.
+        hardware_id: of this machine: what it finds is no other's.
+        stores: opens the store to write.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        hardware_id: str,
+        stores: Callable[[], AbstractContextManager[Store]],
+    ) -> None:
+        self._folder, self._hardware_id, self._stores = folder, hardware_id, stores
+        self._task: TuningTask | None = None
+        self._study: TuningStudy | None = None
+        self._trying: Decision | None = None
+
+    def begin(self, task: TuningTask) -> Decision | Settled:
+        """Begin a search, or go on with what its file knows."""
+        how = task.memory_reuse or "planned"
+        name = f"{task.plan.id[:16]}-{self._hardware_id}-{how}-{task.tokens_per_rank}"
+        self._task = task
+        self._study = TuningStudy(file=self._folder / f"{name}.log", name=name, space=task.space)
+        return self._next(task, self._study)
+
+    def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
+        """Take one step's times."""
+        task, study, trying = self._task, self._study, self._trying
+        assert task is not None, "tell before begin"  # noqa: S101 - our own bug
+        assert study is not None  # noqa: S101
+        assert trying is not None  # noqa: S101
+        if study.report(forward_seconds=forward_seconds, backward_seconds=backward_seconds):
+            return trying
+        return self._next(task, study)
+
+    def _next(self, task: TuningTask, study: TuningStudy) -> Decision | Settled:
+        self._trying = study.ask()
+        if self._trying is not None:
+            return self._trying
+        best, planned = study.best(), study.planned()
+        settled = Settled(
+            plan_id=task.plan.id,
+            hardware_id=self._hardware_id,
+            memory_reuse=task.memory_reuse,
+            tokens_per_rank=task.tokens_per_rank,
+            decision=best.decision,
+            seconds=best.seconds,
+            planned_seconds=(planned or best).median_seconds,
+            num_steps=study.num_steps,
+        )
+        self._store(task.plan, settled)
+        return settled
+
+    def _store(self, plan: Plan, settled: Settled) -> None:
+        """Store it; a job that cannot still trains with it, and its study is not lost."""
+        try:
+            with self._stores() as store:
+                if store.plan(plan.id) is None:
+                    store.save_plan(plan)
+                store.add_settled(settled)
+        except MoetuneError as error:
+            _LOGGER.warning("what a search decided is not in the store: %s", error)
