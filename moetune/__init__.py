@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from moetune.runtime.moe.tensor_layer import TensorExpertLayer
     from moetune.runtime.parallel.gradients import prepare_ddp
     from moetune.runtime.plans.book import PlanBook
+    from moetune.runtime.sharded.model_chunks import model_chunks
     from moetune.runtime.sharded.shard import shard
     from moetune.runtime.sharded.state import (
         ShardedStates,
         full_state_dict,
         load_full_state_dict,
-        model_chunks,
     )
     from moetune.workflows.planbook import open_planbook
 
@@ -74,7 +74,7 @@ _HOMES = {
     "TensorExpertLayer": "moetune.runtime.moe.tensor_layer",
     "full_state_dict": "moetune.runtime.sharded.state",
     "load_full_state_dict": "moetune.runtime.sharded.state",
-    "model_chunks": "moetune.runtime.sharded.state",
+    "model_chunks": "moetune.runtime.sharded.model_chunks",
     "open_planbook": "moetune.workflows.planbook",
     "prepare_ddp": "moetune.runtime.parallel.gradients",
     "shard": "moetune.runtime.sharded.shard",

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import moetune
+from moetune.runtime.sharded.model_chunks import ModelChunks
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.state import ModelChunks
 from tests.runtime import chunked_models as models
 
 EXACT = 1e-10

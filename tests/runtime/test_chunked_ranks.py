@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import moetune
 from moetune.runtime.links import LocalLink
-from moetune.runtime.sharded.state import ModelChunks
+from moetune.runtime.sharded.model_chunks import ModelChunks
 from moetune.solve.chunks.cache import NextUses, gathers_of_step
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models

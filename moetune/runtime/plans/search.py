@@ -27,17 +27,12 @@ from moetune.solve.layer.trial_space import Space, search_space
 
 PATIENCE_STEPS = 100
 """Steps without the size under search, after which a search for another size may begin."""
-_MOST_CALLS = 1024
 _LOGGER = logging.getLogger("moetune")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTask:
-    """A search for the best decision for one number of tokens.
-
-    Args:
-        memory_reuse: the strategy that the layer is told to use, None where it is free.
-    """
+    """A search for the best decision for one number of tokens and `memory_reuse`."""
 
     plan: Plan
     tokens_per_rank: int
@@ -137,7 +132,7 @@ class Trial:
     task: TuningTask
     decision: Decision
     is_warming: bool = True
-    calls: deque[CallWatch] = field(default_factory=lambda: deque(maxlen=_MOST_CALLS))
+    calls: deque[CallWatch] = field(default_factory=lambda: deque(maxlen=1024))
     idle_steps: int = 0
 
     def is_about(self, layer: LayerSearch, tokens: int) -> bool:
@@ -187,12 +182,10 @@ class OnlineSearch:
         group: dist.ProcessGroup | None = None,
         clock: Clock = device_clock,
     ) -> None:
-        self.known = tuple(known)
-        self.clock = clock
+        self.known, self.clock = tuple(known), clock
         self.trial: Trial | None = None
         self.wanted: tuple[LayerSearch, int] | None = None
-        self.has_failed = False
-        self.num_changes = 0
+        self.has_failed, self.num_changes = False, 0
         self._make_tuner = make_tuner
         self._tuner: Tuner | None = None
         self._council = Council(group)
@@ -266,8 +259,7 @@ class OnlineSearch:
 
         def safely() -> Decision | Settled | None:
             try:
-                if self._tuner is None:
-                    self._tuner = self._make_tuner()
+                self._tuner = self._tuner or self._make_tuner()
                 return question(self._tuner)
             except Exception as error:  # noqa: BLE001 - training goes on whatever the search meets
                 _LOGGER.warning("the search for better plans ends here: %s", error)

@@ -78,10 +78,10 @@ def replica_groups(
     replicas_of = dict.fromkeys((name for name, _ in model.named_parameters()), replicas)
     labels: dict[str, str] = {}
     made = {replicas.members: replicas}
-    places = replicas.all_gather_text(
+    expert_ranks = replicas.all_gather_text(
         ";".join(f"{name}={layer.link.rank}" for name, layer in layers.items())
     )
-    rows = [dict(item.split("=") for item in text.split(";") if item) for text in places]
+    rows = [dict(item.split("=") for item in text.split(";") if item) for text in expert_ranks]
     for name, layer in layers.items():
         if any(row.keys() != layers.keys() for row in rows):
             raise RankMismatchError("the ranks have different layers of experts")

@@ -79,7 +79,7 @@ class Repacking:
         if packed == chunks or not self._all_fit(packed, uses.together):
             return
         move = _Move(self.builder, packed, optimizer, known)
-        for stored in sorted(optimizer.chunks, key=lambda each: known.place(each.names)):
+        for stored in sorted(optimizer.chunks, key=lambda each: known.first_use(each.names)):
             move.take(stored)
         optimizer.replace_chunks(
             move.finish(), move.states, cache_capacity(packed, self.builder.options)
@@ -130,10 +130,10 @@ class _Known:
         merged = {name: keys for _, found in texts for name, keys in found.items()}
         return cls(tuple(texts[0][0]), merged)
 
-    def place(self, names: Iterable[str]) -> int:
+    def first_use(self, names: Iterable[str]) -> int:
         """Return the place of the first of these parameters in the order of use."""
-        capacity = {name: place for place, name in enumerate(self.used)}
-        return min(capacity.get(name, len(capacity)) for name in names)
+        numbers = {name: number for number, name in enumerate(self.used)}
+        return min(numbers.get(name, len(numbers)) for name in names)
 
     def tensors(self, names: Iterable[str]) -> list[str]:
         """Return the names of these parameters' tensor states."""

@@ -126,10 +126,10 @@ class ReplicaGroup:
         assert work is not None  # noqa: S101 - every rank that calls is a member
         return work
 
-    def _waiting(self, what: str, work: dist.Work, *kept: torch.Tensor) -> Callable[[], None]:
+    def _waiting(self, what: str, work: dist.Work, *tensors: torch.Tensor) -> Callable[[], None]:
         """Return the wait for `work`, which keeps tensors alive until then."""
 
-        def wait(_: tuple[torch.Tensor, ...] = kept) -> None:
+        def wait(_: tuple[torch.Tensor, ...] = tensors) -> None:
             try:
                 work.wait()
             except RuntimeError as error:

@@ -10,13 +10,13 @@ from moetune.domain.plan import Plan
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.layout import cache_capacity, find_units, replica_groups
 from moetune.runtime.sharded.manager import ChunkManager
+from moetune.runtime.sharded.model_chunks import ModelChunks, attach
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
 from moetune.runtime.sharded.options import ShardOptions, agree, check_host_memory, shard_options
 from moetune.runtime.sharded.parameter_shards import check_optimizer, state_copies
 from moetune.runtime.sharded.placement import ChunkStats, Placement, SideStream
 from moetune.runtime.sharded.repacking import ChunkBuilder, Repacking
 from moetune.runtime.sharded.replicas import ReplicaGroup
-from moetune.runtime.sharded.state import ModelChunks, attach
 
 
 def shard(

@@ -1,4 +1,4 @@
-"""The state of a sharded model: its chunks, whole state dicts, and sharded checkpoints."""
+"""The state of a sharded model: whole state dicts, and sharded checkpoints."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,95 +13,11 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.optim import Optimizer
 
-from moetune.domain.chunks import Chunk, Use
 from moetune.domain.errors import InputError
 from moetune.runtime.sharded.layout import expert_layers
-from moetune.runtime.sharded.manager import ChunkManager
+from moetune.runtime.sharded.model_chunks import model_chunks
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
 from moetune.runtime.sharded.parameter_shards import ParameterShard, first_states
-from moetune.runtime.sharded.placement import ChunkStats, Traffic
-from moetune.runtime.sharded.replicas import ReplicaGroup
-from moetune.runtime.sharded.stored import StoredChunk
-
-_ATTRIBUTE = "_moetune_chunks"
-
-
-class ModelChunks:
-    """A view of a sharded model's chunks, see `model_chunks`."""
-
-    def __init__(
-        self, model: nn.Module, manager: ChunkManager, stats: ChunkStats, replicas: ReplicaGroup
-    ) -> None:
-        self._model, self._manager, self._stats, self.replicas = model, manager, stats, replicas
-
-    @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        """The chunks and their parameters."""
-        return tuple(stored.chunk for stored in self._manager.chunks)
-
-    @property
-    def stored(self) -> tuple[StoredChunk, ...]:
-        """The states of every chunk on this rank."""
-        return tuple(self._manager.chunks)
-
-    @property
-    def order(self) -> tuple[Use, ...]:
-        """The uses of the last whole training step; empty before the second one begins."""
-        return self._manager.cache.order
-
-    @property
-    def cache_capacity(self) -> int:
-        """Whole chunks that the cache may hold."""
-        return self._manager.cache.capacity
-
-    @property
-    def traffic(self) -> Traffic:
-        """Transfers since the model was sharded."""
-        return self._stats.traffic
-
-    @property
-    def peak_cache_bytes(self) -> int:
-        """Most bytes of whole chunks at once in the cache."""
-        return self._stats.peak_cache_bytes
-
-    @property
-    def peak_device_bytes(self) -> int:
-        """Most bytes of chunks, shards and gradients at once on the device."""
-        return self._stats.peak_device_bytes
-
-    def finish_reductions(self) -> None:
-        """Wait for all reductions under way."""
-        self._manager.finish_reductions()
-
-    def invalidate(self) -> None:
-        """Evict cached values, after the shards were changed."""
-        self._manager.invalidate()
-
-
-def attach(model: nn.Module, chunks: ModelChunks) -> None:
-    """Attach a model's chunks to it, for `model_chunks`."""
-    object.__setattr__(model, _ATTRIBUTE, chunks)
-    model.register_state_dict_pre_hook(_refuse)
-    model.register_load_state_dict_pre_hook(_refuse)
-
-
-def _refuse(module: nn.Module, *_: object) -> None:
-    raise InputError(
-        f"the parameters of this {type(module).__name__} are in shards",
-        "use moetune.full_state_dict and moetune.load_full_state_dict",
-    )
-
-
-def model_chunks(model: nn.Module) -> ModelChunks:
-    """Return the chunks of a sharded model.
-
-    Raises:
-        InputError: it is not sharded.
-    """
-    found = getattr(model, _ATTRIBUTE, None)
-    if not isinstance(found, ModelChunks):
-        raise InputError(f"this {type(model).__name__} is not sharded", "call moetune.shard first")
-    return found
 
 
 @torch.no_grad()
@@ -127,8 +43,8 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
             if slot.name in layers:
                 link = layers[slot.name].link
                 parts = chunks.replicas.gather(value)
-                places = chunks.replicas.gather(torch.tensor([link.rank]))
-                by_rank = {int(rank): part for rank, part in zip(places, parts, strict=True)}
+                ranks = chunks.replicas.gather(torch.tensor([link.rank]))
+                by_rank = {int(rank): part for rank, part in zip(ranks, parts, strict=True)}
                 value = torch.cat([by_rank[rank] for rank in sorted(by_rank)]) if parts else value
             if chunks.replicas.rank == 0:
                 values[slot.name] = value.clone()
