@@ -167,6 +167,10 @@ def test_without_the_profile_the_note_says_why_terms_are_missing(layer: Explanat
     terms = next(one for one in sections if one.name == "terms")
     assert terms.notes == ("The profile is gone.",)
     assert not terms.tables
+    kept = explanation_sections(replace(layer, profile=None, note="the profile is gone"))
+    terms = next(one for one in kept if one.name == "terms")
+    assert terms.notes == ("The profile is gone.",)
+    assert terms.tables
     others = columns(table_of(sections, "alternatives"), "step")
     layers = [one for one in without.plan.alternatives if one.layout is None]
     assert others == [(one.step_seconds,) for one in layers]

@@ -78,9 +78,9 @@ def _terms(explanation: Explanation, *, is_drawn: bool) -> Section:
     title = "What the time consists of"
     forward, backward = explanation.forward, explanation.backward
     figures = tuple(layer_figures(explanation)) if is_drawn else ()
+    notes = (sentence(explanation.note),) if explanation.note else ()
     if forward is None or backward is None:
-        note = (sentence(explanation.note),) if explanation.note else ()
-        return Section(name="terms", title=title, notes=note, figures=figures)
+        return Section(name="terms", title=title, notes=notes, figures=figures)
     table = Table(
         name="phases-terms",
         header=(
@@ -93,7 +93,7 @@ def _terms(explanation: Explanation, *, is_drawn: bool) -> Section:
             *_remarks(explanation.plan, forward, backward),
         ),
     )  # fmt: skip
-    return Section(name="terms", title=title, tables=(table,), figures=figures)
+    return Section(name="terms", title=title, tables=(table,), figures=figures, notes=notes)
 
 
 def _phase(name: str, terms: PhaseTerms) -> tuple[Cell, ...]:
