@@ -27,11 +27,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 import moetune
+from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.language_model import LanguageModel, next_token_loss
 
 _CAP_BYTES = 40 * 10**9
 _ROUNDS, _WARM_UP = 3, 2

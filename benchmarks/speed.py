@@ -14,7 +14,7 @@ from pathlib import Path
 
 from moetune.domain.constraints import Constraints
 from moetune.domain.costs import LinearCost
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.units import format_seconds
@@ -114,10 +114,10 @@ def _book() -> PlanBook:
 
 
 def _hit_seconds() -> float:
-    shelf = _book().shelf(_LAYER, num_ranks=2, dtype="float32")
-    assert shelf is not None  # noqa: S101 - the book has this plan
-    shelf.decide(8192)
-    return _median(lambda: shelf.decide(8192), repeat=201, inner=1000)
+    plans = _book().layer_plans(LayerKey(layer=_LAYER, num_ranks=2, dtype="float32"))
+    assert plans is not None  # noqa: S101 - the book has this plan
+    plans.decide(8192)
+    return _median(lambda: plans.decide(8192), repeat=201, inner=1000)
 
 
 def _range_seconds() -> float:

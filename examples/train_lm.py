@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from examples.language_model import staged_language_model
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.runtime.parallel.groups import join
-from moetune.runtime.parallel.language_model import staged_language_model
+from moetune.runtime.parallel.groups import make_groups
 
 BALANCE = 0.01
 
@@ -76,7 +76,7 @@ def train(arguments: argparse.Namespace, device: str) -> None:
         num_layers=arguments.blocks, num_heads=arguments.heads, length=arguments.context,
         vocab_size=256, moe_every=arguments.moe_every,
     )  # fmt: skip
-    ranks = join(layout, device_type=device, timeout=dt.timedelta(minutes=5))
+    ranks = make_groups(layout, device_type=device, timeout=dt.timedelta(minutes=5))
     batch, rest = divmod(arguments.batch, layout.dp)
     if rest:
         raise InputError(

@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from benchmarks.chunks.oracle import fewest_gathers
 from benchmarks.chunks.variants import make_model, make_step, traffic
+from examples.language_model import LanguageModel
 from moetune import InputError, model_chunks
 from moetune.domain.document import decode
 from moetune.domain.model import Transformer
-from moetune.runtime.parallel.language_model import LanguageModel
 from moetune.workflows.launch import leave
 
 _TIMEOUT = timedelta(minutes=5)
@@ -109,7 +109,7 @@ def _moved(model: LanguageModel, before: Any) -> dict[str, Any]:  # noqa: ANN401
     assert after is not None  # noqa: S101 - it is sharded
     return {
         "moved": asdict(after - before),
-        "fewest_gathers": fewest_gathers(chunks.order, chunks.num_places),
+        "fewest_gathers": fewest_gathers(chunks.order, chunks.cache_capacity),
         "peak_device_bytes": chunks.peak_device_bytes,
         "num_chunks": len(chunks.chunks),
     }

@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import moetune
+from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.model import Transformer
 from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.language_model import LanguageModel, next_token_loss
-from moetune.runtime.sharded.streams import Traffic
+from moetune.runtime.sharded.placement import Traffic
 
 LEARNING_RATE = 1e-3
 _SEED = 1
@@ -92,7 +92,7 @@ def traffic(model: nn.Module) -> Traffic | None:
         chunks = moetune.model_chunks(model)
     except moetune.InputError:
         return None
-    chunks.settle()
+    chunks.finish_reductions()
     return chunks.traffic
 
 

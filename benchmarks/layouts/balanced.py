@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 
+from examples.language_model import LanguageModel
 from moetune.domain.model import Transformer
 from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.language_model import LanguageModel
 
 Gates = dict[str, torch.Tensor]
 """`gate.weight` of every block with experts, by the block's name."""

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from benchmarks.layouts.balanced import Gates, balanced_gates
 from benchmarks.netlab.cell import Step
 from benchmarks.netlab.ranks import time_steps
+from examples.language_model import LanguageModel, staged_language_model
 from moetune.domain.document import decode
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import ExpertLayer
-from moetune.runtime.parallel.groups import join
-from moetune.runtime.parallel.language_model import LanguageModel, staged_language_model
+from moetune.runtime.parallel.groups import make_groups
 from moetune.runtime.parallel.stages import Stages
 from moetune.workflows.launch import leave
 
@@ -81,7 +81,7 @@ def main() -> None:
 
 def _stages(work: Work, gates: Gates) -> Stages:
     variant = work.variant
-    ranks = join(variant.layout, timeout=_TIMEOUT)
+    ranks = make_groups(variant.layout, timeout=_TIMEOUT)
     stages = staged_language_model(
         work.transformer,
         ranks,

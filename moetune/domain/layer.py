@@ -50,6 +50,23 @@ class LayerShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKey:
+    """What a layer's plans are looked up by, besides the number of tokens.
+
+    Args:
+        num_ranks: ranks that share the layer's experts, not all that a plan is for.
+        dtype: of the experts' computation, as torch names it.
+        sequence_parallel: with "tensor", whether each rank has only a shard of the tokens.
+    """
+
+    layer: LayerShape
+    num_ranks: int
+    dtype: str
+    expert_parallel: ExpertParallel = "all_to_all"
+    sequence_parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A layer, the ranks that share its experts, and one step's tokens on each of them.
 
@@ -76,11 +93,18 @@ class Workload:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         dtype_bytes(self.dtype)
         check_divisible(self.layer.num_experts, self.world_size)
-        if self.sequence_parallel and self.expert_parallel != "tensor":
-            raise InputError(
-                "sequence_parallel needs expert_parallel tensor: where tokens travel to the "
-                "experts, every rank has its own anyway"
-            )
+        check_sequence_parallel(self.expert_parallel, sequence_parallel=self.sequence_parallel)
+
+    @property
+    def key(self) -> LayerKey:
+        """The layers that a plan for this workload serves."""
+        return LayerKey(
+            layer=self.layer,
+            num_ranks=self.world_size,
+            dtype=self.dtype,
+            expert_parallel=self.expert_parallel,
+            sequence_parallel=self.sequence_parallel,
+        )
 
     @property
     def local_experts(self) -> int:
@@ -121,4 +145,14 @@ def check_divisible(num_experts: int, world_size: int) -> None:
         raise InputError(
             f"num_experts ({num_experts}) does not divide by the {world_size} ranks sharing them",
             f"use {near} experts, or a number of ranks that divides {num_experts}",
+        )
+
+
+def check_sequence_parallel(expert_parallel: ExpertParallel, *, sequence_parallel: bool) -> None:
+    """Raise InputError for shards of a sequence around experts that tokens travel to."""
+    if sequence_parallel and expert_parallel != "tensor":
+        raise InputError(
+            "sequence_parallel needs expert_parallel tensor: where tokens travel to the "
+            "experts, every rank has its own anyway",
+            "omit it, or use moetune.TensorExpertLayer, whose plans --expert-parallel tensor makes",
         )

@@ -1,7 +1,9 @@
 """The plan: what was decided, for which inputs, what it should cost, and why (plan file)."""
 
 import json
+import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -277,6 +279,14 @@ class Plan:
             order=pipeline.order,
             strategy=self.memory.strategy,
         )
+
+
+def nearest_plan(plans: Sequence[Plan], tokens_per_rank: int) -> Plan:
+    """Return the plan made for the nearest number of tokens, by the ratio of the two."""
+    return min(
+        plans,
+        key=lambda plan: abs(math.log(max(tokens_per_rank, 1) / plan.workload.tokens_per_rank)),
+    )
 
 
 def _check_pipeline(pipeline: Pipeline) -> None:

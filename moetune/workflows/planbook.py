@@ -5,7 +5,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,19 +14,17 @@ from moetune import config
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
-from moetune.domain.records import Settled
 from moetune.domain.request import PlanInputs
 from moetune.domain.service_url import check_service_url
+from moetune.runtime.plans.book import FoundPlans, PlanBook, read_plans, share_plans
 from moetune.runtime.plans.client import ServiceClient
-from moetune.runtime.plans.observe import ObservationSender, post_observations
-from moetune.runtime.plans.service import FoundPlans, Reports
+from moetune.runtime.plans.observe import StepReporter, post_observations
+from moetune.runtime.plans.service import ObservationSender
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from moetune.runtime.plans.book import PlanBook
-    from moetune.runtime.plans.service import FoundPlans
     from moetune.workflows.tuning import StudyTuner
 
 
@@ -110,14 +108,14 @@ def ask_service(
     return FoundPlans(
         plans=(*others, *served),
         is_complete=len(served) == len(answers),
-        reports=_reports(client, served, observe_every) if is_reporting else None,
+        reporter=_reporter(client, served, observe_every) if is_reporting else None,
     )
 
 
-def _reports(client: ServiceClient, served: Sequence[Plan], every: int) -> Reports:
-    send = partial(post_observations, client.line)
+def _reporter(client: ServiceClient, served: Sequence[Plan], every: int) -> StepReporter:
+    send = partial(post_observations, client.connection)
     sender = ObservationSender(send, is_quiet=client.was_refused)
-    return Reports(sender=sender, plan_ids=frozenset(plan.id for plan in served), every=every)
+    return StepReporter(sender, plan_ids=frozenset(plan.id for plan in served), every=every)
 
 
 _One: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]
@@ -131,7 +129,7 @@ def open_planbook(
     online: bool = False,
     service: str | None = None,
     observe_every: int = 50,
-) -> "PlanBook":
+) -> PlanBook:
     """Return the same plans on every rank of the group; all its ranks call this together.
 
     The group's first rank reads, the others receive, and a digest is compared on all. With
@@ -171,14 +169,10 @@ def open_planbook(
     """
     request = _BookRequest(source=source, db=db, service=service, observe_every=observe_every)
     if online:
-        from moetune.runtime.plans.search import share_online
-
-        return share_online(
-            lambda: _load_online(request, group), make_tuner=partial(_make_tuner, db), group=group
+        return share_plans(
+            lambda: _find_settled(request, group), make_tuner=partial(_make_tuner, db), group=group
         )
-    from moetune.runtime.plans.service import share_found
-
-    return share_found(lambda: _find_all(request, group), group=group)
+    return share_plans(lambda: _find_all(request, group), group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,20 +191,19 @@ class _BookRequest:
         return self.source if isinstance(self.source, (list, tuple)) else (self.source,)
 
 
-def _load_online(
-    request: _BookRequest, group: "dist.ProcessGroup | None"
-) -> tuple[list[Plan], tuple[Settled, ...]]:
+def _find_settled(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
+    """Return what an online book holds; on the group's first rank only."""
     if importlib.util.find_spec("optuna") is None:
         raise MoetuneError("online=True needs Optuna", "pip install 'optuna>=5.0'")
-    plans = list(_find_all(request, group).plans)
-    if not plans:
-        return [], ()
+    found = replace(_find_all(request, group), reporter=None)
+    if not found.plans:
+        return found
     with wiring.find_store(wiring.configure(db=request.db).settings) as store:
         if store is None:
-            return plans, ()
+            return found
         hardware_id = wiring.detect_cluster().fingerprint.hardware_id
-        settled = [one for plan in plans for one in store.settled(plan.id)]
-        return plans, tuple(one for one in settled if one.hardware_id == hardware_id)
+        settled = [one for plan in found.plans for one in store.settled(plan.id)]
+        return replace(found, settled=[one for one in settled if one.hardware_id == hardware_id])
 
 
 def _make_tuner(db: str | None) -> "StudyTuner":
@@ -224,10 +217,9 @@ def _make_tuner(db: str | None) -> "StudyTuner":
     )
 
 
-def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> "FoundPlans":
+def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
     """Return what the book holds; on the group's first rank only."""
     from moetune.runtime.agree import Council
-    from moetune.runtime.plans.service import FoundPlans
 
     if config.is_disabled(config.environment()):
         return FoundPlans(plans=())
@@ -262,7 +254,6 @@ def _url(request: _BookRequest) -> str | None:
 
 
 def _find(one: object, db: str | None) -> Iterable[Plan]:
-    from moetune.runtime.plans.book import read_plans
     from moetune.workflows.files import find_plan
 
     if isinstance(one, Plan):

@@ -22,7 +22,7 @@ from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.moe.trace import HostRecorder, NoRecorder, RecordedSpan
-from moetune.runtime.parallel.language_model import Attention, Block, FeedForward
+from moetune.runtime.parallel.block import Attention, Block, FeedForward
 
 _NUM_EXPERTS = 2
 

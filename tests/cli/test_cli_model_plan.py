@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from moetune.domain.layer import LayerKey
 from moetune.domain.plan import plan_from_json
 from moetune.domain.profile import CopyLine
 from moetune.domain.samples import Direction
@@ -120,13 +121,9 @@ def test_the_plan_book_finds_the_layer_by_the_ranks_that_share_its_experts(cli: 
     assert cli(*PLAN, "--output", "plan.json").code == 0
     plan = plan_from_json(Path("plan.json").read_bytes(), "plan.json")
     book = PlanBook([plan])
-    found = book.plans_for(
-        plan.inputs.layer, num_ranks=plan.layout.ep, dtype="float16", expert_parallel="all_to_all"
-    )
-    assert list(found) == [plan]
-    assert not book.plans_for(
-        plan.inputs.layer, num_ranks=32, dtype="float16", expert_parallel="all_to_all"
-    )
+    key = LayerKey(layer=plan.inputs.layer, num_ranks=plan.layout.ep, dtype="float16")
+    assert list(book.plans_for(key)) == [plan]
+    assert not book.plans_for(replace(key, num_ranks=32))
 
 
 OFFLOADED = (

@@ -111,7 +111,7 @@ def check_equals_plain(case: Case, name: str = "") -> ModelChunks:
         step_sharded(case, step, model, optimizer)
     end = moetune.full_state_dict(model)
     largest = max(chunk.num_bytes for chunk in chunks.chunks)
-    assert chunks.peak_cache_bytes <= chunks.num_places * largest, name
+    assert chunks.peak_cache_bytes <= chunks.cache_capacity * largest, name
     if rank_and_ranks()[0]:
         assert end == {}
         return chunks

@@ -19,7 +19,7 @@ from moetune.domain.errors import (
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.parallel.gradients import prepare_ddp
-from moetune.runtime.plans.book import read_plans, share_plans
+from moetune.runtime.plans.book import FoundPlans, read_plans, share_plans
 from tests.runtime.workers import relative_error
 
 
@@ -138,19 +138,16 @@ def shared_plans(folder: Path) -> None:
     """Only the first rank can read the plans; all have them."""
     rank = dist.get_rank()
     path = folder / "plan.json" if rank == 0 else folder / "not-there.json"
-    book = share_plans(lambda: read_plans([path]))
+    book = share_plans(lambda: FoundPlans(plans=read_plans([path])))
     assert len(book.plans) == 1
     plan = book.plans[0]
-    decision = book.decide(
-        plan.inputs.layer, num_ranks=plan.inputs.world_size, dtype=plan.inputs.dtype,
-        tokens_per_rank=plan.inputs.tokens_per_rank,
-    )  # fmt: skip
+    decision = book.decide(plan.workload.key, tokens_per_rank=plan.inputs.tokens_per_rank)
     assert decision.forward_degree == plan.pipeline.forward_degree
 
 
 def shared_failure(folder: Path) -> None:
     with pytest.raises(InputError, match="not-there"):
-        share_plans(lambda: read_plans([folder / "not-there.json"]))
+        share_plans(lambda: FoundPlans(plans=read_plans([folder / "not-there.json"])))
 
 
 def agreed_tokens(plan: Path) -> None:

@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape, Phase
+from moetune.domain.layer import LayerKey, LayerShape, Phase
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
-from moetune.runtime.plans.search import OnlineBook, Tuner, TuningTask, share_online
-from moetune.runtime.plans.stopwatch import Interval
+from moetune.runtime.plans.book import FoundPlans, PlanBook, share_plans
+from moetune.runtime.plans.observe import Interval
+from moetune.runtime.plans.search import OnlineSearch, Tuner, TuningTask
 from moetune.store import open_store
 from moetune.workflows.tuning import StudyTuner
 from tests.runtime.faults import make
@@ -111,10 +112,11 @@ def plan_of(num_ranks: int) -> Plan:
 
 def online_layer(
     folder: Path, times: Times, **options: object
-) -> tuple[MoELayer, OnlineBook, MadeUpClock, CountedTuner]:
+) -> tuple[MoELayer, PlanBook, MadeUpClock, CountedTuner]:
     clock, tuner = MadeUpClock(times), study_tuner(folder)
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
-    book = OnlineBook([plan_of(num_ranks)], make_tuner=lambda: tuner, clock=clock)
+    search = OnlineSearch(make_tuner=lambda: tuner, clock=clock)
+    book = PlanBook([plan_of(num_ranks)], search=search)
     layer = make(pipeline=True, planbook=book, dtype=torch.float64, **options)
     clock.layer = layer
     return layer, book, clock, tuner
@@ -191,14 +193,16 @@ def _check_against(reference: MoELayer, layer: MoELayer, y: torch.Tensor, tokens
         assert relative_error(one.grad, other.grad) <= 1e-12
 
 
-def _is_open(book: OnlineBook, tokens: int) -> bool:
-    shelf = book.shelf(SHAPE, num_ranks=2, dtype="float64")
-    return shelf is None or shelf.settled(tokens) is None
+def _is_open(book: PlanBook, tokens: int) -> bool:
+    key = LayerKey(layer=SHAPE, num_ranks=2, dtype="float64")
+    search = book._search
+    assert search is not None
+    return search.layer(key, book.plans_for(key), None).settled(tokens) is None
 
 
 def _nothing_more_happens(
     layer: MoELayer,
-    book: OnlineBook,
+    book: PlanBook,
     clock: MadeUpClock,
     tuner: CountedTuner,
     sizes: Sequence[int],
@@ -226,14 +230,14 @@ def failing_tuner() -> None:
         decision=decision, seconds=(1.0,), planned_seconds=1.0, num_steps=9,
     )  # fmt: skip
 
-    def load() -> tuple[Sequence[Plan], Sequence[Settled]]:
+    def find() -> FoundPlans:
         assert dist.get_rank() == 0
-        return [plan_of(2)], [known]
+        return FoundPlans(plans=[plan_of(2)], settled=[known])
 
     def fail() -> Tuner:
         raise OSError("no space left on device")
 
-    book = share_online(load, make_tuner=fail)
+    book = share_plans(find, make_tuner=fail)
     layer = make(pipeline=True, planbook=book, dtype=torch.float64)
     for _ in range(3):
         train(layer, 90)
@@ -248,14 +252,15 @@ def failing_tuner() -> None:
 
 def group_of_another_size() -> None:
     alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
-    book = OnlineBook([plan_of(2)], make_tuner=lambda: study_tuner(Path()), group=alone)
+    search = OnlineSearch(make_tuner=lambda: study_tuner(Path()), group=alone)
+    book = PlanBook([plan_of(2)], search=search)
     layer = make(pipeline=True, planbook=book, dtype=torch.float64)
     with pytest.raises(InputError, match="layer's group"):
         train(layer, 40)
 
 
 def steps_until_settled(
-    layer: ExpertLayer, book: OnlineBook, tuner: CountedTuner, tokens: Sequence[int]
+    layer: ExpertLayer, book: PlanBook, tuner: CountedTuner, tokens: Sequence[int]
 ) -> int:
     """Train until as many sizes are settled, and return the number of steps."""
     wanted = len(tuner.settled) + len(tokens)

@@ -13,16 +13,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.layout import Layout
-from moetune.domain.model import Transformer
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
-from moetune.runtime.parallel.groups import join
-from moetune.runtime.parallel.language_model import (
+from examples.language_model import (
     LanguageModel,
     next_token_loss,
     staged_language_model,
 )
+from moetune.domain.layer import ExpertParallel, LayerShape
+from moetune.domain.layout import Layout
+from moetune.domain.model import Transformer
+from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.parallel.groups import make_groups
 from moetune.runtime.parallel.stages import Stages
 
 SEED = 3
@@ -121,7 +121,7 @@ def _choices_are_clear(model: torch.nn.Module) -> Iterator[None]:
 def stages_of(case: Case, balance: float = 0.0) -> Stages:
     return staged_language_model(
         case.shape,
-        join(case.layout, timeout=dt.timedelta(seconds=30)),
+        make_groups(case.layout, timeout=dt.timedelta(seconds=30)),
         num_sequences=BATCH // case.layout.dp,
         num_micro_batches=case.num_micro_batches,
         stages_per_rank=case.stages_per_rank,

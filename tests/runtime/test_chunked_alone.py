@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import moetune
-from moetune.runtime.sharded import layout
+from moetune.runtime.sharded import options as shard_options
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
     CHUNK_BYTES,
@@ -120,6 +120,21 @@ def test_gradients_of_the_first_step_stay_where_nobody_forgets_them() -> None:
     found = moetune.full_state_dict(model)
     for name, value in twin.state_dict().items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10)
+
+
+def test_chunks_that_were_packed_anew_are_fetched_as_by_a_fresh_cache() -> None:
+    """A known order is fetched ahead at the end of a step; after a new packing there is none."""
+    for make, is_packed_anew in ((models.Plain, False), (models.Backwards, True)):
+        model, optimizer = sharded(Case(make=make, places=2))
+        for _ in range(2):
+            with torch.no_grad():
+                model(TOKENS)
+        exact_loss_of(model, TOKENS).backward()
+        chunks = moetune.model_chunks(model)
+        before = chunks.traffic
+        optimizer.step()
+        num_ahead = (chunks.traffic - before).gathers
+        assert (bool(chunks.order), num_ahead) == ((False, 0) if is_packed_anew else (True, 2))
 
 
 def test_what_a_step_in_the_backward_pass_rules_out_is_an_error() -> None:
@@ -305,14 +320,14 @@ def test_a_module_that_needs_more_chunks_than_places_is_named() -> None:
     wide = nn.ModuleDict({"a": nn.MultiheadAttention(16, 2, kdim=8, vdim=8)}).double()
     _shard(wide, chunk_bytes=2048, cache_bytes=2 * 2048)
     y = torch.ones(2, 3, 8, dtype=torch.float64)
-    with pytest.raises(moetune.InputError, match=r"a \(a\..*\) needs 5 chunks.*2 places"):
+    with pytest.raises(moetune.InputError, match=r"a \(a\..*\) needs 5 chunks.*holds 2"):
         wide["a"](x, y, y)
 
 
 def test_host_memory_that_is_too_small_is_an_error_before_anything_is_allocated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(layout, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(shard_options, "available_bytes", lambda: 1000)
     model = models.Plain()
     before = [parameter.data_ptr() for parameter in model.parameters()]
     with pytest.raises(moetune.AllocationError, match=r"need [0-9]+ bytes of host memory"):

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import nn
 
 import moetune
+from examples.language_model import LanguageModel
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.runtime.links import LocalLink
-from moetune.runtime.parallel.language_model import LanguageModel
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (

@@ -1,6 +1,8 @@
 """Sharded training on several ranks ends where plain training on all batches ends."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ TOKENS = torch.arange(10).view(2, 5)
 
 def _two_ranks() -> None:
     everything = check_equals_plain(Case(make=models.Plain, steps=25), "all cached")
-    assert everything.num_places > 3
+    assert everything.cache_capacity > 3
     check_equals_plain(Case(make=models.Plain, places=2, steps=50), "two places")
     check_equals_plain(Case(make=models.Plain, steps=25, options={"scatter": False}), "whole")
     check_equals_plain(Case(make=models.Plain, places=3, options={"offload": True}), "offloaded")
@@ -42,9 +44,28 @@ def _two_ranks() -> None:
     check_equals_plain(Case(make=models.Attentive, places=2, chunk_bytes=10**6), "fused")
 
 
+def _gradients_that_tell() -> None:
+    """SGD, because Adam's step is the same for gradients that are all too large."""
+    plainly: dict[str, Any] = {"optimizer": torch.optim.SGD, "settings": {"lr": 0.5}}
+    for make, options in (
+        (models.Plain, {"scatter": False}),
+        (models.Tied, {}),
+        (models.Plain, {}),
+    ):
+        case = Case(make=make, max_norm=0.1, options=options, **plainly)
+        check_equals_plain(case, f"{make.__name__} clipped, {options}")
+    fused = Case(make=models.Attentive, places=2, chunk_bytes=10**6, max_norm=0.1, **plainly)
+    check_equals_plain(fused, "fused and clipped")
+    # Nothing waits between the last micro-batch and the step for what is still on its way.
+    for options in ({}, {"offload": True}, {"scatter": False}):
+        case = Case(make=models.Plain, micro_batches=3, options=options, **plainly)
+        check_equals_plain(case, f"three micro-batches, {options}")
+
+
 @pytest.mark.dist
-def test_two_ranks_end_where_plain_training_ends() -> None:
-    assert run_ranks(_two_ranks, 2) == ["", ""]
+@pytest.mark.parametrize("worker", [_two_ranks, _gradients_that_tell])
+def test_two_ranks_end_where_plain_training_ends(worker: Callable[[], None]) -> None:
+    assert run_ranks(worker, 2) == ["", ""]
 
 
 def _make_layer(group: dist.ProcessGroup | None) -> moetune.MoELayer:
@@ -70,7 +91,7 @@ def _experts() -> None:
             ),
             f"experts over two of four ranks, {places} places",
         )
-        assert {stored.team.num_ranks for stored in chunks.stored} == {2, 4}
+        assert {stored.replicas.num_ranks for stored in chunks.stored} == {2, 4}
     chunks = check_equals_plain(
         Case(
             make=lambda: models.Sparse(lambda: _make_layer(None)),
@@ -80,7 +101,7 @@ def _experts() -> None:
         ),
         "experts over all ranks",
     )
-    assert {stored.team.num_ranks for stored in chunks.stored} == {1, 4}
+    assert {stored.replicas.num_ranks for stored in chunks.stored} == {1, 4}
 
 
 @pytest.mark.dist
@@ -221,7 +242,7 @@ def _count(case: Case) -> tuple[int, ModelChunks]:
     for step in range(3):
         before = chunks.traffic
         step_sharded(case, step, model, optimizer)
-    chunks.settle()
+    chunks.finish_reductions()
     return (chunks.traffic - before).communicated_bytes, chunks
 
 
@@ -262,9 +283,37 @@ def _another_model() -> None:
         moetune.shard(model, optimizer, chunk_bytes=CHUNK_BYTES)
 
 
+class _EitherWayRound(torch.nn.Module):
+    """Layers of one size, a chunk each; rank 1 calls them in the opposite order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(models.VOCABULARY, 10)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(10, models.VOCABULARY if last else 10, bias=False)
+            for last in (False, False, False, True)
+        )
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        *inner, last = self.layers
+        x = self.embedding(tokens)
+        for layer in reversed(inner) if dist.get_rank() else inner:
+            x = layer(x)
+        logits: torch.Tensor = last(x)
+        return logits
+
+
+def _another_order() -> None:
+    case = Case(make=_EitherWayRound, chunk_bytes=960)
+    model, optimizer = sharded(case)
+    with pytest.raises(moetune.RankMismatchError):
+        step_sharded(case, 0, model, optimizer)
+
+
 def _modes_and_mismatches() -> None:
     _modes()
     _another_model()
+    _another_order()
 
 
 @pytest.mark.dist

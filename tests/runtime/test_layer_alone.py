@@ -14,7 +14,6 @@ from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.moe.schedule import issue_order
 from moetune.runtime.plans.book import PlanBook
 from tests.runtime.faults import make
 from tests.runtime.plans import small_plan
@@ -33,6 +32,7 @@ SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
         ({"pipeline": -2}, "pipeline"),
         ({"memory_reuse": "S9"}, "S9"),
         ({"plan": "nowhere.json"}, "nowhere.json"),
+        ({"sequence_parallel": True}, "sequence_parallel"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(options: dict[str, object], message: str) -> None:
@@ -225,8 +225,3 @@ def test_edited_plan_file_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(InputError, match="hash"):
         make(pipeline=True, plan=path)
-
-
-def test_interleaved_order_alternates_on_the_link() -> None:
-    link = [step for step in issue_order(4, "interleaved") if step[0] != "compute"]
-    assert " ".join(f"{name[0]}{chunk}" for name, chunk in link) == "d0 d1 c0 d2 c1 d3 c2 c3"

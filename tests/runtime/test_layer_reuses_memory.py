@@ -6,7 +6,7 @@ import torch
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.experts import Blocks, GradientSum
+from moetune.runtime.moe.kernels import Blocks, GradientSum
 from moetune.runtime.moe.layer import MoELayer
 from tests.ranks import run_ranks
 from tests.runtime import workers
@@ -118,7 +118,7 @@ def test_copies_are_waited_for_before_their_buffers_are_used(
 
 
 class RecordedCopies(LateCopies):
-    """Notes each load in a list that notes the products too."""
+    """Notes each load in a list that notes the GEMMs too."""
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
@@ -129,17 +129,17 @@ class RecordedCopies(LateCopies):
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
-def test_the_next_pre_activations_are_loaded_behind_the_last_two_products(
+def test_the_next_pre_activations_are_loaded_behind_the_last_two_gemms(
     activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     degree, d_hidden, events = 3, 16, list[str]()
-    honest = GradientSum.add_products
+    honest = GradientSum.add_gemm
 
-    def add_products(self: GradientSum, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
+    def add_gemm(self: GradientSum, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
         events.append("w2" if x.shape[1] == d_hidden else "w1 or w3")
         honest(self, x, y, blocks)
 
-    monkeypatch.setattr(GradientSum, "add_products", add_products)
+    monkeypatch.setattr(GradientSum, "add_gemm", add_gemm)
     layer = MoELayer(8, d_hidden, 1, activation=activation, pipeline=degree, memory_reuse="S2")
     layer.offload_with(RecordedCopies(events))
     layer(torch.randn(24, 8, requires_grad=True)).sum().backward()

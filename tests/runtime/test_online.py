@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.plans import search as online
-from moetune.runtime.plans.search import OnlineBook
-from moetune.runtime.plans.stopwatch import CallWatch, device_clock
+from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.observe import CallWatch, device_clock
+from moetune.runtime.plans.search import OnlineSearch
 from moetune.store import open_store
 from tests.ranks import run_ranks
 from tests.runtime import online_workers
@@ -85,7 +86,7 @@ def test_it_finds_the_best_degrees_says_so_and_keeps_them(
 def test_a_tensor_layer_is_searched_for_degrees_alone(tmp_path: Path) -> None:
     clock, tuner = MadeUpClock(best_at(6, 2)), study_tuner(tmp_path)
     plan = small_plan(layer=SHAPE, world_size=1, dtype="float64", expert_parallel="tensor")
-    book = OnlineBook([plan], make_tuner=lambda: tuner, clock=clock)
+    book = PlanBook([plan], search=OnlineSearch(make_tuner=lambda: tuner, clock=clock))
     layer = TensorExpertLayer(8, 16, 4, 2, planbook=book, dtype=torch.float64)
     clock.layer = layer
     steps_until_settled(layer, book, tuner, [40])
@@ -98,14 +99,15 @@ def test_a_later_book_starts_from_what_was_settled(tmp_path: Path) -> None:
     layer, book, _, tuner = online_layer(tmp_path, best_at(6, 2))
     steps_until_settled(layer, book, tuner, [40])
     later = study_tuner(tmp_path)
-    book = OnlineBook([plan_of(1)], settled=tuner.settled, make_tuner=lambda: later)
+    search = OnlineSearch(known=tuner.settled, make_tuner=lambda: later)
+    book = PlanBook([plan_of(1)], search=search)
     layer = make(pipeline=True, planbook=book, dtype=torch.float64)
     for _ in range(3):
         train(layer, 40)
         book.step()
         assert degrees(layer.decision) == (6, 2)
     assert later.tasks == []
-    assert book.digest != OnlineBook([plan_of(1)], make_tuner=lambda: later).digest
+    assert book.digest != PlanBook([plan_of(1)]).digest
 
 
 def test_a_job_that_ended_in_a_search_leaves_it_to_the_next(tmp_path: Path) -> None:
@@ -231,7 +233,7 @@ def test_a_forced_strategy_is_searched_for_itself(tmp_path: Path) -> None:
     steps_until_settled(layer, book, tuner, [40])
     (settled,) = tuner.settled
     assert (settled.memory_reuse, settled.decision.strategy) == ("S4", "S4")
-    free = OnlineBook([plan_of(1)], settled=[settled], make_tuner=lambda: tuner)
+    free = PlanBook([plan_of(1)], search=OnlineSearch(known=[settled], make_tuner=lambda: tuner))
     layer = make(pipeline=True, planbook=free, dtype=torch.float64)
     train(layer, 40)
     assert degrees(layer.decision) == PLANNED

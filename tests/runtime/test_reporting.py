@@ -12,9 +12,9 @@ import pytest
 
 from moetune.domain.document import encode
 from moetune.domain.records import Observation
-from moetune.runtime.plans import observe as reporting
-from moetune.runtime.plans.line import ServiceLine
-from moetune.runtime.plans.observe import ObservationSender, merged, post_observations
+from moetune.runtime.plans import service as reporting
+from moetune.runtime.plans.observe import merged, post_observations
+from moetune.runtime.plans.service import ObservationSender, ServiceConnection
 from tests.runtime.stub_service import serving
 
 ONE = Observation(
@@ -74,11 +74,11 @@ def sender_to(receiver: Receiver, *, is_quiet: bool = False) -> Iterator[Observa
 def test_a_batch_is_one_document_with_the_times_of_each_plan_and_decision_together() -> None:
     other = replace(ONE, plan_id="77ab")
     with serving(lambda exchange, _: exchange.reply(202)) as stub:
-        line = ServiceLine(stub.url, "write-7f3a")
-        sender = ObservationSender(partial(post_observations, line))
+        connection = ServiceConnection(stub.url, "write-7f3a")
+        sender = ObservationSender(partial(post_observations, connection))
         sender.add(ONE)
         sender.close()
-        post_observations(line, [numbered(3), other, numbered(1), numbered(2)])
+        post_observations(connection, [numbered(3), other, numbered(1), numbered(2)])
     first, second = stub.documents("/v1/observations")
     assert first == {"schema": "moetune.observations/1", "observations": [encode(ONE)]}
     assert second["observations"] == [

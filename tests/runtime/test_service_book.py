@@ -11,8 +11,9 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Observation
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.plans.observe import ObservationSender
-from moetune.runtime.plans.service import FoundPlans, Reports, ServiceBook, share_found
+from moetune.runtime.plans.book import FoundPlans, PlanBook, share_plans
+from moetune.runtime.plans.observe import StepReporter
+from moetune.runtime.plans.service import ObservationSender
 from tests.runtime.online_workers import SHAPE, MadeUp, train
 from tests.runtime.plans import small_plan
 
@@ -30,18 +31,16 @@ class Kept(ObservationSender):
         self.observations.append(observation)
 
 
-def book_of(
-    *plans: Plan, every: int = 1, known: Sequence[Plan] = (PLAN,)
-) -> tuple[ServiceBook, Kept]:
+def book_of(*plans: Plan, every: int = 1, known: Sequence[Plan] = (PLAN,)) -> tuple[PlanBook, Kept]:
     sender = Kept()
-    reports = Reports(
-        sender=sender, plan_ids=[plan.id for plan in known], every=every,
+    reporter = StepReporter(
+        sender, plan_ids=[plan.id for plan in known], every=every,
         clock=lambda phase, _: MadeUp(2.0 if phase == "forward" else 3.0),
     )  # fmt: skip
-    return ServiceBook(plans or (PLAN,), reports=reports), sender
+    return PlanBook(plans or (PLAN,), reporter=reporter), sender
 
 
-def layer_of(book: ServiceBook, **options: object) -> MoELayer:
+def layer_of(book: PlanBook, **options: object) -> MoELayer:
     arguments: dict[str, object] = {"planbook": book, "dtype": torch.float64} | options
     return MoELayer(8, 16, 4, 2, **arguments)  # type: ignore[arg-type] # options of any kind
 
@@ -145,8 +144,9 @@ def test_a_copied_model_reports_to_the_same_service_and_a_saved_one_to_none() ->
         train(one, 40)
     loaded = pickle.loads(pickle.dumps(book))  # noqa: S301 - our own
     assert loaded.plans == book.plans
-    shelf = pickle.loads(pickle.dumps(layer._shelves[torch.float64]))  # noqa: S301 - our own
-    assert shelf.decide(40) == PLAN.decide(40)
+    saved = pickle.loads(pickle.dumps(layer))  # noqa: S301 - our own
+    train(saved, 40)
+    assert saved.decision == PLAN.decide(40)
     book.close()
     assert len(sender.observations) == 2
 
@@ -154,18 +154,18 @@ def test_a_copied_model_reports_to_the_same_service_and_a_saved_one_to_none() ->
 def test_layers_whose_plan_could_not_be_had_run_one_chunk_without_another_word(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    book = ServiceBook((), is_complete=False)
+    book = PlanBook((), is_complete=False)
     layer = layer_of(book)
     train(layer, 40)
     assert layer.decision == Decision(forward_degree=1, backward_degree=1)
     assert caplog.text == ""
-    layer = layer_of(ServiceBook(()))
+    layer = layer_of(PlanBook(()))
     train(layer, 40)
     assert "no plan for" in caplog.text
 
 
 def test_other_plans_of_an_incomplete_book_are_used() -> None:
-    layer = layer_of(ServiceBook((PLAN,), is_complete=False))
+    layer = layer_of(PlanBook((PLAN,), is_complete=False))
     train(layer, 40)
     assert layer.decision == PLAN.decide(40)
 
@@ -175,11 +175,11 @@ def test_whatever_stops_the_first_rank_is_an_error_that_travels() -> None:
         raise RuntimeError("can't start new thread")
 
     with pytest.raises(MoetuneError, match="new thread"):
-        share_found(find)
+        share_plans(find)
 
 
 def test_a_book_that_reports_nothing_closes() -> None:
-    book = share_found(lambda: FoundPlans(plans=[PLAN]))
+    book = share_plans(lambda: FoundPlans(plans=[PLAN]))
     train(layer_of(book), 40)
     book.close()
     assert book.plans == (PLAN,)

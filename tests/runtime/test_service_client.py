@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.layer import LayerShape
-from moetune.runtime.plans import line as service_line
+from moetune.runtime.plans import service
 from moetune.runtime.plans.client import ServiceClient
 from tests.runtime.plans import small_plan
 from tests.runtime.stub_service import Exchange, Seen, serving
@@ -32,8 +33,14 @@ OTHER = canonical_json(small_plan(layer=SHAPE, tokens=80)).encode()
 Fault = Callable[[Exchange, Seen], None]
 
 
-def client_of(url: str, cache: Path, token: str | None = TOKEN) -> ServiceClient:
-    return ServiceClient(url, token, cache, timeout_seconds=0.2, pause_seconds=0.01)
+SOON_SECONDS = 0.2
+"""Of clients whose service never answers; the others wait as long as a busy machine needs."""
+
+
+def client_of(
+    url: str, cache: Path, token: str | None = TOKEN, *, timeout_seconds: float = 20.0
+) -> ServiceClient:
+    return ServiceClient(url, token, cache, timeout_seconds=timeout_seconds, pause_seconds=0.01)
 
 
 def good(exchange: Exchange, _: Seen) -> None:
@@ -153,6 +160,10 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }  # fmt: skip
 
 
+def patience(fault: str) -> float:
+    return SOON_SECONDS if fault in {"never answers", "trickles"} else 20.0
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_leads_to_the_last_good_plan_and_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
@@ -161,7 +172,8 @@ def test_a_fault_leads_to_the_last_good_plan_and_one_warning(
     keep(tmp_path)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     with serving(fault) as stub:
-        assert client_of(stub.url, tmp_path).resolve(ASKED) == PLAN
+        client = client_of(stub.url, tmp_path, timeout_seconds=patience(name))
+        assert client.resolve(ASKED) == PLAN
     (warning,) = warnings_of(caplog)
     assert stub.url in warning
     assert f"goes on with its plan {PLAN.id[:12]}" in warning
@@ -177,7 +189,8 @@ def test_a_fault_without_a_last_good_plan_leads_to_none_and_one_warning(
 ) -> None:
     fault, words = FAULTS[name]
     with serving(fault) as stub:
-        assert client_of(stub.url, tmp_path / "cache").resolve(ASKED) is None
+        client = client_of(stub.url, tmp_path / "cache", timeout_seconds=patience(name))
+        assert client.resolve(ASKED) is None
     (warning,) = warnings_of(caplog)
     assert "NO PLAN, its layers run one chunk" in warning
     assert re.search(words, warning)
@@ -191,7 +204,8 @@ def test_a_refusal_whose_words_never_come_leads_to_the_last_good_plan(tmp_path: 
 
     keep(tmp_path)
     with serving(hang_in_a_refusal) as stub:
-        assert client_of(stub.url, tmp_path).resolve(ASKED) == PLAN
+        client = client_of(stub.url, tmp_path, timeout_seconds=SOON_SECONDS)
+        assert client.resolve(ASKED) == PLAN
 
 
 def test_a_service_that_is_not_there_leads_to_the_last_good_plan(
@@ -235,7 +249,7 @@ def test_plain_http_where_tls_is_asked_for_is_a_fault_like_any_other(
 def test_an_endless_answer_is_not_read_to_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_line, "MOST_BYTES", 1000)
+    monkeypatch.setattr(service, "MOST_BYTES", 1000)
     with serving(lambda exchange, _: exchange.reply(200, b" " * 10**6)) as stub:
         assert client_of(stub.url, tmp_path).resolve(ASKED) is None
     assert "longer than 1,000 bytes" in warnings_of(caplog)[0]
@@ -286,7 +300,7 @@ def test_a_service_that_is_away_is_asked_once_and_one_warning_names_all(
 ) -> None:
     keep(tmp_path)
     with serving(lambda exchange, _: exchange.hang()) as stub:
-        client = client_of(stub.url, tmp_path)
+        client = client_of(stub.url, tmp_path, timeout_seconds=SOON_SECONDS)
         other = {**ASKED, "tokens_per_rank": 80}
         assert client.ask([other, ASKED, "3f9c21"]) == (None, PLAN, None)
     assert len(stub.seen) == 3
@@ -366,3 +380,21 @@ def test_a_cache_that_cannot_be_made_costs_the_copy_and_not_the_plan(
     with serving(good) as stub:
         assert client_of(stub.url, tmp_path / "file" / "plans").resolve(ASKED) == PLAN
     assert "Not a directory" in warnings_of(caplog)[0]
+
+
+def test_each_try_waits_longer_than_the_one_before_and_the_first_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    here = threading.get_ident()
+
+    def sleep(seconds: float) -> None:
+        if threading.get_ident() == here:
+            pauses.append(seconds)
+
+    with serving(close) as stub:
+        client = ServiceClient(stub.url, TOKEN, tmp_path, timeout_seconds=20.0, pause_seconds=0.25)
+        monkeypatch.setattr(time, "sleep", sleep)
+        assert client.resolve(ASKED) is None
+        assert len(stub.seen) == 3
+    assert pauses == [0.0, 0.25, 0.5]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, LayerShape, Workload
+from moetune.domain.layer import ExpertParallel, LayerKey, LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
@@ -90,13 +90,12 @@ def test_a_layer_runs_only_plans_for_its_way_to_share_experts(wanted: ExpertPara
     )
     with pytest.raises(InputError, match=f"--expert-parallel {wanted}"):
         kind(4, 8, 2, plan=foreign)
-    assert kind(4, 8, 2, plan=fitting)._book.plans == (fitting,)
-    book = PlanBook([foreign])
-    assert book.shelf(LAYER, expert_parallel=wanted, num_ranks=1, dtype="float32") is None
-    both = PlanBook([foreign, fitting])
-    shelf = both.shelf(LAYER, expert_parallel=wanted, num_ranks=1, dtype="float32")
-    assert shelf is not None
-    assert shelf.nearest(40) is fitting
+    layer = kind(4, 8, 2, plan=fitting)
+    layer(torch.randn(40, 4))
+    assert layer.decision == fitting.decide(40)
+    key = LayerKey(layer=LAYER, expert_parallel=wanted, num_ranks=1, dtype="float32")
+    assert PlanBook([foreign]).layer_plans(key) is None
+    assert PlanBook([foreign, fitting]).plans_for(key) == [fitting]
 
 
 def test_a_layer_between_sequence_shards_runs_only_plans_for_those() -> None:
@@ -106,17 +105,18 @@ def test_a_layer_between_sequence_shards_runs_only_plans_for_those() -> None:
     ]
     for in_shards, plan, other in zip((False, True), plans, reversed(plans), strict=True):
         layer = partial(TensorExpertLayer, 4, 8, 2, sequence_parallel=in_shards)
-        assert layer(plan=plan)._book.plans == (plan,)
+        planned = layer(plan=plan)
+        planned(torch.randn(40, 4))
+        assert planned.decision == plan.decide(40)
         flags = "--expert-parallel tensor" + " --sequence-parallel" * in_shards
         with pytest.raises(InputError, match="tensor with sequence shards") as caught:
             layer(plan=other)
         assert f"{flags}`" in caught.value.hint
-        shelf = PlanBook(plans).shelf(
-            LAYER, expert_parallel="tensor", sequence_parallel=in_shards, num_ranks=1,
+        key = LayerKey(
+            layer=LAYER, expert_parallel="tensor", sequence_parallel=in_shards, num_ranks=1,
             dtype="float32",
         )  # fmt: skip
-        assert shelf is not None
-        assert shelf.nearest(40) is plan
+        assert PlanBook(plans).plans_for(key) == [plan]
 
 
 def test_a_plan_of_a_whole_model_is_found_by_the_ranks_that_share_the_experts() -> None:
@@ -125,6 +125,6 @@ def test_a_plan_of_a_whole_model_is_found_by_the_ranks_that_share_the_experts() 
     layout = replace(plan.layout, dp=2, pp=2)
     whole = replace(plan, id=inputs.plan_id, inputs=inputs, layout=layout)
     book = PlanBook([whole])
-    found = partial(book.shelf, LAYER, expert_parallel="tensor", dtype="float32")
-    assert found(num_ranks=2) is not None
-    assert found(num_ranks=8) is None
+    key = partial(LayerKey, layer=LAYER, expert_parallel="tensor", dtype="float32")
+    assert book.layer_plans(key(num_ranks=2)) is not None
+    assert book.layer_plans(key(num_ranks=8)) is None

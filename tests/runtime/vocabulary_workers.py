@@ -10,10 +10,12 @@ from torch.nn import functional
 
 from moetune.runtime.links import Link, link_of
 from moetune.runtime.parallel.vocabulary import (
-    SharedEmbedding,
-    SharedHead,
-    share_of,
-    shared_cross_entropy,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    vocab_range,
+)
+from moetune.runtime.parallel.vocabulary import (
+    vocab_parallel_cross_entropy as cross_entropy_of,
 )
 from tests.runtime.workers import relative_error
 
@@ -43,7 +45,7 @@ def the_link() -> Link:
 
 
 def mine_of(vocab_size: int) -> slice:
-    share = share_of(vocab_size, the_link())
+    share = vocab_range(vocab_size, the_link())
     return slice(share.start, share.stop)
 
 
@@ -66,7 +68,7 @@ def is_equal_on_all_ranks(values: torch.Tensor) -> bool:
 
 
 def shares_are_the_vocabulary(vocab_size: int) -> None:
-    mine = share_of(vocab_size, the_link())
+    mine = vocab_range(vocab_size, the_link())
     bounds = the_link().gather(torch.tensor([mine.start, mine.stop]), "a comparison")
     assert [word for low, high in bounds.tolist() for word in range(low, high)] == list(
         range(vocab_size)
@@ -78,8 +80,8 @@ def shares_are_the_vocabulary(vocab_size: int) -> None:
 def layers_are_drawn_as_whole_ones(vocab_size: int) -> None:
     mine = mine_of(vocab_size)
     pairs: tuple[tuple[nn.Module, nn.Module], ...] = (
-        (SharedEmbedding(vocab_size, WIDTH, the_link()), nn.Embedding(vocab_size, WIDTH)),
-        (SharedHead(WIDTH, vocab_size, the_link()), nn.Linear(WIDTH, vocab_size)),
+        (VocabParallelEmbedding(vocab_size, WIDTH, the_link()), nn.Embedding(vocab_size, WIDTH)),
+        (VocabParallelHead(WIDTH, vocab_size, the_link()), nn.Linear(WIDTH, vocab_size)),
     )
     for shared, whole in pairs:
         for layer in (shared, whole):
@@ -93,7 +95,7 @@ def layers_are_drawn_as_whole_ones(vocab_size: int) -> None:
 
 def embedding_equals_whole(vocab_size: int) -> None:
     whole = nn.Embedding(vocab_size, WIDTH, dtype=torch.float64)
-    shared = SharedEmbedding(vocab_size, WIDTH, the_link()).double()
+    shared = VocabParallelEmbedding(vocab_size, WIDTH, the_link()).double()
     mine = mine_of(vocab_size)
     with torch.no_grad():
         whole.weight.copy_(random(vocab_size, WIDTH))
@@ -110,7 +112,7 @@ def embedding_equals_whole(vocab_size: int) -> None:
 
 def head_equals_whole(vocab_size: int) -> None:
     whole = nn.Linear(WIDTH, vocab_size, dtype=torch.float64)
-    shared = SharedHead(WIDTH, vocab_size, the_link()).double()
+    shared = VocabParallelHead(WIDTH, vocab_size, the_link()).double()
     mine = mine_of(vocab_size)
     with torch.no_grad():
         shared.weight.copy_(whole.weight.copy_(random(vocab_size, WIDTH))[mine])
@@ -138,7 +140,7 @@ def loss_equals_whole(vocab_size: int, scale: float) -> None:
     logits_TV = (scale * random(NUM_TOKENS, vocab_size)).requires_grad_()
     logits_TW = logits_TV.detach()[:, mine].clone().requires_grad_()
     wanted = functional.cross_entropy(logits_TV, wanted_T)
-    found = shared_cross_entropy(logits_TW, wanted_T, vocab_size=vocab_size, link=the_link())
+    found = cross_entropy_of(logits_TW, wanted_T, vocab_size=vocab_size, link=the_link())
     assert abs(found.item() - wanted.item()) <= SAME * max(1.0, abs(wanted.item()))
     assert is_equal_on_all_ranks(found)
     for result in (found, wanted):
@@ -154,7 +156,7 @@ def loss_of_bfloat16_is_normalised_in_float32() -> None:
     logits_TV = 8 * random(num_tokens, vocab_size, dtype=torch.bfloat16)
     wanted_T = torch.arange(num_tokens) * 13 % vocab_size
     logits_TW = logits_TV[:, mine].clone().requires_grad_()
-    found = shared_cross_entropy(logits_TW, wanted_T, vocab_size=vocab_size, link=the_link())
+    found = cross_entropy_of(logits_TW, wanted_T, vocab_size=vocab_size, link=the_link())
     exact_TV = logits_TV.double().requires_grad_()
     wanted = functional.cross_entropy(exact_TV, wanted_T)
     assert found.dtype == torch.float32
@@ -171,14 +173,14 @@ def loss_of_bfloat16_is_normalised_in_float32() -> None:
 
 def tokens_outside_the_vocabulary_are_refused() -> None:
     vocab_size = 7
-    embedding = SharedEmbedding(vocab_size, WIDTH, the_link())
-    logits_TW = torch.zeros(1, len(share_of(vocab_size, the_link())))
+    embedding = VocabParallelEmbedding(vocab_size, WIDTH, the_link())
+    logits_TW = torch.zeros(1, len(vocab_range(vocab_size, the_link())))
     for token in (vocab_size, vocab_size + 5, -1, -100):
         tokens_T = torch.tensor([token])
         with pytest.raises(IndexError):
             embedding(tokens_T)
         with pytest.raises(RuntimeError, match="out of bounds"):
-            shared_cross_entropy(logits_TW, tokens_T, vocab_size=vocab_size, link=the_link())
+            cross_entropy_of(logits_TW, tokens_T, vocab_size=vocab_size, link=the_link())
 
 
 def _part(whole: torch.Tensor | None, mine: slice) -> torch.Tensor | None:

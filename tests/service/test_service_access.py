@@ -255,6 +255,15 @@ def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, text: str) -> Non
     assert "secrets.token_hex" in caught.value.hint
 
 
+@pytest.mark.parametrize("num_characters", [4096, 4097, 10_000])
+def test_a_file_too_long_for_a_token_is_refused_and_not_cut(
+    tmp_path: Path, num_characters: int
+) -> None:
+    with pytest.raises(InputError):
+        read_token_file(_token_file(tmp_path, "a" * num_characters))
+    assert read_token_file(_token_file(tmp_path, "a" * 4095)) == "a" * 4095
+
+
 @pytest.mark.parametrize("make", [Path.mkdir, Path.exists])
 def test_a_token_file_that_is_none_is_refused(
     tmp_path: Path, make: Callable[[Path], object]

@@ -1,13 +1,13 @@
 import pytest
 import torch
 
+from examples.language_model import LanguageModel
 from moetune.domain.chunks import pack
 from moetune.domain.constraints import Bounds
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.language_model import LanguageModel
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
 from moetune.solve.model.prices import Prices
 from moetune.solve.model.runtime import MOETUNE

@@ -38,7 +38,7 @@ def test_chunks_keep_gradients_masters_and_moments_in_full_precision() -> None:
     model, optimizer = moetune.shard(torch.nn.Sequential(linear), adam, chunk_bytes=2**13)
     model(torch.randn(2, 64, dtype=torch.bfloat16)).sum().backward()
     chunks = moetune.model_chunks(model)
-    chunks.settle()
+    chunks.finish_reductions()
     (chunk,) = chunks.stored
     gradient_bytes = 0 if chunk.gradient is None else chunk.gradient.nbytes
     optimizer.step()

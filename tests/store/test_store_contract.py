@@ -1,5 +1,6 @@
 """The store's contract, run on SQLite and on a real PostgreSQL."""
 
+import itertools
 import math
 from collections.abc import Callable
 from contextlib import closing
@@ -242,6 +243,15 @@ class TestStore:
     ) -> None:
         store.save_plan(make_plan())
         assert store.plan(prefix) is None
+
+    @pytest.mark.parametrize("digit", ["0", "f"])
+    def test_a_prefix_finds_ids_that_go_on_with_the_first_digit_and_with_the_last(
+        self, store: Store, make_plan: PlanMaker, digit: str
+    ) -> None:
+        plan = next(one for one in map(make_plan, itertools.count(1)) if one.id[2] == digit)
+        store.save_plan(plan)
+        for length in (2, 3, 64):
+            assert store.plan(plan.id[:length]) == plan
 
     def test_a_prefix_of_several_plans_is_ambiguous_and_names_them(
         self, store: Store, make_plan: PlanMaker

@@ -1,4 +1,7 @@
-"""Which row goes where: chunks, their order on the wire, and everyone's counts.
+"""Plan a step's dispatch: which row goes where, cut into chunks, with everyone's counts.
+
+Between `gate` and `function` in `MoELayer.forward`: the gate's choices become the rows, counts and
+orders that both phases follow. No token comes here, only the numbers of its experts.
 
 T tokens of this rank, K choices a token, N kept rows, P ranks, L local experts of a rank.
 
@@ -10,16 +13,56 @@ token), where every expert's rows of a run of pieces can be multiplied at once.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from moetune.runtime.links import Link
+from moetune.runtime.moe.kernels import Blocks, blocks_of
+
+
+def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
+    """Return slices of these sizes, one after another."""
+    ends = itertools.accumulate(sizes, initial=0)
+    return tuple(slice(low, high) for low, high in itertools.pairwise(ends))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ChunkLayout:
+    """Where each chunk's rows lie among all that this rank's experts compute in the step.
+
+    Args:
+        rows: of every chunk.
+        blocks: its experts' rows, from the chunk's first on.
+    """
+
+    rows: tuple[slice, ...]
+    blocks: tuple[Blocks, ...]
+
+    @classmethod
+    def cut(cls, rows_CL: Sequence[Sequence[int]], chunk_pieces: tuple[int, ...]) -> "ChunkLayout":
+        """Return the chunks that are runs of pieces.
+
+        Args:
+            rows_CL: [piece][local expert] rows.
+            chunk_pieces: bounds of every chunk in pieces.
+        """
+        chunks = [rows_CL[low:high] for low, high in itertools.pairwise(chunk_pieces)]
+        return cls(
+            rows=slices_of(sum(map(sum, rows)) for rows in chunks),
+            blocks=tuple(map(blocks_of, chunks)),
+        )
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the largest chunk."""
+        sizes: list[int] = [rows.stop - rows.start for rows in self.rows]
+        return max(sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseOrder:
     """One phase's chunks of rows.
 
     Args:
@@ -58,14 +101,14 @@ class Dispatch:
         rows_CL: [piece][local expert] the same, summed over the sources.
     """
 
-    forward: Order
-    backward: Order
+    forward: PhaseOrder
+    backward: PhaseOrder
     num_dropped: int
     counts_PCL: Sequence[Sequence[Sequence[int]]]
     rows_CL: Sequence[Sequence[int]]
 
     @property
-    def reuses_nothing(self) -> bool:
+    def is_single_chunk(self) -> bool:
         """Whether both phases are one chunk, which leaves no buffer to use again."""
         return self.forward.degree == self.backward.degree == 1
 
@@ -79,6 +122,15 @@ class Dispatch:
     def num_received(self) -> int:
         """Rows that this rank's experts see in the step."""
         return sum(sum(rows) for rows in self.rows_CL)
+
+    def layout(self, order: PhaseOrder) -> ChunkLayout:
+        """Return where a phase's chunks lie among the received rows."""
+        return ChunkLayout.cut(self.rows_CL, order.chunk_pieces)
+
+    def regroups(self, order: PhaseOrder) -> "list[Regroup]":
+        """Return every chunk's change between the order on the wire and that of the experts."""
+        chunks = itertools.pairwise(order.chunk_pieces)
+        return [Regroup(self.counts_PCL, pieces) for pieces in chunks]
 
 
 def plan_dispatch(
@@ -108,11 +160,11 @@ def plan_dispatch(
     receive_PCL = link.swap(send_PCL, "the exchange of token counts")
     send, receive = torch.stack((send_PCL, receive_PCL)).tolist()
 
-    def order(chunk_pieces: tuple[int, ...]) -> Order:
+    def order(chunk_pieces: tuple[int, ...]) -> PhaseOrder:
         send_counts = _per_chunk(send, chunk_pieces)
         key = _sending_key(cells, chunk_pieces, num_experts, num_ranks)
         pairs = torch.sort(key, stable=True).indices
-        return Order(
+        return PhaseOrder(
             pairs_N=pairs[: sum(map(sum, send_counts))],
             num_pairs=len(pairs),
             chunk_pieces=chunk_pieces,
@@ -221,3 +273,53 @@ def transpose_blocks(
     grid = [[next(blocks) for _ in line] for line in counts]
     flat = [block for column in zip(*grid, strict=True) for block in column]
     return torch.cat(flat, out=out)
+
+
+class WeightExchange:
+    """The exchange of one number for each row, all chunks of a step together.
+
+    Where results that came back are not saved, the experts apply the combine weights: weights
+    travel to them once a step, and their gradients back.
+    """
+
+    def __init__(self, dispatch: Dispatch, link: Link) -> None:
+        self._dispatch, self._link = dispatch, link
+        order = dispatch.forward
+        self._chunk_counts = order.send_counts
+        self._rank_counts = list(zip(*order.send_counts, strict=True))
+        self._send = [sum(counts) for counts in self._rank_counts]
+        self._receive = [sum(counts) for counts in zip(*order.receive_counts, strict=True)]
+        self._regroup = Regroup(dispatch.counts_PCL, (0, order.chunk_pieces[-1]))
+
+    def send(self, weights_TK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weights of the rows that this rank receives, (R, 1) by piece and expert."""
+        rows_N1 = weights_TK.reshape(-1)[self._dispatch.forward.pairs_N].to(dtype).unsqueeze(1)
+        rows_N1 = transpose_blocks(rows_N1, self._chunk_counts, torch.empty_like(rows_N1))
+        arrived_R1 = rows_N1.new_empty(sum(self._receive), 1)
+        self._exchange(arrived_R1, rows_N1, self._receive, self._send, "the exchange of weights")
+        if self._regroup.changes_nothing:
+            return arrived_R1
+        return self._regroup.by_expert(arrived_R1, torch.empty_like(arrived_R1))
+
+    def bring_back(self, grads_R1: torch.Tensor, like_TK: torch.Tensor) -> torch.Tensor:
+        """Return the gradients of the weights, 0 for dropped pairs, shaped as `like_TK`."""
+        if not self._regroup.changes_nothing:
+            grads_R1 = self._regroup.by_source(grads_R1, torch.empty_like(grads_R1))
+        arrived_N1 = grads_R1.new_empty(sum(self._send), 1)
+        name = "the exchange of the weights' gradients"
+        self._exchange(arrived_N1, grads_R1, self._send, self._receive, name)
+        rows_N1 = transpose_blocks(arrived_N1, self._rank_counts, torch.empty_like(arrived_N1))
+        grads_TK = torch.zeros_like(like_TK)
+        pairs_N = self._dispatch.forward.pairs_N
+        grads_TK.view(-1)[pairs_N] = rows_N1.squeeze(1).to(like_TK.dtype)
+        return grads_TK
+
+    def _exchange(
+        self,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        take: list[int],
+        give: list[int],
+        name: str,
+    ) -> None:
+        self._link.exchange(output, rows, take, give, name, is_alone=True).wait()

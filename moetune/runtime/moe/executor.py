@@ -1,146 +1,153 @@
-"""One phase of a step: all chunks' dispatch, experts and combine, overlapped.
+"""Run one phase's schedule: start transfers on the wire and compute behind them.
 
-N rows this rank sends, R rows it receives, D model width, C chunks.
+A token's way to the wire: `layer`, `gate`, `function`, **executor**, the policy's handlers (`keep`,
+`reuse` or `tensor`), which start transfers through the executor, `comm`. Every rank issues the
+same steps in the same order, derived from the plan and never from the data.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 
-from moetune.domain.constraints import Order as IssueOrder
-from moetune.domain.layer import Phase
+from moetune.domain.constraints import Order
+from moetune.domain.layer import Activation, Phase
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.links import Link, Transfer
-from moetune.runtime.moe.dispatch import Dispatch, Order, Regroup
-from moetune.runtime.moe.schedule import issue_order
+from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.trace import SpanRecorder
-from moetune.runtime.moe.workspace import MemoryTracker, Shape, Workspace
+from moetune.runtime.moe.workspace import MemoryTracker, Workspace
 
-Compute = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+Step = tuple[Literal["dispatch", "compute", "combine"], int]
+Schedule = tuple[Step, ...]
+_INTERLEAVED_LEAD = 2
+
+
+def pipelined_schedule(degree: int, order: Order) -> Schedule:
+    """Return the steps of a phase whose chunks have buffers of their own.
+
+    dispatch_first: D₁ … D_r, then E₁ C₁ E₂ C₂ … (PipeMoE Eq. 9–11).
+    interleaved: two dispatches ahead, then D_{i+2} behind C_i (MPipeMoE §III-B).
+    """
+    lead = degree if order == "dispatch_first" else min(degree, _INTERLEAVED_LEAD)
+    steps: list[Step] = [("dispatch", chunk) for chunk in range(lead)]
+    for chunk in range(degree):
+        if order == "interleaved" and chunk and chunk + 1 < degree:
+            steps.append(("dispatch", chunk + 1))
+        steps += [("compute", chunk), ("combine", chunk)]
+    return tuple(steps)
+
+
+def ring_schedule(degree: int) -> Schedule:
+    """Return the steps of a forward phase in ring buffers: D_{i+2} before C_i.
+
+    As soon as the experts have left its buffer: they wait for the dispatch and not for the
+    combine, so that the link may then take up to their whole time for one transfer, instead of
+    for two.
+    """
+    steps: list[Step] = [("dispatch", chunk) for chunk in range(min(degree, _INTERLEAVED_LEAD))]
+    for chunk in range(degree):
+        steps.append(("compute", chunk))
+        if chunk + _INTERLEAVED_LEAD < degree:
+            steps.append(("dispatch", chunk + _INTERLEAVED_LEAD))
+        steps.append(("combine", chunk))
+    return tuple(steps)
+
+
+def local_schedule(degree: int) -> Schedule:
+    """Return the steps of a phase whose ranks have all rows: no dispatch."""
+    return tuple(step for i in range(degree) for step in (("compute", i), ("combine", i)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
-    """What both phases of a step share."""
+    """What both phases of a step share, whatever the memory policy."""
 
     link: Link
-    dispatch: Dispatch
-    issue_order: IssueOrder
+    activation: Activation
     recorder: SpanRecorder
-    scratch: Workspace
+    workspace: Workspace
 
     @property
-    def account(self) -> MemoryTracker:
-        """What counts the tensors that are no rooms of the scratch."""
-        return self.scratch.account
+    def tracker(self) -> MemoryTracker:
+        """What counts the tensors that are no buffers of the workspace."""
+        return self.workspace.tracker
 
-    def shapes(self, phase: Phase, width: int, *, in_place: bool) -> dict[str, Shape]:
-        """Return the rooms that `run` needs; with `in_place` that of what arrives is one."""
-        order: Order = getattr(self.dispatch, phase)
-        received = self.dispatch.num_received, width
-        shapes = {"rows": (order.num_pairs, width)}
-        shapes["received" if in_place else "results"] = received
-        if any(not one.changes_nothing for one in self._regroups(order)):
-            shapes["wire"] = received
-        return shapes
 
-    def run(
-        self,
-        phase: Phase,
-        rows_ND: torch.Tensor,
-        received_RD: torch.Tensor,
-        compute: Compute,
-        rooms: Mapping[str, torch.Tensor],
-    ) -> torch.Tensor:
-        """Send every chunk's rows, compute on what arrives and bring the results back.
+class Handlers(Protocol):
+    """What a phase does with a chunk; transfers are started through its executor."""
 
-        Args:
-            rows_ND: in the phase's sending order; what comes back takes their place.
-            received_RD: room for what arrives, by piece and expert.
-            compute: (chunk, its rows (R_c, D), room for its results (R_c, D), which are its
-                rows where there is no room "results"); it runs while other chunks travel.
-            rooms: of `shapes`.
+    def dispatch(self, chunk: int) -> None:
+        """Send its rows to their experts."""
 
-        Returns:
-            `rows_ND`.
+    def compute(self, chunk: int) -> None:
+        """Compute on what arrived."""
+
+    def combine(self, chunk: int) -> None:
+        """Send its results back, or add them up over the ranks."""
+
+
+class Executor:
+    """One phase's transfers and computations.
+
+    Args:
+        degree: number of chunks.
+    """
+
+    def __init__(self, context: PipelineContext, phase: Phase, degree: int) -> None:
+        self._context, self._phase, self._degree = context, phase, degree
+        self._arriving: dict[int, list[Transfer]] = {}
+
+    def run(self, schedule: Schedule, handlers: Handlers) -> None:
+        """Issue every step; the experts wait for their chunk, and combines may still travel.
 
         Raises:
             CollectiveError: an exchange failed; the text names it and the chunk.
         """
-        order: Order = getattr(self.dispatch, phase)
-        sent = slices_of(map(sum, order.send_counts))
-        stations = self._stations(order, received_RD, rooms)
-        is_alone = order.degree <= ALONE_CHUNKS
-        under_way: dict[int, Transfer] = {}
-        returning: list[Transfer] = []
-        for step, chunk in issue_order(order.degree, self.issue_order):
-            station, mine = stations[chunk], sent[chunk]
-            name = f"{phase} {step} {chunk + 1} of {order.degree}"
-            give, take = order.send_counts[chunk], order.receive_counts[chunk]
+        for step, chunk in schedule:
             if step == "dispatch":
-                transfer = self.link.exchange(
-                    station.arrival, rows_ND[mine], take, give, name, is_alone=is_alone
-                )
-                under_way[chunk] = transfer
-                self.recorder.transfer(phase, step, chunk, transfer)
-            elif step == "compute":
-                under_way.pop(chunk).wait()
-                with self.recorder.compute(phase, "experts", chunk):
-                    station.work(chunk, compute)
+                handlers.dispatch(chunk)
+            elif step == "combine":
+                handlers.combine(chunk)
             else:
-                transfer = self.link.exchange(
-                    rows_ND[mine], station.departure, give, take, name, is_alone=is_alone
-                )
-                returning.append(transfer)
-                self.recorder.transfer(phase, step, chunk, transfer)
-        for transfer in returning:
-            transfer.wait()
-        return rows_ND
+                for transfer in self._arriving.pop(chunk, ()):
+                    transfer.wait()
+                with self._context.recorder.compute(self._phase, "experts", chunk):
+                    handlers.compute(chunk)
 
-    def _stations(
-        self, order: Order, received_RD: torch.Tensor, rooms: Mapping[str, torch.Tensor]
-    ) -> "list[_Station]":
-        """Return each chunk's room; where regrouping changes nothing, arrivals land in place."""
-        results_RD = rooms.get("results", received_RD)
-        landed = slices_of(map(sum, order.receive_counts))
-        stations = []
-        for mine, regroup in zip(landed, self._regroups(order), strict=True):
-            rows, results = received_RD[mine], results_RD[mine]
-            if regroup.changes_nothing:
-                stations.append(_Station(rows, rows, results, results, None))
-            else:
-                wire = rooms["wire"][mine]
-                stations.append(_Station(rows, wire, wire, results, regroup))
-        return stations
+    def dispatch(
+        self, chunk: int, order: PhaseOrder, rows: torch.Tensor, into: torch.Tensor
+    ) -> Transfer:
+        """Start sending a chunk's rows to their experts; its computation waits for them."""
+        give, take = order.send_counts[chunk], order.receive_counts[chunk]
+        transfer = self._all_to_all("dispatch", chunk, rows, into, give, take)
+        self._arriving.setdefault(chunk, []).append(transfer)
+        return transfer
 
-    def _regroups(self, order: Order) -> list[Regroup]:
-        return [
-            Regroup(self.dispatch.counts_PCL, pieces)
-            for pieces in itertools.pairwise(order.chunk_pieces)
-        ]
+    def combine(
+        self, chunk: int, order: PhaseOrder, results: torch.Tensor, into: torch.Tensor
+    ) -> Transfer:
+        """Start sending a chunk's results back."""
+        give, take = order.receive_counts[chunk], order.send_counts[chunk]
+        return self._all_to_all("combine", chunk, results, into, give, take)
 
+    def start(self, step: str, chunk: int, issue: Callable[[str], Transfer]) -> Transfer:
+        """Start a transfer, by its name in errors, and record it."""
+        transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._degree}")
+        self._context.recorder.transfer(self._phase, step, chunk, transfer)
+        return transfer
 
-@dataclass(frozen=True, slots=True)
-class _Station:
-    """One chunk's room: on the wire in the order of the ranks, between in that of the experts."""
-
-    rows: torch.Tensor
-    arrival: torch.Tensor
-    departure: torch.Tensor
-    results: torch.Tensor
-    regroup: Regroup | None
-
-    def work(self, chunk: int, compute: Compute) -> None:
-        if self.regroup is not None:
-            self.regroup.by_expert(self.arrival, self.rows)
-        compute(chunk, self.rows, self.results)
-        if self.regroup is not None:
-            self.regroup.by_source(self.results, self.departure)
-
-
-def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
-    """Return slices of these sizes, one after another."""
-    ends = itertools.accumulate(sizes, initial=0)
-    return tuple(slice(low, high) for low, high in itertools.pairwise(ends))
+    def _all_to_all(
+        self,
+        step: str,
+        chunk: int,
+        rows: torch.Tensor,
+        into: torch.Tensor,
+        give: tuple[int, ...],
+        take: tuple[int, ...],
+    ) -> Transfer:
+        exchange, is_alone = self._context.link.exchange, self._degree <= ALONE_CHUNKS
+        return self.start(
+            step, chunk, lambda name: exchange(into, rows, take, give, name, is_alone=is_alone)
+        )

@@ -1,70 +1,34 @@
-"""The experts' activation functions, and their backward from what the forward pass kept.
+"""The local experts: their parameters, and their forward and backward on one chunk's rows.
 
-Kept is the pre-activation; for relu its result, which serves as well, in place.
+Every memory policy computes here, behind the dispatch of a chunk and before its combine.
+
+R rows, D model width, H hidden width, E local experts.
 """
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from moetune.domain.layer import Activation, LayerShape
+from moetune.runtime.moe.kernels import (
+    Blocks,
+    CombineWeights,
+    GradientSum,
+    activate,
+    activate_again,
+    activation_grad_,
+    expert_gemm,
+)
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
-
-
-def activate(
-    pre: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
-) -> torch.Tensor:
-    """Return act(pre), for swiglu silu(pre) · gate, in `out`; relu happens in `pre` itself."""
-    if activation == "relu":
-        return pre.relu_()
-    if activation == "gelu":
-        return cast("torch.Tensor", torch.ops.aten.gelu.out(pre, out=out))
-    torch.ops.aten.silu.out(pre, out=out)
-    return out if gate is None else out.mul_(gate)
-
-
-def hidden_shapes(
-    activation: Activation, num_rows: int, d_hidden: int, *, backward: bool
-) -> dict[str, Shape]:
-    """Return the rooms that a phase needs besides the pre-activations of its largest chunk."""
-    names = () if activation == "relu" else ("hidden",)
-    return dict.fromkeys((*names, "grad hidden") if backward else names, (num_rows, d_hidden))
-
-
-def hidden_room(
-    pre: torch.Tensor, activation: Activation, rooms: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
-    """Return where act(pre) goes: relu works in place and needs no room."""
-    return pre if activation == "relu" else rooms["hidden"][: len(pre)]
-
-
-def reactivate(
-    kept: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
-) -> torch.Tensor:
-    """Return what `activate` returned, from what the forward pass kept."""
-    return kept if activation == "relu" else activate(kept, gate, activation, out)
-
-
-def activation_grad_(grad: torch.Tensor, pre: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """Return grad · act'(pre) in place of `grad`; for swiglu the activation is silu."""
-    if activation == "relu":
-        torch.ops.aten.threshold_backward.grad_input(grad, pre, 0, grad_input=grad)
-    elif activation == "gelu":
-        torch.ops.aten.gelu_backward.grad_input(grad, pre, grad_input=grad)
-    else:
-        torch.ops.aten.silu_backward.grad_input(grad, pre, grad_input=grad)
-    return grad
-
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
 
-Blocks = Sequence[tuple[int, int, int]]
-"""(expert, low, high): rows low..high of a chunk belong to that local expert."""
+Buffers = Mapping[str, torch.Tensor]
 
 
 class Experts(nn.Module):
@@ -123,117 +87,175 @@ class Experts(nn.Module):
                 with torch.no_grad():
                     parameter[local].copy_(values)
 
+    def in_dtype(self, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
+        """Return w1, b1, w2, b2 and w3 in the dtype of a step."""
+        parameters = (self.w1, self.b1, self.w2, self.b2, self.w3)
+        return tuple(None if each is None else each.to(dtype) for each in parameters)
 
-def multiply(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    blocks: Blocks,
-    out: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    adds: bool = False,
-) -> torch.Tensor:
-    """Return every block's rows times its expert's matrix, plus its bias, in `out`.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedActivations:
+    """The up-projections' results, which the backward pass needs: of a step, or of a chunk.
+
+    Rows lie by piece and local expert, so that any cut into chunks is a slice.
 
     Args:
-        x: (N, in), the blocks one after another.
-        w: (E, in, out).
-        out: (N, out).
-        bias: (E, out).
-        adds: to what is in `out`, without a bias.
-    """
-    if _has_grouped(x, w) and len(blocks) > 1:
-        products = _grouped(x, w, blocks)
-        out = out.add_(products) if adds else out.copy_(products)
-        if bias is not None:
-            for expert, low, high in blocks:
-                out[low:high].add_(bias[expert])
-        return out
-    for expert, low, high in blocks:
-        if adds:
-            out[low:high].addmm_(x[low:high], w[expert])
-        elif bias is None:
-            torch.mm(x[low:high], w[expert], out=out[low:high])
-        else:
-            torch.addmm(bias[expert], x[low:high], w[expert], out=out[low:high])
-    return out
-
-
-class GradientSum:
-    """The gradient of one parameter (E, …), summed over the chunks.
-
-    Sums of two-byte numbers over several chunks are kept in float32. An expert's first chunk
-    is written, not added: filling with zeros first would touch large gradients twice.
+        pre_RH: x·W₁ + b₁; for relu, once activated, its result.
+        gate_RH: x·W₃ for swiglu, else None.
     """
 
-    def __init__(self, parameter: torch.Tensor, num_chunks: int, account: MemoryTracker) -> None:
-        narrow = parameter.dtype.itemsize < torch.float32.itemsize
-        exact = torch.float32 if narrow and num_chunks > 1 else parameter.dtype
-        self._account = account
-        self._total = account.empty("a gradient", parameter.shape, parameter, dtype=exact)
-        self._dtype = parameter.dtype
-        self._begun = [False] * len(parameter)
+    pre_RH: torch.Tensor
+    gate_RH: torch.Tensor | None
 
-    def add_products(self, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
-        """Add every block's xᵀ y to its expert's matrix."""
-        for expert, low, high in blocks:
-            x_T, part, total = x[low:high].T, y[low:high], self._total[expert]
-            if total.dtype != x.dtype:
-                self._add(expert, torch.mm(x_T, part))
-            elif self._begun[expert]:
-                total.addmm_(x_T, part)
-            else:
-                torch.mm(x_T, part, out=total)
-                self._begun[expert] = True
-
-    def add_rows(self, y: torch.Tensor, blocks: Blocks) -> None:
-        """Add the sum of every block's rows to its expert's row."""
-        for expert, low, high in blocks:
-            self._add(expert, y[low:high].sum(dim=0))
-
-    def total(self) -> torch.Tensor:
-        """Return the gradient, zero for experts without rows."""
-        for expert, begun in enumerate(self._begun):
-            if not begun:
-                self._total[expert].zero_()
-        if self._total.dtype == self._dtype:
-            return self._total
-        total = self._account.empty("a gradient", self._total.shape, self._total, dtype=self._dtype)
-        return total.copy_(self._total)
-
-    def _add(self, expert: int, part: torch.Tensor) -> None:
-        if self._begun[expert]:
-            self._total[expert].add_(part)
-        else:
-            self._total[expert].copy_(part)
-            self._begun[expert] = True
+    def chunk(self, rows: slice) -> "SavedActivations":
+        """Return those of a chunk."""
+        gate_RH = None if self.gate_RH is None else self.gate_RH[rows]
+        return SavedActivations(pre_RH=self.pre_RH[rows], gate_RH=gate_RH)
 
 
-def blocks_of(rows_CL: Sequence[Sequence[int]]) -> Blocks:
-    """Return the non-empty blocks of rows laid out by (piece, local expert).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """The local experts' parameters in the dtype of a step, and their forward on a chunk.
 
-    Neighbouring blocks of one expert become one.
+    Args:
+        w1, w3: (E, D, H).
+        w2: (E, H, D).
     """
-    return tuple(_merged(rows_CL))
+
+    activation: Activation
+    w1: torch.Tensor
+    b1: torch.Tensor | None
+    w2: torch.Tensor
+    b2: torch.Tensor | None
+    w3: torch.Tensor | None
+
+    @classmethod
+    def of(cls, activation: Activation, parameters: Sequence[Any]) -> "ExpertWeights":
+        """Return them from w1, b1, w2, b2 and w3."""
+        w1, b1, w2, b2, w3 = parameters
+        return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3)
+
+    @property
+    def parameters(self) -> tuple[torch.Tensor | None, ...]:
+        """All of them, in the order of the autograd function."""
+        return self.w1, self.b1, self.w2, self.b2, self.w3
+
+    @property
+    def d_hidden(self) -> int:
+        """H."""
+        return self.w1.shape[2]
+
+    def hidden_shapes(self, num_rows: int, *, backward: bool) -> dict[str, Shape]:
+        """Return the buffers that a phase needs besides `SavedActivations`, for one chunk.
+
+        Args:
+            num_rows: of the largest chunk.
+        """
+        names = () if self.activation == "relu" else ("hidden",)
+        names = (*names, "grad hidden") if backward else names
+        return dict.fromkeys(names, (num_rows, self.d_hidden))
+
+    def save_activations(
+        self, num_rows: int, like: torch.Tensor, tracker: MemoryTracker
+    ) -> SavedActivations:
+        """Return memory for all rows of a step."""
+        shape = num_rows, self.d_hidden
+        return SavedActivations(
+            pre_RH=tracker.empty("the experts' pre-activations", shape, like),
+            gate_RH=None if self.w3 is None else tracker.empty("the experts' gates", shape, like),
+        )
+
+    def project_up(self, rows: torch.Tensor, into: SavedActivations, blocks: Blocks) -> None:
+        """Write x·W₁ + b₁, and x·W₃ for swiglu, of the rows (R, D)."""
+        expert_gemm(rows, self.w1, blocks, into.pre_RH, self.b1)
+        if self.w3 is not None and into.gate_RH is not None:
+            expert_gemm(rows, self.w3, blocks, into.gate_RH)
+
+    def activate(self, saved: SavedActivations, buffers: Buffers) -> torch.Tensor:
+        """Return the hidden values (R, H), in the buffer "hidden" or, for relu, in place."""
+        out = hidden_buffer(saved.pre_RH, self.activation, buffers)
+        return activate(saved.pre_RH, saved.gate_RH, self.activation, out)
+
+    def project_down(self, hidden: torch.Tensor, out: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+        """Return h·W₂ + b₂ in `out` (R, D)."""
+        return expert_gemm(hidden, self.w2, blocks, out, self.b2)
 
 
-def _merged(rows_CL: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
-    cells = [(expert, rows) for pieces in rows_CL for expert, rows in enumerate(pieces) if rows]
-    low = 0
-    for expert, run in itertools.groupby(cells, key=lambda cell: cell[0]):
-        high = low + sum(rows for _, rows in run)
-        yield expert, low, high
-        low = high
+def hidden_buffer(pre: torch.Tensor, activation: Activation, buffers: Buffers) -> torch.Tensor:
+    """Return where act(pre) goes: relu works in place and needs no buffer."""
+    return pre if activation == "relu" else buffers["hidden"][: len(pre)]
 
 
-def _has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether one kernel can take all blocks: CUDA's grouped GEMM wants 16-byte rows."""
-    aligned = all(size * x.element_size() % 16 == 0 for size in w.shape[1:])
-    return x.is_cuda and x.dtype == torch.bfloat16 and aligned and hasattr(torch, "_grouped_mm")
+class ExpertGrads:
+    """The experts' backward, chunk by chunk; the parameters' gradients add up.
+
+    Args:
+        buffers: of `ExpertWeights.hidden_shapes`.
+    """
+
+    def __init__(
+        self, weights: ExpertWeights, degree: int, buffers: Buffers, tracker: MemoryTracker
+    ) -> None:
+        self._activation: Activation = weights.activation
+        self._w1_T, self._w2_T = weights.w1.transpose(1, 2), weights.w2.transpose(1, 2)
+        self._w3_T = None if weights.w3 is None else weights.w3.transpose(1, 2)
+        self._buffers = buffers
+        self._sums = [
+            None if each is None else GradientSum(each, degree, tracker)
+            for each in weights.parameters
+        ]
+
+    def run(
+        self,
+        grad: torch.Tensor,
+        inputs: torch.Tensor,
+        saved: SavedActivations,
+        blocks: Blocks,
+        out: torch.Tensor,
+        *,
+        combine_weights: CombineWeights | None = None,
+        saved_is_free: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """Return the gradient of the inputs in `out`, which may be `grad`.
+
+        Args:
+            grad: (R, D), of the experts' results; with weights of the weighted results.
+            inputs: (R, D), the rows that the experts received.
+            saved_is_free: called when `saved` has been read for the last time.
+        """
+        sum_w1, sum_b1, sum_w2, sum_b2, sum_w3 = self._sums
+        pre, gate = saved.pre_RH, saved.gate_RH
+        out_hidden = hidden_buffer(pre, self._activation, self._buffers)
+        hidden = activate_again(pre, gate, self._activation, out_hidden)
+        grad_hidden = self._buffers["grad hidden"][: len(pre)]
+        expert_gemm(grad, self._w2_T, blocks, grad_hidden)
+        if combine_weights is not None:
+            combine_weights.apply(grad, hidden, grad_hidden, blocks)
+        _add_gemm(sum_w2, hidden, grad, blocks)
+        _add_rows(sum_b2, grad, blocks)
+        if gate is not None and self._w3_T is not None:
+            grad_gate = activate(pre, None, "silu", hidden).mul_(grad_hidden)
+            grad_hidden.mul_(gate)
+            _add_gemm(sum_w3, inputs, grad_gate, blocks)
+            expert_gemm(grad_gate, self._w3_T, blocks, out)
+        grad_pre = activation_grad_(grad_hidden, pre, self._activation)
+        saved_is_free()
+        _add_gemm(sum_w1, inputs, grad_pre, blocks)
+        _add_rows(sum_b1, grad_pre, blocks)
+        return expert_gemm(grad_pre, self._w1_T, blocks, out, adds=gate is not None)
+
+    def totals(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the parameters' gradients, once: each sum ends where its gradient is made."""
+        self._sums.reverse()
+        sums = (self._sums.pop() for _ in range(len(self._sums)))
+        return tuple(None if each is None else each.total() for each in sums)
 
 
-def _grouped(x: torch.Tensor, w: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-    experts = [expert for expert, _, _ in blocks]
-    matrices = w if experts == list(range(len(w))) else w[experts]
-    ends = torch.tensor([high for _, _, high in blocks], dtype=torch.int32, device=x.device)
-    return torch._grouped_mm(x, matrices, offs=ends)  # noqa: SLF001 - no public name in 2.10
+def _add_gemm(into: GradientSum | None, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
+    if into is not None:
+        into.add_gemm(x, y, blocks)
+
+
+def _add_rows(into: GradientSum | None, y: torch.Tensor, blocks: Blocks) -> None:
+    if into is not None:
+        into.add_rows(y, blocks)

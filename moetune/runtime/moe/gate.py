@@ -55,7 +55,7 @@ class _Choice(torch.autograd.Function):
         weight_ED: torch.Tensor,
         top_k: int,
         normalize: bool,
-        account: MemoryTracker,
+        tracker: MemoryTracker,
         link: Link | None,
     ) -> tuple[torch.Tensor, ...]:
         """Return weights and experts (T, K), mean probabilities and shares of pairs (E,), and x."""
@@ -69,8 +69,8 @@ class _Choice(torch.autograd.Function):
         if normalize:
             weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
         mean_E, share_E, num_tokens = _balance(probabilities_TE, experts_TK, link)
-        account.add(probabilities_TE, weights_TK, experts_TK)
-        ctx.normalize, ctx.account, ctx.link, ctx.num_tokens = normalize, account, link, num_tokens
+        tracker.add(probabilities_TE, weights_TK, experts_TK)
+        ctx.normalize, ctx.tracker, ctx.link, ctx.num_tokens = normalize, tracker, link, num_tokens
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(experts_TK, share_E)
         ctx.save_for_backward(x_TD, weight_ED, probabilities_TE, experts_TK)
@@ -87,8 +87,8 @@ class _Choice(torch.autograd.Function):
         grad_x_TD: torch.Tensor | None,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of x and of the weight."""
-        account: MemoryTracker = ctx.account
-        with account.explain("the gate's backward pass"):
+        tracker: MemoryTracker = ctx.tracker
+        with tracker.explain("the gate's backward pass"):
             return _gate_grads(ctx, grad_TK, grad_E, grad_x_TD)
 
 
@@ -120,7 +120,7 @@ def _gate_grads(
     x_TD, weight_ED, probabilities_TE, experts_TK = ctx.saved_tensors
     if grad_TK is None and grad_E is None:
         return grad_x_TD, None, None, None, None, None
-    grad_TE = ctx.account.empty(
+    grad_TE = ctx.tracker.empty(
         "the gradient of the gate", probabilities_TE.shape, probabilities_TE
     ).zero_()
     if grad_E is not None:
@@ -184,7 +184,7 @@ class Gate(nn.Module):
         normalize_topk: divide the chosen probabilities by their sum; None where K > 1.
         capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs,
             first choices before second ones, in the order of the tokens; None takes all.
-        account: counts what the gate keeps.
+        tracker: counts what the gate keeps.
 
     Raises:
         InputError: a capacity that takes nothing.
@@ -196,7 +196,7 @@ class Gate(nn.Module):
         *,
         normalize_topk: bool | None,
         capacity_factor: float | None,
-        account: MemoryTracker,
+        tracker: MemoryTracker,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -206,7 +206,7 @@ class Gate(nn.Module):
         self.layer = layer
         self.normalize_topk = layer.top_k > 1 if normalize_topk is None else normalize_topk
         self.capacity_factor = capacity_factor
-        self._account = account
+        self._tracker = tracker
         self._link: Link | None = None
         shape = (layer.num_experts, layer.d_model)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -222,7 +222,7 @@ class Gate(nn.Module):
         """Return the routing of the tokens."""
         with torch.autocast(x_TD.device.type, enabled=False):
             weights_TK, experts_TK, mean_E, share_E, passed_TD = _Choice.apply(  # type: ignore[no-untyped-call]
-                x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._account, self._link
+                x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._tracker, self._link
             )
             return Routing(
                 x_TD=passed_TD,

@@ -1,4 +1,8 @@
-"""What every layer of experts has: gate, experts, plan, and one agreed step after another."""
+"""The Mixture-of-Experts layers: one agreed step after another, as a plan decides.
+
+First step of a token's way: `forward` agrees with the other ranks, looks the plan up, runs the
+gate, plans the dispatch and hands the tokens to `function`, with the memory policy of the plan.
+"""
 
 import os
 from abc import ABC, abstractmethod
@@ -10,22 +14,29 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moetune.domain.layer import Activation, ExpertParallel, LayerShape, check_divisible
+from moetune.domain.layer import (
+    Activation,
+    ExpertParallel,
+    LayerKey,
+    LayerShape,
+    check_divisible,
+    check_sequence_parallel,
+)
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.agree import agree_on_tokens
 from moetune.runtime.links import Link, link_of
+from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.dispatch import plan_dispatch
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.experts import Experts
-from moetune.runtime.moe.function import PipelinedExperts
+from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
 from moetune.runtime.moe.gate import Gate, Routing
+from moetune.runtime.moe.keep import KeepActivations
 from moetune.runtime.moe.offload import Copies, Host, HostPool, Offload, copies_of
-from moetune.runtime.moe.options import book_of, fixed_decision, forced_strategy
-from moetune.runtime.moe.reuse_function import ReusedExperts
+from moetune.runtime.moe.reuse import ReuseBuffers
 from moetune.runtime.moe.trace import NoRecorder, SpanRecorder
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
-from moetune.runtime.plans.book import LayerPlans, PlanBook, warn_once
-from moetune.runtime.plans.stopwatch import NoWatch, Watch
+from moetune.runtime.plans.book import PlanBook
 
 _SEED_LIMIT = 2**62
 
@@ -68,6 +79,7 @@ class ExpertLayer(nn.Module, ABC):
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
+        check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         self.sequence_parallel = sequence_parallel
         self.shape = LayerShape(
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
@@ -75,10 +87,10 @@ class ExpertLayer(nn.Module, ABC):
         )  # fmt: skip
         self.link = link_of(group, device=device_of(device)) if link is None else link
         check_divisible(num_experts, self.link.num_ranks)
-        self._account, self._host_account = MemoryTracker("device"), MemoryTracker("host")
+        self._tracker, self._host_tracker = MemoryTracker("device"), MemoryTracker("host")
         self.gate = Gate(
             self.shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
-            account=self._account, device=device, dtype=dtype,
+            tracker=self._tracker, device=device, dtype=dtype,
         )  # fmt: skip
         # Ranks with other tokens have other experts; those with the same experts in a
         # tensor-parallel layer are data-parallel, and average their gradients as usual.
@@ -90,14 +102,16 @@ class ExpertLayer(nn.Module, ABC):
         self.recorder: SpanRecorder = NoRecorder()
         self.decision = SAFE_DECISION
         self.num_dropped = 0
-        self._fixed = fixed_decision(pipeline)
-        self._book = book_of(
-            plan, planbook, self.shape, self.link.num_ranks, expert_parallel=self.expert_parallel,
+        key = LayerKey(
+            layer=self.shape, num_ranks=self.link.num_ranks,
+            dtype=dtype_name(self.experts.w1.dtype), expert_parallel=self.expert_parallel,
             sequence_parallel=sequence_parallel,
         )  # fmt: skip
-        self._strategy = forced_strategy(memory_reuse)
-        self._scratch = Workspace(self._account)
-        self._shelves: dict[torch.dtype, LayerPlans | None] = {}
+        self._decisions = LayerDecisions(
+            key, rank=self.link.rank, pipeline=pipeline, memory_reuse=memory_reuse, plan=plan,
+            planbook=planbook,
+        )  # fmt: skip
+        self._workspace = Workspace(self._tracker)
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
         self._ddp_params_and_buffers_to_ignore = [
             f"experts.{name}" for name, _ in self.experts.named_parameters() if owns_experts
@@ -120,12 +134,6 @@ class ExpertLayer(nn.Module, ABC):
         with torch.no_grad():
             self.gate.weight.copy_(values.uniform_(-bound, bound, generator=generator))
         self.experts.reset(int(seed), self.link.rank * self.experts.local_experts)
-
-    def _weights(self, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
-        """Return w1, b1, w2, b2 and w3 in the dtype of the step."""
-        experts = self.experts
-        parameters = (experts.w1, experts.b1, experts.w2, experts.b2, experts.w3)
-        return tuple(None if each is None else each.to(dtype) for each in parameters)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the experts' weighted outputs.
@@ -152,29 +160,34 @@ class ExpertLayer(nn.Module, ABC):
             device=x.device,
         )
         tokens = self._planned_tokens(num_tokens)
-        decision = self._decide(tokens, dtype)
-        if self._strategy is not None:
-            decision = replace(decision, strategy=self._strategy)
-        self.decision = decision
-        watch = self._watch(tokens, dtype, x.device)
-        with self._scratch.guard("a forward pass"):
+        self.decision = self._decisions.decide(tokens, dtype)
+        watch = self._decisions.watch(tokens, dtype, x.device)
+        with self._workspace.guard("a forward pass"):
             routing = self.gate(x.reshape(-1, width))
             self.aux_loss = routing.aux_loss
-            y_TD = self._run(routing.x_TD.to(dtype), routing, num_tokens, watch)
+            x_TD = routing.x_TD.to(dtype)
+            policy = self._policy(x_TD, routing, num_tokens)
+            parameters = self.experts.in_dtype(dtype)
+            watch.begin()
+            with torch.autocast(x.device.type, enabled=False):
+                y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
+                    x_TD, routing.weights_TK, policy, *parameters
+                )
+            watch.follow(y_TD)
         return y_TD.to(x.dtype).view(x.shape)
 
     def pin(self, decision: Decision | None) -> None:
         """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
-        self._fixed = decision
+        self._decisions.pin(decision)
 
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
-        self._scratch = Workspace(self._account, poison=True)
+        self._workspace = Workspace(self._tracker, poison=True)
 
     @property
     def memory(self) -> MemoryUse:
         """What the layer holds now, and at most since `reset_peak_memory`."""
-        device, host = self._account, self._host_account
+        device, host = self._tracker, self._host_tracker
         return MemoryUse(
             device_bytes=device.num_bytes, peak_device_bytes=device.peak_bytes,
             host_bytes=host.num_bytes, peak_host_bytes=host.peak_bytes,
@@ -182,8 +195,8 @@ class ExpertLayer(nn.Module, ABC):
 
     def reset_peak_memory(self) -> None:
         """Let the peaks begin anew at what the layer holds now."""
-        self._account.reset_peak()
-        self._host_account.reset_peak()
+        self._tracker.reset_peak()
+        self._host_tracker.reset_peak()
 
     def extra_repr(self) -> str:
         """Show the shape and the ranks."""
@@ -195,53 +208,29 @@ class ExpertLayer(nn.Module, ABC):
         )
 
     @abstractmethod
-    def _run(
-        self, x_TD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...], watch: Watch
-    ) -> torch.Tensor:
-        """Return the experts' weighted outputs (T, D).
+    def _policy(
+        self, x_TD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]
+    ) -> MemoryPolicy:
+        """Return how this step's chunks travel and what is kept of them.
 
         Args:
             num_tokens: of every rank.
         """
 
+    @property
+    def _context(self) -> PipelineContext:
+        return PipelineContext(
+            link=self.link, activation=self.shape.activation, recorder=self.recorder,
+            workspace=self._workspace,
+        )  # fmt: skip
+
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
         """Return the tokens that plans are looked up by, from those of every rank."""
         return max(num_tokens)
 
-    def _decide(self, tokens: int, dtype: torch.dtype) -> Decision:
-        if self._fixed is not None:
-            return self._fixed
-        if dtype not in self._shelves:
-            name = str(dtype).removeprefix("torch.")
-            shelf = self._book.shelf(
-                self.shape,
-                expert_parallel=self.expert_parallel,
-                sequence_parallel=self.sequence_parallel,
-                num_ranks=self.link.num_ranks,
-                dtype=name,
-                memory_reuse=self._strategy,
-            )
-            if shelf is None:
-                warn_once(
-                    f"no plan for {self.shape} in {name} on {self.link.num_ranks} ranks: "
-                    "running one chunk. Make one with `moetune plan`.",
-                    rank=self.link.rank,
-                )
-            self._shelves[dtype] = shelf
-        shelf = self._shelves[dtype]
-        return SAFE_DECISION if shelf is None else shelf.decide(tokens)
-
-    def _watch(self, tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
-        shelf = self._shelves.get(dtype)
-        if self._fixed is not None or shelf is None or not torch.is_grad_enabled():
-            return NoWatch()
-        return shelf.watch(tokens, device)
-
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
-        how = self._book.version if self._fixed is None else str(self._fixed)
-        how += f", memory {self._strategy or 'as planned'}"
         return (
-            f"{self.shape}, {dtype}, plan {how}, "
+            f"{self.shape}, {dtype}, {self._decisions.version}, "
             f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
         )
 
@@ -284,7 +273,7 @@ class MoELayer(ExpertLayer):
         pipeline: True takes the degrees from the plan, False is one chunk, a number is that
             degree forward and backward; see also `pin`.
         memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
-            "S1" to "S4" use memory again (see `moetune.runtime.moe.reuse_function`). In one chunk
+            "S1" to "S4" use memory again (see `moetune.runtime.moe.reuse`). In one chunk
             there is nothing to use again, and all are alike.
         plan: a plan, or the path of a plan file.
         planbook: a book that all ranks share, see `moetune.open_planbook`.
@@ -309,46 +298,28 @@ class MoELayer(ExpertLayer):
     @cached_property
     def _host(self) -> Host:
         device = device_of(self.experts.w1.device)
-        return Host(pool=HostPool(self._host_account), copies=copies_of(device))
+        return Host(pool=HostPool(self._host_tracker), copies=copies_of(device))
 
-    def _run(
-        self, x_TD: torch.Tensor, routing: Routing, _: tuple[int, ...], watch: Watch
-    ) -> torch.Tensor:
-        pipe = PipelineContext(
+    def _policy(self, x_TD: torch.Tensor, routing: Routing, _: tuple[int, ...]) -> MemoryPolicy:
+        decision = self.decision
+        dispatch = plan_dispatch(
+            routing.experts_TK,
+            routing.kept_TK,
+            num_experts=self.shape.num_experts,
+            forward_degree=decision.forward_degree,
+            backward_degree=decision.backward_degree,
             link=self.link,
-            dispatch=plan_dispatch(
-                routing.experts_TK,
-                routing.kept_TK,
-                num_experts=self.shape.num_experts,
-                forward_degree=self.decision.forward_degree,
-                backward_degree=self.decision.backward_degree,
-                link=self.link,
-            ),
-            issue_order=self.decision.order,
-            recorder=self.recorder,
-            scratch=self._scratch,
         )
-        self.num_dropped = pipe.dispatch.num_dropped
-        self._account.add(*pipe.dispatch.tensors)
-        parameters = self._weights(x_TD.dtype)
-        shared = x_TD, routing.weights_TK, pipe, self.shape.activation
-        y_TD: torch.Tensor
-        watch.begin()
-        with torch.autocast(x_TD.device.type, enabled=False):
-            if pipe.dispatch.reuses_nothing or self.decision.strategy == "none":
-                y_TD = PipelinedExperts.apply(*shared, *parameters)  # type: ignore[no-untyped-call]
-            else:
-                offload = self._offload(x_TD, pipe.dispatch.num_received)
-                y_TD = ReusedExperts.apply(*shared, offload, *parameters)  # type: ignore[no-untyped-call]
-        watch.follow(y_TD)
-        return y_TD
-
-    def _offload(self, x_TD: torch.Tensor, num_rows: int) -> Offload:
-        return Offload(
-            self.decision.strategy,
+        self.num_dropped = dispatch.num_dropped
+        self._tracker.add(*dispatch.tensors)
+        if dispatch.is_single_chunk or decision.strategy == "none":
+            return KeepActivations(context=self._context, dispatch=dispatch, order=decision.order)
+        offload = Offload(
+            decision.strategy,
             self._host,
-            num_rows=num_rows,
+            num_rows=dispatch.num_received,
             layer=self.shape,
             like=x_TD,
             is_needed=torch.is_grad_enabled(),
         )
+        return ReuseBuffers(context=self._context, dispatch=dispatch, offload=offload)

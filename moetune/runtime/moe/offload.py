@@ -24,7 +24,6 @@ class Copy(Protocol):
 
     def wait(self) -> None:
         """Order the current stream (on a CPU: the caller) behind the end of the copy."""
-        ...
 
 
 class Copies(Protocol):
@@ -32,11 +31,9 @@ class Copies(Protocol):
 
     def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
         """Start a copy to the host, behind what the current stream has been given so far."""
-        ...
 
     def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
         """Start a copy to the device, behind what the current stream has been given so far."""
-        ...
 
 
 class _Done:
@@ -107,8 +104,8 @@ class HostPool:
         is_pageable: whether pinned memory was wanted and could not be had.
     """
 
-    def __init__(self, account: MemoryTracker) -> None:
-        self._account = account
+    def __init__(self, tracker: MemoryTracker) -> None:
+        self._tracker = tracker
         self._free: list[torch.Tensor] = []
         self.is_pageable = False
 
@@ -156,10 +153,10 @@ class HostPool:
                     stacklevel=2,
                 )
             else:
-                self._account.add(buffer)
+                self._tracker.add(buffer)
                 return buffer
         on_host = torch.empty(0, dtype=torch.uint8, device="cpu")
-        return self._account.empty("activations that leave the device", (size,), on_host)
+        return self._tracker.empty("activations that leave the device", (size,), on_host)
 
 
 class Loan:

@@ -1,254 +1,295 @@
-"""A few buffers that the chunks of one phase take in turn (MPipeMoE §III-D)."""
+"""Reuse a few buffers for all chunks: the memory policies S1 to S4 (MPipeMoE §III-D).
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+A token's way to the wire: `layer`, `gate`, `function`, `executor`, **reuse**, `comm`.
+
+T_DI and T_DO, what experts receive and return, have two buffers each at the experts, and T_M, the
+pre-activations, one. What the backward pass needs of them was offloaded to the host, or is
+communicated or computed again.
+
+T tokens, K choices, R rows this rank receives, D model width.
+"""
+
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
-from moetune.domain.layer import Activation, Phase
-from moetune.domain.samples import ALONE_CHUNKS
+from moetune.domain.layer import Phase
 from moetune.runtime.links import Transfer
-from moetune.runtime.moe.dispatch import Order, Regroup
-from moetune.runtime.moe.executor import PipelineContext, slices_of
-from moetune.runtime.moe.experts import hidden_shapes, multiply
-from moetune.runtime.moe.function import ChunkLayout
-from moetune.runtime.moe.offload import Offload
-from moetune.runtime.moe.schedule import reuse_order
+from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, WeightExchange, slices_of
+from moetune.runtime.moe.executor import (
+    Executor,
+    PipelineContext,
+    pipelined_schedule,
+    ring_schedule,
+)
+from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
+from moetune.runtime.moe.function import PhaseInputs, Saved
+from moetune.runtime.moe.kernels import CombineWeights
+from moetune.runtime.moe.offload import Copy, Offload
+from moetune.runtime.moe.workspace import Ring, RingShape, Rotation
 
-
-class Ring:
-    """Buffers of one kind. A chunk's buffer is its own until a chunk takes the same slot.
-
-    Args:
-        buffers: (rows of the largest chunk, width) each.
-        poison: fill a buffer with NaN when it is taken.
-    """
-
-    def __init__(self, buffers: Sequence[torch.Tensor], *, poison: bool) -> None:
-        self._buffers, self._poison = buffers, poison
-
-    @property
-    def num_slots(self) -> int:
-        """Number of buffers."""
-        return len(self._buffers)
-
-    def take(self, chunk: int, rows: int) -> torch.Tensor:
-        """Return the chunk's buffer anew: (rows, width), whatever was in it."""
-        buffer = self._buffers[chunk % len(self._buffers)]
-        if self._poison:
-            buffer.fill_(torch.nan)
-        return buffer[:rows]
-
-    def of(self, chunk: int, rows: int) -> torch.Tensor:
-        """Return the buffer that the chunk took."""
-        return self._buffers[chunk % len(self._buffers)][:rows]
-
-
-class Rotation:
-    """A ring that one use after another takes; each waits for the one it takes over from."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self._num_uses = 0
-        self._endings: dict[int, Callable[[], None]] = {}
-
-    def take(self, rows: int) -> torch.Tensor:
-        """Return the next buffer, once its last use has ended."""
-        self.finish(self._num_uses - self._ring.num_slots)
-        buffer = self._ring.take(self._num_uses, rows)
-        self._num_uses += 1
-        return buffer
-
-    def until(self, ending: Callable[[], None]) -> int:
-        """Say what waits for the end of the use that began last; return its number."""
-        self._endings[self._num_uses - 1] = ending
-        return self._num_uses - 1
-
-    def finish(self, use: int) -> None:
-        """Wait for the end of a use, if it has not ended yet."""
-        ending = self._endings.pop(use, None)
-        if ending is not None:
-            ending()
-
-    def end(self) -> None:
-        """End every use, in the order of their beginnings."""
-        for use in sorted(self._endings):
-            self.finish(use)
-
-
-class Steps(Protocol):
-    """What a phase does with a chunk."""
-
-    def dispatch(self, chunk: int) -> None:
-        """Send its rows."""
-        ...
-
-    def compute(self, chunk: int) -> None:
-        """Compute on what arrived."""
-        ...
-
-    def combine(self, chunk: int) -> None:
-        """Send its results back."""
-        ...
+_AT_EXPERTS = 2
+"""Buffers where rows of one chunk arrive, or leave, while those of another are computed."""
+_TRAVELLING = 3
+"""Buffers for rows and results at the tokens, forward: one leaves, one is on its way back, and
+the next ones take turns without waiting for it."""
+_LEAVING = 3
+"""Buffers where results leave from the one in which rows arrived, backward: one arrives, one is
+at the experts, one leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingShape:
-    """A ring of buffers for the largest chunk of rows that this rank sends, or receives."""
+class ReuseBuffers:
+    """The chunks of a phase take a few buffers in turn; `offload` says what goes to the host."""
 
-    num_slots: int
-    width: int
-    is_sent: bool = False
+    context: PipelineContext
+    dispatch: Dispatch
+    offload: Offload
+
+    def forward(self, inputs: PhaseInputs) -> "_ReuseForward":
+        """Make the buffers of the forward phase."""
+        return _ReuseForward(self, inputs)
+
+    def backward(self, inputs: PhaseInputs) -> "_ReuseBackward":
+        """Make the buffers of the backward phase."""
+        return _ReuseBackward(self, inputs)
+
+    def release(self) -> None:
+        """Give the host memory back."""
+        self.offload.end()
 
 
-class Chunks:
-    """A phase's chunks and the exchanges under way."""
+class _ReusePhase:
+    """What both phases do alike: their chunks, and the one buffer for pre-activations."""
 
-    def __init__(self, pipe: PipelineContext, order: Order, phase: Phase, top_k: int) -> None:
-        self._pipe, self._order, self._phase = pipe, order, phase
-        self.degree = order.degree
-        self.slots = ChunkLayout(pipe.dispatch, order)
-        self.num_sent = [sum(counts) for counts in order.send_counts]
-        self.num_received = [sum(counts) for counts in order.receive_counts]
-        tokens_N = order.pairs_N
-        if top_k > 1:
-            tokens_N = order.pairs_N // top_k
-            pipe.account.add(tokens_N)
-        self.tokens = [tokens_N[mine] for mine in slices_of(self.num_sent)]
-        self.regroups = [
-            Regroup(pipe.dispatch.counts_PCL, pieces)
-            for pieces in itertools.pairwise(order.chunk_pieces)
-        ]
-        self.changes_order = any(not one.changes_nothing for one in self.regroups)
-        self._dispatching: dict[int, list[Transfer]] = {}
+    def __init__(self, policy: ReuseBuffers, phase: Phase, inputs: PhaseInputs) -> None:
+        dispatch, context = policy.dispatch, policy.context
+        self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
+        self._experts, self._offload = inputs.experts, policy.offload
+        self._order: PhaseOrder = getattr(dispatch, phase)
+        self._layout = dispatch.layout(self._order)
+        self._regroups = dispatch.regroups(self._order)
+        self._num_received = [sum(counts) for counts in self._order.receive_counts]
+        self._weight_exchange = partial(WeightExchange, dispatch, context.link)
+        self._context = context
+        self.executor = Executor(context, phase, self._order.degree)
+        self._tokens_N = self._order.pairs_N
+        if inputs.weights_TK.shape[1] > 1:
+            self._tokens_N = self._order.pairs_N // inputs.weights_TK.shape[1]
+            context.tracker.add(self._tokens_N)
 
-    def rings(
-        self, shapes: Mapping[str, RingShape], like: torch.Tensor
-    ) -> tuple[dict[str, Ring], dict[str, torch.Tensor]]:
-        """Return the phase's rings, and the buffers of those of one buffer, by name."""
-        scratch = self._pipe.scratch
-        most_sent, most_received = max(self.num_sent), max(self.num_received)
-        rooms = scratch.rooms(
-            {
-                f"{name} {slot}": (most_sent if ring.is_sent else most_received, ring.width)
-                for name, ring in shapes.items()
-                for slot in range(ring.num_slots)
-            },
-            like,
-        )
-        rings = {
-            name: Ring(
-                [rooms[f"{name} {slot}"] for slot in range(ring.num_slots)],
-                poison=scratch.poison,
-            )
-            for name, ring in shapes.items()
-        }
-        return rings, {name: rooms[f"{name} 0"] for name in shapes}
-
-    def run(self, steps: Steps, *, dispatches_first: bool) -> None:
-        """Issue every chunk's steps; what was sent back last is still on its way.
+    def _make_rings(self, num_travelling: int, at_experts: dict[str, int]) -> dict[str, Ring]:
+        """Return the phase's rings, all made at once.
 
         Args:
-            dispatches_first: see `reuse_order`.
+            num_travelling: buffers at the tokens.
+            at_experts: buffers at the experts, of each kind.
         """
-        for step, chunk in reuse_order(self.degree, dispatches_first=dispatches_first):
-            if step == "dispatch":
-                steps.dispatch(chunk)
-            elif step == "compute":
-                for transfer in self._dispatching.pop(chunk):
-                    transfer.wait()
-                with self._pipe.recorder.compute(self._phase, "experts", chunk):
-                    steps.compute(chunk)
-            else:
-                steps.combine(chunk)
+        degree, width = self._order.degree, self._values_TD.shape[1]
+        most_sent, most = max(map(sum, self._order.send_counts)), max(self._num_received)
+        hidden = ["pre"] if self._experts.w3 is None else ["pre", "gate"]
+        hidden += self._experts.hidden_shapes(most, backward="grads" in at_experts)
+        d_hidden = self._experts.d_hidden
+        shapes = {
+            "travelling": RingShape(num_buffers=num_travelling, rows=most_sent, width=width),
+            **{
+                name: RingShape(num_buffers=min(number, degree), rows=most, width=width)
+                for name, number in at_experts.items()
+            },
+            **dict.fromkeys(hidden, RingShape(num_buffers=1, rows=most, width=d_hidden)),
+        }
+        if any(not one.changes_nothing for one in self._regroups):
+            shapes["grouped"] = RingShape(num_buffers=1, rows=most, width=width)
+        rings = self._context.workspace.rings(shapes, self._values_TD)
+        self._buffers = {name: rings[name].whole for name in hidden}
+        self._hidden_rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
+        return rings
 
-    def dispatch(self, chunk: int, rows: torch.Tensor, room: torch.Tensor) -> Transfer:
-        """Start sending the chunk's rows to their experts."""
-        give, take = self._order.send_counts[chunk], self._order.receive_counts[chunk]
-        transfer = self._exchange("dispatch", chunk, rows, room, give, take)
-        self._dispatching.setdefault(chunk, []).append(transfer)
-        return transfer
+    def _token_side(self, ring: Ring, sum_TD: torch.Tensor) -> "_TokenSide":
+        return _TokenSide(self.executor, self._order, self._tokens_N, ring, sum_TD)
 
-    def combine(self, chunk: int, rows: torch.Tensor, room: torch.Tensor) -> Transfer:
-        """Start sending the chunk's results back."""
-        give, take = self._order.receive_counts[chunk], self._order.send_counts[chunk]
-        return self._exchange("combine", chunk, rows, room, give, take)
+    def _take_saved(self, chunk: int) -> SavedActivations:
+        """Return the buffers of the chunk's pre-activations, whatever is in them."""
+        rows = self._num_received[chunk]
+        taken = {name: ring.take(chunk, rows) for name, ring in self._hidden_rings.items()}
+        return SavedActivations(pre_RH=taken["pre"], gate_RH=taken.get("gate"))
 
-    def _exchange(
-        self,
-        step: str,
-        chunk: int,
-        rows: torch.Tensor,
-        room: torch.Tensor,
-        give: tuple[int, ...],
-        take: tuple[int, ...],
-    ) -> Transfer:
-        name = f"{self._phase} {step} {chunk + 1} of {self.degree}"
-        is_alone = self.degree <= ALONE_CHUNKS
-        transfer = self._pipe.link.exchange(room, rows, take, give, name, is_alone=is_alone)
-        self._pipe.recorder.transfer(self._phase, step, chunk, transfer)
-        return transfer
+    def _project_up(self, chunk: int, rows: torch.Tensor) -> SavedActivations:
+        """Return the pre-activations of the chunk's rows."""
+        saved = self._take_saved(chunk)
+        self._experts.project_up(rows, saved, self._layout.blocks[chunk])
+        return saved
 
 
-Parameters = tuple[torch.Tensor | None, ...]
-SLOTS = 2
-"""Of a ring at the experts: rows of one chunk arrive, or leave, beside those at the experts."""
+class _ReuseForward(_ReusePhase):
+    """The forward phase. All buffers are made here, before the first exchange."""
+
+    saved: Saved
+
+    def __init__(self, policy: ReuseBuffers, inputs: PhaseInputs) -> None:
+        super().__init__(policy, "forward", inputs)
+        degree, x_TD = self._order.degree, inputs.values_TD
+        self.schedule = ring_schedule(degree)
+        at_experts = {"arrivals": _AT_EXPERTS, "departures": _AT_EXPERTS}
+        self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
+        y_TD = policy.context.tracker.empty("the results", x_TD.shape, x_TD).zero_()
+        self._tokens = self._token_side(self._rings["travelling"], y_TD)
+
+    def begin(self) -> None:
+        """Send the combine weights, which the experts apply."""
+        self._weights_R1 = self._weight_exchange().send(self._weights_TK, self._values_TD.dtype)
+        self._context.tracker.add(self._weights_R1)
+
+    def finish(self) -> torch.Tensor:
+        """Return (T, D)."""
+        y_TD = self._tokens.end()
+        self._offload.settle_all()
+        self.saved = None if self._offload.keeps_input else self._values_TD, self._weights_R1
+        return y_TD
+
+    def dispatch(self, chunk: int) -> None:
+        """Send the chunk's rows."""
+        self._offload.settle("input", chunk % _AT_EXPERTS)
+        arrival = self._rings["arrivals"].take(chunk, self._num_received[chunk])
+        self._tokens.send(chunk, self._values_TD, arrival)
+
+    def compute(self, chunk: int) -> None:
+        """Compute the experts, and weight what they return."""
+        num_rows, mine = self._num_received[chunk], self._layout.rows[chunk]
+        arrived = rows = self._rings["arrivals"].of(chunk, num_rows)
+        input_buffer = chunk % _AT_EXPERTS
+        is_grouped = "grouped" in self._rings and not self._regroups[chunk].changes_nothing
+        if is_grouped:
+            input_buffer = 0
+            self._offload.settle("input", input_buffer)
+            rows = self._rings["grouped"].take(chunk, num_rows)
+            self._regroups[chunk].by_expert(arrived, rows)
+        self._offload.save("input", input_buffer, rows, mine)
+        hidden = self._hidden(chunk, rows)
+        if is_grouped:  # the results take the place of the rows, which must have been saved
+            self._offload.settle("input", input_buffer)
+        self._tokens.settle(chunk - _AT_EXPERTS)
+        departure = self._rings["departures"].take(chunk, num_rows)
+        out = rows if is_grouped else departure
+        self._experts.project_down(hidden, out, self._layout.blocks[chunk])
+        out.mul_(self._weights_R1[mine])
+        if is_grouped:
+            self._regroups[chunk].by_source(out, departure)
+
+    def combine(self, chunk: int) -> None:
+        """Send the results back."""
+        departure = self._rings["departures"].of(chunk, self._num_received[chunk])
+        self._tokens.bring_back(chunk, departure)
+
+    def _hidden(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
+        """Return the hidden values of the chunk; the pre-activations leave for the host."""
+        for name in ("pre", "gate"):
+            self._offload.settle(name, 0)
+        saved, mine = self._project_up(chunk, rows), self._layout.rows[chunk]
+        hidden = self._experts.activate(saved, self._buffers)
+        self._offload.save("pre", 0, saved.pre_RH, mine)
+        if saved.gate_RH is not None:
+            self._offload.save("gate", 0, saved.gate_RH, mine)
+        return hidden
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What both phases of a step share."""
+class _ReuseBackward(_ReusePhase):
+    """The backward phase: gradients overwrite what they were computed from.
 
-    pipe: PipelineContext
-    activation: Activation
-    offload: Offload
-    top_k: int
-    parameters: Parameters
+    At the experts the rows' gradients overwrite those of the results, and leave from there.
+    """
 
-    @property
-    def w1(self) -> torch.Tensor:
-        """The first matrices of the experts (L, D, H)."""
-        w1 = self.parameters[0]
-        assert w1 is not None  # noqa: S101 - every expert has one
-        return w1
+    def __init__(self, policy: ReuseBuffers, inputs: PhaseInputs) -> None:
+        super().__init__(policy, "backward", inputs)
+        self._x_TD, self._weights_R1 = inputs.saved
+        grad_TD, degree = inputs.values_TD, self._order.degree
+        self.schedule = pipelined_schedule(degree, "interleaved")
+        # A buffer more than a chunk has dispatches: see `_TokenSide`.
+        num_travelling = (1 if self._x_TD is None else 2) + (degree > 1)
+        at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
+        self._rings = self._make_rings(num_travelling, at_experts)
+        tracker = policy.context.tracker
+        self.grads = ExpertGrads(inputs.experts, degree, self._buffers, tracker)
+        self._grad_weights_R1 = tracker.empty("gradients", self._weights_R1.shape, self._weights_R1)
+        grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
+        self._tokens = self._token_side(self._rings["travelling"], grad_x_TD)
+        self._loading_inputs: dict[int, Copy] = {}
+        self._loading_saved: dict[int, tuple[SavedActivations, list[Copy]]] = {}
 
-    def shapes(self, chunks: Chunks, *, backward: bool) -> dict[str, RingShape]:
-        """Return the rooms of hidden width for one chunk (T_M), and what regrouping needs."""
-        width, d_hidden = self.w1.shape[1:]
-        names = ["pre"] if self.parameters[4] is None else ["pre", "gate"]
-        names += hidden_shapes(self.activation, 0, d_hidden, backward=backward)
-        shapes = dict.fromkeys(names, RingShape(num_slots=1, width=d_hidden))
-        if chunks.changes_order:
-            shapes["grouped"] = RingShape(num_slots=1, width=width)
-        return shapes
+    def begin(self) -> None:
+        """Start loading the first chunk's pre-activations."""
+        self._load_saved(0)
+
+    def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients of x and of the weights."""
+        grad_x_TD = self._tokens.end()
+        exchange = self._weight_exchange()
+        return grad_x_TD, exchange.bring_back(self._grad_weights_R1, self._weights_TK)
+
+    def dispatch(self, chunk: int) -> None:
+        """Send the gradients, and fetch what the experts received."""
+        received = self._num_received[chunk]
+        inputs = self._rings["inputs"].take(chunk, received)
+        if self._x_TD is not None:
+            self._tokens.send(chunk, self._x_TD, inputs)
+        self._tokens.send(chunk, self._values_TD, self._rings["grads"].take(chunk, received))
+        if self._x_TD is None:  # behind the exchange, which a copy by this core would hold up
+            mine = self._layout.rows[chunk]
+            self._loading_inputs[chunk] = self._offload.load("input", inputs, mine)
+
+    def compute(self, chunk: int) -> None:
+        """Compute the experts' gradients in place of those that arrived."""
+        num_rows, mine = self._num_received[chunk], self._layout.rows[chunk]
+        arrived = grads = self._rings["grads"].of(chunk, num_rows)
+        inputs = self._rings["inputs"].of(chunk, num_rows)
+        regroup = self._regroups[chunk]
+        if "grouped" in self._rings and not regroup.changes_nothing:
+            grads = self._rings["grouped"].take(chunk, num_rows)
+            if self._x_TD is not None:
+                inputs, grads = regroup.by_expert(inputs, grads), inputs
+            regroup.by_expert(arrived, grads)
+        if chunk in self._loading_inputs:
+            self._loading_inputs.pop(chunk).wait()
+        saved = self._restore(chunk, inputs)
+        b2 = self._experts.b2
+        self.grads.run(
+            grads, inputs, saved, self._layout.blocks[chunk], grads,
+            combine_weights=CombineWeights(self._weights_R1[mine], self._grad_weights_R1[mine], b2),
+            saved_is_free=partial(self._load_saved, chunk + 1),
+        )  # fmt: skip
+        if grads is not arrived:
+            regroup.by_source(grads, arrived)
+
+    def combine(self, chunk: int) -> None:
+        """Send the gradients of the rows back."""
+        departure = self._rings["grads"].of(chunk, self._num_received[chunk])
+        self._tokens.bring_back(chunk, departure)
+
+    def _load_saved(self, chunk: int) -> None:
+        """Start loading pre-activations, if they are on the host: their buffer is free."""
+        if not self._offload.keeps_middle or chunk >= self._order.degree:
+            return
+        saved, mine = self._take_saved(chunk), self._layout.rows[chunk]
+        copies = [self._offload.load("pre", saved.pre_RH, mine)]
+        if saved.gate_RH is not None:
+            copies.append(self._offload.load("gate", saved.gate_RH, mine))
+        self._loading_saved[chunk] = saved, copies
+
+    def _restore(self, chunk: int, inputs: torch.Tensor) -> SavedActivations:
+        """Return the pre-activations, for relu its result: from the host, or computed again."""
+        if chunk in self._loading_saved:
+            saved, copies = self._loading_saved.pop(chunk)
+            for copy in copies:
+                copy.wait()
+            return saved
+        saved = self._project_up(chunk, inputs)
+        if self._experts.activation == "relu":
+            saved.pre_RH.relu_()
+        return saved
 
 
-class Middle:
-    """One chunk's pre-activations, in one buffer for all chunks (T_M)."""
-
-    def __init__(self, chunks: Chunks, rings: dict[str, Ring], step: Step) -> None:
-        self._chunks, self._step = chunks, step
-        self._rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
-
-    def rooms(self, chunk: int) -> dict[str, torch.Tensor]:
-        """Return the chunk's rooms by name, whatever is in them."""
-        rows = self._chunks.num_received[chunk]
-        return {name: ring.take(chunk, rows) for name, ring in self._rings.items()}
-
-    def compute(self, chunk: int, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return x·W₁ + b₁, and x·W₃ for swiglu, of the chunk's rows."""
-        rooms, blocks = self.rooms(chunk), self._chunks.slots.blocks[chunk]
-        _, b1, _, _, w3 = self._step.parameters
-        multiply(rows, self._step.w1, blocks, rooms["pre"], b1)
-        if w3 is not None:
-            multiply(rows, w3, blocks, rooms["gate"])
-        return rooms
-
-
-class TokenSide:
+class _TokenSide:
     """Sends tokens' rows and adds what comes back, in one rotation of buffers for both.
 
     A buffer more than a chunk has dispatches is enough where combines go first, and the link
@@ -257,23 +298,35 @@ class TokenSide:
     earlier results or of rows at the experts, while the next chunk's rows are on the link.
 
     Args:
+        tokens_N: the token of every row in sending order.
         sum_TD: (T, D), zeros; what comes back is added here.
     """
 
-    def __init__(self, chunks: Chunks, ring: Ring, sum_TD: torch.Tensor) -> None:
-        self._chunks, self._rotation, self._sum_TD = chunks, Rotation(ring), sum_TD
+    def __init__(
+        self,
+        executor: Executor,
+        order: PhaseOrder,
+        tokens_N: torch.Tensor,
+        ring: Ring,
+        sum_TD: torch.Tensor,
+    ) -> None:
+        self._executor, self._order = executor, order
+        self._num_sent = [sum(counts) for counts in order.send_counts]
+        self._tokens = [tokens_N[rows] for rows in slices_of(self._num_sent)]
+        self._rotation, self._sum_TD = Rotation(ring), sum_TD
         self._use_of: dict[int, int] = {}
 
-    def send(self, chunk: int, values_TD: torch.Tensor, room: torch.Tensor) -> None:
-        """Send the chunk's rows of `values_TD`; what arrives here goes to `room`."""
-        rows = self._rotation.take(self._chunks.num_sent[chunk])
-        torch.index_select(values_TD, 0, self._chunks.tokens[chunk], out=rows)
-        self._rotation.until(self._chunks.dispatch(chunk, rows, room).wait)
+    def send(self, chunk: int, values_TD: torch.Tensor, into: torch.Tensor) -> None:
+        """Send the chunk's rows of `values_TD`; what arrives here goes to `into`."""
+        rows = self._rotation.take(self._num_sent[chunk])
+        torch.index_select(values_TD, 0, self._tokens[chunk], out=rows)
+        transfer = self._executor.dispatch(chunk, self._order, rows, into)
+        self._rotation.until(transfer.wait)
 
     def bring_back(self, chunk: int, results: torch.Tensor) -> None:
         """Send the experts' results back."""
-        rows = self._rotation.take(self._chunks.num_sent[chunk])
-        transfer = self._chunks.combine(chunk, results, rows)
+        rows = self._rotation.take(self._num_sent[chunk])
+        transfer = self._executor.combine(chunk, self._order, results, rows)
         self._use_of[chunk] = self._rotation.until(partial(self._add, chunk, rows, transfer))
 
     def settle(self, chunk: int) -> None:
@@ -288,9 +341,4 @@ class TokenSide:
 
     def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
         transfer.wait()
-        self._sum_TD.index_add_(0, self._chunks.tokens[chunk], rows)
-
-
-def num_travelling(num_dispatches: int, degree: int) -> int:
-    """Return the buffers of the rotation, for that many dispatches a chunk."""
-    return num_dispatches + (degree > 1)
+        self._sum_TD.index_add_(0, self._tokens[chunk], rows)

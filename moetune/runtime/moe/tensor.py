@@ -1,70 +1,61 @@
-"""Who has which tokens in a tensor-parallel group: every rank all of them, or a shard each.
+"""Add up the experts of a tensor-parallel group: the memory policy without dispatch (PPMoE §3.3).
 
-T tokens of the group. With shards, as between sequence-parallel neighbours, the input is
-all-gathered and sums are reduce-scattered, forward and backward: each is the other's conjugate.
+A token's way to the wire: `tensor_layer`, `gate`, `function`, `executor`, **tensor**, `comm`.
+
+Every rank has all tokens, or a shard of them each. With shards, as between sequence-parallel
+neighbours, the input is all-gathered and sums are reduce-scattered, forward and backward: each is
+the other's conjugate.
+
+T tokens of the group, S of this rank, K choices, R pairs of this rank's experts, D model width.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from moetune.domain.layer import Activation, Phase
+from moetune.domain.layer import Phase
 from moetune.runtime.links import Link, Transfer
-from moetune.runtime.moe.dispatch import common_pieces
-from moetune.runtime.moe.executor import slices_of
-from moetune.runtime.moe.experts import (
-    Blocks,
-    activate,
-    blocks_of,
-    hidden_room,
-    hidden_shapes,
-    multiply,
-)
-from moetune.runtime.moe.function import ExpertGrads, SavedActivations
-from moetune.runtime.moe.trace import SpanRecorder
-from moetune.runtime.moe.weights import ChunkWeights
-from moetune.runtime.moe.workspace import MemoryTracker, Workspace
+from moetune.runtime.moe.dispatch import ChunkLayout, common_pieces
+from moetune.runtime.moe.executor import Executor, PipelineContext, local_schedule
+from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, SavedActivations
+from moetune.runtime.moe.function import PhaseInputs, Saved
+from moetune.runtime.moe.kernels import CombineWeights
+from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
 Parts = tuple[slice, ...]
 """Some tokens of each shard, by their places among all T."""
 
 
-class Sharing(Protocol):
+class TokenSharing(Protocol):
     """How the ranks share the tokens."""
 
     @property
     def num_tokens(self) -> tuple[int, ...]:
         """Tokens of every shard; of the only one where all ranks have all tokens."""
-        ...
 
     @property
     def is_complete(self) -> bool:
         """Whether a rank has all tokens, so that gathering takes no exchange."""
-        ...
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Return (T, …) from what this rank has of it."""
-        ...
 
-    def room(self, what: str, sums: torch.Tensor, account: MemoryTracker) -> torch.Tensor:
+    def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
         """Return where this rank's part of the sums (T, …) goes, which may be `sums`."""
-        ...
 
     def add(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
         """Start adding up the ranks' sums of some tokens.
 
         Args:
-            own: of `room`.
+            own: of `output`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Everywhere:
+class ReplicatedTokens:
     """Every rank has all tokens."""
 
     link: Link
@@ -75,7 +66,7 @@ class Everywhere:
         """Return the values."""
         return values
 
-    def room(self, _: str, sums: torch.Tensor, __: MemoryTracker) -> torch.Tensor:
+    def output(self, _: str, sums: torch.Tensor, __: MemoryTracker) -> torch.Tensor:
         """Return the sums."""
         return sums
 
@@ -85,7 +76,7 @@ class Everywhere:
 
 
 @dataclass(frozen=True, slots=True)
-class Sharded:
+class SequenceShards:
     """Every rank has a shard of the tokens, in the order of the ranks."""
 
     link: Link
@@ -96,9 +87,9 @@ class Sharded:
         """Start and end one all-gather."""
         return self.link.gather_shards(values, self.num_tokens, name)
 
-    def room(self, what: str, sums: torch.Tensor, account: MemoryTracker) -> torch.Tensor:
-        """Return room for this rank's shard."""
-        return account.empty(what, (self.num_tokens[self.link.rank], *sums.shape[1:]), sums)
+    def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
+        """Return memory for this rank's shard."""
+        return tracker.empty(what, (self.num_tokens[self.link.rank], *sums.shape[1:]), sums)
 
     def add(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
         """Start one reduce-scatter."""
@@ -115,29 +106,21 @@ def all_parts(num_tokens: Sequence[int]) -> Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class TensorChunks:
     """One phase's chunks.
 
     Args:
-        tokens: the tokens of every chunk, by shard.
-        rows: where its pairs lie among all of them.
-        blocks: its experts' rows, from the chunk's first on.
+        layout: of the pairs of this rank's experts.
+        tokens: of every chunk, by shard.
     """
 
+    layout: ChunkLayout
     tokens: tuple[Parts, ...]
-    rows: tuple[slice, ...]
-    blocks: tuple[Blocks, ...]
 
     @property
     def degree(self) -> int:
         """Number of chunks."""
         return len(self.tokens)
-
-    @property
-    def most_rows(self) -> int:
-        """Rows of the largest chunk."""
-        sizes: list[int] = [rows.stop - rows.start for rows in self.rows]
-        return max(sizes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +134,8 @@ class LocalPairs:
 
     pairs_R: torch.Tensor
     tokens_R: torch.Tensor
-    forward: Cut
-    backward: Cut
+    forward: TensorChunks
+    backward: TensorChunks
 
 
 def local_pairs(
@@ -188,7 +171,7 @@ def local_pairs(
     counts = torch.bincount(cells, minlength=num_pieces * num_experts + 1)[:-1]
     counts_CL: list[list[int]] = counts.view(num_pieces, num_experts).tolist()
     pairs_R = torch.sort(cells, stable=True).indices[: sum(map(sum, counts_CL))]
-    forward, backward = (_cut(counts_CL, bounds, pieces) for pieces in phases)
+    forward, backward = (_chunks(counts_CL, bounds, pieces) for pieces in phases)
     return LocalPairs(
         pairs_R=pairs_R,
         tokens_R=pairs_R // experts_TK.shape[1],
@@ -197,57 +180,50 @@ def local_pairs(
     )
 
 
-def _cut(
+def _chunks(
     counts_CL: list[list[int]], bounds: Sequence[Sequence[int]], pieces: tuple[int, ...]
-) -> Cut:
+) -> TensorChunks:
     """Return the chunks that are these runs of pieces.
 
     Args:
         bounds: [shard][piece] in tokens.
     """
-    chunks = list(itertools.pairwise(pieces))
-    counts = [counts_CL[low:high] for low, high in chunks]
-    return Cut(
+    return TensorChunks(
+        layout=ChunkLayout.cut(counts_CL, pieces),
         tokens=tuple(
-            tuple(slice(shard[low], shard[high]) for shard in bounds) for low, high in chunks
+            tuple(slice(shard[low], shard[high]) for shard in bounds)
+            for low, high in itertools.pairwise(pieces)
         ),
-        rows=slices_of(sum(map(sum, each)) for each in counts),
-        blocks=tuple(map(blocks_of, counts)),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summing:
-    """What both phases of a step share."""
+class TensorParallel:
+    """Ranks compute the pairs of their experts, and their shares of the outputs are added up.
 
-    sharing: Sharing
+    Saved for the backward: x, and the experts' pre-activations; rows are gathered from x again.
+    """
+
+    context: PipelineContext
+    sharing: TokenSharing
     pairs: LocalPairs
-    activation: Activation
-    recorder: SpanRecorder
-    scratch: Workspace
 
-    @property
-    def account(self) -> MemoryTracker:
-        """What counts the tensors that are no rooms of the scratch."""
-        return self.scratch.account
+    def forward(self, inputs: PhaseInputs) -> "_TensorForward":
+        """Gather x and make the buffers of the forward phase."""
+        return _TensorForward(self, inputs)
 
-    def rooms(
-        self, phase: Phase, like_TD: torch.Tensor, pre_RH: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Return rooms for one chunk."""
-        cut: Cut = getattr(self.pairs, phase)
-        names = ("rows", "results" if phase == "forward" else "grads")
-        shapes = dict.fromkeys(names, (cut.most_rows, like_TD.shape[1]))
-        shapes |= hidden_shapes(
-            self.activation, cut.most_rows, pre_RH.shape[1], backward=phase == "backward"
-        )
-        return self.scratch.rooms(shapes, like_TD)
+    def backward(self, inputs: PhaseInputs) -> "_TensorBackward":
+        """Gather the gradient and make the buffers of the backward phase."""
+        return _TensorBackward(self, inputs)
+
+    def release(self) -> None:
+        """Nothing was borrowed."""
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Return (T, …) from what this rank has of it."""
         whole = self.sharing.gather(values, name)
         if not self.sharing.is_complete:
-            self.account.add(whole)
+            self.context.tracker.add(whole)
         return whole
 
     def gather_tokens(self, phase: Phase, values_SD: torch.Tensor) -> torch.Tensor:
@@ -255,128 +231,135 @@ class Summing:
         if self.sharing.is_complete:
             return values_SD
         name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
-        with self.recorder.exchange(phase, "gather", 0):
+        with self.context.recorder.exchange(phase, "gather", 0):
             return self.gather(values_SD, name)
 
-    def run(
-        self, phase: Phase, compute: Callable[[int, torch.Tensor], None], like_TD: torch.Tensor
-    ) -> tuple[torch.Tensor, list[Transfer]]:
-        """Compute chunk after chunk, and add up each over the ranks behind the next ones.
 
-        Args:
-            compute: (chunk, sums (T, D)) adds the chunk's rows to its tokens' sums.
+class _TensorPhase:
+    """What both phases do alike: sum a chunk's rows by token, and add up the sums."""
 
-        Returns:
-            (S, D), and the transfers that fill it.
-        """
-        cut: Cut = getattr(self.pairs, phase)
-        what = "the results" if phase == "forward" else "the gradient of x"
-        sums_TD = self.account.empty(what, like_TD.shape, like_TD).zero_()
-        own_SD = self.sharing.room(what, sums_TD, self.account)
-        under_way: list[Transfer] = []
-        for chunk in range(cut.degree):
-            with self.recorder.compute(phase, "experts", chunk):
-                compute(chunk, sums_TD)
-            name = f"{phase} sum {chunk + 1} of {cut.degree}"
-            transfer = self.sharing.add(cut.tokens[chunk], sums_TD, own_SD, name)
-            self.recorder.transfer(phase, "sum", chunk, transfer)
-            under_way.append(transfer)
-        return own_SD, under_way
+    def __init__(
+        self, policy: TensorParallel, phase: Phase, like_TD: torch.Tensor, experts: ExpertWeights
+    ) -> None:
+        self._sharing, self._pairs = policy.sharing, policy.pairs
+        self._tracker = policy.context.tracker
+        self._chunks: TensorChunks = getattr(policy.pairs, phase)
+        self.executor = Executor(policy.context, phase, self._chunks.degree)
+        self.schedule = local_schedule(self._chunks.degree)
+        self._adding: list[Transfer] = []
+        is_backward, most = phase == "backward", self._chunks.layout.most_rows
+        names = ("rows", "grads" if is_backward else "results")
+        shapes: dict[str, Shape] = dict.fromkeys(names, (most, like_TD.shape[1]))
+        shapes |= experts.hidden_shapes(most, backward=is_backward)
+        self._buffers = policy.context.workspace.buffers(shapes, like_TD)
 
+    def dispatch(self, chunk: int) -> None:
+        """Send nothing: the schedule has no such step."""
 
-class SummedExperts(torch.autograd.Function):
-    """y = Σₖ weights · expert(x), the experts' share of every rank added up.
+    def combine(self, chunk: int) -> None:
+        """Start adding up the ranks' sums of the chunk's tokens."""
+        parts = self._chunks.tokens[chunk]
+        self._adding.append(
+            self.executor.start(
+                "sum", chunk,
+                lambda name: self._sharing.add(parts, self._sums_TD, self._own_SD, name),
+            )
+        )  # fmt: skip
 
-    Saved for the backward: x, and the experts' pre-activations; rows are gathered from x again.
-    """
+    def _make_sums(self, what: str, like_TD: torch.Tensor) -> None:
+        self._sums_TD = self._tracker.empty(what, like_TD.shape, like_TD).zero_()
+        self._own_SD = self._sharing.output(what, self._sums_TD, self._tracker)
 
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's context has no public type
-        x_SD: torch.Tensor,
-        weights_SK: torch.Tensor,
-        summing: Summing,
-        w1: torch.Tensor,
-        b1: torch.Tensor | None,
-        w2: torch.Tensor,
-        b2: torch.Tensor | None,
-        w3: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Return (S, D); without shards it is equal on all ranks."""
-        pairs, account, activation = summing.pairs, summing.account, summing.activation
-        x_TD = summing.gather_tokens("forward", x_SD)
-        weights_TK = summing.gather(weights_SK, "the gathering of weights")
-        weights_R1 = weights_TK.reshape(-1)[pairs.pairs_R].to(x_TD.dtype).unsqueeze(1)
-        shape = len(pairs.pairs_R), w1.shape[2]
-        pre_RH = account.empty("the experts' pre-activations", shape, x_TD)
-        gate_RH = None if w3 is None else account.empty("the experts' gates", shape, x_TD)
-        account.add(weights_R1)
-        rooms = summing.rooms("forward", x_TD, pre_RH)
+    def _tokens(self, chunk: int) -> torch.Tensor:
+        """Return the tokens of the chunk's rows."""
+        return self._pairs.tokens_R[self._chunks.layout.rows[chunk]]
 
-        def compute(chunk: int, sums_TD: torch.Tensor) -> None:
-            mine, blocks = pairs.forward.rows[chunk], pairs.forward.blocks[chunk]
-            rows = _gather(x_TD, pairs.tokens_R[mine], rooms["rows"])
-            pre, gate = multiply(rows, w1, blocks, pre_RH[mine], b1), None
-            if w3 is not None and gate_RH is not None:
-                gate = multiply(rows, w3, blocks, gate_RH[mine])
-            hidden = activate(pre, gate, activation, hidden_room(pre, activation, rooms))
-            results = multiply(hidden, w2, blocks, rooms["results"][: len(rows)], b2)
-            sums_TD.index_add_(0, pairs.tokens_R[mine], results.mul_(weights_R1[mine]))
-
-        y_SD, under_way = summing.run("forward", compute, x_TD)
-        _wait(under_way)
-        ctx.summing = summing
-        ctx.save_for_backward(x_TD, weights_SK, weights_R1, pre_RH, gate_RH, w1, b1, w2, b2, w3)
-        return y_SD
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any,  # noqa: ANN401
-        grad_SD: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of x and the weights, complete, and of the parameters."""
-        summing: Summing = ctx.summing
-        with summing.scratch.guard("a backward pass"):
-            return _backward(summing, ctx.saved_tensors, grad_SD.contiguous())
+    def _added(self) -> torch.Tensor:
+        """Return this rank's part of the sums, once they are complete."""
+        for transfer in self._adding:
+            transfer.wait()
+        del self._sums_TD  # with shards it is another tensor, and its memory is wanted
+        return self._own_SD
 
 
-def _backward(
-    summing: Summing, saved: tuple[Any, ...], grad_SD: torch.Tensor
-) -> tuple[torch.Tensor | None, ...]:
-    x_TD, weights_SK, weights_R1, pre_RH, gate_RH, *parameters = saved
-    pairs, account = summing.pairs, summing.account
-    grad_TD = summing.gather_tokens("backward", grad_SD)
-    rooms = summing.rooms("backward", grad_TD, pre_RH)
-    experts = ExpertGrads(parameters, summing.activation, pairs.backward.degree, rooms, account)
-    grads_R1 = account.empty("the gradients of weights", weights_R1.shape, weights_R1)
+class _TensorForward(_TensorPhase):
+    """The forward phase."""
 
-    def compute(chunk: int, sums_TD: torch.Tensor) -> None:
-        mine, blocks = pairs.backward.rows[chunk], pairs.backward.blocks[chunk]
-        tokens = pairs.tokens_R[mine]
-        rows = _gather(x_TD, tokens, rooms["rows"])
-        grads = _gather(grad_TD, tokens, rooms["grads"])
-        weights = ChunkWeights(weights_R1[mine], grads_R1[mine], parameters[3])
-        gate = None if gate_RH is None else gate_RH[mine]
-        kept = SavedActivations(received_RD=rows, pre_RH=pre_RH[mine], gate_RH=gate)
-        experts.run(grads, kept, blocks, grads, weights)
-        sums_TD.index_add_(0, tokens, grads)
+    def __init__(self, policy: TensorParallel, inputs: PhaseInputs) -> None:
+        self._x_TD = x_TD = policy.gather_tokens("forward", inputs.values_TD)
+        weights_TK = policy.gather(inputs.weights_TK, "the gathering of weights")
+        weights_R1 = weights_TK.reshape(-1)[policy.pairs.pairs_R].to(x_TD.dtype).unsqueeze(1)
+        tracker, experts = policy.context.tracker, inputs.experts
+        self._activations = experts.save_activations(len(weights_R1), x_TD, tracker)
+        tracker.add(weights_R1)
+        super().__init__(policy, "forward", x_TD, experts)
+        self._weights_R1, self._experts = weights_R1, experts
+        activations = self._activations
+        self.saved: Saved = x_TD, weights_R1, activations.pre_RH, activations.gate_RH
 
-    grad_x_SD, under_way = summing.run("backward", compute, x_TD)
-    grad_weights_TK = weights_SK.new_zeros((len(x_TD), weights_SK.shape[1]))
-    grad_weights_TK.view(-1)[pairs.pairs_R] = grads_R1.squeeze(1).to(weights_SK.dtype)
-    grad_weights_SK = summing.sharing.room("the gradients of weights", grad_weights_TK, account)
-    everything = all_parts(summing.sharing.num_tokens)
-    name = "backward sum of the weights' gradients"
-    last = summing.sharing.add(everything, grad_weights_TK, grad_weights_SK, name)
-    _wait([*under_way, last])
-    return grad_x_SD, grad_weights_SK, None, *experts.totals()
+    def begin(self) -> None:
+        """Make the sums."""
+        self._make_sums("the results", self._x_TD)
+
+    def finish(self) -> torch.Tensor:
+        """Return (S, D)."""
+        return self._added()
+
+    def compute(self, chunk: int) -> None:
+        """Add the experts' weighted results to their tokens."""
+        layout, experts, tokens = self._chunks.layout, self._experts, self._tokens(chunk)
+        mine, blocks = layout.rows[chunk], layout.blocks[chunk]
+        rows = _gather(self._x_TD, tokens, self._buffers["rows"])
+        activations = self._activations.chunk(mine)
+        experts.project_up(rows, activations, blocks)
+        hidden = experts.activate(activations, self._buffers)
+        results = experts.project_down(hidden, self._buffers["results"][: len(rows)], blocks)
+        self._sums_TD.index_add_(0, tokens, results.mul_(self._weights_R1[mine]))
 
 
-def _gather(values_TD: torch.Tensor, tokens: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-    return torch.index_select(values_TD, 0, tokens, out=room[: len(tokens)])
+class _TensorBackward(_TensorPhase):
+    """The backward phase."""
+
+    def __init__(self, policy: TensorParallel, inputs: PhaseInputs) -> None:
+        self._x_TD, self._weights_R1, pre_RH, gate_RH = inputs.saved
+        self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
+        self._grad_TD = policy.gather_tokens("backward", inputs.values_TD.contiguous())
+        super().__init__(policy, "backward", self._grad_TD, inputs.experts)
+        self._weights_SK, self._b2 = inputs.weights_TK, inputs.experts.b2
+        self.grads = ExpertGrads(inputs.experts, self._chunks.degree, self._buffers, self._tracker)
+        self._grad_weights_R1 = self._tracker.empty(
+            "the gradients of weights", self._weights_R1.shape, self._weights_R1
+        )
+
+    def begin(self) -> None:
+        """Make the sums."""
+        self._make_sums("the gradient of x", self._x_TD)
+
+    def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients of x (S, D) and of the weights (S, K)."""
+        weights_SK = self._weights_SK
+        grads_TK = weights_SK.new_zeros((len(self._x_TD), weights_SK.shape[1]))
+        grads_TK.view(-1)[self._pairs.pairs_R] = self._grad_weights_R1.squeeze(1).to(
+            weights_SK.dtype
+        )
+        grads_SK = self._sharing.output("the gradients of weights", grads_TK, self._tracker)
+        parts = all_parts(self._sharing.num_tokens)
+        name = "backward sum of the weights' gradients"
+        self._adding.append(self._sharing.add(parts, grads_TK, grads_SK, name))
+        return self._added(), grads_SK
+
+    def compute(self, chunk: int) -> None:
+        """Add the gradients of the experts' rows to their tokens."""
+        mine, tokens = self._chunks.layout.rows[chunk], self._tokens(chunk)
+        rows = _gather(self._x_TD, tokens, self._buffers["rows"])
+        grads = _gather(self._grad_TD, tokens, self._buffers["grads"])
+        weights = CombineWeights(self._weights_R1[mine], self._grad_weights_R1[mine], self._b2)
+        self.grads.run(
+            grads, rows, self._activations.chunk(mine), self._chunks.layout.blocks[chunk], grads,
+            combine_weights=weights,
+        )  # fmt: skip
+        self._sums_TD.index_add_(0, tokens, grads)
 
 
-def _wait(under_way: list[Transfer]) -> None:
-    for transfer in under_way:
-        transfer.wait()
+def _gather(values_TD: torch.Tensor, tokens: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    return torch.index_select(values_TD, 0, tokens, out=into[: len(tokens)])

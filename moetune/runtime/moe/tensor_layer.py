@@ -1,4 +1,7 @@
-"""`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3)."""
+"""`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3).
+
+First step of a token's way: as in `layer`, with the policy of `tensor`.
+"""
 
 import os
 from typing import ClassVar
@@ -10,19 +13,18 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Plan
 from moetune.runtime.links import Link
+from moetune.runtime.moe.decisions import forced_strategy
+from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.layer import ExpertLayer
-from moetune.runtime.moe.options import forced_strategy
 from moetune.runtime.moe.tensor import (
-    Everywhere,
-    Sharded,
-    Sharing,
-    SummedExperts,
-    Summing,
+    ReplicatedTokens,
+    SequenceShards,
+    TensorParallel,
+    TokenSharing,
     local_pairs,
 )
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.stopwatch import Watch
 
 
 class TensorExpertLayer(ExpertLayer):
@@ -81,12 +83,12 @@ class TensorExpertLayer(ExpertLayer):
         if capacity_factor is not None:
             raise InputError(
                 "capacity_factor must be None: experts of a tensor-parallel group drop no pair",
-                "leave it away, or use moetune.MoELayer",
+                "omit it, or use moetune.MoELayer",
             )
         if forced_strategy(memory_reuse) not in {None, "none"}:
             raise InputError(
                 f"memory_reuse {memory_reuse!r} is not available in a tensor-parallel group",
-                "leave it away, or use moetune.MoELayer",
+                "omit it, or use moetune.MoELayer",
             )
         super().__init__(
             d_model, d_hidden, num_experts, top_k, activation=activation, bias=bias,
@@ -97,39 +99,26 @@ class TensorExpertLayer(ExpertLayer):
         if sequence_parallel:
             self.gate.share(self.link)
 
-    def _run(
-        self, x_SD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...], watch: Watch
-    ) -> torch.Tensor:
+    def _policy(
+        self, _: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]
+    ) -> MemoryPolicy:
         local = self.experts.local_experts
         sharing = self._sharing(num_tokens)
-        summing = Summing(
-            sharing=sharing,
-            pairs=local_pairs(
-                sharing.gather(routing.experts_TK, "the gathering of choices"),
-                num_tokens=sharing.num_tokens,
-                first_expert=self.link.rank * local,
-                num_experts=local,
-                forward_degree=self.decision.forward_degree,
-                backward_degree=self.decision.backward_degree,
-            ),
-            activation=self.shape.activation,
-            recorder=self.recorder,
-            scratch=self._scratch,
+        pairs = local_pairs(
+            sharing.gather(routing.experts_TK, "the gathering of choices"),
+            num_tokens=sharing.num_tokens,
+            first_expert=self.link.rank * local,
+            num_experts=local,
+            forward_degree=self.decision.forward_degree,
+            backward_degree=self.decision.backward_degree,
         )
-        self._account.add(summing.pairs.pairs_R, summing.pairs.tokens_R)
-        y_SD: torch.Tensor
-        watch.begin()
-        with torch.autocast(x_SD.device.type, enabled=False):
-            y_SD = SummedExperts.apply(  # type: ignore[no-untyped-call]
-                x_SD, routing.weights_TK, summing, *self._weights(x_SD.dtype)
-            )
-        watch.follow(y_SD)
-        return y_SD
+        self._tracker.add(pairs.pairs_R, pairs.tokens_R)
+        return TensorParallel(context=self._context, sharing=sharing, pairs=pairs)
 
-    def _sharing(self, num_tokens: tuple[int, ...]) -> Sharing:
+    def _sharing(self, num_tokens: tuple[int, ...]) -> TokenSharing:
         if self.sequence_parallel and self.link.num_ranks > 1:
-            return Sharded(self.link, num_tokens)
-        return Everywhere(self.link, num_tokens[:1])
+            return SequenceShards(self.link, num_tokens)
+        return ReplicatedTokens(self.link, num_tokens[:1])
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
         return sum(self._sharing(num_tokens).num_tokens)

@@ -32,17 +32,14 @@ class SpanRecorder(Protocol):
         self, phase: Phase, name: str, chunk: int
     ) -> contextlib.AbstractContextManager[None]:
         """Watch the body as one computation."""
-        ...
 
     def exchange(
         self, phase: Phase, name: str, chunk: int
     ) -> contextlib.AbstractContextManager[None]:
         """Watch the body as one exchange that nothing runs beside."""
-        ...
 
     def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
         """Watch an exchange that has just been issued."""
-        ...
 
 
 class NoRecorder:

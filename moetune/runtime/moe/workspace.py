@@ -1,9 +1,13 @@
-"""What a layer holds of one kind of memory: now, and at most since a reset."""
+"""The memory of a layer: what it holds, and the buffers that phases and chunks use in turn.
+
+Every tensor that a step makes goes through here: counted by a `MemoryTracker`, or cut from the
+`Workspace`. In a `Ring` the chunks of a phase take a few buffers in turn.
+"""
 
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,19 +134,19 @@ _ALIGNMENT_BYTES = 64
 
 
 class Workspace:
-    """One piece of memory that every phase of every step cuts into its rooms anew.
+    """One piece of memory that every phase of every step cuts into its buffers anew.
 
     It is as large as the largest phase so far. A CPU's allocator hands large blocks back to the
     system, and touching them anew costs more than the operation that fills them; on CUDA the
-    caching allocator already keeps them, and every room is a tensor of its own.
+    caching allocator already keeps them, and every buffer is a tensor of its own.
 
     Args:
-        account: of the device.
-        poison: fill rooms with NaN before every use, to prove that nothing old is read.
+        tracker: of the device.
+        poison: fill buffers with NaN before every use, to prove that nothing old is read.
     """
 
-    def __init__(self, account: MemoryTracker, *, poison: bool = False) -> None:
-        self.account = account
+    def __init__(self, tracker: MemoryTracker, *, poison: bool = False) -> None:
+        self.tracker = tracker
         self.poison = poison
         self._memory: torch.Tensor | None = None
 
@@ -150,8 +154,8 @@ class Workspace:
         """Leave the memory behind: a copy has made none."""
         return self.__dict__ | {"_memory": None}
 
-    def rooms(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a phase's uninitialised rooms by name; those of the phase before are over.
+    def buffers(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a phase's uninitialised buffers by name; those of the phase before are over.
 
         All of them at once, so that a rank without memory fails before it exchanges anything.
 
@@ -159,26 +163,48 @@ class Workspace:
             AllocationError: they do not fit.
         """
         if like.device.type != "cpu":
-            rooms = {
-                name: self.account.empty(f"buffer {name!r}", shape, like)
+            buffers = {
+                name: self.tracker.empty(f"buffer {name!r}", shape, like)
                 for name, shape in shapes.items()
             }
         else:
-            rooms = self._cut(shapes, like)
+            buffers = self._cut(shapes, like)
         if self.poison:
-            for room in rooms.values():
-                room.fill_(torch.nan)
-        return rooms
+            for buffer in buffers.values():
+                buffer.fill_(torch.nan)
+        return buffers
+
+    def rings(self, shapes: Mapping[str, "RingShape"], like: torch.Tensor) -> dict[str, "Ring"]:
+        """Return a phase's rings by name, all made at once.
+
+        Raises:
+            AllocationError: they do not fit.
+        """
+        buffers = self.buffers(
+            {
+                f"{name} {slot}": (ring.rows, ring.width)
+                for name, ring in shapes.items()
+                for slot in range(ring.num_buffers)
+            },
+            like,
+        )
+        return {
+            name: Ring(
+                [buffers[f"{name} {slot}"] for slot in range(ring.num_buffers)],
+                poison=self.poison,
+            )
+            for name, ring in shapes.items()
+        }
 
     @contextlib.contextmanager
     def guard(self, phase: str) -> Iterator[None]:
-        """Run a phase; if it fails, exchanges under way keep its rooms to themselves.
+        """Run a phase; if it fails, exchanges under way keep its buffers to themselves.
 
         Raises:
             AllocationError: an operation of the phase found no memory.
         """
         try:
-            with self.account.explain(phase):
+            with self.tracker.explain(phase):
                 yield
         except BaseException:
             self._memory = None
@@ -196,7 +222,80 @@ class Workspace:
     def _at_least(self, num_bytes: int, like: torch.Tensor) -> torch.Tensor:
         if self._memory is None or self._memory.numel() < num_bytes:
             self._memory = None
-            self._memory = self.account.empty(
+            self._memory = self.tracker.empty(
                 "the buffers of a phase", (num_bytes,), like, dtype=torch.uint8
             )
         return self._memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingShape:
+    """A ring of buffers (rows, width) each."""
+
+    num_buffers: int
+    rows: int
+    width: int
+
+
+class Ring:
+    """Buffers of one kind. A chunk's buffer is its own until another chunk takes it.
+
+    Args:
+        buffers: (rows of the largest chunk, width) each.
+        poison: fill a buffer with NaN when it is taken.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], *, poison: bool) -> None:
+        self._buffers, self._poison = buffers, poison
+
+    def __len__(self) -> int:
+        """Return the number of buffers."""
+        return len(self._buffers)
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """The only buffer, or the first, with the rows of the largest chunk."""
+        return self._buffers[0]
+
+    def take(self, chunk: int, rows: int) -> torch.Tensor:
+        """Return the chunk's buffer anew: (rows, width), whatever was in it."""
+        buffer = self._buffers[chunk % len(self._buffers)]
+        if self._poison:
+            buffer.fill_(torch.nan)
+        return buffer[:rows]
+
+    def of(self, chunk: int, rows: int) -> torch.Tensor:
+        """Return the buffer that the chunk took."""
+        return self._buffers[chunk % len(self._buffers)][:rows]
+
+
+class Rotation:
+    """A ring that one use after another takes; each waits for the one it takes over from."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._num_uses = 0
+        self._endings: dict[int, Callable[[], None]] = {}
+
+    def take(self, rows: int) -> torch.Tensor:
+        """Return the next buffer, once its last use has ended."""
+        self.finish(self._num_uses - len(self._ring))
+        buffer = self._ring.take(self._num_uses, rows)
+        self._num_uses += 1
+        return buffer
+
+    def until(self, ending: Callable[[], None]) -> int:
+        """Say what waits for the end of the use that began last; return its number."""
+        self._endings[self._num_uses - 1] = ending
+        return self._num_uses - 1
+
+    def finish(self, use: int) -> None:
+        """Wait for the end of a use, if it has not ended yet."""
+        ending = self._endings.pop(use, None)
+        if ending is not None:
+            ending()
+
+    def end(self) -> None:
+        """End every use, in the order of their beginnings."""
+        for use in sorted(self._endings):
+            self.finish(use)

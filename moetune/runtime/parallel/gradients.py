@@ -1,4 +1,4 @@
-"""DistributedDataParallel around a model with experts."""
+"""Data-parallel gradients of a model with experts: for DistributedDataParallel, and in buffers."""
 
 from collections.abc import Iterable, Sequence
 
@@ -33,12 +33,12 @@ def prepare_ddp(model: nn.Module) -> nn.Module:
     return model
 
 
-class SharedGradients:
-    """The gradients of some parameters in one buffer, so that one all-reduce adds them up.
+class GradientBuffer:
+    """The gradients of some parameters in one buffer, summed by one all-reduce.
 
     Args:
         parameters: of one dtype, in the same order on all ranks.
-        group: the ranks that have the same parameters.
+        group: the ranks with replicas of the parameters.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -52,19 +52,19 @@ class SharedGradients:
         ]
 
     def begin(self) -> None:
-        """Make the gradients zeros of the buffer, which backward passes add to."""
+        """Zero the buffer and let the parameters' gradients be its views."""
         self._buffer.zero_()
         for parameter, view in self._views:
             parameter.grad = view
 
-    def add_up(self) -> Transfer:
-        """Start adding up the ranks' gradients."""
+    def all_reduce(self) -> Transfer:
+        """Begin to sum the ranks' gradients."""
         return self._link.add(self._buffer, "the sum of the gradients")
 
 
-def share_gradients(
+def gradient_buffers(
     parameters: Iterable[nn.Parameter], group: dist.ProcessGroup
-) -> list[SharedGradients]:
+) -> list[GradientBuffer]:
     """Return one buffer for every dtype; none where the group is this rank alone."""
     if dist.get_world_size(group) == 1:
         return []
@@ -72,4 +72,4 @@ def share_gradients(
     for parameter in parameters:
         if parameter.requires_grad:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
-    return [SharedGradients(same, group) for same in by_dtype.values()]
+    return [GradientBuffer(same, group) for same in by_dtype.values()]

@@ -1,4 +1,4 @@
-"""The groups of a layout: who passes activations, averages gradients, shares layers."""
+"""Process groups of a layout: pipeline, data, tensor and expert parallelism."""
 
 import datetime as dt
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ _LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelGroups:
-    """This rank's place in a layout.
+    """This rank's process groups in a layout.
 
-    Every group is one communicator. Activations travel in "pp", gradients in "dp" and
-    `replicas`, sums of layers in "tp", tokens in `experts`, which is "dp" where ep = dp: there
-    the gradients follow behind the last exchange of tokens, on all ranks.
+    Activations travel in "pp", gradients in "dp" and `replicas`, partial sums of layers in "tp",
+    tokens in `experts`. Where ep = dp, `experts` is the group "dp" itself: one communicator, in
+    which gradients follow behind the last exchange of tokens on all ranks.
 
     Args:
         mesh: ("pp", "dp", "tp"), tp innermost: consecutive ranks, which share a node.
@@ -47,7 +47,7 @@ class ParallelGroups:
 
     @property
     def replica(self) -> int:
-        """This rank's place in "dp": which part of the global batch is its."""
+        """This rank's index in "dp": the part of the global batch that it trains on."""
         return self.mesh.get_local_rank("dp")
 
     def stages(self, stages_per_rank: int = 1) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class ParallelGroups:
         )  # fmt: skip
 
 
-def join(
+def make_groups(
     layout: Layout, *, device_type: str = "cpu", timeout: dt.timedelta | None = None
 ) -> ParallelGroups:
     """Make the groups of a layout; all ranks of the world call this together.

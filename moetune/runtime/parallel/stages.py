@@ -1,4 +1,4 @@
-"""Training a model whose stages, layers and batches are spread over ranks.
+"""Train a model whose stages, layers and batches are spread over ranks.
 
 The schedule is torch's (`torch.distributed.pipelining`). Exchanges between experts are safe
 inside it: all ranks of an expert group are in the same stage, and a stage runs its
@@ -16,7 +16,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layout import check_micro_batches
 from moetune.runtime.moe.layer import MoELayer
-from moetune.runtime.parallel.gradients import SharedGradients, share_gradients
+from moetune.runtime.parallel.gradients import GradientBuffer, gradient_buffers
 from moetune.runtime.parallel.groups import ParallelGroups
 
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -25,14 +25,14 @@ LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """One step's batch of a data-parallel rank, (B, …) on the device "meta".
+    """Shapes and dtypes of one step's batch of a data-parallel rank: (B, …), on "meta".
 
-    What travels between stages is received by these shapes.
+    Stages allocate the tensors that they receive by them.
 
     Args:
-        inputs: what the first part takes.
-        between: what a part gives to the next one.
-        outputs: what the last part returns.
+        inputs: of the first part.
+        between: of every part's output but the last one's.
+        outputs: of the last part.
     """
 
     inputs: torch.Tensor
@@ -72,7 +72,7 @@ class Stages:
         self.parts = nn.ModuleList(parts)
         self.ranks = ranks
         self._batch = len(shapes.inputs)
-        self._shared = _shared_gradients(self.parts, ranks)
+        self._buffers = _gradient_buffers(self.parts, ranks)
         share = 1 / (num_micro_batches * ranks.layout.dp)
         stages = _pipeline_stages(parts, ranks, shapes, self._batch // num_micro_batches)
         self._is_first, self._is_last = stages[0].is_first, stages[-1].is_last
@@ -101,10 +101,10 @@ class Stages:
         if len(inputs) != self._batch:
             raise InputError(f"{len(inputs)} sequences, but the stages were made for {self._batch}")
         self.parts.zero_grad()
-        for shared in self._shared:
-            shared.begin()
+        for buffer in self._buffers:
+            buffer.begin()
         losses = self._run(inputs, targets)
-        for transfer in [shared.add_up() for shared in self._shared]:
+        for transfer in [buffer.all_reduce() for buffer in self._buffers]:
             transfer.wait()
         share = torch.zeros((), dtype=torch.float64, device=inputs.device)
         return share + sum(loss.detach() for loss in losses)
@@ -164,8 +164,8 @@ def _schedule(
     return ScheduleInterleaved1F1B([*stages], num_micro_batches, loss_fn=loss_of, scale_grads=False)
 
 
-def _shared_gradients(parts: nn.ModuleList, ranks: ParallelGroups) -> list[SharedGradients]:
-    """Return what is added up over "dp", and what over the replicas of this rank's experts.
+def _gradient_buffers(parts: nn.ModuleList, ranks: ParallelGroups) -> list[GradientBuffer]:
+    """Return buffers to sum over "dp", and over the replicas of this rank's experts.
 
     Experts that exchange tokens have their whole group's gradients already. All other gradients
     are equal on the tensor-parallel ranks, or of a share that is theirs alone.
@@ -179,6 +179,6 @@ def _shared_gradients(parts: nn.ModuleList, ranks: ParallelGroups) -> list[Share
     mine = {id(parameter) for parameter in experts}
     others = [parameter for parameter in parts.parameters() if id(parameter) not in mine]
     return [
-        *share_gradients(others, ranks.mesh.get_group("dp")),
-        *share_gradients(experts, ranks.replicas),
+        *gradient_buffers(others, ranks.mesh.get_group("dp")),
+        *gradient_buffers(experts, ranks.replicas),
     ]

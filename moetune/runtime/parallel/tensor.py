@@ -15,7 +15,7 @@ from torch.nn import functional
 from moetune.runtime.links import Link
 
 
-class ColumnLinear(nn.Module):
+class ColumnParallelLinear(nn.Module):
     """A linear layer whose outputs are cut over the ranks: (…, in) to (…, out / ranks)."""
 
     def __init__(self, d_in: int, d_out: int, link: Link) -> None:
@@ -35,10 +35,10 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's outputs."""
-        return functional.linear(copied(x, self.link), self.weight, self.bias)
+        return functional.linear(copy_to_ranks(x, self.link), self.weight, self.bias)
 
 
-class RowLinear(nn.Module):
+class RowParallelLinear(nn.Module):
     """A linear layer whose inputs are cut over the ranks: (…, in / ranks) to (…, out)."""
 
     def __init__(self, d_in: int, d_out: int, link: Link) -> None:
@@ -60,29 +60,29 @@ class RowLinear(nn.Module):
         """Return the outputs, equal on all ranks."""
         if self.link.num_ranks == 1:
             return functional.linear(x, self.weight, self.bias)
-        return summed(functional.linear(x, self.weight), self.link) + self.bias
+        return reduce_from_ranks(functional.linear(x, self.weight), self.link) + self.bias
 
 
-def copied(x: torch.Tensor, link: Link) -> torch.Tensor:
-    """Return the same values; backward, the ranks' gradients are added up."""
+def copy_to_ranks(x: torch.Tensor, link: Link) -> torch.Tensor:
+    """Return the same values; backward, the ranks' gradients are summed (all-reduce)."""
     if link.num_ranks == 1:
         return x
-    y: torch.Tensor = _Copied.apply(x, link)  # type: ignore[no-untyped-call]
+    y: torch.Tensor = _CopyToRanks.apply(x, link)  # type: ignore[no-untyped-call]
     return y
 
 
-def summed(x: torch.Tensor, link: Link) -> torch.Tensor:
-    """Return the ranks' values added up, in place; backward, the gradient is the same on all."""
+def reduce_from_ranks(x: torch.Tensor, link: Link) -> torch.Tensor:
+    """Return the ranks' values summed in place; backward, the gradient is the same on all."""
     if link.num_ranks == 1:
         return x
-    y: torch.Tensor = _Summed.apply(x, link)  # type: ignore[no-untyped-call]
+    y: torch.Tensor = _ReduceFromRanks.apply(x, link)  # type: ignore[no-untyped-call]
     return y
 
 
-class _Copied(torch.autograd.Function):
-    """The same values; backward, the ranks' gradients added up.
+class _CopyToRanks(torch.autograd.Function):
+    """The same values; backward, the ranks' gradients summed.
 
-    The sum is made in the gradient's own memory: the product behind it is its only reader.
+    The sum is made in the gradient's own memory: the GEMM behind it is its only reader.
     """
 
     @staticmethod
@@ -97,8 +97,8 @@ class _Copied(torch.autograd.Function):
         return grad, None
 
 
-class _Summed(torch.autograd.Function):
-    """The ranks' values added up in place; backward, the same gradient."""
+class _ReduceFromRanks(torch.autograd.Function):
+    """The ranks' values summed in place; backward, the same gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, link: Link) -> torch.Tensor:  # noqa: ANN401

@@ -1,7 +1,7 @@
 """Embedding, head and loss with the vocabulary cut over a tensor-parallel group (Megatron-LM §3).
 
 All ranks see the same tokens. Each has some rows of the embedding and of the head, so that the
-model's largest product is shared; the loss needs one small sum, and no rank has all logits.
+model's largest GEMM is shared; the loss needs one small sum, and no rank has all logits.
 
 B sequences, S tokens each, D model width, V tokens of the vocabulary, W of them on this rank.
 """
@@ -13,17 +13,17 @@ from torch import nn
 from torch.nn import functional
 
 from moetune.runtime.links import Link
-from moetune.runtime.parallel.tensor import copied, summed
+from moetune.runtime.parallel.tensor import copy_to_ranks, reduce_from_ranks
 
 
-class SharedEmbedding(nn.Module):
+class VocabParallelEmbedding(nn.Module):
     """An embedding whose rows are cut over the ranks, as equal as whole rows can be."""
 
     def __init__(self, vocab_size: int, d_model: int, link: Link) -> None:
         super().__init__()
         self.link = link
         self.whole = vocab_size, d_model
-        self.mine = share_of(vocab_size, link)
+        self.mine = vocab_range(vocab_size, link)
         self.weight = nn.Parameter(torch.empty(len(self.mine), d_model))
         self.reset_parameters()
 
@@ -43,17 +43,17 @@ class SharedEmbedding(nn.Module):
             return functional.embedding(tokens_BS, self.weight)
         local_BS, is_mine_BS = _local(tokens_BS, self.mine, self.whole[0])
         x_BSD = functional.embedding(local_BS, self.weight)
-        return summed(x_BSD.masked_fill_(~is_mine_BS.unsqueeze(-1), 0), self.link)
+        return reduce_from_ranks(x_BSD.masked_fill_(~is_mine_BS.unsqueeze(-1), 0), self.link)
 
 
-class SharedHead(nn.Module):
+class VocabParallelHead(nn.Module):
     """A linear layer to this rank's logits: (…, D) to (…, W)."""
 
     def __init__(self, d_model: int, vocab_size: int, link: Link) -> None:
         super().__init__()
         self.link = link
         self.whole = d_model, vocab_size
-        self.mine = share_of(vocab_size, link)
+        self.mine = vocab_range(vocab_size, link)
         self.weight = nn.Parameter(torch.empty(len(self.mine), d_model))
         self.bias = nn.Parameter(torch.empty(len(self.mine)))
         self.reset_parameters()
@@ -68,10 +68,10 @@ class SharedHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's logits."""
-        return functional.linear(copied(x, self.link), self.weight, self.bias)
+        return functional.linear(copy_to_ranks(x, self.link), self.weight, self.bias)
 
 
-def shared_cross_entropy(
+def vocab_parallel_cross_entropy(
     logits_TW: torch.Tensor, wanted_T: torch.Tensor, *, vocab_size: int, link: Link
 ) -> torch.Tensor:
     """Return the mean cross-entropy in nats, equal on all ranks, in float32 or wider.
@@ -83,13 +83,13 @@ def shared_cross_entropy(
     Raises:
         RuntimeError: a token outside the vocabulary; on a GPU an assertion of the device.
     """
-    local_T, is_mine_T = _local(wanted_T, share_of(vocab_size, link), vocab_size)
+    local_T, is_mine_T = _local(wanted_T, vocab_range(vocab_size, link), vocab_size)
     loss_T: torch.Tensor = _CrossEntropy.apply(logits_TW, local_T, is_mine_T, link)  # type: ignore[no-untyped-call]
     return loss_T.mean()
 
 
-def share_of(vocab_size: int, link: Link) -> range:
-    """Return the tokens whose rows are on this rank."""
+def vocab_range(vocab_size: int, link: Link) -> range:
+    """Return the tokens of the vocabulary whose rows are on this rank."""
     each, more = divmod(vocab_size, link.num_ranks)
     start = link.rank * each + min(link.rank, more)
     return range(start, start + each + (link.rank < more))

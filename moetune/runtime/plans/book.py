@@ -1,38 +1,62 @@
-"""The plan book: plans that all ranks share, looked up at the cost of a dictionary access."""
+"""Look up a layer's plan: in `MoELayer.forward`, after the ranks agree on tokens, before the gate.
 
+A book is loaded on the group's first rank and broadcast, so that no two ranks can decide
+differently. A look-up is a dictionary access and exchanges nothing.
+"""
+
+import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.document import canonical_json, digest
-from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan, plan_from_json
+from moetune.domain.document import canonical_json, decode, digest
+from moetune.domain.errors import InputError, MoetuneError
+from moetune.domain.layer import LayerKey
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan, plan_from_json
+from moetune.domain.records import Settled
 from moetune.runtime.agree import Council
-from moetune.runtime.plans.stopwatch import NoWatch, Watch
+from moetune.runtime.plans.observe import LayerReports, NoWatch, StepReporter, Watch
+from moetune.runtime.plans.search import LayerSearch, OnlineSearch, Tuner
 
 _LOGGER = logging.getLogger("moetune")
-_Key = tuple[LayerShape, ExpertParallel, bool, int, str]
 
 
-@dataclass(slots=True)
 class LayerPlans:
-    """The plans for one layer on one group; a look-up is a dictionary access."""
+    """The plans for one layer on one group.
 
-    _plans: Sequence[Plan]
-    _known: dict[int, Decision] = field(default_factory=dict)
+    Args:
+        plans: none gives the safe decision for every number of tokens.
+        search: finds better decisions while the layer trains.
+        reports: times some calls for a plan service; unused beside a search.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan] = (),
+        *,
+        search: LayerSearch | None = None,
+        reports: LayerReports | None = None,
+    ) -> None:
+        self._plans, self._search, self._reports = plans, search, reports
+        self._known: dict[int, Decision] = {} if search is None else search.decisions
+
+    def __deepcopy__(self, _: object) -> "LayerPlans":
+        return self
+
+    def __reduce__(self) -> tuple[type["LayerPlans"], tuple[Sequence[Plan]]]:
+        # A saved model keeps its plans; the search and the service belong to the job.
+        return LayerPlans, (self._plans,)
 
     def decide(self, tokens_per_rank: int) -> Decision:
-        """Return what to run with for the group's agreed tokens.
+        """Return what to run with for the group's agreed number of tokens.
 
-        A number of tokens seen before is a dictionary access; a new one is looked up in the
-        ranges of the plan made for the nearest number of tokens.
+        A number seen before is a dictionary access; a new one is looked up in the ranges of the
+        plan made for the nearest number of tokens, unless a search knows better.
         """
         decision = self._known.get(tokens_per_rank)
         if decision is None:
@@ -40,109 +64,112 @@ class LayerPlans:
             self._known[tokens_per_rank] = decision
         return decision
 
-    def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:  # noqa: ARG002 - see `online`
-        """Return what times a call that will be trained on: nothing does."""
+    def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
+        """Return the timer of a call that will be trained on; most calls are not timed."""
+        if self._search is not None:
+            return self._search.watch(tokens_per_rank, device)
+        if self._reports is not None:
+            return self._reports.watch(tokens_per_rank, device)
         return NoWatch()
 
-    def nearest(self, tokens: int) -> Plan:
-        """Return the plan made for the nearest number of tokens."""
-        return min(
-            self._plans,
-            key=lambda plan: abs(math.log(max(tokens, 1) / plan.workload.tokens_per_rank)),
-        )
-
     def _look_up(self, tokens: int) -> Decision:
-        return self.nearest(tokens).decide(tokens)
+        if self._search is not None:
+            return self._search.decide(tokens)
+        if not self._plans:
+            return SAFE_DECISION
+        return nearest_plan(self._plans, tokens).decide(tokens)
 
 
 class PlanBook:
-    """Plans by layer, how which ranks share its experts, and dtype. Equal on all ranks.
+    """Plans by layer, equal on all ranks of a group: see `moetune.open_planbook`.
 
-    See `share_plans`. The ranks are those that share the experts, not all that the plan is for.
-    A layer without a plan here runs the safe plan: one chunk, nothing reused.
+    A layer without a plan runs the safe plan: one chunk, no memory reuse. Copies of a book are
+    the book itself; a pickled one keeps its plans alone.
+
+    Args:
+        plans: of any layers.
+        search: finds better decisions while the job trains.
+        reporter: sends measured steps to a plan service.
+        is_complete: False where a requested plan could not be had and that has been logged:
+            layers without a plan then run the safe plan without another warning.
+
+    Attributes:
+        digest: of the plans and of what earlier searches settled.
     """
 
-    def __init__(self, plans: Iterable[Plan] = ()) -> None:
-        self._shelves: dict[_Key, list[Plan]] = {}
+    def __init__(
+        self,
+        plans: Iterable[Plan] = (),
+        *,
+        search: OnlineSearch | None = None,
+        reporter: StepReporter | None = None,
+        is_complete: bool = True,
+    ) -> None:
         self.plans = tuple(plans)
+        self._by_layer: dict[LayerKey, list[Plan]] = {}
         for plan in self.plans:
-            workload = plan.workload
-            key = (
-                workload.layer, workload.expert_parallel, workload.sequence_parallel,
-                workload.world_size, workload.dtype,
-            )  # fmt: skip
-            self._shelves.setdefault(key, []).append(plan)
+            self._by_layer.setdefault(plan.workload.key, []).append(plan)
+        self._search, self._reporter, self._is_complete = search, reporter, is_complete
         self.digest = digest([plan.id for plan in self.plans])
+        if search is not None:
+            self.digest = digest([self.digest, list(search.known)])
+
+    def __deepcopy__(self, _: object) -> "PlanBook":
+        return self
+
+    def __reduce__(self) -> tuple[type["PlanBook"], tuple[tuple[Plan, ...]]]:
+        return PlanBook, (self.plans,)
 
     @property
     def version(self) -> str:
         """What ranks must have in common for their decisions to be equal."""
-        return self.digest[:12]
+        version = self.digest[:12]
+        if self._search is None:
+            return version
+        return f"{version}, changed {self._search.num_changes} times"
 
-    def shelf(
-        self,
-        layer: LayerShape,
-        *,
-        expert_parallel: ExpertParallel = "all_to_all",
-        sequence_parallel: bool = False,
-        num_ranks: int,
-        dtype: str,
-        memory_reuse: Strategy | None = None,  # noqa: ARG002 - see `online`
+    def plans_for(self, key: LayerKey) -> Sequence[Plan]:
+        """Return the plans for a layer, in the order in which the book was given them."""
+        return self._by_layer.get(key, ())
+
+    def layer_plans(
+        self, key: LayerKey, *, memory_reuse: Strategy | None = None
     ) -> LayerPlans | None:
-        """Return the plans for a layer, None where there is none.
+        """Return the plans for a layer, None where there is none and nothing was logged yet.
 
         Args:
-            sequence_parallel: whether its ranks have a shard of the tokens each.
-            num_ranks: that share the layer's experts.
-            memory_reuse: the strategy that the layer is told to use.
-        """
-        plans = self.plans_for(
-            layer, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
-            num_ranks=num_ranks, dtype=dtype,
-        )  # fmt: skip
-        return LayerPlans(plans) if plans else None
+            memory_reuse: the strategy that the layer is told to use, None where it is free.
 
-    def plans_for(
-        self,
-        layer: LayerShape,
-        *,
-        expert_parallel: ExpertParallel,
-        sequence_parallel: bool = False,
-        num_ranks: int,
-        dtype: str,
-    ) -> Sequence[Plan]:
-        """Return the plans for a layer."""
-        key = layer, expert_parallel, sequence_parallel, num_ranks, dtype
-        return self._shelves.get(key, ())
+        Raises:
+            InputError: the book searches, and its group has another number of ranks.
+        """
+        plans = self.plans_for(key)
+        if not plans:
+            return None if self._is_complete else LayerPlans()
+        if self._search is not None:
+            search = self._search.layer(key, plans, memory_reuse)
+            return LayerPlans(plans, search=search)
+        if self._reporter is not None:
+            return LayerPlans(plans, reports=self._reporter.layer(plans, memory_reuse))
+        return LayerPlans(plans)
+
+    def decide(self, key: LayerKey, *, tokens_per_rank: int) -> Decision:
+        """Return what a layer runs with, the safe decision where the book has no plan."""
+        plans = self.layer_plans(key)
+        return SAFE_DECISION if plans is None else plans.decide(tokens_per_rank)
 
     def step(self) -> None:
-        """Call it after every optimizer step, on all ranks: a book that is not online does nothing.
+        """Call it once after every optimizer step, on all ranks of the group.
 
-        See `moetune.runtime.plans.search`.
+        An online book agrees here on the next decision to try; others do nothing.
         """
+        if self._search is not None:
+            self._search.step()
 
     def close(self) -> None:
-        """Call it at the end of the job: a book that reports to a service sends what waits.
-
-        See `moetune.runtime.plans.service`. Other books have nothing to end.
-        """
-
-    def decide(
-        self,
-        layer: LayerShape,
-        *,
-        expert_parallel: ExpertParallel = "all_to_all",
-        sequence_parallel: bool = False,
-        num_ranks: int,
-        dtype: str,
-        tokens_per_rank: int,
-    ) -> Decision:
-        """Return what to run with, the safe decision where the book has no plan."""
-        shelf = self.shelf(
-            layer, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
-            num_ranks=num_ranks, dtype=dtype,
-        )  # fmt: skip
-        return SAFE_DECISION if shelf is None else shelf.decide(tokens_per_rank)
+        """Call it at the end of the job: a book that reports sends what waits, for 2 s at most."""
+        if self._reporter is not None:
+            self._reporter.close()
 
 
 def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
@@ -163,21 +190,63 @@ def read_plans(paths: Iterable[Path]) -> tuple[Plan, ...]:
     return tuple(plans)
 
 
-def share_plans(
-    load: Callable[[], Iterable[Plan]], *, group: dist.ProcessGroup | None = None
-) -> PlanBook:
-    """Return the same book on every rank: the group's first rank loads, all others receive.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlans:
+    """Plans that the group's first rank found.
 
     Args:
-        load: called on the group's first rank only.
+        settled: what earlier searches decided for them, oldest first.
+        is_complete, reporter: as in `PlanBook`.
+    """
+
+    plans: Sequence[Plan]
+    settled: Sequence[Settled] = ()
+    is_complete: bool = True
+    reporter: StepReporter | None = None
+
+
+def share_plans(
+    find: Callable[[], FoundPlans],
+    *,
+    make_tuner: Callable[[], Tuner] | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> PlanBook:
+    """Return the same book on every rank: the group's first rank finds, all others receive.
+
+    Args:
+        find: called on the group's first rank only, which alone reports.
+        make_tuner: makes the book search online, see `OnlineSearch`.
 
     Raises:
-        MoetuneError: what `load` raised, on every rank.
+        MoetuneError: what `find` raised, on every rank.
         RankMismatchError: a rank received something else.
     """
     council = Council(group)
-    texts = council.hear(lambda: [canonical_json(plan) for plan in load()])
-    book = PlanBook(plan_from_json(text, "plan from the first rank") for text in texts)
+    own: list[FoundPlans] = []
+
+    def say() -> tuple[list[str], list[str], bool]:
+        try:
+            own.append(find())
+        except MoetuneError:
+            raise
+        except Exception as error:
+            # Only a MoetuneError travels: with any other one the other ranks would wait.
+            raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
+        (found,) = own
+        plans, settled = map(canonical_json, found.plans), map(canonical_json, found.settled)
+        return list(plans), list(settled), found.is_complete
+
+    plans, settled, is_complete = council.hear(say)
+    search = None
+    if make_tuner is not None:
+        known = [decode(Settled, json.loads(text), "settled") for text in settled]
+        search = OnlineSearch(make_tuner=make_tuner, known=known, group=group)
+    book = PlanBook(
+        (plan_from_json(text, "plan from the first rank") for text in plans),
+        search=search,
+        reporter=own[0].reporter if own else None,
+        is_complete=is_complete,
+    )
     council.compare(book.digest, "plan books")
     return book
 

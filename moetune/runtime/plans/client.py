@@ -1,4 +1,4 @@
-"""The last good answers of a plan service, for when it is away."""
+"""Ask a plan service for plans; its last good answers stand in while it is away."""
 
 import logging
 import os
@@ -16,16 +16,21 @@ from urllib.parse import quote
 from moetune.domain.document import canonical_json, digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.runtime.plans.line import TIMEOUT_SECONDS, ServiceError, ServiceLine, printable
+from moetune.runtime.plans.service import (
+    TIMEOUT_SECONDS,
+    ServiceConnection,
+    ServiceError,
+    printable,
+)
 
 
 class PlanCache:
-    """A folder of plan files, named after the question that each one answers.
+    """A folder of plan files, each named after the question that it answers.
 
     Several jobs may share it: a file is there whole or not at all.
 
     Args:
-        folder: made when the first plan is kept.
+        folder: made when the first plan is written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,10 +41,10 @@ class PlanCache:
         return self._folder / f"{key}.json"
 
     def write(self, key: str, text: str) -> None:
-        """Keep an answer.
+        """Write an answer.
 
         Raises:
-            OSError: it cannot be written; an earlier one is as it was.
+            OSError: it cannot be written; an earlier one is unchanged.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._folder / f".{key}.{secrets.token_hex(4)}.tmp"
@@ -67,7 +72,7 @@ class PlanCache:
 
 
 Question: TypeAlias = Mapping[str, object] | str
-"""What a plan is asked for by: some or all of its `inputs` as plain values, or its id."""
+"""A plan's id, or some or all of its `inputs` as plain values."""
 T = TypeVar("T")
 NUM_TRIES = 3
 
@@ -86,10 +91,10 @@ class _Answer:
 
 
 class ServiceClient:
-    """Asks a plan service. Where that gives no plan its last good one counts, and then none.
+    """Asks a plan service; where it gives no plan, its last good one is used, if there is one.
 
-    No fault of the service, the network or the folder raises. What went wrong in a call is one
-    warning in the log (`moetune`).
+    No fault of the service, the network or the folder raises. All that went wrong in a call is
+    one warning in the log (`moetune`).
 
     Args:
         url: as `check_service_url` returns it.
@@ -99,8 +104,8 @@ class ServiceClient:
         pause_seconds: between the first try and the second; the next is twice as long.
 
     Attributes:
-        line: to the service.
-        was_refused: whether a question had no good answer, which has then been said.
+        connection: to the service.
+        was_refused: a question had no good answer, and the log has said so.
     """
 
     def __init__(
@@ -112,7 +117,7 @@ class ServiceClient:
         timeout_seconds: float = TIMEOUT_SECONDS,
         pause_seconds: float = 0.25,
     ) -> None:
-        self.line = ServiceLine(url, token, timeout_seconds=timeout_seconds)
+        self.connection = ServiceConnection(url, token, timeout_seconds=timeout_seconds)
         self.was_refused = False
         self._cache = PlanCache(cache)
         self._timeout_seconds, self._pause_seconds = timeout_seconds, pause_seconds
@@ -138,7 +143,7 @@ class ServiceClient:
             if answer.reason
         ]
         if troubles:
-            _LOGGER.warning("%s", _report(self.line.url, troubles))
+            _LOGGER.warning("%s", _report(self.connection.url, troubles))
         return tuple(answer.plan for answer in answers)
 
     def _answer(self, question: Question) -> _Answer:
@@ -161,12 +166,12 @@ class ServiceClient:
         """
         if isinstance(question, str):
             path = f"/v1/plans/{quote(question, safe='')}"
-            text = self._insist(lambda: self.line.get(path))
+            text = self._retried(lambda: self.connection.get(path))
         else:
-            text = self._insist(lambda: self.line.post("/v1/plans:resolve", question))
+            text = self._retried(lambda: self.connection.post("/v1/plans:resolve", question))
         return _checked(text, question, "its answer")
 
-    def _insist(self, exchange: Callable[[], bytes]) -> bytes:
+    def _retried(self, exchange: Callable[[], bytes]) -> bytes:
         """Try three times, unless the service is known to be away or the answer is final."""
         if self._away is not None:
             raise self._away
@@ -252,7 +257,7 @@ def _checked(text: bytes, question: Question, where: str) -> Plan:
 
 
 def _difference(asked: Mapping[str, object], given: Mapping[str, object]) -> str:
-    """Return the name of an input that is not as asked, empty where all are."""
+    """Return the name of an input that differs from the question, empty where none does."""
     for name, wanted in asked.items():
         found = given.get(name)
         if isinstance(wanted, Mapping) and isinstance(found, Mapping):

@@ -1,10 +1,14 @@
-"""What searches for an online plan book: the protocol, its task, and a line about the outcome."""
+"""Search for better decisions while a job trains: one trial a step, equal on all ranks.
 
-import json
+Layers note the sizes that come and time their calls; `OnlineSearch.step`, after the optimizer's
+step, collects the slowest rank's times, and the first rank's tuner says what to try next.
+"""
+
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from statistics import fmean
 from typing import Protocol
 
@@ -12,21 +16,24 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.document import canonical_json, decode, digest
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import Decision, Plan, plan_from_json
+from moetune.domain.layer import LayerKey
+from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
 from moetune.runtime.agree import Council
-from moetune.runtime.plans.book import LayerPlans, PlanBook
-from moetune.runtime.plans.stopwatch import CallWatch, Clock, NoWatch, Watch, device_clock
+from moetune.runtime.plans.observe import CallWatch, Clock, NoWatch, Watch, device_clock
 from moetune.solve.layer.online import Space, search_space
 from moetune.solve.layer.settled import AdaptiveRanges
+
+PATIENCE_STEPS = 100
+"""Steps without the size under search, after which a search for another size may begin."""
+_MOST_CALLS = 1024
+_LOGGER = logging.getLogger("moetune")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTask:
-    """What to search for.
+    """A search for the best decision for one number of tokens.
 
     Args:
         memory_reuse: the strategy that the layer is told to use, None where it is free.
@@ -39,372 +46,261 @@ class TuningTask:
 
 
 class Tuner(Protocol):
-    """Searches, one task at a time. It lives on the group's first rank.
+    """Searches, one task at a time, on the group's first rank.
 
-    It answers with what to run next, the same as before to run it again, or with what it
-    decided.
+    It returns the next decision to run, which may be the last one again, or what it settled.
     """
 
     def begin(self, task: TuningTask) -> Decision | Settled:
-        """Begin a search, or go on with one of the same task that was left."""
-        ...
+        """Begin a search, or continue an unfinished one of the same task."""
 
     def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
         """Take the times of one call's pipelined part on the slowest rank."""
-        ...
 
 
-def describe(settled: Settled, *, violations: int) -> str:
-    """Return one line for the log.
+class LayerSearch:
+    """Decisions for the layers of one kind: settled, on trial, or the plan's.
 
     Args:
-        violations: see `moetune.solve.layer.settled`.
+        search: shared by all kinds of layers; it runs one trial at a time.
+
+    Attributes:
+        decisions: by number of tokens, emptied when any of them changes.
+        ranges: what is settled, by the plan's id.
     """
-    decision = settled.decision
-    faster = settled.planned_seconds / settled.median_seconds - 1
-    gain = "as planned" if faster <= 0 else f"{faster:.1%} faster than planned"
-    doubt = f"; degrees fall with tokens {violations} times" if violations else ""
-    return (
-        f"{settled.tokens_per_rank:,} tokens: {decision.forward_degree} and "
-        f"{decision.backward_degree} chunks, strategy {decision.strategy}; "
-        f"{settled.num_steps} steps searched, {gain}{doubt}"
-    )
-
-
-_MOST_CALLS = 1024
-
-
-class OnlineLayerPlans(LayerPlans):
-    """The plans for one layer on one group, and what was settled since, by plan."""
 
     def __init__(
-        self, queue: "SearchQueue", plans: Sequence[Plan], memory_reuse: Strategy | None
+        self, search: "OnlineSearch", plans: Sequence[Plan], memory_reuse: Strategy | None
     ) -> None:
-        super().__init__(plans)
-        self.memory_reuse = memory_reuse
+        self._memory_reuse = memory_reuse
+        self.decisions: dict[int, Decision] = {}
         self.ranges = {plan.id: AdaptiveRanges() for plan in plans}
-        self._queue = queue
+        self._search, self._plans = search, plans
 
-    def __deepcopy__(self, _: object) -> "OnlineLayerPlans":
-        return self
+    def plan(self, tokens: int) -> Plan:
+        """Return the plan that decides for so many tokens."""
+        return nearest_plan(self._plans, tokens)
 
-    def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
-        """Return what times a call whose size is searched for, and note one that should be."""
-        if self.settled(tokens_per_rank) is not None:
-            return NoWatch()
-        return self._queue.watch(self, tokens_per_rank, device)
-
-    def settled(self, tokens_per_rank: int) -> Decision | None:
+    def settled(self, tokens: int) -> Decision | None:
         """Return what is settled for so many tokens."""
-        return self.ranges[self.nearest(tokens_per_rank).id].decide(tokens_per_rank)
+        return self.ranges[self.plan(tokens).id].decide(tokens)
 
-    def settle(self, plan: Plan, tokens_per_rank: int, decision: Decision) -> None:
-        """Settle one size."""
-        self.ranges[plan.id] = self.ranges[plan.id].settle(tokens_per_rank, decision)
-        self.forget()
-
-    def forget(self) -> None:
-        """Look everything up anew."""
-        self._known.clear()
-
-    def space(self, plan: Plan, tokens_per_rank: int) -> Space | None:
-        """Return what may be tried for so many tokens, None where they are settled."""
-        gap = self.ranges[plan.id].gap(tokens_per_rank)
-        if gap is None:
-            return None
-        return search_space(
-            plan=plan, tokens_per_rank=tokens_per_rank, gap=gap, memory_reuse=self.memory_reuse
-        )
-
-    def _look_up(self, tokens: int) -> Decision:
-        """Return what is settled, else what is being tried, else the plan's answer."""
+    def decide(self, tokens: int) -> Decision:
+        """Return what is settled, else what is on trial, else the plan's answer."""
         settled = self.settled(tokens)
         if settled is not None:
             return settled
-        search = self._queue.search
-        if search is not None and search.is_about(self, tokens):
-            return search.decision
-        answer = super()._look_up(tokens)
-        return replace(answer, strategy=self.memory_reuse or answer.strategy)
+        trial = self._search.trial
+        if trial is not None and trial.is_about(self, tokens):
+            return trial.decision
+        answer = self.plan(tokens).decide(tokens)
+        return replace(answer, strategy=self._memory_reuse or answer.strategy)
+
+    def watch(self, tokens: int, device: torch.device) -> Watch:
+        """Return the timer of a call whose size is on trial; note the first of other sizes."""
+        search = self._search
+        if search.has_failed or not tokens or self.settled(tokens) is not None:
+            return NoWatch()
+        if search.trial is None or not search.trial.is_about(self, tokens):
+            search.wanted = search.wanted or (self, tokens)
+            return NoWatch()
+        note = search.trial.calls.append
+        return CallWatch(search.clock, device, tokens_per_rank=tokens, note=note)
+
+    def settle(self, plan: Plan, tokens: int, decision: Decision) -> None:
+        """Settle one size."""
+        self.ranges[plan.id] = self.ranges[plan.id].settle(tokens, decision)
+        self.decisions.clear()
+
+    def task(self, tokens: int) -> TuningTask | None:
+        """Return what may be tried for so many tokens, None where they are settled."""
+        plan, reuse = self.plan(tokens), self._memory_reuse
+        gap = self.ranges[plan.id].gap(tokens)
+        if gap is None:
+            return None
+        space = search_space(plan=plan, tokens_per_rank=tokens, gap=gap, memory_reuse=reuse)
+        return TuningTask(plan=plan, tokens_per_rank=tokens, memory_reuse=reuse, space=space)
 
 
 @dataclass(slots=True, kw_only=True)
-class SizeSearch:
-    """The search under way.
+class Trial:
+    """The search under way for one size.
 
     Args:
         decision: what is being tried.
-        is_warming: whether the next step with it is not told.
+        is_warming: the next step with it is not counted.
         calls: those of this step.
-        idle_steps: how long the size has not come.
+        idle_steps: steps since the size came last.
     """
 
-    shelf: OnlineLayerPlans
-    plan: Plan
-    tokens_per_rank: int
+    layer: LayerSearch
+    task: TuningTask
     decision: Decision
     is_warming: bool = True
     calls: deque[CallWatch] = field(default_factory=lambda: deque(maxlen=_MOST_CALLS))
     idle_steps: int = 0
 
-    def is_about(self, shelf: OnlineLayerPlans, tokens_per_rank: int) -> bool:
+    def is_about(self, layer: LayerSearch, tokens: int) -> bool:
         """Return whether a call of so many tokens belongs to it."""
-        if shelf is not self.shelf or shelf.nearest(tokens_per_rank) is not self.plan:
-            return False
-        ranges = shelf.ranges[self.plan.id]
-        return ranges.is_near(tokens_per_rank, self.tokens_per_rank)
+        plan = self.task.plan
+        is_same = layer is self.layer and layer.plan(tokens) is plan
+        return is_same and layer.ranges[plan.id].is_near(tokens, self.task.tokens_per_rank)
 
-    def try_next(self, decision: Decision) -> None:
-        """Run with another decision from now on."""
-        self.decision = decision
-        self.is_warming = True
-        self.calls = deque(maxlen=_MOST_CALLS)
+    def measured(self) -> tuple[float, ...]:
+        """Return the mean forward and backward time of this step's calls, nothing without one.
 
-    def measured(self) -> tuple[float, float] | None:
-        """Return the mean time of this step's calls, None where none had its backward pass.
-
-        Times of calls with a few more or fewer tokens are scaled to the size searched for.
-        Of a call that is computed again for its backward pass only one has that pass.
+        Times of calls with a few more or fewer tokens are scaled to the size of the search. Of a
+        call that activation checkpointing runs twice, only the second has a backward pass.
         """
-        forward, backward = [], []
-        for call in self.calls:
-            seconds = call.seconds()
-            if seconds is not None:
-                scale = self.tokens_per_rank / call.tokens_per_rank
-                forward.append(seconds[0] * scale)
-                backward.append(seconds[1] * scale)
-        return (fmean(forward), fmean(backward)) if forward else None
+        scaled = [
+            [each * self.task.tokens_per_rank / call.tokens_per_rank for each in seconds]
+            for call in self.calls
+            if (seconds := call.seconds()) is not None
+        ]
+        return tuple(map(fmean, zip(*scaled, strict=True)))
 
 
-class SearchQueue:
-    """What a book's shelves share: the search under way, and the size to search for next.
+class OnlineSearch:
+    """Settles sizes that no search has settled; the decisions are equal on all ranks of a group.
 
-    Args:
-        clock: what calls are timed with.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self.search: SizeSearch | None = None
-        self.wish: tuple[OnlineLayerPlans, int] | None = None
-        self.is_open = True
-        self._clock = clock
-
-    def watch(self, shelf: OnlineLayerPlans, tokens_per_rank: int, device: torch.device) -> Watch:
-        """Return what times a call of the size under search; wish for a search for another."""
-        if not self.is_open or not tokens_per_rank:
-            return NoWatch()
-        search = self.search
-        if search is None or not search.is_about(shelf, tokens_per_rank):
-            if self.wish is None:
-                self.wish = shelf, tokens_per_rank
-            return NoWatch()
-        note = search.calls.append
-        return CallWatch(self._clock, device, tokens_per_rank=tokens_per_rank, note=note)
-
-    def end_search(self) -> None:
-        """Let what was searched for be looked up anew."""
-        if self.search is not None:
-            self.search.shelf.forget()
-        self.search = None
-
-    def close(self) -> None:
-        """SizeSearch no more."""
-        self.end_search()
-        self.wish, self.is_open = None, False
-
-
-_LOGGER = logging.getLogger("moetune")
-_Key = tuple[LayerShape, ExpertParallel, bool, str, Strategy | None]
-PATIENCE_STEPS = 100
-"""Where the size under search does not come for so long, another one that came is searched."""
-
-
-class OnlineBook(PlanBook):
-    """Plans, and searches for sizes that no search has settled. Equal on all ranks of a group.
-
-    One size is searched at a time; others are looked up until it is settled. The book serves
-    layers whose group is the book's.
+    One size is searched at a time; others run as planned until then. It serves layers whose
+    group is the search's.
 
     Args:
-        settled: what earlier searches decided, oldest first.
-        make_tuner: makes what searches, when the first search begins, on the first rank only.
+        make_tuner: makes the tuner when the first search begins, on the first rank only.
+        known: what earlier searches settled, oldest first.
         group: default, the world.
-        clock: what calls are timed with.
+        clock: of the timers.
+
+    Attributes:
+        trial: the search under way.
+        wanted: the next size to search for, and its layer.
+        has_failed: the tuner raised, and nothing is searched any more.
+        num_changes: decisions that changed since the start.
     """
 
     def __init__(
         self,
-        plans: Iterable[Plan],
         *,
-        settled: Sequence[Settled] = (),
         make_tuner: Callable[[], Tuner],
+        known: Sequence[Settled] = (),
         group: dist.ProcessGroup | None = None,
         clock: Clock = device_clock,
     ) -> None:
-        super().__init__(plans)
-        self.digest = digest([self.digest, list(settled)])
-        self._settled = tuple(settled)
+        self.known = tuple(known)
+        self.clock = clock
+        self.trial: Trial | None = None
+        self.wanted: tuple[LayerSearch, int] | None = None
+        self.has_failed = False
+        self.num_changes = 0
         self._make_tuner = make_tuner
         self._tuner: Tuner | None = None
         self._council = Council(group)
-        self._queue = SearchQueue(clock)
-        self._open: dict[_Key, OnlineLayerPlans] = {}
-        self._num_changes = 0
+        self._layers: dict[tuple[LayerKey, Strategy | None], LayerSearch] = {}
 
-    def __deepcopy__(self, _: object) -> "OnlineBook":
-        return self
-
-    @property
-    def version(self) -> str:
-        """What ranks must have in common; it changes with every decision."""
-        return f"{self.digest[:12]}, changed {self._num_changes} times"
-
-    def shelf(
-        self,
-        layer: LayerShape,
-        *,
-        expert_parallel: ExpertParallel = "all_to_all",
-        sequence_parallel: bool = False,
-        num_ranks: int,
-        dtype: str,
-        memory_reuse: Strategy | None = None,
-    ) -> OnlineLayerPlans | None:
-        """Return the shelf that all layers of this kind share, None where there is no plan.
+    def layer(
+        self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
+    ) -> LayerSearch:
+        """Return the search that all layers of this kind share.
 
         Raises:
-            InputError: the layer runs on another number of ranks than the book's group has.
+            InputError: the layer runs on another number of ranks than the search's group has.
         """
-        plans = self.plans_for(
-            layer, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
-            num_ranks=num_ranks, dtype=dtype,
-        )  # fmt: skip
-        if not plans:
-            return None
-        if num_ranks != self._council.num_ranks:
+        if key.num_ranks != self._council.num_ranks:
             raise InputError(
-                f"the layer runs on {num_ranks} ranks, the online plan book is shared by "
+                f"the layer runs on {key.num_ranks} ranks, the plan book is shared by "
                 f"{self._council.num_ranks}",
                 "open the book with the layer's group: open_planbook(online=True, group=…)",
             )
-        key = layer, expert_parallel, sequence_parallel, dtype, memory_reuse
-        if key not in self._open:
-            shelf = self._open[key] = OnlineLayerPlans(self._queue, plans, memory_reuse)
-            for plan in plans:
-                for one in self._settled:
-                    if one.plan_id == plan.id and one.memory_reuse == memory_reuse:
-                        shelf.settle(plan, one.tokens_per_rank, one.decision)
-        return self._open[key]
+        found = self._layers.get((key, memory_reuse))
+        if found is None:
+            found = self._layers[key, memory_reuse] = LayerSearch(self, plans, memory_reuse)
+            for plan, one in product(plans, self.known):
+                if (one.plan_id, one.memory_reuse) == (plan.id, memory_reuse):
+                    found.settle(plan, one.tokens_per_rank, one.decision)
+        return found
 
     def step(self) -> None:
-        """Call it once after every optimizer step, on all ranks of the group.
+        """Agree on how long the last step took and on what to run next.
 
-        While a size is searched the ranks agree here on how long the last step took and on
-        what to run next. Once every size that comes is settled, nothing is exchanged.
+        Nothing is exchanged once every size that comes is settled.
         """
-        queue = self._queue
-        if queue.search is not None:
-            self._advance(queue.search)
-        if queue.search is None and queue.wish is not None:
-            (shelf, tokens_per_rank), queue.wish = queue.wish, None
-            self._begin(shelf, tokens_per_rank)
+        if self.trial is not None:
+            self._advance(self.trial)
+        if self.trial is None and self.wanted is not None:
+            (layer, tokens), self.wanted = self.wanted, None
+            self._begin(layer, tokens)
 
-    def _advance(self, search: SizeSearch) -> None:
-        if not search.calls:
-            search.idle_steps += 1
-            if self._queue.wish is not None and search.idle_steps >= PATIENCE_STEPS:
-                self._queue.end_search()
+    def _advance(self, trial: Trial) -> None:
+        if not trial.calls:
+            trial.idle_steps += 1
+            if self.wanted is not None and trial.idle_steps >= PATIENCE_STEPS:
+                self._end(trial)
             return
-        search.idle_steps = 0
-        if search.is_warming:
-            search.is_warming = False
-            search.calls.clear()
+        trial.idle_steps = 0
+        if trial.is_warming:
+            trial.is_warming = False
+            trial.calls.clear()
             return
-        everywhere = self._council.gather(search.measured() or ())
-        search.calls.clear()
-        measured = [one for one in everywhere if one]
-        if len(measured) < len(everywhere):
+        everywhere = self._council.gather(trial.measured())
+        trial.calls.clear()
+        if not all(everywhere):
             return
-        forward, backward = (max(phase) for phase in zip(*measured, strict=True))
-        self._apply(search, self._hear(lambda tuner: tuner.tell(forward, backward)))
+        forward, backward = (max(phase) for phase in zip(*everywhere, strict=True))
+        self._apply(trial, self._ask(lambda tuner: tuner.tell(forward, backward)))
 
-    def _begin(self, shelf: OnlineLayerPlans, tokens_per_rank: int) -> None:
-        plan = shelf.nearest(tokens_per_rank)
-        space = shelf.space(plan, tokens_per_rank)
-        if space is None:
+    def _begin(self, layer: LayerSearch, tokens: int) -> None:
+        task = layer.task(tokens)
+        if task is None:
             return
-        if space.is_single:
-            shelf.settle(plan, tokens_per_rank, space.seed)
-            self._num_changes += 1
+        if task.space.is_single:
+            layer.settle(task.plan, tokens, task.space.seed)
+            self.num_changes += 1
             return
-        task = TuningTask(
-            plan=plan, tokens_per_rank=tokens_per_rank, memory_reuse=shelf.memory_reuse,
-            space=space,
-        )  # fmt: skip
-        search = self._queue.search = SizeSearch(
-            shelf=shelf, plan=plan, tokens_per_rank=tokens_per_rank, decision=space.seed
-        )
-        shelf.forget()
-        self._apply(search, self._hear(lambda tuner: tuner.begin(task)))
+        self.trial = Trial(layer=layer, task=task, decision=task.space.seed)
+        layer.decisions.clear()
+        self._apply(self.trial, self._ask(lambda tuner: tuner.begin(task)))
 
-    def _hear(self, ask: Callable[[Tuner], Decision | Settled]) -> Decision | Settled | None:
-        """Return on every rank what the tuner says on the first, None where it fails."""
+    def _ask(self, question: Callable[[Tuner], Decision | Settled]) -> Decision | Settled | None:
+        """Return on every rank the first rank's tuner's answer, None where it fails."""
 
         def safely() -> Decision | Settled | None:
             try:
                 if self._tuner is None:
                     self._tuner = self._make_tuner()
-                return ask(self._tuner)
+                return question(self._tuner)
             except Exception as error:  # noqa: BLE001 - training goes on whatever the search meets
                 _LOGGER.warning("the search for better plans ends here: %s", error)
                 return None
 
         return self._council.hear(safely)
 
-    def _apply(self, search: SizeSearch, said: Decision | Settled | None) -> None:
-        self._num_changes += 1
-        if isinstance(said, Decision):
-            if said != search.decision:
-                search.try_next(said)
-                search.shelf.forget()
+    def _apply(self, trial: Trial, answer: Decision | Settled | None) -> None:
+        self.num_changes += 1
+        if isinstance(answer, Decision):
+            if answer != trial.decision:
+                trial.decision, trial.is_warming = answer, True
+                trial.layer.decisions.clear()
             return
-        if said is None:
-            self._queue.close()
+        if answer is None:
+            self.wanted, self.has_failed = None, True
         else:
-            search.shelf.settle(search.plan, search.tokens_per_rank, said.decision)
+            layer, plan = trial.layer, trial.task.plan
+            layer.settle(plan, trial.task.tokens_per_rank, answer.decision)
             if self._council.is_first:
-                violations = search.shelf.ranges[search.plan.id].violations
-                _LOGGER.info("%s", describe(said, violations=violations))
-            self._queue.end_search()
+                _LOGGER.info("%s", _outcome(answer, layer.ranges[plan.id].violations))
+        self._end(trial)
+
+    def _end(self, trial: Trial) -> None:
+        trial.layer.decisions.clear()
+        self.trial = None
 
 
-def share_online(
-    load: Callable[[], tuple[Sequence[Plan], Sequence[Settled]]],
-    *,
-    make_tuner: Callable[[], Tuner],
-    group: dist.ProcessGroup | None = None,
-) -> OnlineBook:
-    """Return the same online book on every rank.
-
-    Args:
-        load: returns plans and what was settled, oldest first; called on the first rank only.
-        make_tuner: as in `OnlineBook`.
-
-    Raises:
-        MoetuneError: what `load` raised, on every rank.
-        RankMismatchError: a rank received something else.
-    """
-    council = Council(group)
-
-    def say() -> tuple[list[str], list[str]]:
-        plans, settled = load()
-        return [canonical_json(plan) for plan in plans], [canonical_json(one) for one in settled]
-
-    plans, settled = council.hear(say)
-    book = OnlineBook(
-        (plan_from_json(text, "plan from the first rank") for text in plans),
-        settled=[decode(Settled, json.loads(text), "settled") for text in settled],
-        make_tuner=make_tuner,
-        group=group,
+def _outcome(settled: Settled, violations: int) -> str:
+    one, faster = settled.decision, settled.planned_seconds / settled.median_seconds - 1
+    gain = "as planned" if faster <= 0 else f"{faster:.1%} faster than planned"
+    doubt = f"; degrees fall with tokens {violations} times" if violations else ""
+    return (
+        f"{settled.tokens_per_rank:,} tokens: {one.forward_degree} and {one.backward_degree} "
+        f"chunks, strategy {one.strategy}; {settled.num_steps} steps searched, {gain}{doubt}"
     )
-    council.compare(book.digest, "plan books")
-    return book

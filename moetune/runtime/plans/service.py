@@ -1,223 +1,281 @@
-"""A plan book from a plan service: the first rank asks, and reports what its steps take."""
+"""Exchanges with a plan service: single requests, and observations sent in the background.
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+A request is bounded in time and size and goes straight to one host: the proxies of the
+environment are passed by and redirections are not followed, because the token would travel
+with the request.
+"""
 
-import torch
-import torch.distributed as dist
+import atexit
+import http.client
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, cast
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
-from moetune.domain.constraints import Strategy
 from moetune.domain.document import canonical_json
-from moetune.domain.errors import InputError, MoetuneError
-from moetune.domain.layer import ExpertParallel, LayerShape
-from moetune.domain.plan import SAFE_DECISION, Decision, Plan, plan_from_json
 from moetune.domain.records import Observation
-from moetune.runtime.agree import Council
-from moetune.runtime.plans.book import LayerPlans, PlanBook
-from moetune.runtime.plans.observe import ObservationSender
-from moetune.runtime.plans.stopwatch import CallWatch, Clock, NoWatch, Watch, device_clock
 
-OBSERVE_EVERY = 50
-"""Calls of a layer between two that are timed."""
+TIMEOUT_SECONDS = 2.0
+MOST_BYTES = 16 * 2**20
+"""The longest answer that is read."""
+
+_PIECE_BYTES = 2**16
+_MOST_CHARACTERS = 400
+_LATER = frozenset({408, 425, 429})
+_REDIRECTIONS = range(300, 400)
+_SERVER_FAULT = 500
+
+_LOGGER = logging.getLogger("moetune")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reports:
-    """Where the first rank reports to, and about which plans.
+class ServiceError(Exception):
+    """The service gave no good answer: the text says why, as the end of a sentence.
 
     Args:
-        plan_ids: plans that the service knows.
-        every: calls of a layer between two that are timed; at least 1.
-        clock: what calls are timed with.
+        status: the HTTP status, None where there was no whole answer.
     """
 
-    sender: ObservationSender
-    plan_ids: Collection[str]
-    every: int = OBSERVE_EVERY
-    clock: Clock = device_clock
+    def __init__(self, what: str, *, status: int | None = None) -> None:
+        super().__init__(what)
+        self.status = status
 
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise InputError(f"observe_every must be at least 1, got {self.every}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlans:
-    """What the first rank has to share.
-
-    Args:
-        plans: of the service, files and the store.
-        is_complete: whether each plan that was asked for was had, or its lack is no news.
-        reports: None where nothing is reported.
-    """
-
-    plans: Sequence[Plan]
-    is_complete: bool = True
-    reports: Reports | None = None
+    @property
+    def is_final(self) -> bool:
+        """Whether another try would get the same."""
+        if self.status is None or self.status in _LATER:
+            return False
+        return self.status < _SERVER_FAULT
 
 
-class ReportingLayerPlans(LayerPlans):
-    """The plans for one layer on one group, on the rank that reports.
-
-    Only calls that the plan has a prediction for are timed: those of its own number of tokens,
-    with its own strategy.
+class ServiceConnection:
+    """Sends requests to one service.
 
     Args:
-        memory_reuse: the strategy that the layer is told to use.
+        url: as `check_service_url` returns it.
+        token: sent with every request, None for none.
+        timeout_seconds: of every wait for the network, and of the whole body.
     """
 
     def __init__(
-        self, plans: Sequence[Plan], reports: Reports, memory_reuse: Strategy | None
+        self, url: str, token: str | None, *, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
-        super().__init__(plans)
-        self._reports = reports
-        self._observed: dict[int, Plan | None] = {}
-        for plan in plans:
-            is_known = plan.id in reports.plan_ids
-            is_planned = memory_reuse in {None, plan.memory.strategy}
-            tokens = plan.workload.tokens_per_rank
-            self._observed.setdefault(tokens, plan if is_known and is_planned else None)
-        self._num_calls = 0
-        self._timed: tuple[CallWatch, Plan] | None = None
+        self.url = url
+        self._timeout_seconds = timeout_seconds
+        self._opener = build_opener(ProxyHandler({}), _NoRedirection())
+        self._headers = {"Accept": "application/json", "User-Agent": "moetune"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
 
-    def __deepcopy__(self, _: object) -> "ReportingLayerPlans":
-        return self
+    def get(self, path: str) -> bytes:
+        """Return the body of an answer.
 
-    def __reduce__(self) -> tuple[type[LayerPlans], tuple[Sequence[Plan]]]:
-        return LayerPlans, (self._plans,)
+        Raises:
+            ServiceError: there was no good answer.
+        """
+        return self._exchange(Request(self.url + path, headers=self._headers))  # noqa: S310 - http(s), see `url`
 
-    def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
-        """Return what times every so many-th call; report the one before where it is over."""
-        plan = self._observed.get(tokens_per_rank)
-        if plan is None:
-            return NoWatch()
-        self.report()
-        self._num_calls += 1
-        if self._num_calls % self._reports.every:
-            return NoWatch()
+    def post(self, path: str, document: object) -> bytes:
+        """Send a document and return the body of the answer.
 
-        def note(call: CallWatch) -> None:
-            self._timed = call, plan
+        Raises:
+            ServiceError: there was no good answer.
+        """
+        headers = {**self._headers, "Content-Type": "application/json"}
+        body = canonical_json(document).encode()
+        return self._exchange(Request(self.url + path, body, headers))  # noqa: S310 - as above
 
-        return CallWatch(self._reports.clock, device, tokens_per_rank=tokens_per_rank, note=note)
-
-    def report(self) -> None:
-        """Hand on the call that was timed, once its backward pass is over; never wait for it."""
-        if self._timed is None or not self._timed[0].is_over():
-            return
-        (call, plan), self._timed = self._timed, None
-        seconds = call.seconds()
-        if seconds is not None:
-            self._reports.sender.add(_observation(plan, sum(seconds)))
+    def _exchange(self, request: Request) -> bytes:
+        end_seconds = time.monotonic() + self._timeout_seconds
+        try:
+            with self._opener.open(request, timeout=self._timeout_seconds) as response:
+                return _read(response, end_seconds)
+        except HTTPError as error:
+            with error:
+                raise _refusal(error, end_seconds) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ServiceError(_reason(error)) from None
 
 
-class SafeLayerPlans(LayerPlans):
-    """For a layer whose plan could not be had: one chunk, nothing reused."""
+class _NoRedirection(HTTPRedirectHandler):
+    def http_error_302(
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> None:
+        """Follow no redirection: it becomes an `HTTPError`, whatever address it names."""
 
-    def __init__(self) -> None:
-        super().__init__(())
-
-    def _look_up(self, tokens: int) -> Decision:  # noqa: ARG002 - the same for all
-        return SAFE_DECISION
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-class ServiceBook(PlanBook):
-    """Plans of a service. Equal on all ranks, but that the first one may report.
+def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
+    """Return the body, read piece by piece: one that trickles must not go on for ever."""
+    body = bytearray()
+    while piece := response.read1(_PIECE_BYTES):
+        body += piece
+        if len(body) > MOST_BYTES:
+            raise ServiceError(f"its answer is longer than {MOST_BYTES:,} bytes", status=200)
+        if time.monotonic() > end_seconds:
+            raise TimeoutError
+    if response.length:
+        raise ServiceError("its answer was cut off")
+    return bytes(body)
+
+
+def _refusal(error: HTTPError, end_seconds: float) -> ServiceError:
+    status = error.code
+    if status in _REDIRECTIONS:
+        where = _host(error.headers.get("Location", ""))
+        what = f"it sends elsewhere{where} ({status}), and redirections are not followed"
+        return ServiceError(what, status=status)
+    words = _words(error, end_seconds)
+    what = f"it answers {status}: {words}" if words else f"it answers {status}"
+    return ServiceError(what, status=status)
+
+
+def _host(location: str) -> str:
+    """Return where a redirection leads, without a name and a password."""
+    try:
+        host = urlsplit(location).netloc.rpartition("@")[2]
+    except ValueError:
+        return ""
+    return f", to {printable(host)}" if host else ""
+
+
+def _words(error: HTTPError, end_seconds: float) -> str:
+    """Return what a problem document says (RFC 9457), else the status's own words."""
+    try:
+        body = _read(cast("http.client.HTTPResponse", error.fp), end_seconds)
+        document = json.loads(body)
+    except (OSError, http.client.HTTPException, ServiceError, ValueError, RecursionError):
+        document = None
+    found = document if isinstance(document, dict) else {}
+    said = [found.get("detail") or found.get("title") or error.reason, found.get("hint")]
+    return printable("; ".join(one for one in said if one and isinstance(one, str)))
+
+
+def _reason(error: Exception) -> str:
+    cause = error.reason if isinstance(error, URLError) else error
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    words = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    if isinstance(cause, http.client.BadStatusLine) and not isinstance(cause, OSError):
+        words = f"no HTTP is spoken there, but {words.strip()!r}"
+    return printable(words)
+
+
+def printable(text: str) -> str:
+    """Return a foreign text as it may be logged: one line, and not a long one."""
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} …"
+
+
+MOST_WAITING = 1000
+"""The longest batch, too: a service takes no more at once."""
+CLOSING_SECONDS = 2.0
+
+
+class ObservationSender:
+    """Sends observations in a thread of its own, in batches.
+
+    Observations that find the queue full or the service away are dropped and counted. The log
+    says so the first time, and how many there were at the end.
 
     Args:
-        is_complete: False where a plan is missing that was asked for: layers without one then
-            run the safe plan without another warning.
-        reports: on the rank that reports.
+        send: sends a batch, at most `most_waiting` observations; it raises where it fails.
+        interval_seconds: between two batches.
+        pause_seconds: the same after one that failed.
+        is_quiet: the log has said already that the service is away.
+
+    Attributes:
+        num_sent, num_dropped: observations.
     """
 
     def __init__(
-        self, plans: Iterable[Plan], *, is_complete: bool = True, reports: Reports | None = None
-    ) -> None:
-        super().__init__(plans)
-        self._is_complete = is_complete
-        self._reports = reports
-        self._reporting: list[ReportingLayerPlans] = []
-
-    def __deepcopy__(self, _: object) -> "ServiceBook":
-        return self
-
-    def __reduce__(self) -> tuple[type[PlanBook], tuple[tuple[Plan, ...]]]:
-        return PlanBook, (self.plans,)
-
-    def shelf(
         self,
-        layer: LayerShape,
+        send: Callable[[Sequence[Observation]], None],
         *,
-        expert_parallel: ExpertParallel = "all_to_all",
-        sequence_parallel: bool = False,
-        num_ranks: int,
-        dtype: str,
-        memory_reuse: Strategy | None = None,
-    ) -> LayerPlans | None:
-        """Return the plans for a layer, None where there is none and none was asked for in vain."""
-        plans = self.plans_for(
-            layer, expert_parallel=expert_parallel, sequence_parallel=sequence_parallel,
-            num_ranks=num_ranks, dtype=dtype,
-        )  # fmt: skip
-        if not plans:
-            return None if self._is_complete else SafeLayerPlans()
-        if self._reports is None:
-            return LayerPlans(plans)
-        shelf = ReportingLayerPlans(plans, self._reports, memory_reuse)
-        self._reporting.append(shelf)
-        return shelf
+        most_waiting: int = MOST_WAITING,
+        interval_seconds: float = 5.0,
+        pause_seconds: float = 30.0,
+        is_quiet: bool = False,
+    ) -> None:
+        self.num_sent = self.num_dropped = 0
+        self._send = send
+        self._most_waiting = most_waiting
+        self._interval_seconds, self._pause_seconds = interval_seconds, pause_seconds
+        self._is_quiet = is_quiet
+        self._waiting: list[Observation] = []
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, observation: Observation) -> None:
+        """Take an observation to send, or drop it; returns at once."""
+        with self._changed:
+            if self._is_closed or len(self._waiting) >= self._most_waiting:
+                self.num_dropped += 1
+                return
+            self._waiting.append(observation)
+            self._changed.notify()
+            if self._thread is None:
+                self._start()
 
     def close(self) -> None:
-        """Report the last calls and send what waits, for two seconds at most."""
-        if self._reports is not None:
-            for shelf in self._reporting:
-                shelf.report()
-            self._reports.sender.close()
+        """Send what waits, for two seconds at most, and take no more."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify()
+        atexit.unregister(self.close)
+        if self._thread is not None:
+            self._thread.join(CLOSING_SECONDS)
+        with self._changed:
+            self.num_dropped += len(self._waiting)
+            self._waiting = []
+            if self.num_dropped:
+                _LOGGER.info("%d observations sent, %d dropped", self.num_sent, self.num_dropped)
 
-
-def share_found(
-    find: Callable[[], FoundPlans], *, group: dist.ProcessGroup | None = None
-) -> ServiceBook:
-    """Return the same book on every rank: the group's first rank finds, all others receive.
-
-    Args:
-        find: called on the group's first rank only.
-
-    Raises:
-        MoetuneError: what `find` raised, on every rank.
-        RankMismatchError: a rank received something else.
-    """
-    council = Council(group)
-    own: list[FoundPlans] = []
-
-    def say() -> tuple[list[str], bool]:
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, daemon=True, name="moetune observations")
         try:
-            own.append(find())
-        except MoetuneError:
-            raise
-        except Exception as error:
-            # Any other error would be this rank's alone, and the others would wait for it.
-            raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
-        return [canonical_json(plan) for plan in own[0].plans], own[0].is_complete
+            thread.start()
+        except RuntimeError:  # no threads left: tried again with the next observation
+            return
+        self._thread = thread
+        atexit.register(self.close)
 
-    texts, is_complete = council.hear(say)
-    book = ServiceBook(
-        (plan_from_json(text, "plan from the first rank") for text in texts),
-        is_complete=is_complete,
-        reports=own[0].reports if own else None,
-    )
-    council.compare(book.digest, "plan books")
-    return book
+    def _run(self) -> None:
+        while batch := self._take():
+            pause_seconds = self._deliver(batch)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, pause_seconds)
 
+    def _take(self) -> list[Observation]:
+        """Wait for observations and return all that there are; none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            batch, self._waiting = self._waiting, []
+            return batch
 
-def _observation(plan: Plan, seconds: float) -> Observation:
-    """Return what a call took beside what the plan said: its pipelined part, both phases."""
-    return Observation(
-        plan_id=plan.id,
-        forward_degree=plan.pipeline.forward_degree,
-        backward_degree=plan.pipeline.backward_degree,
-        tokens_per_rank=plan.workload.tokens_per_rank,
-        predicted_seconds=plan.predicted.forward_seconds + plan.predicted.backward_seconds,
-        seconds=(seconds,),
-        source="training",
-    )
+    def _deliver(self, batch: list[Observation]) -> float:
+        """Send a batch and return how long to wait before the next."""
+        try:
+            self._send(batch)
+        except Exception as error:  # noqa: BLE001 - training goes on whatever happens here
+            with self._changed:
+                self.num_dropped += len(batch)
+            if not self._is_quiet:
+                self._is_quiet = True
+                _LOGGER.warning(
+                    "observations do not reach the plan service: %s\n"
+                    "  training goes on; they are dropped until it takes them again",
+                    error,
+                )
+            return self._pause_seconds
+        with self._changed:
+            self.num_sent += len(batch)
+        return self._interval_seconds

@@ -1,4 +1,4 @@
-"""The replicated cache: whole chunks on the device, in a fixed number of places."""
+"""The replicated cache of whole chunks on the device (Elixir's rCache): fetch and evict."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -7,37 +7,35 @@ import torch
 
 from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError
-from moetune.runtime.sharded.schedule import Fetch, Record, plan_fetches
+from moetune.runtime.sharded.schedule import AccessTrace, Fetch
 from moetune.runtime.sharded.stored import StoredChunk
-from moetune.solve.chunks.cache import AT_START, NextUses
+from moetune.solve.chunks.cache import AT_START
 
 _SEED = 20221206
 
 
 class Cache:
-    """Brings chunks in before they are used, and decides which make room.
+    """Fetches chunks before they are used, and chooses the victims of eviction.
 
-    What it decides follows from the order of uses alone, never from timing: all ranks issue
-    the same transfers. In a step of unknown order a random chunk makes room; in one that
-    repeats the last, the one whose next use is farthest (Belady).
+    Decisions follow from the order of uses alone, never from timing, so that all ranks issue
+    the same transfers. In a step of unknown order the victim is random; in one that repeats the
+    last, it is the chunk whose next use is farthest away (Belady).
 
     Args:
-        chunks: all of the model; those that stay are none of its business.
-        places: how many whole chunks it may hold.
+        chunks: all chunks of the model; resident ones pass by the cache.
+        capacity: whole chunks that it may hold.
 
     Attributes:
         digest: of all transfers so far, equal on all ranks.
-        on_reduced: called with a chunk whose gradients are where this rank keeps them.
+        on_reduced: called with a chunk whose gradient shard has just become complete.
     """
 
-    def __init__(self, chunks: Sequence[StoredChunk], places: int) -> None:
-        self._chunks, self.places = chunks, places
+    def __init__(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
+        self._chunks, self.capacity = chunks, capacity
         self._generator = torch.Generator().manual_seed(_SEED)
         self._inside: dict[int, None] = {}
-        self._leaving: deque[StoredChunk] = deque()
-        self._records = {True: Record(), False: Record()}
-        self._uses: dict[bool, NextUses] = {}
-        self._plans: dict[tuple[bool, frozenset[int]], tuple[Fetch, ...]] = {}
+        self._reducing: deque[StoredChunk] = deque()
+        self._traces = {True: AccessTrace(), False: AccessTrace()}
         self._trains = True
         self._fetches: deque[Fetch] = deque()
         self.digest = 0
@@ -46,177 +44,173 @@ class Cache:
     @property
     def order(self) -> tuple[Use, ...]:
         """The uses of the last whole training step."""
-        return self._records[True].known
+        return self._traces[True].known
 
-    def adopt(self, chunks: Sequence[StoredChunk], places: int) -> None:
-        """Hold other chunks from now on, whose order of uses is unknown."""
-        self._chunks, self.places = chunks, places
-        self._records = {True: Record(), False: Record()}
-        self._uses.clear()
-        self._plans.clear()
+    def replace_chunks(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
+        """Cache other chunks from now on, whose order of uses is unknown."""
+        self._chunks, self.capacity = chunks, capacity
+        self._traces = {True: AccessTrace(), False: AccessTrace()}
         self._fetches.clear()
 
     def begin_step(self, *, trains: bool) -> None:
-        """Begin a step, which will repeat the last of its kind if all goes as before."""
+        """Begin a step, expected to repeat the last of its kind (training or evaluation)."""
         self._trains = trains
-        record = self._records[trains]
-        if record.begin():
-            self._uses[trains] = NextUses(record.known)
-            self._plans = {key: plan for key, plan in self._plans.items() if key[0] != trains}
+        trace = self._traces[trains]
+        trace.begin()
         self._fetches.clear()
-        if record.follows:
-            while self._leaving:
-                self._finish_leaving()
-            key = trains, frozenset(self._inside)
-            if key not in self._plans:
-                self._plans[key] = plan_fetches(record.known, self.places, self._inside)
-            self._fetches.extend(self._plans[key])
+        if trace.repeats:
+            while self._reducing:
+                self._finish_reduction()
+            self._fetches.extend(trace.fetches(self.capacity, self._inside))
             self._fetch_ahead(AT_START)
 
-    def use(self, numbers: Iterable[int], names: frozenset[str], who: str) -> None:
-        """Bring the chunks of a module in, and begin to bring the next ones.
+    def use(self, numbers: Iterable[int], names: frozenset[str], label: str) -> None:
+        """Fetch the chunks of a module, and begin to fetch the next ones.
 
         Args:
-            names: of the parameters that it reads.
-            who: the module and its first parameter, for the error.
+            names: of the parameters that the module reads.
+            label: of the module, for the error.
 
         Raises:
-            InputError: they do not fit, beside what is needed at the same time.
+            InputError: they do not fit beside the chunks needed at the same time.
         """
-        wanted = {number for number in numbers if not self._chunks[number].stays}
+        wanted = {number for number in numbers if not self._chunks[number].is_resident}
         for number in wanted:
-            self._give_back_values(self._chunks[number], names)
+            self._restore_values(self._chunks[number], names)
         busy = {n for n in self._inside if self._is_busy(self._chunks[n])} | wanted
-        busy = self._within_places(busy, wanted, who)
-        record = self._records[self._trains]
-        record.note(tuple(sorted(busy)))
-        if not record.follows:
+        busy = self._fit(busy, wanted, label)
+        trace = self._traces[self._trains]
+        trace.note(tuple(sorted(busy)))
+        if not trace.repeats:
             self._fetches.clear()
         for number in sorted(wanted - self._inside.keys()):
             self._make_room(busy)
-            self._bring(number)
-        self._fetch_ahead(record.position)
+            self._fetch(number)
+        self._fetch_ahead(trace.position)
         for number in wanted:
             self._chunks[number].finish_gather()
 
-    def make_blank(self, chunk: StoredChunk) -> None:
-        """Make room for a chunk's gradients, where its values are not needed."""
+    def allocate_for_gradients(self, chunk: StoredChunk) -> None:
+        """Allocate a chunk's buffer for gradients, where its values are not needed."""
         busy = {n for n in self._inside if self._is_busy(self._chunks[n])}
-        busy = self._within_places(busy | {chunk.number}, {chunk.number}, chunk.names[0])
+        busy = self._fit(busy | {chunk.number}, {chunk.number}, chunk.names[0])
         self._make_room(busy)
         self._inside[chunk.number] = None
-        chunk.make_blank()
+        chunk.allocate_for_gradients()
 
     def reduce(self, chunk: StoredChunk) -> None:
-        """Begin to add up a chunk's gradients; it leaves."""
-        self._sign(1, chunk.number)
+        """Begin to reduce a chunk's gradients over its ranks; it is evicted when that ends."""
+        self._add_to_digest(1, chunk.number)
         chunk.start_reduce()
-        self._leaving.append(chunk)
-        if not chunk.stays:
-            self._records[self._trains].note_leave(chunk.number)
+        self._reducing.append(chunk)
+        if not chunk.is_resident:
+            self._traces[self._trains].note_eviction(chunk.number)
 
-    def settle_one(self) -> StoredChunk | None:
-        """Wait for the chunk that leaves first, and return it."""
-        return self._finish_leaving() if self._leaving else None
+    def finish_reduction(self) -> StoredChunk | None:
+        """Wait for the oldest reduction and return its chunk, None where there is none."""
+        return self._finish_reduction() if self._reducing else None
 
-    def settle(self) -> None:
-        """Wait for everything that leaves."""
-        while self._leaving:
-            self._finish_leaving()
+    def finish_reductions(self) -> None:
+        """Wait for all reductions."""
+        while self._reducing:
+            self._finish_reduction()
 
     def evict(self, *, only_trainable: bool) -> None:
-        """Let go of chunks whose shards have new values."""
-        self.settle()
+        """Evict chunks whose shards have new values."""
+        self.finish_reductions()
         for number in list(self._inside):
             if self._chunks[number].chunk.group.is_trainable or not only_trainable:
-                self._drop(number)
-                self._records[self._trains].note_leave(number)
+                self._evict(number)
+                self._traces[self._trains].note_eviction(number)
 
-    def forget(self) -> None:
+    def abandon_backward(self) -> None:
         """Clear up after a backward pass that did not end."""
-        self.settle()
+        self.finish_reductions()
         for chunk in self._chunks:
-            chunk.forget()
+            chunk.discard_gradients()
             if chunk.phase == "away":
                 self._inside.pop(chunk.number, None)
 
     def _is_busy(self, chunk: StoredChunk) -> bool:
-        return chunk.holds > 0 or chunk.has_gradients
+        return chunk.num_readers > 0 or chunk.has_unreduced_gradients
 
-    def _give_back_values(self, chunk: StoredChunk, names: frozenset[str]) -> None:
-        """Reduce what a chunk has of gradients, because values in their slots are needed again."""
+    def _restore_values(self, chunk: StoredChunk, names: frozenset[str]) -> None:
+        """Reduce a chunk's gradients early where the values that they replaced are needed again."""
         if chunk.has_lost(names):
             if chunk.phase != "reducing":
                 self.reduce(chunk)
-            self.settle()
+            self.finish_reductions()
 
-    def _within_places(self, busy: set[int], wanted: set[int], who: str) -> set[int]:
-        """Return the chunks that must be inside; the oldest gradients leave where too many."""
-        if len(busy) <= self.places:
+    def _fit(self, busy: set[int], wanted: set[int], label: str) -> set[int]:
+        """Return the chunks that must be inside; where too many, the oldest gradients leave."""
+        if len(busy) <= self.capacity:
             return busy
         for number in list(self._inside):
             chunk = self._chunks[number]
-            may_leave = chunk.has_gradients and not chunk.holds and number not in wanted
-            if len(busy) > self.places and may_leave:
+            may_leave = (
+                chunk.has_unreduced_gradients and not chunk.num_readers and number not in wanted
+            )
+            if len(busy) > self.capacity and may_leave:
                 self.reduce(chunk)
                 busy = busy - {number}
-        if len(busy) > self.places:
+        if len(busy) > self.capacity:
             raise InputError(
-                f"{who} needs {len(wanted)} chunks, {len(busy)} together with the modules "
-                f"around it, and the cache has {self.places} places",
+                f"{label} needs {len(wanted)} chunks, {len(busy)} together with the modules "
+                f"around it, and the cache holds {self.capacity}",
                 f"use a cache_bytes of at least {len(busy)} chunks",
             )
         return busy
 
     def _make_room(self, busy: set[int]) -> None:
-        while len(self._inside) >= self.places:
-            if any(not chunk.stays for chunk in self._leaving):
-                self._finish_leaving()
+        while len(self._inside) >= self.capacity:
+            if any(not chunk.is_resident for chunk in self._reducing):
+                self._finish_reduction()
                 continue
             free = sorted(number for number in self._inside if number not in busy)
-            record = self._records[self._trains]
-            if record.follows:
-                self._drop(self._uses[self._trains].farthest(free, record.position))
+            trace = self._traces[self._trains]
+            if trace.repeats:
+                self._evict(trace.farthest(free))
             else:
                 choice = torch.randint(len(free), (1,), generator=self._generator)
-                self._drop(free[int(choice)])
+                self._evict(free[int(choice)])
 
     def _fetch_ahead(self, position: int) -> None:
-        """Begin the fetches of later uses for which there is room already."""
+        """Begin the planned fetches of later uses for which there is room already."""
         while self._fetches and self._fetches[0].position <= position:
             self._fetches.popleft()
         while self._fetches and self._fetches[0].ready <= position:
             fetch = self._fetches[0]
             if fetch.chunk in self._inside:
                 break
-            if len(self._inside) >= self.places:
-                if any(not chunk.stays for chunk in self._leaving):
-                    self._finish_leaving()
+            if len(self._inside) >= self.capacity:
+                if any(not chunk.is_resident for chunk in self._reducing):
+                    self._finish_reduction()
                     continue
                 victim = fetch.victim
                 if victim not in self._inside or self._is_busy(self._chunks[victim]):
                     break
-                self._drop(victim)
-            self._bring(fetch.chunk)
+                self._evict(victim)
+            self._fetch(fetch.chunk)
             self._fetches.popleft()
 
-    def _sign(self, *what: int) -> None:
-        """Let the digest of all transfers know of one more."""
+    def _add_to_digest(self, *what: int) -> None:
+        """Take one more transfer into the digest."""
+        # Tuples of numbers hash alike in all processes; texts would not.
         self.digest = hash((self.digest, *what)) % 2**62
 
-    def _bring(self, number: int) -> None:
-        self._sign(0, number)
+    def _fetch(self, number: int) -> None:
+        self._add_to_digest(0, number)
         self._inside[number] = None
         self._chunks[number].start_gather()
 
-    def _drop(self, number: int) -> None:
+    def _evict(self, number: int) -> None:
         del self._inside[number]
         self._chunks[number].drop()
 
-    def _finish_leaving(self) -> StoredChunk:
-        chunk = self._leaving.popleft()
+    def _finish_reduction(self) -> StoredChunk:
+        chunk = self._reducing.popleft()
         chunk.finish_reduce()
-        if not chunk.stays:
+        if not chunk.is_resident:
             self._inside.pop(chunk.number, None)
         self.on_reduced(chunk)
         return chunk

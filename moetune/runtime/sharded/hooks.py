@@ -1,4 +1,4 @@
-"""One call of a module: it holds its chunks in its forward, and again in its backward."""
+"""Hooks into a model: calls of its modules, reads of its parameters, changes of its structure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -12,17 +12,19 @@ from moetune.domain.errors import InputError
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """A call of a module or of a single function.
+class ModuleCall:
+    """A call of a module or of a single function; it holds its chunks forward and backward.
 
     Args:
-        who: for errors.
-        chunks: that it needs.
+        label: of the module, for errors.
+        chunks: numbers of the chunks that it reads.
         names: of the parameters that it reads.
         trainable: those that get gradients.
+        has_end: autograd tells the end of its backward pass.
+        is_open: its backward pass is under way.
     """
 
-    who: str
+    label: str
     chunks: tuple[int, ...]
     names: frozenset[str]
     trainable: frozenset[str] = field(default_factory=frozenset)
@@ -31,7 +33,7 @@ class Call:
 
 
 class _End(torch.autograd.Function):
-    """The inputs; backward, the call's end: nothing of it comes after."""
+    """The inputs unchanged; its backward is the last of the call's, and calls `end`."""
 
     @staticmethod
     def forward(ctx: Any, end: Callable[[], None], *inputs: torch.Tensor) -> Any:  # noqa: ANN401
@@ -46,7 +48,7 @@ class _End(torch.autograd.Function):
 
 
 def with_end(arguments: tuple[Any, Any], end: Callable[[], None]) -> tuple[tuple[Any, Any], bool]:
-    """Return the arguments with an end behind their tensors, and whether there were any."""
+    """Return the arguments behind a node that calls `end`, and whether any has a gradient."""
     args, kwargs = arguments
     is_plain = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
     if is_plain and not isinstance(args[0], torch.nn.Parameter):
@@ -83,6 +85,11 @@ def outputs_of(value: object) -> Iterator[torch.Tensor]:
                 yield from outputs_of(each_value)
 
 
+def is_in_backward() -> bool:
+    """Return whether autograd runs a backward pass on this thread."""
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - torch has no public name
+
+
 _HARMLESS = frozenset(
     {
         "__set__", "__hash__", "__len__", "__reduce_ex__", "dim", "element_size",
@@ -94,8 +101,8 @@ _HARMLESS = frozenset(
 _VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 
 
-class ParameterGuard(Protocol):
-    """Knows where the values of a parameter are."""
+class ReadHandler(Protocol):
+    """Fetches the values of parameters for the functions that read them."""
 
     def run(
         self,
@@ -109,12 +116,12 @@ class ParameterGuard(Protocol):
 
 
 class ChunkedParameter(nn.Parameter):
-    """A parameter whose memory comes and goes: every function that reads it asks its keeper.
+    """A parameter whose memory comes and goes: functions that read it go through `handler`.
 
     Reading freed memory would end the process. Functions on other tensors cost nothing more.
     """
 
-    keeper: ParameterGuard
+    handler: ReadHandler
     chunk_number: int
     name_in_model: str
 
@@ -133,18 +140,18 @@ class ChunkedParameter(nn.Parameter):
             parameters = list(_parameters((*args, *(kwargs or {}).values())))
             if not parameters:
                 return func(*args, **(kwargs or {}))
-            return parameters[0].keeper.run(parameters, func, args, kwargs or {})
+            return parameters[0].handler.run(parameters, func, args, kwargs or {})
 
 
-def guard(parameter: nn.Parameter, name: str, chunk: int, keeper: ParameterGuard) -> None:
-    """Make a parameter ask `keeper` before it is read."""
+def intercept_reads(parameter: nn.Parameter, name: str, chunk: int, handler: ReadHandler) -> None:
+    """Turn a parameter into a `ChunkedParameter` in place."""
     parameter.__class__ = ChunkedParameter
     assert isinstance(parameter, ChunkedParameter)  # noqa: S101 - for the reader and for mypy
-    parameter.keeper, parameter.chunk_number, parameter.name_in_model = keeper, chunk, name
+    parameter.handler, parameter.chunk_number, parameter.name_in_model = handler, chunk, name
 
 
 def is_view(result: object, parameters: Sequence[ChunkedParameter]) -> bool:
-    """Whether a result has a parameter's memory, and will be read without asking."""
+    """Return whether a result shares a parameter's memory: later reads of it are not seen."""
     storages = {each.untyped_storage()._cdata for each in parameters}  # noqa: SLF001 - its identity
     found = result if isinstance(result, list | tuple) else (result,)
     return any(
@@ -168,8 +175,8 @@ def _parameters(values: Sequence[Any]) -> Iterator[ChunkedParameter]:
             yield from _parameters(value)
 
 
-class Structure:
-    """Notices parameters that were added, replaced or removed since it was made."""
+class ParameterSnapshot:
+    """A model's parameters at one time, to notice those added, replaced or removed later."""
 
     def __init__(self, model: nn.Module) -> None:
         self._owners = [
@@ -179,10 +186,10 @@ class Structure:
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def check(self) -> None:
-        """Compare the model's parameters with those that it had.
+        """Compare the model's parameters with those of the snapshot.
 
         Raises:
-            InputError: there are others; it names the first.
+            InputError: they differ; it names the first.
         """
         for module, known, num_children in self._owners:
             now = module._parameters  # noqa: SLF001

@@ -1,28 +1,24 @@
-"""What of a model needs its chunks at the same time, and who has replicas of its parameters."""
+"""A model as chunks see it: units that run together, ranks with replicas, packed parameters."""
 
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
 from torch import nn
 
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
-from moetune.domain.errors import AllocationError, InputError, MoetuneError, RankMismatchError
-from moetune.domain.units import format_bytes
+from moetune.domain.errors import InputError, RankMismatchError
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
-from moetune.runtime.sharded.streams import SideStream
-from moetune.runtime.sharded.team import Team
+from moetune.runtime.sharded.options import ShardOptions
+from moetune.runtime.sharded.replicas import ReplicaGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A module whose forward reads these parameters.
+    """A module whose forward pass reads these parameters itself.
 
     Args:
         name: of the module in the model.
-        parameters: names of its own ones; all below it where it uses them itself.
+        parameters: names of its own, and of all below it where it does not call its children.
     """
 
     name: str
@@ -41,7 +37,7 @@ def find_units(model: nn.Module) -> tuple[Unit, ...]:
 
 
 def expert_layers(model: nn.Module) -> dict[str, MoELayer]:
-    """Return the layer of every parameter of which each expert-parallel rank has its own."""
+    """Return the MoE layer of each parameter that expert-parallel ranks do not replicate."""
     owners: dict[int, MoELayer] = {
         id(parameter): module
         for module in model.modules()
@@ -69,71 +65,22 @@ def _units(module: nn.Module, name: str, names: dict[int, str], seen: set[int]) 
         yield from _units(child, f"{name}.{child_name}".strip("."), names, seen)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Where chunks live.
-
-    Args:
-        device: that computes.
-        scale: of summed gradients: 1 / the ranks of the data-parallel group.
-        pin: shards in host memory are page-locked.
-        coming, leaving: where values come in and gradients go out.
-    """
-
-    device: torch.device
-    scatter: bool
-    offload: bool
-    pin: bool
-    scale: float
-    coming: SideStream
-    leaving: SideStream
-
-
-_MEMINFO = Path("/proc/meminfo")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardOptions:
-    """What the caller of `shard` chose.
-
-    Args:
-        cache_bytes: None caches all chunks.
-    """
-
-    chunk_bytes: int
-    cache_bytes: int | None
-    scatter: bool
-    offload: bool
-    pin: bool
-
-    def __post_init__(self) -> None:
-        if self.chunk_bytes < 1:
-            raise InputError(f"chunk_bytes must be at least 1, got {self.chunk_bytes}")
-        if self.cache_bytes is not None and self.cache_bytes < 2 * self.chunk_bytes:
-            raise InputError(
-                f"cache_bytes {self.cache_bytes} is less than two chunks of {self.chunk_bytes}",
-                f"use a cache_bytes of at least {2 * self.chunk_bytes}",
-            )
-        if self.offload and not self.scatter:
-            raise InputError(
-                "offload=True with scatter=False would keep every chunk in every rank's host "
-                "memory",
-                "leave scatter=True",
-            )
-
-
-def teams_of(model: nn.Module, team: Team) -> tuple[dict[str, Team], dict[str, str]]:
-    """Return the ranks that have replicas of every parameter, and a label for those of experts.
+def replica_groups(
+    model: nn.Module, replicas: ReplicaGroup
+) -> tuple[dict[str, ReplicaGroup], dict[str, str]]:
+    """Return each parameter's ranks with replicas of it, and a label for those of experts.
 
     Raises:
         RankMismatchError: the ranks have different layers.
         InputError: a layer's expert-parallel ranks are not all in the group.
     """
     layers = expert_layers(model)
-    teams = dict.fromkeys((name for name, _ in model.named_parameters()), team)
+    replicas_of = dict.fromkeys((name for name, _ in model.named_parameters()), replicas)
     labels: dict[str, str] = {}
-    made = {team.members: team}
-    places = team.texts(";".join(f"{name}={layer.link.rank}" for name, layer in layers.items()))
+    made = {replicas.members: replicas}
+    places = replicas.all_gather_text(
+        ";".join(f"{name}={layer.link.rank}" for name, layer in layers.items())
+    )
     rows = [dict(item.split("=") for item in text.split(";") if item) for text in places]
     for name, layer in layers.items():
         if any(row.keys() != layers.keys() for row in rows):
@@ -144,27 +91,27 @@ def teams_of(model: nn.Module, team: Team) -> tuple[dict[str, Team], dict[str, s
         ) != set(range(layer.link.num_ranks)):
             raise InputError(
                 f"{name} is spread over {layer.link.num_ranks} ranks that are not all in the "
-                f"data-parallel group of {team.num_ranks}",
+                f"data-parallel group of {replicas.num_ranks}",
                 "give shard a group that contains the layer's",
             )
         members = tuple(
             member
-            for member, rank in zip(team.members, ranks, strict=True)
+            for member, rank in zip(replicas.members, ranks, strict=True)
             if rank == layer.link.rank
         )
         if members not in made:
-            made[members] = Team(members)
-        teams[name], labels[name] = made[members], f"experts {ranks}"
-    return teams, labels
+            made[members] = ReplicaGroup(members)
+        replicas_of[name], labels[name] = made[members], f"experts {ranks}"
+    return replicas_of, labels
 
 
 def pack_model(
     parameters: Mapping[str, nn.Parameter],
-    teams: Mapping[str, Team],
+    replicas_of: Mapping[str, ReplicaGroup],
     labels: Mapping[str, str],
     options: ShardOptions,
 ) -> tuple[Chunk, ...]:
-    """Return the chunks of a model's parameters, in their order.
+    """Return the chunks of a model's parameters, packed in their order.
 
     Raises:
         InputError: a parameter is larger than a chunk, or of a dtype that has none.
@@ -176,7 +123,7 @@ def pack_model(
                 num_elements=parameter.numel(),
                 group=ChunkGroup(
                     dtype=str(parameter.dtype).removeprefix("torch."),
-                    ranks=teams[name].num_ranks,
+                    ranks=replicas_of[name].num_ranks,
                     label=labels.get(name, ""),
                     is_trainable=parameter.requires_grad,
                 ),
@@ -187,11 +134,11 @@ def pack_model(
     )
 
 
-def num_places(chunks: Sequence[Chunk], options: ShardOptions) -> int:
-    """Return the places of the cache.
+def cache_capacity(chunks: Sequence[Chunk], options: ShardOptions) -> int:
+    """Return the number of whole chunks that the cache may hold.
 
     Raises:
-        InputError: there are fewer than two.
+        InputError: it is below two.
     """
     cached = [chunk.num_bytes for chunk in chunks if not chunk.is_fused]
     if options.cache_bytes is None or not cached:
@@ -203,72 +150,3 @@ def num_places(chunks: Sequence[Chunk], options: ShardOptions) -> int:
             f"use a cache_bytes of at least {2 * max(cached)}",
         )
     return options.cache_bytes // max(cached)
-
-
-def agree(
-    team: Team, model: nn.Module, options: ShardOptions, problem: MoetuneError | None
-) -> None:
-    """Raise on every rank unless all want to shard the same model alike.
-
-    Raises:
-        RankMismatchError: they differ in a parameter or an option, or another rank has a problem.
-        MoetuneError: this rank's problem.
-    """
-    lines = [str(options)] + [
-        f"{name}: {tuple(parameter.shape)} {parameter.dtype} trainable {parameter.requires_grad}"
-        for name, parameter in model.named_parameters()
-    ]
-    said = "" if problem is None else f"error: {problem.what}"
-    texts = team.texts("\n".join([said, *lines]))
-    rows = [text.split("\n") for text in texts]
-    for others in zip(*(_padded(row[1:], max(map(len, rows))) for row in rows), strict=True):
-        if len(set(others)) > 1:
-            listed = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(others))
-            raise RankMismatchError(f"the ranks shard different models\n{listed}")
-    if problem is not None:
-        raise problem
-    for rank, row in enumerate(rows):
-        if row[0]:
-            raise RankMismatchError(f"rank {rank}: {row[0].removeprefix('error: ')}")
-
-
-def check_host_memory(chunks: Sequence[Chunk], team: Team, *, copies: int) -> MoetuneError | None:
-    """Return the error where the host has no memory for the shards of all its ranks.
-
-    Args:
-        copies: of every value in float32 (or the dtype, if larger): master, gradient, states.
-    """
-    host = socket.gethostname()
-    num_ranks = team.texts(host).count(host)
-    needed = num_ranks * sum(_host_bytes(chunk, copies) for chunk in chunks)
-    available = available_bytes()
-    if needed <= available:
-        return None
-    return AllocationError(
-        f"the shards of {num_ranks} ranks need {needed} bytes of host memory "
-        f"({format_bytes(needed)}), and {available} ({format_bytes(available)}) are available",
-        "use more hosts, a smaller model, or offload=False",
-    )
-
-
-def available_bytes(meminfo: Path = _MEMINFO) -> int:
-    """Return the host memory that can be had without swapping."""
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise InputError(f"MemAvailable is not in {meminfo}")
-
-
-def _host_bytes(chunk: Chunk, copies: int) -> int:
-    if chunk.is_fused:
-        return 0
-    elements = chunk.num_elements // chunk.group.ranks
-    size = getattr(torch, chunk.group.dtype).itemsize
-    if not chunk.group.is_trainable:
-        return int(elements * size)
-    own = size if size < torch.float32.itemsize else 0
-    return int(elements * (own + copies * max(size, torch.float32.itemsize)))
-
-
-def _padded(lines: list[str], length: int) -> list[str]:
-    return lines + ["nothing"] * (length - len(lines))

@@ -1,4 +1,4 @@
-"""Chunks packed anew in the order of first use, which the first step has shown."""
+"""Pack chunks anew in the order of first use, which is known after the first step."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,47 +10,48 @@ from torch import nn
 
 from moetune.domain.chunks import Chunk, Slot
 from moetune.domain.errors import InputError
-from moetune.runtime.sharded.layout import Placement, ShardOptions, num_places, pack_model
+from moetune.runtime.sharded.layout import cache_capacity, pack_model
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.pieces import pieces_of
-from moetune.runtime.sharded.schedule import Uses
+from moetune.runtime.sharded.options import ShardOptions
+from moetune.runtime.sharded.parameter_shards import parameter_shards
+from moetune.runtime.sharded.placement import ChunkStats, Placement
+from moetune.runtime.sharded.replicas import ReplicaGroup
+from moetune.runtime.sharded.schedule import ParameterUses
 from moetune.runtime.sharded.stored import StoredChunk
-from moetune.runtime.sharded.streams import Ledger
-from moetune.runtime.sharded.team import Team
 
 _MASTER, _GRADIENT = "master", "gradient"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packer:
-    """Packs a model's parameters and stores their chunks.
+class ChunkBuilder:
+    """Packs a model's parameters into chunks and allocates them on this rank.
 
     Args:
         parameters: by name, in the order of registration.
-        teams, labels: as `teams_of` found them.
+        replicas_of, labels: as `replica_groups` found them.
     """
 
     parameters: dict[str, nn.Parameter]
-    teams: Mapping[str, Team]
+    replicas_of: Mapping[str, ReplicaGroup]
     labels: Mapping[str, str]
     options: ShardOptions
     placement: Placement
-    ledger: Ledger
+    stats: ChunkStats
 
     def pack(self, order: Iterable[str] = ()) -> tuple[Chunk, ...]:
-        """Return the chunks with these parameters first.
+        """Return the chunks of all parameters, those in `order` first.
 
         Raises:
             InputError: a parameter does not fit into a chunk.
         """
         names = dict.fromkeys((*order, *self.parameters))
         ordered = {name: self.parameters[name] for name in names}
-        return pack_model(ordered, self.teams, self.labels, self.options)
+        return pack_model(ordered, self.replicas_of, self.labels, self.options)
 
     def store(self, number: int, chunk: Chunk) -> StoredChunk:
-        """Return a chunk on this rank, with the parameters' values."""
-        team = self.teams[chunk.slots[0].name]
-        return StoredChunk(number, chunk, self.parameters, team, self.placement, self.ledger)
+        """Return an allocated chunk with the parameters' values."""
+        replicas = self.replicas_of[chunk.slots[0].name]
+        return StoredChunk(number, chunk, self.parameters, replicas, self.placement, self.stats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +62,31 @@ class Repacking:
     chunks.
 
     Args:
-        team: the data-parallel ranks.
+        replicas: the data-parallel ranks.
     """
 
-    packer: Packer
-    team: Team
+    builder: ChunkBuilder
+    replicas: ReplicaGroup
 
-    def run(self, optimizer: ChunkedOptimizer, uses: Uses) -> None:
+    def run(self, optimizer: ChunkedOptimizer, uses: ParameterUses) -> None:
         """Pack the parameters in the order of their first use and move all states.
 
         A collective.
         """
-        known = _Known.agreed(self.team, optimizer, uses.order)
+        known = _Known.agreed(self.replicas, optimizer, uses.order)
         chunks = tuple(stored.chunk for stored in optimizer.chunks)
-        packed = self.packer.pack(known.used)
+        packed = self.builder.pack(known.used)
         if packed == chunks or not self._all_fit(packed, uses.together):
             return
-        move = _Move(self.packer, packed, optimizer, known)
+        move = _Move(self.builder, packed, optimizer, known)
         for stored in sorted(optimizer.chunks, key=lambda each: known.place(each.names)):
             move.take(stored)
-        optimizer.adopt(move.finish(), move.states, num_places(packed, self.packer.options))
+        optimizer.replace_chunks(
+            move.finish(), move.states, cache_capacity(packed, self.builder.options)
+        )
 
     def _all_fit(self, chunks: Sequence[Chunk], together: Iterable[frozenset[str]]) -> bool:
-        """Whether what every rank needs together fits into its cache."""
+        """Return whether the chunks that every rank needs at the same time fit into its cache."""
         home = {
             slot.name: number
             for number, chunk in enumerate(chunks)
@@ -91,47 +94,49 @@ class Repacking:
             for slot in chunk.slots
         }
         try:
-            places = num_places(chunks, self.packer.options)
+            capacity = cache_capacity(chunks, self.builder.options)
         except InputError:
-            places = 0
+            capacity = 0
         needed = max(len({home[name] for name in names if name in home}) for names in together)
-        return all(self.team.texts("fits" if needed <= places else ""))
+        return all(self.replicas.all_gather_text("fits" if needed <= capacity else ""))
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What all ranks know before they move states.
+    """Uses and states that all ranks know before they move states.
 
     Args:
         used: parameters in the order of their first use on the first rank.
-        states: of every parameter with states: its names, with the value where it is a number.
+        states: by parameter and name of the state; the value of scalars, None for tensors.
     """
 
     used: tuple[str, ...]
     states: Mapping[str, Mapping[str, float | None]]
 
     @classmethod
-    def agreed(cls, team: Team, optimizer: ChunkedOptimizer, used: tuple[str, ...]) -> "_Known":
+    def agreed(
+        cls, replicas: ReplicaGroup, optimizer: ChunkedOptimizer, used: tuple[str, ...]
+    ) -> "_Known":
         states = {
-            piece.name: {
+            shard.name: {
                 key: None if value.dim() else float(value)
-                for key, value in optimizer.state[piece.values].items()
+                for key, value in optimizer.state[shard.values].items()
                 if isinstance(value, torch.Tensor)
             }
-            for piece in optimizer.pieces
-            if piece.values in optimizer.state
+            for shard in optimizer.shards
+            if shard.values in optimizer.state
         }
-        texts = [json.loads(text) for text in team.texts(json.dumps([used, states]))]
+        texts = [json.loads(text) for text in replicas.all_gather_text(json.dumps([used, states]))]
         merged = {name: keys for _, found in texts for name, keys in found.items()}
         return cls(tuple(texts[0][0]), merged)
 
     def place(self, names: Iterable[str]) -> int:
-        """Return when the first of these parameters is used."""
-        places = {name: place for place, name in enumerate(self.used)}
-        return min(places.get(name, len(places)) for name in names)
+        """Return the place of the first of these parameters in the order of use."""
+        capacity = {name: place for place, name in enumerate(self.used)}
+        return min(capacity.get(name, len(capacity)) for name in names)
 
     def tensors(self, names: Iterable[str]) -> list[str]:
-        """Return the states of these parameters that have an element for each of theirs."""
+        """Return the names of these parameters' tensor states."""
         return sorted(
             {
                 key
@@ -147,13 +152,14 @@ class _Move:
     """Fills new chunks from old ones, one old chunk after another.
 
     Args:
-        chunks: the new ones; each is made when the first of its parameters comes.
+        chunks: the new ones; each is allocated when the first of its parameters comes, so that
+            at most a few chunks exist twice.
 
     Attributes:
-        states: of this rank's part of every parameter.
+        states: of this rank's shards, by the parameter's name.
     """
 
-    packer: Packer
+    builder: ChunkBuilder
     chunks: Sequence[Chunk]
     optimizer: ChunkedOptimizer
     known: _Known
@@ -161,7 +167,7 @@ class _Move:
     _stored: dict[int, StoredChunk] = field(default_factory=dict)
 
     def take(self, old: StoredChunk) -> None:
-        """Move an old chunk's parameters into new chunks, and let go of it."""
+        """Move an old chunk's parameters into new chunks, and free it."""
         for key, whole in self._wholes(old):
             for slot in old.chunk.slots:
                 self._put(slot.name, key, whole[slot.offset : slot.offset + slot.num_elements])
@@ -172,29 +178,29 @@ class _Move:
         stored = tuple(self._stored[number] for number in range(len(self.chunks)))
         for each in stored:
             each.publish()
-        for piece in pieces_of(stored):
-            for key, value in self.known.states.get(piece.name, {}).items():
+        for shard in parameter_shards(stored):
+            for key, value in self.known.states.get(shard.name, {}).items():
                 if value is not None:
-                    state = self.states.setdefault(piece.name, {})
-                    state[key] = torch.tensor(value, device=piece.values.device)
+                    state = self.states.setdefault(shard.name, {})
+                    state[key] = torch.tensor(value, device=shard.values.device)
         return stored
 
     def _wholes(self, old: StoredChunk) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield a chunk's masters, gradients and states, each whole on this rank's device."""
-        yield _MASTER, old.whole_of(old.master)
+        """Yield a chunk's master, gradient and states, each whole on this rank's device."""
+        yield _MASTER, old.gather_whole(old.master)
         if old.has_gradient and old.gradient is not None:
-            yield _GRADIENT, old.whole_of(old.gradient)
+            yield _GRADIENT, old.gather_whole(old.gradient)
         for key in self.known.tensors(old.names):
             values = torch.zeros_like(old.master)
-            for piece in self.optimizer.pieces_in(old):
-                state = self.optimizer.state.get(piece.values, {})
+            for shard in self.optimizer.shards_in(old):
+                state = self.optimizer.state.get(shard.values, {})
                 if key in state:
-                    values[piece.low : piece.high] = state.pop(key)
-            yield key, old.whole_of(values)
+                    values[shard.low : shard.high] = state.pop(key)
+            yield key, old.gather_whole(values)
 
     def _put(self, name: str, key: str, whole: torch.Tensor) -> None:
         new, slot = self._home(name)
-        low, high = new.part_of(slot)
+        low, high = new.own_range(slot)
         if key == _GRADIENT:
             new.add_gradient(low, whole[low - slot.offset : max(low, high) - slot.offset])
         elif low >= high:
@@ -209,7 +215,7 @@ class _Move:
             self.states.setdefault(name, {})[key] = part
 
     def _home(self, name: str) -> tuple[StoredChunk, Slot]:
-        """Return the new chunk of a parameter, made now if it is the first, and the slot."""
+        """Return the new chunk and slot of a parameter; the first one allocates the chunk."""
         number, slot = next(
             (number, slot)
             for number, chunk in enumerate(self.chunks)
@@ -224,7 +230,7 @@ class _Move:
         chunk = self.chunks[number]
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - else parameters ask the old chunks
             for slot in chunk.slots:
-                parameter = self.packer.parameters[slot.name]
+                parameter = self.builder.parameters[slot.name]
                 # Values come later; these take no memory.
                 parameter.data = torch.zeros(()).to(parameter).expand(parameter.shape)
-            return self.packer.store(number, chunk)
+            return self.builder.store(number, chunk)

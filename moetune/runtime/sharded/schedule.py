@@ -1,105 +1,23 @@
-"""The recorded order of a step's uses: kept while steps repeat it, recorded anew where not."""
+"""The recorded order of a step's chunk uses, and the fetches planned from it (Elixir §4)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.chunks import Use
 from moetune.solve.chunks.cache import AT_START, NextUses, gathers_of_step
 
-
-class Record:
-    """What one kind of step uses, one after another.
-
-    Attributes:
-        known: the last whole step, empty before there is one.
-        position: of the use at hand, in the step at hand.
-        follows: whether all uses of this step were those of the known one.
-    """
-
-    def __init__(self) -> None:
-        self.known: tuple[Use, ...] = ()
-        self._now: list[Use] = []
-        self.follows = False
-
-    @property
-    def position(self) -> int:
-        """Return the place of the use at hand."""
-        return len(self._now) - 1
-
-    def begin(self) -> bool:
-        """End the step at hand, begin one, and return whether the known order changed."""
-        changed = False
-        if self._now:
-            found = tuple(self._now)
-            changed = found != self.known
-            self.known = found
-        self._now = []
-        self.follows = bool(self.known)
-        return changed
-
-    def note(self, chunks: tuple[int, ...]) -> None:
-        """Write down a use."""
-        position = len(self._now)
-        if self.follows and (position >= len(self.known) or self.known[position].chunks != chunks):
-            self.follows = False
-        self._now.append(Use(chunks=chunks))
-
-    def note_leave(self, chunk: int) -> None:
-        """Write down that a chunk left after the use at hand."""
-        if self._now:
-            last = self._now[-1]
-            self._now[-1] = replace(last, leaves=(*last.leaves, chunk))
-
-
-@dataclass(frozen=True, slots=True)
-class Uses:
-    """How a model used its parameters.
-
-    Args:
-        order: parameters, by their first use.
-        together: those that were needed at the same time.
-    """
-
-    order: tuple[str, ...]
-    together: frozenset[frozenset[str]]
-
-
-class FirstUses:
-    """Writes down how a model uses its parameters, until it is closed."""
-
-    def __init__(self) -> None:
-        self._order: dict[str, None] = {}
-        self._together: set[frozenset[str]] = set()
-        self.is_open = True
-
-    def note(self, names: Iterable[str]) -> None:
-        """Write down that parameters are read."""
-        if self.is_open:
-            self._order.update(dict.fromkeys(names))
-
-    def note_together(self, sets: Iterable[frozenset[str]]) -> None:
-        """Write down that sets of parameters are needed at the same time."""
-        if self.is_open:
-            self._together.add(frozenset().union(*sets))
-
-    def close(self) -> Uses:
-        """Return what was written down; there will be no more."""
-        self.is_open = False
-        return Uses(tuple(self._order), frozenset(self._together))
-
-
 _LAG = 2
-"""A chunk that leaves after a use is still on its way during the next one."""
+"""Uses until a reduced chunk has left: its reduction runs during the next use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetch:
-    """One chunk that has to come.
+    """One planned fetch of a chunk.
 
     Args:
         position: of the use that needs it.
         ready: first position at whose beginning there is room for it; `AT_START` before all.
-        victim: the chunk that makes room; None where there is some.
+        victim: the chunk to evict for it, None where there is room.
     """
 
     position: int
@@ -108,15 +26,15 @@ class Fetch:
     victim: int | None
 
 
-def plan_fetches(order: Sequence[Use], places: int, resident: Iterable[int]) -> tuple[Fetch, ...]:
+def plan_fetches(order: Sequence[Use], capacity: int, resident: Iterable[int]) -> tuple[Fetch, ...]:
     """Return the fetches of one step under Belady's policy, in their order.
 
     Args:
-        order: the step's uses; none has more chunks than there are places.
-        places: of the cache.
+        order: the step's uses; none has more chunks than the capacity.
+        capacity: whole chunks that the cache holds.
         resident: chunks in the cache before the step.
     """
-    gathers, _ = gathers_of_step(order, NextUses(order), places, resident)
+    gathers, _ = gathers_of_step(order, NextUses(order), capacity, resident)
     fetches: list[Fetch] = []
     ready, position = AT_START, 0
     gone: dict[int, int] = {}
@@ -130,3 +48,94 @@ def plan_fetches(order: Sequence[Use], places: int, resident: Iterable[int]) -> 
         ready = min(max(ready, room, gone.get(one.chunk, AT_START)), position)
         fetches.append(Fetch(position=position, ready=ready, chunk=one.chunk, victim=one.evicted))
     return tuple(fetches)
+
+
+class AccessTrace:
+    """Chunk uses of one kind of step, recorded anew where a step does not repeat the last.
+
+    Attributes:
+        known: the last whole step, empty before there is one.
+        repeats: all uses of this step so far were those of the known one.
+    """
+
+    def __init__(self) -> None:
+        self.known: tuple[Use, ...] = ()
+        self.repeats = False
+        self._now: list[Use] = []
+        self._next_uses = NextUses(())
+        self._plans: dict[frozenset[int], tuple[Fetch, ...]] = {}
+
+    @property
+    def position(self) -> int:
+        """Number of the current use in this step."""
+        return len(self._now) - 1
+
+    def begin(self) -> None:
+        """End this step and begin the next."""
+        found = tuple(self._now)
+        if found and found != self.known:
+            self.known, self._next_uses = found, NextUses(found)
+            self._plans.clear()
+        self._now = []
+        self.repeats = bool(self.known)
+
+    def note(self, chunks: tuple[int, ...]) -> None:
+        """Record a use."""
+        position = len(self._now)
+        if self.repeats and (position >= len(self.known) or self.known[position].chunks != chunks):
+            self.repeats = False
+        self._now.append(Use(chunks=chunks))
+
+    def fetches(self, capacity: int, resident: Collection[int]) -> tuple[Fetch, ...]:
+        """Return the fetches of a step that repeats the known one, see `plan_fetches`."""
+        key = frozenset(resident)
+        if key not in self._plans:
+            self._plans[key] = plan_fetches(self.known, capacity, resident)
+        return self._plans[key]
+
+    def farthest(self, chunks: Sequence[int]) -> int:
+        """Return the chunk whose next use is farthest from here in the known step."""
+        return self._next_uses.farthest(chunks, self.position)
+
+    def note_eviction(self, chunk: int) -> None:
+        """Record that a chunk was reduced and evicted after the current use."""
+        if self._now:
+            last = self._now[-1]
+            self._now[-1] = replace(last, leaves=(*last.leaves, chunk))
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterUses:
+    """Parameters as a model's first step used them.
+
+    Args:
+        order: names by first use.
+        together: sets of names needed at the same time.
+    """
+
+    order: tuple[str, ...]
+    together: frozenset[frozenset[str]]
+
+
+class UseRecorder:
+    """Records how a model uses its parameters, until it is closed."""
+
+    def __init__(self) -> None:
+        self._order: dict[str, None] = {}
+        self._together: set[frozenset[str]] = set()
+        self.is_open = True
+
+    def note(self, names: Iterable[str]) -> None:
+        """Record that parameters are read."""
+        if self.is_open:
+            self._order.update(dict.fromkeys(names))
+
+    def note_together(self, sets: Iterable[frozenset[str]]) -> None:
+        """Record that sets of parameters are needed at the same time."""
+        if self.is_open:
+            self._together.add(frozenset().union(*sets))
+
+    def close(self) -> ParameterUses:
+        """Return the record and end it."""
+        self.is_open = False
+        return ParameterUses(tuple(self._order), frozenset(self._together))

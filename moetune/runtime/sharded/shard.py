@@ -1,4 +1,4 @@
-"""`moetune.shard`: a model and its optimizer in chunks."""
+"""`moetune.shard`: put a model and its optimizer's states into chunks (Elixir)."""
 
 import torch
 import torch.distributed as dist
@@ -8,24 +8,15 @@ from torch.optim import Optimizer
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.runtime.sharded.cache import Cache
-from moetune.runtime.sharded.layout import (
-    Placement,
-    ShardOptions,
-    agree,
-    check_host_memory,
-    find_units,
-    num_places,
-    teams_of,
-)
+from moetune.runtime.sharded.layout import cache_capacity, find_units, replica_groups
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.pieces import check_optimizer, state_copies
-from moetune.runtime.sharded.repacking import Packer, Repacking
+from moetune.runtime.sharded.options import ShardOptions, agree, check_host_memory, shard_options
+from moetune.runtime.sharded.parameter_shards import check_optimizer, state_copies
+from moetune.runtime.sharded.placement import ChunkStats, Placement, SideStream
+from moetune.runtime.sharded.repacking import ChunkBuilder, Repacking
+from moetune.runtime.sharded.replicas import ReplicaGroup
 from moetune.runtime.sharded.state import ModelChunks, attach
-from moetune.runtime.sharded.streams import Ledger, SideStream
-from moetune.runtime.sharded.team import Team
-
-_CHUNK_BYTES = 32 * 2**20
 
 
 def shard(
@@ -56,11 +47,11 @@ def shard(
         scatter: False keeps every chunk whole on every rank, as DistributedDataParallel does.
         offload: shards, gradients and optimizer states are in host memory.
         pin: that memory is page-locked where the device is a GPU.
-        step_in_backward: chunks are stepped as soon as their gradients are there, beside the rest
-            of the backward pass. For steps of one backward pass without clipping.
+        step_in_backward: chunks are stepped as soon as their gradients are there, overlapped with
+            the rest of the backward pass. For steps of one backward pass without clipping.
         group: data-parallel group, default the world; it contains the expert-parallel groups,
             and not a tensor-parallel layer's other ranks.
-        device: that computes; default, that of the parameters.
+        device: of the computation; default, that of the parameters.
         plan: gives chunk_bytes, cache_bytes, scatter and offload.
 
     Raises:
@@ -69,104 +60,72 @@ def shard(
         RankMismatchError: the ranks have different models or options; the same on all.
         AllocationError: the host has no memory for what is offloaded.
     """
-    options = _options(chunk_bytes, cache_bytes, scatter, offload, pin, plan)
-    team = _team_of(group)
-    packer = _packer(model, optimizer, team, options, device)
-    packed = packer.pack()
-    cache_places = num_places(packed, options)
+    options = shard_options(chunk_bytes, cache_bytes, scatter, offload, pin, plan)
+    replicas = _replicas(group)
+    builder = _builder(model, optimizer, replicas, options, device)
+    packed = builder.pack()
+    capacity = cache_capacity(packed, options)
     if options.offload:
         copies = 2 + state_copies(optimizer)
-        agree(team, model, options, check_host_memory(packed, team, copies=copies))
-    chunks = tuple(packer.store(number, chunk) for number, chunk in enumerate(packed))
-    _move_buffers(model, packer.placement.device)
-    cache = Cache(chunks, cache_places)
-    keeper = ChunkManager(model, find_units(model), chunks, packer.parameters, cache)
+        agree(replicas, model, options, check_host_memory(packed, replicas, copies=copies))
+    chunks = tuple(builder.store(number, chunk) for number, chunk in enumerate(packed))
+    _move_buffers(model, builder.placement.device)
+    cache = Cache(chunks, capacity)
+    manager = ChunkManager(model, find_units(model), chunks, builder.parameters, cache)
     stepper = ChunkedOptimizer(
         optimizer,
-        keeper,
-        team,
-        packer.placement.leaving,
-        repack=Repacking(packer, team).run,
+        manager,
+        replicas,
+        builder.placement.reduce_stream,
+        repack=Repacking(builder, replicas).run,
         in_backward=step_in_backward,
     )
-    attach(model, ModelChunks(model, keeper, packer.ledger, team))
+    attach(model, ModelChunks(model, manager, builder.stats, replicas))
     return model, stepper
 
 
-def _packer(
+def _builder(
     model: nn.Module,
     optimizer: Optimizer,
-    team: Team,
+    replicas: ReplicaGroup,
     options: ShardOptions,
     device: torch.device | str | None,
-) -> Packer:
-    """Return what packs the model, once all ranks want the same."""
+) -> ChunkBuilder:
+    """Return the builder of the model's chunks, once all ranks agree on model and options."""
     parameters = dict(model.named_parameters())
     problem: MoetuneError | None = None
     try:
         check_optimizer(optimizer, parameters)
     except InputError as error:
         problem = error
-    agree(team, model, options, problem)
-    teams, labels = teams_of(model, team)
+    agree(replicas, model, options, problem)
+    replicas_of, labels = replica_groups(model, replicas)
     target = next(iter(parameters.values())).device if device is None else torch.device(device)
-    return Packer(
+    return ChunkBuilder(
         parameters=parameters,
-        teams=teams,
+        replicas_of=replicas_of,
         labels=labels,
         options=options,
-        placement=_placement(target, options, team),
-        ledger=Ledger(),
+        placement=_placement(target, options, replicas),
+        stats=ChunkStats(),
     )
 
 
-def _options(
-    chunk_bytes: int | None,
-    cache_bytes: int | None,
-    scatter: bool,
-    offload: bool,
-    pin: bool,
-    plan: Plan | None,
-) -> ShardOptions:
-    if plan is not None:
-        return _planned(plan, pin)
-    return ShardOptions(
-        chunk_bytes=_CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
-        cache_bytes=cache_bytes,
-        scatter=scatter,
-        offload=offload,
-        pin=pin,
-    )
-
-
-def _planned(plan: Plan, pin: bool) -> ShardOptions:
-    chosen = plan.chunks
-    if chosen is None:
-        raise InputError(f"plan {plan.id} has no chunks", "give chunk_bytes instead")
-    return ShardOptions(
-        chunk_bytes=chosen.chunk_bytes,
-        cache_bytes=chosen.cache_bytes,
-        scatter=chosen.scatter,
-        offload=chosen.offload,
-        pin=pin,
-    )
-
-
-def _team_of(group: dist.ProcessGroup | None) -> Team:
+def _replicas(group: dist.ProcessGroup | None) -> ReplicaGroup:
     if not (dist.is_available() and dist.is_initialized()):
-        return Team()
-    return Team(dist.get_process_group_ranks(group))
+        return ReplicaGroup()
+    return ReplicaGroup(dist.get_process_group_ranks(group))
 
 
-def _placement(device: torch.device, options: ShardOptions, team: Team) -> Placement:
+def _placement(device: torch.device, options: ShardOptions, replicas: ReplicaGroup) -> Placement:
     return Placement(
         device=device,
         scatter=options.scatter,
         offload=options.offload,
         pin=options.pin,
-        scale=1 / team.num_ranks,
-        coming=SideStream(device),
-        leaving=SideStream(device),
+        scale=1 / replicas.num_ranks,
+        gather_stream=SideStream(device),
+        reduce_stream=SideStream(device),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a sharded model holds, and its whole state in one place."""
+"""The state of a sharded model: its chunks, whole state dicts, and sharded checkpoints."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,66 +18,68 @@ from moetune.domain.errors import InputError
 from moetune.runtime.sharded.layout import expert_layers
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
-from moetune.runtime.sharded.pieces import ParameterShard, first_states
+from moetune.runtime.sharded.parameter_shards import ParameterShard, first_states
+from moetune.runtime.sharded.placement import ChunkStats, Traffic
+from moetune.runtime.sharded.replicas import ReplicaGroup
 from moetune.runtime.sharded.stored import StoredChunk
-from moetune.runtime.sharded.streams import Ledger, Traffic
-from moetune.runtime.sharded.team import Team
 
 _ATTRIBUTE = "_moetune_chunks"
 
 
 class ModelChunks:
-    """The chunks of a sharded model, to look at."""
+    """A view of a sharded model's chunks, see `model_chunks`."""
 
-    def __init__(self, model: nn.Module, keeper: ChunkManager, ledger: Ledger, team: Team) -> None:
-        self._model, self._keeper, self._ledger, self.team = model, keeper, ledger, team
+    def __init__(
+        self, model: nn.Module, manager: ChunkManager, stats: ChunkStats, replicas: ReplicaGroup
+    ) -> None:
+        self._model, self._manager, self._stats, self.replicas = model, manager, stats, replicas
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
-        """Which parameters every chunk has."""
-        return tuple(stored.chunk for stored in self._keeper.chunks)
+        """The chunks and their parameters."""
+        return tuple(stored.chunk for stored in self._manager.chunks)
 
     @property
     def stored(self) -> tuple[StoredChunk, ...]:
         """The states of every chunk on this rank."""
-        return tuple(self._keeper.chunks)
+        return tuple(self._manager.chunks)
 
     @property
     def order(self) -> tuple[Use, ...]:
         """The uses of the last whole training step; empty before the second one begins."""
-        return self._keeper.cache.order
+        return self._manager.cache.order
 
     @property
-    def num_places(self) -> int:
+    def cache_capacity(self) -> int:
         """Whole chunks that the cache may hold."""
-        return self._keeper.cache.places
+        return self._manager.cache.capacity
 
     @property
     def traffic(self) -> Traffic:
         """Transfers since the model was sharded."""
-        return self._ledger.traffic
+        return self._stats.traffic
 
     @property
     def peak_cache_bytes(self) -> int:
         """Most bytes of whole chunks at once in the cache."""
-        return self._ledger.peak_cache_bytes
+        return self._stats.peak_cache_bytes
 
     @property
     def peak_device_bytes(self) -> int:
         """Most bytes of chunks, shards and gradients at once on the device."""
-        return self._ledger.peak_device_bytes
+        return self._stats.peak_device_bytes
 
-    def settle(self) -> None:
-        """Wait for everything under way."""
-        self._keeper.settle()
+    def finish_reductions(self) -> None:
+        """Wait for all reductions under way."""
+        self._manager.finish_reductions()
 
-    def renew(self) -> None:
-        """Let go of cached values, because the shards have others."""
-        self._keeper.renew()
+    def invalidate(self) -> None:
+        """Evict cached values, after the shards were changed."""
+        self._manager.invalidate()
 
 
 def attach(model: nn.Module, chunks: ModelChunks) -> None:
-    """Let `model_chunks` find the chunks of a model."""
+    """Attach a model's chunks to it, for `model_chunks`."""
     object.__setattr__(model, _ATTRIBUTE, chunks)
     model.register_state_dict_pre_hook(_refuse)
     model.register_load_state_dict_pre_hook(_refuse)
@@ -113,24 +115,24 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
         InputError: the model is not sharded.
     """
     chunks = model_chunks(model)
-    chunks.settle()
+    chunks.finish_reductions()
     layers = expert_layers(model)
     values: dict[str, torch.Tensor] = {}
     parameters = dict(model.named_parameters())
     for stored in chunks.stored:
-        whole = stored.whole_of(stored.master).cpu()
+        whole = stored.gather_whole(stored.master).cpu()
         for slot in stored.chunk.slots:
             shape = parameters[slot.name].shape
             value = whole[slot.offset : slot.offset + slot.num_elements].view(shape)
             if slot.name in layers:
                 link = layers[slot.name].link
-                parts = chunks.team.collect(value)
-                places = chunks.team.collect(torch.tensor([link.rank]))
+                parts = chunks.replicas.gather(value)
+                places = chunks.replicas.gather(torch.tensor([link.rank]))
                 by_rank = {int(rank): part for rank, part in zip(places, parts, strict=True)}
                 value = torch.cat([by_rank[rank] for rank in sorted(by_rank)]) if parts else value
-            if chunks.team.rank == 0:
+            if chunks.replicas.rank == 0:
                 values[slot.name] = value.clone()
-    return _named(model, values) if chunks.team.rank == 0 else {}
+    return _named(model, values) if chunks.replicas.rank == 0 else {}
 
 
 @torch.no_grad()
@@ -143,7 +145,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) ->
         InputError: the model is not sharded, or the state lacks a name or has another shape.
     """
     chunks = model_chunks(model)
-    chunks.settle()
+    chunks.finish_reductions()
     layers = expert_layers(model)
     parameters = dict(model.named_parameters())
     for stored in chunks.stored:
@@ -157,12 +159,12 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) ->
                 raise InputError(
                     f"{slot.name} has shape {tuple(value.shape)} in the state, not {tuple(shape)}"
                 )
-            low, high = stored.part_of(slot)
+            low, high = stored.own_range(slot)
             if low < high:
                 into = stored.master[low - stored.low : high - stored.low]
                 into.copy_(value.reshape(-1)[low - slot.offset : high - slot.offset])
         stored.publish()
-    chunks.renew()
+    chunks.invalidate()
     for name, buffer in buffers_of(model):
         buffer.copy_(_find(state, name))
 
@@ -174,7 +176,7 @@ def _find(state: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
 
 
 def buffers_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what a state has beside parameters."""
+    """Yield a model's persistent buffers by name."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             if name not in module._non_persistent_buffers_set:  # noqa: SLF001 - as state_dict
@@ -195,18 +197,18 @@ _GROUPS = "groups"
 
 
 class StatePart(torch.Tensor):
-    """A run of a flattened parameter's elements: torch's checkpoints ask it where it belongs.
+    """A slice of a flattened parameter or state, as torch's distributed checkpoints read it.
 
     Attributes:
-        first: place of its first element in the whole.
-        num_elements: of the whole, the experts of all ranks together.
+        first: index of its first element in the whole.
+        num_elements: of the whole, with the experts of all ranks.
     """
 
     first: int
     num_elements: int
 
     def size(self, dim: int | None = None) -> Any:  # noqa: ANN401 - as torch
-        """Return the whole's size: checkpoints compare it."""
+        """Return the size of the whole, which checkpoints compare."""
         whole = torch.Size((self.num_elements,))
         return whole if dim is None else whole[dim]
 
@@ -256,8 +258,8 @@ class ShardedStates:
         self._sizes = {name: each.numel() for name, each in model.named_parameters()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's parts, by name; they share the memory of its shards."""
-        self._chunks.settle()
+        """Return this rank's slices by name; they share the memory of its shards."""
+        self._chunks.finish_reductions()
         values = dict(self._values())
         states = dict(self._states())
         buffers = {f"buffer.{name}": buffer for name, buffer in buffers_of(self._model)}
@@ -265,28 +267,28 @@ class ShardedStates:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what was loaded into the parts."""
+        """Publish the values that were loaded in place into the slices."""
         for stored in self._chunks.stored:
             stored.publish()
-        self._chunks.renew()
+        self._chunks.invalidate()
         self._optimizer.settings = state[_GROUPS]
 
     def _values(self) -> Iterator[tuple[str, StatePart]]:
         for stored in self._chunks.stored:
             for slot in stored.chunk.slots:
-                low, high = stored.part_of(slot)
+                low, high = stored.own_range(slot)
                 if low < high:
                     values = stored.master[low - stored.low : high - stored.low]
                     yield f"model.{slot.name}", self._part(slot.name, values, low - slot.offset)
 
     def _states(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for piece in self._optimizer.pieces:
-            for key, value in self._state_of(piece).items():
-                name = f"optimizer.{piece.name}.{key}"
-                yield name, self._part(piece.name, value, piece.first) if value.dim() else value
+        for shard in self._optimizer.shards:
+            for key, value in self._state_of(shard).items():
+                name = f"optimizer.{shard.name}.{key}"
+                yield name, self._part(shard.name, value, shard.first) if value.dim() else value
 
-    def _state_of(self, piece: ParameterShard) -> dict[str, torch.Tensor]:
-        return first_states(self._optimizer, piece)
+    def _state_of(self, shard: ParameterShard) -> dict[str, torch.Tensor]:
+        return first_states(self._optimizer, shard)
 
     def _part(self, name: str, values: torch.Tensor, first: int) -> StatePart:
         part = values.detach().as_subclass(StatePart)

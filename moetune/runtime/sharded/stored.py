@@ -7,30 +7,31 @@ import torch
 from torch import nn
 
 from moetune.domain.chunks import Chunk, Slot
-from moetune.runtime.sharded.layout import Placement
-from moetune.runtime.sharded.streams import Ledger, Wait
-from moetune.runtime.sharded.team import Team
+from moetune.runtime.sharded.placement import ChunkStats, Placement, Wait
+from moetune.runtime.sharded.replicas import ReplicaGroup
 
 Phase = Literal["away", "gathering", "values", "gradients", "reducing"]
-"""What the whole buffer holds: nothing, values on their way, values (or gradients in the slots
-that arrived), gradients alone, gradients on their way."""
+"""Contents of the whole buffer: nothing; values being gathered; values, or gradients in the slots
+in `arrived`; gradients alone; gradients being reduced."""
 
 
 class StoredChunk:
     """A chunk on this rank.
 
-    Its whole buffer is allocated while the chunk is in the cache; the parameters are views of
-    it all the time, so that what autograd saved stays valid.
+    Its whole buffer keeps one storage, emptied and filled again as the chunk leaves and enters
+    the cache, and the parameters are views of it all the time: views that autograd saved stay
+    valid (as in FSDP2).
 
     Args:
-        chunk: which parameters it has.
         parameters: by name; their data become views of this chunk.
 
     Attributes:
-        stays: the buffer is never freed: fused, or nothing is scattered.
-        master: this rank's part (all where it stays) in at least float32.
-        holds: calls of modules that need it now.
-        arrived: parameters whose gradients are in their slots.
+        is_resident: the buffer is never freed, because the chunk is fused or nothing is sharded.
+        low, high: this rank's shard, in elements of the chunk.
+        master: values of the shard (of the whole chunk where resident) in at least float32.
+        gradient: of the shard, as `master`; its content counts where `has_gradient`.
+        num_readers: calls of modules that need it now.
+        arrived: parameters whose gradients are in their slots of the buffer.
     """
 
     def __init__(
@@ -38,79 +39,83 @@ class StoredChunk:
         number: int,
         chunk: Chunk,
         parameters: Mapping[str, nn.Parameter],
-        team: Team,
+        replicas: ReplicaGroup,
         placement: Placement,
-        ledger: Ledger,
+        stats: ChunkStats,
     ) -> None:
-        self.number, self.chunk, self.team = number, chunk, team
-        self.stays = chunk.is_fused or not placement.scatter
+        self.number, self.chunk, self.replicas = number, chunk, replicas
+        self.is_resident = chunk.is_fused or not placement.scatter
         self.names = tuple(slot.name for slot in chunk.slots)
         self.phase: Phase = "values"
-        self.holds = 0
+        self.num_readers = 0
         self.arrived: set[str] = set()
-        self._placement, self._ledger = placement, ledger
+        self._placement, self._stats = placement, stats
         self._wait: Wait | None = None
         self._received: torch.Tensor | None = None
         dtype = getattr(torch, chunk.group.dtype)
         self.whole = torch.zeros(chunk.num_elements, dtype=dtype, device=placement.device)
-        self._adopt(parameters)
-        self._gradients = self.whole if not self.stays else torch.empty_like(self.whole)
+        self._bind(parameters)
+        self._gradients = self.whole if not self.is_resident else torch.empty_like(self.whole)
         self._slots = self._views(self._gradients, parameters)
-        if self.stays:
+        if self.is_resident:
             _free(self._gradients)
-        share = chunk.num_elements // team.num_ranks
-        self.low = 0 if self.stays else team.rank * share
-        self.high = chunk.num_elements if self.stays else self.low + share
-        self._payload = self.whole if self.stays else self._settle(self.whole[self.low : self.high])
+        share = chunk.num_elements // replicas.num_ranks
+        self.low = 0 if self.is_resident else replicas.rank * share
+        self.high = chunk.num_elements if self.is_resident else self.low + share
+        self._payload = (
+            self.whole
+            if self.is_resident
+            else self._to_shard_memory(self.whole[self.low : self.high])
+        )
         self.master = self._payload
         if dtype.itemsize < torch.float32.itemsize and chunk.group.is_trainable:
-            self.master = self._settle(self.whole[self.low : self.high].float())
+            self.master = self._to_shard_memory(self.whole[self.low : self.high].float())
         self.gradient: torch.Tensor | None = None
         self.has_gradient = False
-        ledger.hold(self._num_own_bytes(), is_cached=False)
-        if not self.stays:
-            ledger.hold(chunk.num_bytes, is_cached=True)
+        stats.allocated(self._num_own_bytes(), is_cached=False)
+        if not self.is_resident:
+            stats.allocated(chunk.num_bytes, is_cached=True)
             self.drop()
 
     @property
     def is_offloaded(self) -> bool:
         """Whether this rank's shard is in host memory."""
-        return self._placement.offload and not self.stays
+        return self._placement.offload and not self.is_resident
 
     @property
-    def has_gradients(self) -> bool:
-        """Whether there are gradients in the buffer that have still to be reduced."""
+    def has_unreduced_gradients(self) -> bool:
+        """Whether the buffer has gradients that have still to be reduced."""
         return bool(self.arrived) and self.phase != "reducing"
 
     def has_lost(self, names: frozenset[str]) -> bool:
-        """Whether values of these parameters are not in the buffer where gradients are."""
-        if self.stays:
+        """Return whether gradients have replaced values of these parameters in the buffer."""
+        if self.is_resident:
             return False
         return self.phase in {"gradients", "reducing"} or not self.arrived.isdisjoint(names)
 
-    def part_of(self, slot: Slot) -> tuple[int, int]:
-        """Return the elements of the chunk that are the slot's and on this rank."""
+    def own_range(self, slot: Slot) -> tuple[int, int]:
+        """Return the part of a slot on this rank, in elements of the chunk; empty if low ≥ high."""
         return max(slot.offset, self.low), min(slot.offset + slot.num_elements, self.high)
 
     # Values
 
     def start_gather(self) -> None:
         """Allocate the whole buffer and begin to fill it."""
-        self._occupy()
+        self._allocate()
         self.phase = "gathering"
-        self._wait = self._placement.coming.run(self._gather)
-        self._ledger.gathered(
-            communicated_bytes=self.chunk.num_bytes if self.team.num_ranks > 1 else 0,
+        self._wait = self._placement.gather_stream.run(self._gather)
+        self._stats.gathered(
+            communicated_bytes=self.chunk.num_bytes if self.replicas.num_ranks > 1 else 0,
             loaded_bytes=_bytes(self._payload) if self.is_offloaded else 0,
         )
 
     def _gather(self) -> Wait | None:
         mine = self.whole[self.low : self.high]
         source = self._payload
-        if self.team.num_ranks == 1 or source.device != mine.device:
+        if self.replicas.num_ranks == 1 or source.device != mine.device:
             mine.copy_(source, non_blocking=True)
             source = mine
-        return self.team.gather(self.whole, source) if self.team.num_ranks > 1 else None
+        return self.replicas.all_gather(self.whole, source) if self.replicas.num_ranks > 1 else None
 
     def finish_gather(self) -> None:
         """Wait until the values are there."""
@@ -119,25 +124,25 @@ class StoredChunk:
             self.phase = "values"
 
     def drop(self) -> None:
-        """Free the whole buffer; nothing is written, as the shards have all values."""
+        """Free the whole buffer; nothing is written back, as the shards have all values."""
         self.finish_gather()
         _free(self.whole)
-        self._ledger.hold(-self.chunk.num_bytes, is_cached=True)
+        self._stats.allocated(-self.chunk.num_bytes, is_cached=True)
         self.arrived.clear()
         self.phase = "away"
 
     # Gradients
 
-    def make_blank(self) -> None:
+    def allocate_for_gradients(self) -> None:
         """Allocate the whole buffer for gradients alone."""
-        self._occupy()
+        self._allocate()
         self.phase = "gradients"
 
     def receive(self, name: str, gradient: torch.Tensor) -> None:
-        """Put a parameter's gradient into its slot, where values are not needed any more."""
-        if self.stays and not self.arrived:
+        """Put a parameter's gradient into its slot, whose values are not needed any more."""
+        if self.is_resident and not self.arrived:
             self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
-            self._ledger.hold(self.chunk.num_bytes)
+            self._stats.allocated(self.chunk.num_bytes)
         if name in self.arrived:
             self._slots[name].add_(gradient)
         else:
@@ -145,30 +150,30 @@ class StoredChunk:
             self.arrived.add(name)
 
     def start_reduce(self) -> None:
-        """Begin to add up the ranks' gradients; missing ones are zeros."""
-        if self.stays and not self.arrived:
+        """Begin to reduce the ranks' gradients; missing ones are zeros."""
+        if self.is_resident and not self.arrived:
             self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
-            self._ledger.hold(self.chunk.num_bytes)
+            self._stats.allocated(self.chunk.num_bytes)
         for name in set(self.names) - self.arrived:
             self._slots[name].zero_()
         total = self._begin_sum()
-        self._wait = self._placement.leaving.run_late(lambda: self._accumulate(total()))
+        self._wait = self._placement.reduce_stream.run_late(lambda: self._accumulate(total()))
         self.phase = "reducing"
-        times = 2 if self.stays else 1
-        self._ledger.reduced(
-            communicated_bytes=times * self.chunk.num_bytes if self.team.num_ranks > 1 else 0,
+        times = 2 if self.is_resident else 1
+        self._stats.reduced(
+            communicated_bytes=times * self.chunk.num_bytes if self.replicas.num_ranks > 1 else 0,
             stored_bytes=_bytes(self.master) if self.is_offloaded else 0,
         )
 
     def _begin_sum(self) -> Callable[[], torch.Tensor]:
-        """Begin to add up the ranks' gradients; the result returns this rank's part."""
-        if self.team.num_ranks == 1:
+        """Begin the sum over the ranks; the result waits and returns this rank's part."""
+        if self.replicas.num_ranks == 1:
             return lambda: self._gradients[self.low : self.high]
-        if self.stays:
-            return self.team.add_up(self._gradients)
+        if self.is_resident:
+            return self.replicas.all_reduce(self._gradients)
         self._received = torch.empty_like(self.whole)
-        self._ledger.hold(self.chunk.num_bytes)
-        total = self.team.scatter(self.whole, self._received)
+        self._stats.allocated(self.chunk.num_bytes)
+        total = self.replicas.reduce_scatter(self.whole, self._received)
         return lambda: total(self.master.dtype)
 
     def finish_reduce(self) -> None:
@@ -178,42 +183,42 @@ class StoredChunk:
         self._finish_wait()
         if self._received is not None:
             self._received = None
-            self._ledger.hold(-self.chunk.num_bytes)
-        if self.stays:
+            self._stats.allocated(-self.chunk.num_bytes)
+        if self.is_resident:
             _free(self._gradients)
-            self._ledger.hold(-self.chunk.num_bytes)
+            self._stats.allocated(-self.chunk.num_bytes)
             self.arrived.clear()
             self.phase = "values"
         else:
             self.drop()
 
-    def forget(self) -> None:
+    def discard_gradients(self) -> None:
         """Drop gradients of a backward pass that did not end."""
         self.finish_reduce()
-        if self.stays and self.arrived:
+        if self.is_resident and self.arrived:
             _free(self._gradients)
-            self._ledger.hold(-self.chunk.num_bytes)
+            self._stats.allocated(-self.chunk.num_bytes)
             self.arrived.clear()
         elif self.arrived or self.phase == "gradients":
             self.drop()
-        self.holds = 0
+        self.num_readers = 0
 
     def publish(self) -> None:
-        """Write the master's values where gathers take them from."""
+        """Write the master's values where gathers read them."""
         if self._payload is not self.master:
             self._payload.copy_(self.master, non_blocking=self.is_offloaded)
 
-    def whole_of(self, shard: torch.Tensor) -> torch.Tensor:
-        """Return the ranks' parts of something, such as the masters, whole on the device."""
+    def gather_whole(self, shard: torch.Tensor) -> torch.Tensor:
+        """Return the ranks' shards of a state, such as the master, whole on the device."""
         source = shard.detach().to(self.whole.device)
-        if self.stays or self.team.num_ranks == 1:
+        if self.is_resident or self.replicas.num_ranks == 1:
             return source
         whole = torch.empty(self.chunk.num_elements, dtype=source.dtype, device=source.device)
-        self.team.gather(whole, source)()
+        self.replicas.all_gather(whole, source)()
         return whole
 
     def add_gradient(self, low: int, values: torch.Tensor) -> None:
-        """Add to this rank's gradient, from an element of the chunk on."""
+        """Add to this rank's gradient, beginning at element `low` of the chunk."""
         gradient = self._own_gradient()
         if not self.has_gradient:
             gradient.zero_()
@@ -221,10 +226,10 @@ class StoredChunk:
         gradient[low - self.low : low - self.low + len(values)] += values.to(gradient)
 
     def retire(self) -> None:
-        """Count this chunk's states as freed: others have its parameters now."""
-        self._ledger.hold(-self._num_own_bytes())
+        """Count this chunk's states as freed, because other chunks have its parameters now."""
+        self._stats.allocated(-self._num_own_bytes())
         if self.gradient is not None and not self.is_offloaded:
-            self._ledger.hold(-_bytes(self.gradient))
+            self._stats.allocated(-_bytes(self.gradient))
 
     def _finish_wait(self) -> None:
         wait, self._wait = self._wait, None
@@ -232,7 +237,7 @@ class StoredChunk:
             wait()
 
     def _accumulate(self, total: torch.Tensor) -> None:
-        """Put the sum, scaled, where this rank keeps its gradient, on top of what is there."""
+        """Add the scaled sum to this rank's gradient."""
         gradient = self._own_gradient()
         total = total.to(self.master.dtype)
         if self._placement.scale != 1:
@@ -243,18 +248,18 @@ class StoredChunk:
         self.has_gradient = True
 
     def _own_gradient(self) -> torch.Tensor:
-        """Return the room for this rank's gradient."""
+        """Return the buffer of this rank's gradient."""
         if self.gradient is None:
             self.gradient = torch.empty_like(self.master, pin_memory=self.master.is_pinned())
             if not self.is_offloaded:
-                self._ledger.hold(_bytes(self.gradient))
+                self._stats.allocated(_bytes(self.gradient))
         return self.gradient
 
-    def _occupy(self) -> None:
+    def _allocate(self) -> None:
         self.whole.untyped_storage().resize_(self.chunk.num_bytes)
-        self._ledger.hold(self.chunk.num_bytes, is_cached=True)
+        self._stats.allocated(self.chunk.num_bytes, is_cached=True)
 
-    def _adopt(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def _bind(self, parameters: Mapping[str, nn.Parameter]) -> None:
         views = self._views(self.whole, parameters)
         for name, view in views.items():
             view.copy_(parameters[name].detach())
@@ -270,15 +275,15 @@ class StoredChunk:
             for slot in self.chunk.slots
         }
 
-    def _settle(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a copy where this rank keeps its shard."""
+    def _to_shard_memory(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a copy in the memory of shards: the device's or the host's."""
         if not self.is_offloaded:
             return values.clone()
         pin = self._placement.pin and values.device.type != "cpu"
         return torch.empty_like(values, device="cpu", pin_memory=pin).copy_(values)
 
     def _num_own_bytes(self) -> int:
-        """Bytes that stay on the device whether the chunk is in the cache or not."""
+        """Return the bytes on the device whether the chunk is in the cache or not."""
         if self.is_offloaded:
             return 0
         own = _bytes(self._payload)

@@ -1,6 +1,6 @@
 """A transformer's parameters and the order in which a step uses them, without running it.
 
-Modules and parameters have the names and the order of `runtime.language_model`, all on one rank
+Modules and parameters have the names and the order of `examples.language_model`, all on one rank
 but the experts, of which ep ranks share each layer's. M d_model, H d_hidden, V vocabulary.
 """
 

@@ -1,4 +1,4 @@
-"""Train the byte-level example on real text, on this rank.
+"""Train a byte-level language model on real text, with a plan and with one chunk.
 
 B sequences of a rank, S bytes each, D model width, T = B·S tokens.
 """
@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from examples.language_model import LanguageModel, next_token_loss
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.gradients import prepare_ddp
-from moetune.runtime.parallel.language_model import LanguageModel, next_token_loss
 from moetune.workflows.steps import LayerSteps, MeasuredSteps, measure_steps
 
 AUX_WEIGHT = 0.01
@@ -29,8 +29,8 @@ _HELD_OUT_FILES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """What to train, and how long.
+class TrainingConfig:
+    """The model, its plan, and the length of the training.
 
     Args:
         batch, length: sequences of a rank and the bytes of each: T = batch · length tokens.
@@ -50,8 +50,8 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """One training, and steps of its first MoE layer on its own tokens.
+class TrainingResult:
+    """The losses of one training, and timed steps of its first MoE layer on its own tokens.
 
     Args:
         loss_before, loss_after: cross-entropy on held-out text, nats per byte.
@@ -68,32 +68,32 @@ class Text:
     """Bytes of real files.
 
     Args:
-        learned: to train on.
+        training: one long sequence.
         held_out: (B, S + 1), the same on every rank.
     """
 
-    learned: torch.Tensor
+    training: torch.Tensor
     held_out: torch.Tensor
     num_files: int
 
 
-def train_twice(lesson: Lesson, _: object) -> tuple[Trained, Trained]:
+def train_twice(config: TrainingConfig, _: object) -> tuple[TrainingResult, TrainingResult]:
     """Train with the plan and again with one chunk; all ranks call this together."""
-    text = standard_library(lesson)
-    planned = lesson.plan.decide(lesson.batch * lesson.length)
-    return _train(lesson, text, planned), _train(lesson, text, SAFE_DECISION)
+    text = standard_library(config)
+    planned = config.plan.decide(config.batch * config.length)
+    return _train(config, text, planned), _train(config, text, SAFE_DECISION)
 
 
-def standard_library(lesson: Lesson) -> Text:
+def standard_library(config: TrainingConfig) -> Text:
     """Return the sources of the standard library, the text that every Python has."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(folder.glob("*.py"))
-    learned, held_out = files[:-_HELD_OUT_FILES], files[-_HELD_OUT_FILES:]
+    training, held_out = files[:-_HELD_OUT_FILES], files[-_HELD_OUT_FILES:]
     some = _bytes(held_out)
-    size = lesson.length + 1
-    rows = min(lesson.batch, len(some) // size)
+    size = config.length + 1
+    rows = min(config.batch, len(some) // size)
     return Text(
-        learned=_bytes(learned),
+        training=_bytes(training),
         held_out=some[: rows * size].view(rows, size).long(),
         num_files=len(files),
     )
@@ -104,9 +104,9 @@ def _bytes(files: list[Path]) -> torch.Tensor:
     return torch.frombuffer(bytearray(joined), dtype=torch.uint8)
 
 
-def _train(lesson: Lesson, text: Text, decision: Decision) -> Trained:
+def _train(config: TrainingConfig, text: Text, decision: Decision) -> TrainingResult:
     torch.manual_seed(_SEED)
-    model = _model(lesson)
+    model = _model(config)
     layers = [module for module in model.modules() if isinstance(module, MoELayer)]
     for layer in layers:
         layer.pin(decision)
@@ -116,26 +116,26 @@ def _train(lesson: Lesson, text: Text, decision: Decision) -> Trained:
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     before = _loss(model, text)
     generator = torch.Generator().manual_seed(_SEED + layers[0].link.rank)
-    for _ in range(lesson.num_steps):
-        _next_token_loss(wrapped, _batch(lesson, text, generator)).backward()
+    for _ in range(config.num_steps):
+        _next_token_loss(wrapped, _batch(config, text, generator)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return Trained(
+    return TrainingResult(
         decision=decision,
         loss_before=before,
         loss_after=_loss(model, text),
-        steps=_time_first(model, layers[0], _batch(lesson, text, generator), decision),
+        steps=_time_first(model, layers[0], _batch(config, text, generator), decision),
     )
 
 
-def _model(lesson: Lesson) -> LanguageModel:
-    layer = lesson.layer
+def _model(config: TrainingConfig) -> LanguageModel:
+    layer = config.layer
     return LanguageModel(
         Transformer(
             moe=layer,
-            num_layers=lesson.num_blocks,
-            num_heads=lesson.num_heads,
-            length=lesson.length,
+            num_layers=config.num_blocks,
+            num_heads=config.num_heads,
+            length=config.length,
             vocab_size=_NUM_BYTES,
             moe_every=1,
         ),
@@ -147,15 +147,15 @@ def _model(lesson: Lesson) -> LanguageModel:
             activation=layer.activation,
             pipeline=False,
         ),
-        balance=AUX_WEIGHT / lesson.num_blocks,
+        balance=AUX_WEIGHT / config.num_blocks,
     )
 
 
-def _batch(lesson: Lesson, text: Text, generator: torch.Generator) -> torch.Tensor:
-    last = len(text.learned) - lesson.length - 1
-    starts = torch.randint(last, (lesson.batch, 1), generator=generator)
-    places_BS = starts + torch.arange(lesson.length + 1)
-    return text.learned[places_BS].long()
+def _batch(config: TrainingConfig, text: Text, generator: torch.Generator) -> torch.Tensor:
+    last = len(text.training) - config.length - 1
+    starts = torch.randint(last, (config.batch, 1), generator=generator)
+    places_BS = starts + torch.arange(config.length + 1)
+    return text.training[places_BS].long()
 
 
 def _loss(model: LanguageModel, text: Text) -> float:

@@ -1,4 +1,4 @@
-"""The ranks that have replicas of the same parameters, and what they exchange."""
+"""Collectives of the ranks with replicas of the same parameters."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,8 +12,8 @@ _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 """Its name since torch 2.13, and before."""
 
 
-class Team:
-    """Ranks that share the states of some chunks; every rank makes the same calls in order.
+class ReplicaGroup:
+    """The ranks that share the states of some chunks; all make the same calls in the same order.
 
     Args:
         members: their ranks in the world, in order; empty without torch.distributed.
@@ -31,24 +31,24 @@ class Team:
         if self._group is not None and dist.get_backend(self._group) == "nccl":
             self._device = torch.device("cuda", torch.cuda.current_device())
 
-    def gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Callable[[], None]:
-        """Begin to fill `whole` with the ranks' shards; the result waits for the end."""
+    def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Callable[[], None]:
+        """Begin to fill `whole` with the ranks' shards; the result waits for it."""
         work = self._begin(
             "the gathering of a chunk",
             lambda: _ALL_GATHER(_raw(whole), _raw(shard), group=self._group, async_op=True),
         )
         return self._waiting("the gathering of a chunk", work, shard)
 
-    def scatter(
+    def reduce_scatter(
         self, whole: torch.Tensor, received: torch.Tensor
     ) -> Callable[[torch.dtype], torch.Tensor]:
-        """Begin to add up the ranks' `whole`; the result returns the sum of this rank's part.
+        """Begin a reduce-scatter of `whole`; the result waits and returns this rank's sum.
 
-        Every rank sends each of the others its part and adds up what it gets: half of what
-        gloo's reduce-scatter sends, which is an all-reduce, and the sum is as exact as asked.
+        It is an all-to-all and a local sum: gloo's own reduce-scatter is an all-reduce and sends
+        twice as much, and here the sum can be made in a wider dtype.
 
         Args:
-            received: as large as `whole`, for the parts of this rank.
+            received: a buffer as large as `whole`.
         """
         work = self._begin(
             "the reduction of a chunk",
@@ -64,8 +64,8 @@ class Team:
 
         return total
 
-    def add_up(self, whole: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to replace `whole` by the sum over the ranks; the result waits and returns it."""
+    def all_reduce(self, whole: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin an in-place sum over the ranks; the result waits and returns it."""
         work = self._begin(
             "the reduction of a chunk",
             lambda: dist.all_reduce(whole, group=self._group, async_op=True),
@@ -78,8 +78,8 @@ class Team:
 
         return total
 
-    def largest(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the largest of every value over the ranks."""
+    def all_reduce_max(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the element-wise maximum over the ranks."""
         if self.num_ranks > 1:
             values = values.to(self._device)
             work = self._begin(
@@ -89,15 +89,15 @@ class Team:
             self._waiting("the agreement on a step", work, values)()
         return values
 
-    def sum(self, value: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor on the CPU over the ranks."""
         if self.num_ranks > 1:
             value = value.to(self._device)
-            value = self.add_up(value)()
+            value = self.all_reduce(value)()
         return value.cpu()
 
-    def texts(self, text: str) -> list[str]:
-        """Return every rank's text."""
+    def all_gather_text(self, text: str) -> list[str]:
+        """Return all ranks' texts, in the order of the ranks."""
         found = [text] * self.num_ranks
         if self.num_ranks > 1:
             try:
@@ -106,8 +106,8 @@ class Team:
                 raise self._failed("the exchange of texts", error) from error
         return found
 
-    def collect(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """Return every rank's tensor on the first rank, in order, and nothing elsewhere."""
+    def gather(self, value: torch.Tensor) -> list[torch.Tensor]:
+        """Return all ranks' tensors on the first rank's CPU, in order; nothing on the others."""
         if self.num_ranks == 1:
             return [value]
         value = value.to(self._device).contiguous()
@@ -142,5 +142,5 @@ class Team:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes: what only moves needs no arithmetic of its dtype."""
+    """Return the tensor as bytes: backends lack some dtypes that need only be moved."""
     return tensor.view(torch.uint8)

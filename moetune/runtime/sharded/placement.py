@@ -1,4 +1,4 @@
-"""Transfers beside the computation: on a stream of their own where the device is a GPU."""
+"""Placement of chunks: devices, side streams for their transfers, and counts of both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -6,23 +6,24 @@ from dataclasses import dataclass, field, replace
 import torch
 
 Wait = Callable[[], None]
-"""Makes what comes next wait for a transfer."""
+"""Makes the current stream, or the host on a CPU, wait for a transfer."""
 
 
 class SideStream:
-    """Where transfers of one direction run, one after another.
+    """The stream for transfers of one direction, which run one after another.
 
-    On a CPU nothing runs by itself: transfers take the caller's time.
+    On a CPU there is none: transfers take the caller's time. Buffers are allocated and freed by
+    the computing stream, which waits for an event before it frees; no `record_stream`.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def run(self, transfer: Callable[[], Wait | None]) -> Wait:
-        """Begin a transfer behind everything that the current stream has been given.
+        """Begin a transfer behind everything issued to the current stream.
 
         Args:
-            transfer: may itself return a wait, which is then the current stream's to make.
+            transfer: may return a wait of its own, which the current stream then makes.
         """
         if self._stream is None:
             return transfer() or _nothing
@@ -39,7 +40,7 @@ class SideStream:
         return join
 
     def run_late(self, transfer: Callable[[], None]) -> Wait:
-        """As `run`, of what a CPU should begin only when somebody waits for it."""
+        """As `run` on a GPU; on a CPU begin the transfer only when somebody waits for it."""
         return transfer if self._stream is None else self.run(transfer)
 
     def synchronize(self) -> None:
@@ -53,11 +54,32 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Transfers since the beginning, counted by a chunk's own bytes.
+class Placement:
+    """Devices and streams of a model's chunks.
 
     Args:
-        gathers, reduces: chunks that were made whole, and whose gradients were added up.
+        device: of the computation.
+        scatter, offload: as in `moetune.shard`.
+        pin: shards in host memory are page-locked.
+        scale: factor of summed gradients: 1 / the ranks of the data-parallel group.
+        gather_stream, reduce_stream: for values that come in, and gradients that go out.
+    """
+
+    device: torch.device
+    scatter: bool
+    offload: bool
+    pin: bool
+    scale: float
+    gather_stream: SideStream
+    reduce_stream: SideStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Transfers since the model was sharded, in bytes of whole chunks.
+
+    Args:
+        gathers, reduces: number of chunks gathered, and of chunks reduced.
         gathered_bytes: a chunk's bytes for every all-gather.
         reduced_bytes: a chunk's bytes for every reduce-scatter, twice that for an all-reduce.
         loaded_bytes, stored_bytes: of shards that came from host memory, and of gradients
@@ -88,8 +110,8 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Ledger:
-    """Counts transfers and the device bytes of chunks, as they come and go.
+class ChunkStats:
+    """Counts of transfers and of the device bytes of chunks.
 
     Args:
         cache_bytes, peak_cache_bytes: of whole chunks in the cache.
@@ -102,8 +124,8 @@ class Ledger:
     device_bytes: int = 0
     peak_device_bytes: int = 0
 
-    def hold(self, num_bytes: int, *, is_cached: bool = False) -> None:
-        """Count bytes that were allocated on the device, or freed where negative."""
+    def allocated(self, num_bytes: int, *, is_cached: bool = False) -> None:
+        """Count bytes allocated on the device; negative ones were freed."""
         self.device_bytes += num_bytes
         self.peak_device_bytes = max(self.peak_device_bytes, self.device_bytes)
         if is_cached:
@@ -111,7 +133,7 @@ class Ledger:
             self.peak_cache_bytes = max(self.peak_cache_bytes, self.cache_bytes)
 
     def gathered(self, *, communicated_bytes: int, loaded_bytes: int) -> None:
-        """Count a chunk that was made whole."""
+        """Count a gathered chunk."""
         now = self.traffic
         self.traffic = replace(
             now,
@@ -121,7 +143,7 @@ class Ledger:
         )
 
     def reduced(self, *, communicated_bytes: int, stored_bytes: int) -> None:
-        """Count a chunk whose gradients were added up."""
+        """Count a reduced chunk."""
         now = self.traffic
         self.traffic = replace(
             now,

@@ -1,4 +1,4 @@
-"""A language model with experts, small enough to read: the worked example.
+"""A language model with experts, small enough to read.
 
 Whole on one rank, or cut into stages and tensor-parallel shares by a layout.
 
@@ -17,84 +17,15 @@ from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
 from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.moe.layer import ExpertLayer
+from moetune.runtime.parallel.block import Attention, Block, FeedForward
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.stages import Shapes, Stages
-from moetune.runtime.parallel.tensor import ColumnLinear, RowLinear
 from moetune.runtime.parallel.vocabulary import (
-    SharedEmbedding,
-    SharedHead,
-    share_of,
-    shared_cross_entropy,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+    vocab_parallel_cross_entropy,
+    vocab_range,
 )
-
-
-class Attention(nn.Module):
-    """Causal self-attention, its heads cut over the tensor-parallel ranks."""
-
-    def __init__(self, d_model: int, num_heads: int, link: Link) -> None:
-        super().__init__()
-        self.num_heads = num_heads // link.num_ranks
-        self.qkv = ColumnLinear(d_model, 3 * d_model, link)
-        self.out = RowLinear(d_model, d_model, link)
-
-    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        """Return (B, S, D)."""
-        batch, length, _ = x_BSD.shape
-        heads = self.qkv(x_BSD).view(batch, length, self.num_heads, 3, -1).permute(3, 0, 2, 1, 4)
-        query, key, value = heads
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return result
-
-
-class FeedForward(nn.Module):
-    """Two linear layers, the width between them cut over the tensor-parallel ranks."""
-
-    def __init__(self, d_model: int, d_hidden: int, link: Link) -> None:
-        super().__init__()
-        self.up = ColumnLinear(d_model, d_hidden, link)
-        self.down = RowLinear(d_hidden, d_model, link)
-
-    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        """Return (B, S, D)."""
-        result: torch.Tensor = self.down(functional.gelu(self.up(x_BSD)))
-        return result
-
-
-class Block(nn.Module):
-    """Attention, then experts or a dense FFN, each behind a norm and beside a residual.
-
-    Args:
-        balance: weight of the experts' balance loss in the gradients.
-    """
-
-    def __init__(self, attention: Attention, ffn: nn.Module, d_model: int, balance: float) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-        self.attention = attention
-        self.ffn = ffn
-        self.balance = balance
-
-    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        """Return (B, S, D)."""
-        x_BSD = x_BSD + self.attention(self.norm1(x_BSD))
-        x_BSD = x_BSD + self.ffn(self.norm2(x_BSD))
-        if self.balance and isinstance(self.ffn, ExpertLayer):
-            x_BSD = _WithLoss.apply(x_BSD, self.ffn.aux_loss, self.balance)  # type: ignore[no-untyped-call]
-        return x_BSD
-
-
-class _WithLoss(torch.autograd.Function):
-    """x, and backward a gradient for a loss that no later stage gets to see."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:  # noqa: ANN401
-        ctx.grad = loss.new_tensor(weight)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # noqa: ANN401
-        return grad, ctx.grad, None
 
 
 class LanguageModel(nn.Module):
@@ -125,7 +56,7 @@ class LanguageModel(nn.Module):
         d_model, d_hidden = shape.moe.d_model, shape.moe.d_hidden
         self.is_first, self.is_last = blocks.start == 0, blocks.stop == shape.num_layers
         if self.is_first:
-            self.tokens = SharedEmbedding(shape.vocab_size, d_model, link)
+            self.tokens = VocabParallelEmbedding(shape.vocab_size, d_model, link)
             self.places = nn.Embedding(shape.length, d_model)
         self.blocks = nn.ModuleDict()
         for block in blocks:
@@ -135,7 +66,7 @@ class LanguageModel(nn.Module):
             self.blocks[str(block)] = Block(attention, ffn, d_model, balance)
         if self.is_last:
             self.norm = nn.LayerNorm(d_model)
-            self.head = SharedHead(d_model, shape.vocab_size, link)
+            self.head = VocabParallelHead(d_model, shape.vocab_size, link)
 
     def reset_parameters(self, seed: int) -> None:
         """Draw every layer from the seed and its name: the same values in every cut."""
@@ -209,12 +140,12 @@ def staged_language_model(
         inputs=torch.empty(size, dtype=torch.int64, device="meta"),
         between=torch.empty((*size, layer.d_model), dtype=dtype, device="meta"),
         outputs=torch.empty(
-            (*size, len(share_of(shape.vocab_size, link))), dtype=dtype, device="meta"
+            (*size, len(vocab_range(shape.vocab_size, link))), dtype=dtype, device="meta"
         ),
     )
 
     def loss_of(logits_BSW: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
-        return shared_cross_entropy(
+        return vocab_parallel_cross_entropy(
             logits_BSW.flatten(0, 1), wanted_BS.flatten(), vocab_size=shape.vocab_size, link=link
         )
 

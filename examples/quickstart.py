@@ -13,8 +13,8 @@ from moetune.domain.units import format_seconds
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
+    from examples.train_twice import TrainingConfig, TrainingResult
     from moetune.domain.plan import Plan
-    from moetune.workflows.training import Lesson, Trained
 
 _NAME = "quickstart"
 _NUM_RANKS = 2
@@ -27,8 +27,8 @@ _SAME_LOSS = 1e-4
 
 def quickstart() -> int:
     """Run the main job on real input and return the exit code."""
+    from examples.train_twice import TrainingConfig, train_twice
     from moetune.workflows.launch import run_on_ranks
-    from moetune.workflows.training import Lesson, train_twice
 
     screen = Screen()
     environ = config.environment()
@@ -40,14 +40,16 @@ def quickstart() -> int:
         f"{_BATCH * _LENGTH:,} tokens a rank: {plan.pipeline.forward_degree} chunks forward, "
         f"{plan.pipeline.backward_degree} backward. {plan.decision.why}"
     )
-    lesson = Lesson(
+    training = TrainingConfig(
         plan=plan, batch=_BATCH, length=_LENGTH, num_blocks=2, num_heads=4, num_steps=_NUM_STEPS
     )
     screen.say(
         f"3. Train a byte-level language model on Python's sources, twice {_NUM_STEPS} steps."
     )
-    trained = run_on_ranks(train_twice, lesson, num_ranks=_NUM_RANKS, launch=None, environ=environ)
-    return _report(screen, lesson, *trained)
+    trained = run_on_ranks(
+        train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ
+    )
+    return _report(screen, training, *trained)
 
 
 def _profile(screen: Screen) -> None:
@@ -81,8 +83,13 @@ def _plan() -> "Plan":
         return planner.plan_anew(request).plan
 
 
-def _report(screen: Screen, lesson: "Lesson", planned: "Trained", one_chunk: "Trained") -> int:
-    plan, predicted = lesson.plan, lesson.plan.predicted
+def _report(
+    screen: Screen,
+    training: "TrainingConfig",
+    planned: "TrainingResult",
+    one_chunk: "TrainingResult",
+) -> int:
+    plan, predicted = training.plan, training.plan.predicted
     screen.say()
     screen.table(
         ("", "chunks", "loss before", "after", "predicted step", "measured", "error"),
@@ -107,7 +114,7 @@ def _report(screen: Screen, lesson: "Lesson", planned: "Trained", one_chunk: "Tr
     return 0 if same else 1
 
 
-def _row(name: str, trained: "Trained", predicted_seconds: float) -> tuple[str, ...]:
+def _row(name: str, trained: "TrainingResult", predicted_seconds: float) -> tuple[str, ...]:
     measured = statistics.median(trained.steps.step_seconds)
     decision = trained.decision
     return (

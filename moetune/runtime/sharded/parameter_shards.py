@@ -1,4 +1,4 @@
-"""Which optimizers can step shards, and what each keeps for a parameter."""
+"""Shards of single parameters, and the torch optimizers that can step them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _KINDS = (Adam, AdamW, SGD)
 
 
 def over_shards(optimizer: Optimizer, values: list[list[nn.Parameter]]) -> Optimizer:
-    """Return an optimizer of the same kind, with the same settings, over these values.
+    """Return an optimizer of the same class and settings over other parameters.
 
     Args:
         values: of each of the optimizer's groups.
@@ -58,14 +58,14 @@ def check_optimizer(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -
 
 
 def state_copies(optimizer: Optimizer) -> int:
-    """Return how many values the optimizer keeps for every parameter."""
+    """Return the number of state tensors that the optimizer has for every parameter."""
     if isinstance(optimizer, SGD):
         return int(any(group["momentum"] for group in optimizer.param_groups))
     return 2 + any(group["amsgrad"] for group in optimizer.param_groups)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group's settings: fused where the caller leaves the choice."""
+    """Return a group's settings; torch's fused kernel where the caller left the choice."""
     settings = {key: value for key, value in group.items() if key not in {"params", "param_names"}}
     if settings.get("fused") is None and not settings.get("foreach"):
         settings["fused"] = not (settings.get("capturable") or settings.get("differentiable"))
@@ -76,9 +76,12 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 class ParameterShard:
     """A parameter's elements on this rank: a view of its chunk's master.
 
+    Every parameter is one of its own for the optimizer, so that one without a gradient is
+    skipped as in torch.
+
     Args:
-        low, high: of its elements in the master.
-        first: which of the parameter's elements is the first.
+        low, high: elements of the chunk's master.
+        first: the parameter's element at `low`.
     """
 
     name: str
@@ -89,17 +92,17 @@ class ParameterShard:
     first: int
 
 
-def pieces_of(chunks: Iterable[StoredChunk]) -> tuple[ParameterShard, ...]:
-    """Return this rank's part of every parameter that can be trained."""
-    return tuple(_pieces(chunks))
+def parameter_shards(chunks: Iterable[StoredChunk]) -> tuple[ParameterShard, ...]:
+    """Return this rank's shards of all trainable parameters."""
+    return tuple(_shards(chunks))
 
 
-def _pieces(chunks: Iterable[StoredChunk]) -> Iterator[ParameterShard]:
+def _shards(chunks: Iterable[StoredChunk]) -> Iterator[ParameterShard]:
     for chunk in chunks:
         if not chunk.chunk.group.is_trainable:
             continue
         for slot in chunk.chunk.slots:
-            low, high = chunk.part_of(slot)
+            low, high = chunk.own_range(slot)
             if low < high:
                 yield ParameterShard(
                     name=slot.name,
@@ -111,24 +114,24 @@ def _pieces(chunks: Iterable[StoredChunk]) -> Iterator[ParameterShard]:
                 )
 
 
-def first_states(optimizer: Optimizer, piece: ParameterShard) -> dict[str, torch.Tensor]:
-    """Return a piece's states; those before the first step, made now, where it made none."""
-    state: dict[str, Any] = optimizer.state[piece.values]
+def first_states(optimizer: Optimizer, shard: ParameterShard) -> dict[str, torch.Tensor]:
+    """Return a shard's optimizer states; before the first step, zeros that are made now."""
+    state: dict[str, Any] = optimizer.state[shard.values]
     group = next(
         (
             group
             for group in optimizer.param_groups
-            if any(each is piece.values for each in group["params"])
+            if any(each is shard.values for each in group["params"])
         ),
         None,
     )
     if not state and group is not None:
         keys = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"]
         if "betas" in group:
-            state["step"] = torch.zeros((), device=piece.values.device)
+            state["step"] = torch.zeros((), device=shard.values.device)
         elif not group["momentum"]:
             keys = []
         if group.get("amsgrad"):
             keys.append("max_exp_avg_sq")
-        state.update({key: torch.zeros_like(piece.values.detach()) for key in keys})
+        state.update({key: torch.zeros_like(shard.values.detach()) for key in keys})
     return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,163 @@
+"""Decide what a layer's step runs with: the caller's arguments first, then the plan.
+
+In `MoELayer.forward`, between the ranks' agreement on their tokens and the gate.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from moetune.domain.constraints import STRATEGIES, Strategy
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerKey
+from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.runtime.plans.book import LayerPlans, PlanBook, read_plans, warn_once
+from moetune.runtime.plans.observe import NoWatch, Watch
+
+
+class LayerDecisions:
+    """The decisions of one layer; equal on all ranks where arguments and books are.
+
+    Args:
+        key: of the layer, in any dtype.
+        rank: this rank's place in the layer's group; the first one warns.
+        pipeline, memory_reuse, plan, planbook: as in `MoELayer`.
+
+    Raises:
+        InputError: an argument is out of range, or the plan is for another layer.
+    """
+
+    def __init__(
+        self,
+        key: LayerKey,
+        *,
+        rank: int,
+        pipeline: bool | int,
+        memory_reuse: bool | str,
+        plan: Plan | str | os.PathLike[str] | None,
+        planbook: PlanBook | None,
+    ) -> None:
+        self._key, self._rank = key, rank
+        self._pinned = _pinned_decision(pipeline)
+        self._strategy = forced_strategy(memory_reuse)
+        self._book = _book(plan, planbook, key)
+        self._plans: dict[torch.dtype, LayerPlans | None] = {}
+
+    @property
+    def version(self) -> str:
+        """What ranks must have in common for their decisions to be equal."""
+        source = self._book.version if self._pinned is None else str(self._pinned)
+        return f"plan {source}, memory {self._strategy or 'as planned'}"
+
+    def pin(self, decision: Decision | None) -> None:
+        """Decide so from now on; None goes back to the plan."""
+        self._pinned = decision
+
+    def decide(self, num_tokens: int, dtype: torch.dtype) -> Decision:
+        """Return the decision for the group's agreed number of tokens, at a dictionary access."""
+        decision = self._pinned
+        if decision is None:
+            plans = self._plans_for(dtype)
+            decision = SAFE_DECISION if plans is None else plans.decide(num_tokens)
+        if self._strategy is not None:
+            decision = replace(decision, strategy=self._strategy)
+        return decision
+
+    def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
+        """Return the timer of a call, for plans that learn from measured steps."""
+        plans = self._plans.get(dtype)
+        if self._pinned is not None or plans is None or not torch.is_grad_enabled():
+            return NoWatch()
+        return plans.watch(num_tokens, device)
+
+    def _plans_for(self, dtype: torch.dtype) -> LayerPlans | None:
+        if dtype not in self._plans:
+            key = replace(self._key, dtype=dtype_name(dtype))
+            plans = self._book.layer_plans(key, memory_reuse=self._strategy)
+            if plans is None:
+                warn_once(
+                    f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "
+                    "running one chunk. Make one with `moetune plan`.",
+                    rank=self._rank,
+                )
+            self._plans[dtype] = plans
+        return self._plans[dtype]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name that plans have for a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _pinned_decision(pipeline: bool | int) -> Decision | None:
+    """Return the degree that the caller wants in both phases, None to leave it to the plan.
+
+    Raises:
+        InputError: the degree is below 1 or no number.
+    """
+    if pipeline is True:
+        return None
+    degree: object = pipeline or 1
+    if not isinstance(degree, int) or degree < 1:
+        raise InputError(f"pipeline must be True, False or a degree of at least 1, got {pipeline}")
+    return Decision(forward_degree=degree, backward_degree=degree)
+
+
+def forced_strategy(memory_reuse: bool | str) -> Strategy | None:
+    """Return the strategy that the caller wants, None to leave it to the plan.
+
+    Raises:
+        InputError: there is no such strategy.
+    """
+    if memory_reuse is True:
+        return None
+    wanted = memory_reuse or "none"
+    for strategy in STRATEGIES:
+        if strategy == wanted:
+            return strategy
+    raise InputError(
+        f"memory_reuse {memory_reuse!r} is not available",
+        f"use True, False or one of {', '.join(STRATEGIES)}",
+    )
+
+
+def _book(
+    plan: Plan | str | os.PathLike[str] | None, planbook: PlanBook | None, key: LayerKey
+) -> PlanBook:
+    """Return the book to look plans up in.
+
+    Raises:
+        InputError: both were given, or the plan is for another layer or number of ranks, or
+            for experts that are shared in another way.
+    """
+    if plan is None:
+        return planbook if planbook is not None else PlanBook()
+    if planbook is not None:
+        raise InputError("give either plan or planbook, not both")
+    plans = (plan,) if isinstance(plan, Plan) else read_plans([Path(plan)])
+    for one in plans:
+        _check_plan(one, key)
+    return PlanBook(plans)
+
+
+def _check_plan(plan: Plan, wanted: LayerKey) -> None:
+    found = plan.workload.key
+    if (found.layer, found.num_ranks) != (wanted.layer, wanted.num_ranks):
+        raise InputError(
+            f"plan {plan.id[:6]} is for {found.layer} on {found.num_ranks} ranks, "
+            f"the layer is {wanted.layer} on {wanted.num_ranks}",
+            "make a plan for this layer with `moetune plan`",
+        )
+    if _sharing(found) != _sharing(wanted):
+        flags = " --sequence-parallel" if wanted.sequence_parallel else ""
+        raise InputError(
+            f"plan {plan.id[:6]} is for experts shared by {_sharing(found)}, "
+            f"this layer shares them by {_sharing(wanted)}",
+            f"make one with `moetune plan --expert-parallel {wanted.expert_parallel}{flags}`",
+        )
+
+
+def _sharing(key: LayerKey) -> str:
+    return key.expert_parallel + (" with sequence shards" if key.sequence_parallel else "")

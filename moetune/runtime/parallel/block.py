@@ -1,0 +1,84 @@
+"""A transformer's block with dense layers or experts, as planned, measured and trained here.
+
+The host's work of a block is measured on these very modules, and the example's language model
+is built of them. B sequences, S tokens each, D model width.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from moetune.runtime.links import Link
+from moetune.runtime.moe.layer import ExpertLayer
+from moetune.runtime.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+
+
+class Attention(nn.Module):
+    """Causal self-attention, its heads cut over the tensor-parallel ranks."""
+
+    def __init__(self, d_model: int, num_heads: int, link: Link) -> None:
+        super().__init__()
+        self.num_heads = num_heads // link.num_ranks
+        self.qkv = ColumnParallelLinear(d_model, 3 * d_model, link)
+        self.out = RowParallelLinear(d_model, d_model, link)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        batch, length, _ = x_BSD.shape
+        heads = self.qkv(x_BSD).view(batch, length, self.num_heads, 3, -1).permute(3, 0, 2, 1, 4)
+        query, key, value = heads
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        result: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class FeedForward(nn.Module):
+    """Two linear layers, the width between them cut over the tensor-parallel ranks."""
+
+    def __init__(self, d_model: int, d_hidden: int, link: Link) -> None:
+        super().__init__()
+        self.up = ColumnParallelLinear(d_model, d_hidden, link)
+        self.down = RowParallelLinear(d_hidden, d_model, link)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        result: torch.Tensor = self.down(functional.gelu(self.up(x_BSD)))
+        return result
+
+
+class Block(nn.Module):
+    """Attention, then experts or a dense FFN, each behind a norm and beside a residual.
+
+    Args:
+        balance: weight of the experts' balance loss in the gradients.
+    """
+
+    def __init__(self, attention: Attention, ffn: nn.Module, d_model: int, balance: float) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+        self.attention = attention
+        self.ffn = ffn
+        self.balance = balance
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """Return (B, S, D)."""
+        x_BSD = x_BSD + self.attention(self.norm1(x_BSD))
+        x_BSD = x_BSD + self.ffn(self.norm2(x_BSD))
+        if self.balance and isinstance(self.ffn, ExpertLayer):
+            x_BSD = _WithLoss.apply(x_BSD, self.ffn.aux_loss, self.balance)  # type: ignore[no-untyped-call]
+        return x_BSD
+
+
+class _WithLoss(torch.autograd.Function):
+    """x, and backward a gradient for a loss that no later stage gets to see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:  # noqa: ANN401
+        ctx.grad = loss.new_tensor(weight)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # noqa: ANN401
+        return grad, ctx.grad, None

@@ -1,0 +1,156 @@
+"""Options of `moetune.shard`, and the checks that all ranks pass before anything is allocated."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from moetune.domain.chunks import Chunk
+from moetune.domain.errors import AllocationError, InputError, MoetuneError, RankMismatchError
+from moetune.domain.plan import Plan
+from moetune.domain.units import format_bytes
+from moetune.runtime.sharded.replicas import ReplicaGroup
+
+_CHUNK_BYTES = 32 * 2**20
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardOptions:
+    """Options that the caller of `moetune.shard` chose.
+
+    Args:
+        cache_bytes: None caches all chunks.
+    """
+
+    chunk_bytes: int
+    cache_bytes: int | None
+    scatter: bool
+    offload: bool
+    pin: bool
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes < 1:
+            raise InputError(f"chunk_bytes must be at least 1, got {self.chunk_bytes}")
+        if self.cache_bytes is not None and self.cache_bytes < 2 * self.chunk_bytes:
+            raise InputError(
+                f"cache_bytes {self.cache_bytes} is less than two chunks of {self.chunk_bytes}",
+                f"use a cache_bytes of at least {2 * self.chunk_bytes}",
+            )
+        if self.offload and not self.scatter:
+            raise InputError(
+                "offload=True with scatter=False would keep every chunk in every rank's host "
+                "memory",
+                "use scatter=True",
+            )
+
+
+def shard_options(
+    chunk_bytes: int | None,
+    cache_bytes: int | None,
+    scatter: bool,
+    offload: bool,
+    pin: bool,
+    plan: Plan | None,
+) -> ShardOptions:
+    """Return the options, those of a plan where one is given.
+
+    Raises:
+        InputError: an option is out of range, or the plan has no chunks.
+    """
+    if plan is not None:
+        return _planned(plan, pin)
+    return ShardOptions(
+        chunk_bytes=_CHUNK_BYTES if chunk_bytes is None else chunk_bytes,
+        cache_bytes=cache_bytes,
+        scatter=scatter,
+        offload=offload,
+        pin=pin,
+    )
+
+
+def _planned(plan: Plan, pin: bool) -> ShardOptions:
+    chosen = plan.chunks
+    if chosen is None:
+        raise InputError(f"plan {plan.id} has no chunks", "give chunk_bytes instead")
+    return ShardOptions(
+        chunk_bytes=chosen.chunk_bytes,
+        cache_bytes=chosen.cache_bytes,
+        scatter=chosen.scatter,
+        offload=chosen.offload,
+        pin=pin,
+    )
+
+
+def agree(
+    replicas: ReplicaGroup, model: nn.Module, options: ShardOptions, problem: MoetuneError | None
+) -> None:
+    """Raise on every rank unless all shard the same model with the same options.
+
+    Raises:
+        RankMismatchError: they differ in a parameter or an option, or another rank has a problem.
+        MoetuneError: this rank's problem.
+    """
+    lines = [str(options)] + [
+        f"{name}: {tuple(parameter.shape)} {parameter.dtype} trainable {parameter.requires_grad}"
+        for name, parameter in model.named_parameters()
+    ]
+    said = "" if problem is None else f"error: {problem.what}"
+    texts = replicas.all_gather_text("\n".join([said, *lines]))
+    rows = [text.split("\n") for text in texts]
+    for others in zip(*(_padded(row[1:], max(map(len, rows))) for row in rows), strict=True):
+        if len(set(others)) > 1:
+            listed = "\n".join(f"  rank {rank}: {line}" for rank, line in enumerate(others))
+            raise RankMismatchError(f"the ranks shard different models\n{listed}")
+    if problem is not None:
+        raise problem
+    for rank, row in enumerate(rows):
+        if row[0]:
+            raise RankMismatchError(f"rank {rank}: {row[0].removeprefix('error: ')}")
+
+
+def check_host_memory(
+    chunks: Sequence[Chunk], replicas: ReplicaGroup, *, copies: int
+) -> MoetuneError | None:
+    """Return an error if the host lacks memory for the shards of all its ranks.
+
+    Args:
+        copies: tensors for each trainable value in float32 or wider: master, gradient, states.
+    """
+    host = socket.gethostname()
+    num_ranks = replicas.all_gather_text(host).count(host)
+    needed = num_ranks * sum(_host_bytes(chunk, copies) for chunk in chunks)
+    available = available_bytes()
+    if needed <= available:
+        return None
+    return AllocationError(
+        f"the shards of {num_ranks} ranks need {needed} bytes of host memory "
+        f"({format_bytes(needed)}), and {available} ({format_bytes(available)}) are available",
+        "use more hosts, a smaller model, or offload=False",
+    )
+
+
+def available_bytes(meminfo: Path = _MEMINFO) -> int:
+    """Return the host memory that is available without swapping."""
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise InputError(f"MemAvailable is not in {meminfo}")
+
+
+def _host_bytes(chunk: Chunk, copies: int) -> int:
+    if chunk.is_fused:
+        return 0
+    elements = chunk.num_elements // chunk.group.ranks
+    size = getattr(torch, chunk.group.dtype).itemsize
+    if not chunk.group.is_trainable:
+        return int(elements * size)
+    own = size if size < torch.float32.itemsize else 0
+    return int(elements * (own + copies * max(size, torch.float32.itemsize)))
+
+
+def _padded(lines: list[str], length: int) -> list[str]:
+    return lines + ["nothing"] * (length - len(lines))

@@ -1,0 +1,46 @@
+"""The plan book: which plan decides for a number of tokens, and what a copy of it is."""
+
+import copy
+import pickle
+
+import pytest
+
+from moetune.domain.layer import LayerKey, LayerShape
+from moetune.domain.plan import SAFE_DECISION
+from moetune.runtime.plans.book import PlanBook
+from tests.runtime.plans import small_plan
+
+SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2)
+KEY = LayerKey(layer=SHAPE, num_ranks=2, dtype="float32")
+ANY = 10**6
+
+
+@pytest.mark.parametrize(
+    ("tokens", "degree"), [(0, 2), (100, 2), (316, 2), (317, 8), (400, 8), (1000, 8), (ANY, 8)]
+)
+def test_the_plan_nearest_by_the_ratio_of_tokens_decides(tokens: int, degree: int) -> None:
+    """The middle of 100 and 1,000 is their geometric mean, 316.2."""
+    book = PlanBook(
+        small_plan(
+            layer=SHAPE,
+            tokens=made_for,
+            degrees=(chunks, chunks),
+            ranges=((1, ANY, chunks, chunks),),
+        )
+        for made_for, chunks in ((100, 2), (1000, 8))
+    )
+    decision = book.decide(KEY, tokens_per_rank=tokens)
+    assert (decision.forward_degree, decision.backward_degree) == (degree, degree)
+
+
+def test_a_layer_without_a_plan_runs_the_safe_one() -> None:
+    book = PlanBook([small_plan(layer=SHAPE, world_size=4)])
+    assert book.layer_plans(KEY) is None
+    assert book.decide(KEY, tokens_per_rank=40) == SAFE_DECISION
+
+
+def test_a_copied_book_is_itself_and_a_pickled_one_has_its_plans() -> None:
+    book = PlanBook([small_plan(layer=SHAPE)])
+    assert copy.deepcopy(book) is book
+    saved = pickle.loads(pickle.dumps(book))  # noqa: S301 - our own
+    assert (saved.plans, saved.version) == (book.plans, book.version)
