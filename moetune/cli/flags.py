@@ -27,7 +27,7 @@ class LayerFlags:
         """Return the layer; None where a model is named instead.
 
         Raises:
-            InputError: some sizes are missing, or a model is named besides.
+            InputError: some sizes are missing, or a model is named, too.
         """
         sizes = {
             "--d-model": self.d_model,
@@ -65,7 +65,7 @@ def model_sizes(
     vocab: int | None,
     moe_every: int | None,
 ) -> TransformerSizes:
-    """Return a whole model's sizes; without one --seq is a layer's, beside --batch.
+    """Return a whole model's sizes; without any, --seq belongs to --batch.
 
     Raises:
         InputError: no model has that name.

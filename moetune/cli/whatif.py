@@ -1,4 +1,4 @@
-"""`moetune whatif`: a plan beside what it would be if something were otherwise."""
+"""`moetune whatif`: a plan, and the plan for changed inputs or another machine."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -80,7 +80,7 @@ class TransformerPlan:
         zero: optimizer states are sharded over the ranks that hold the same parameters.
         recompute: blocks keep only their input, and run forward again before their backward pass.
         step_seconds: of the model, from the first micro-batch to the new parameters.
-        stages: in their order; empty in plans of before they were kept.
+        stages: in their order; empty in older plans.
     """
 
     num_layers: int

@@ -83,7 +83,7 @@ class PlanRequest:
     def check_sizes(self) -> None:
         """Raise InputError where a size is so large that it is a mistake.
 
-        For what is asked for now: a recorded request may hold what an older moetune allowed.
+        For new requests: a recorded one may hold what an older moetune allowed.
         """
         check_sizes(self, self.spelling)
         for size in ("d_model", "d_hidden", "num_experts", "top_k") if self.layer else ():
@@ -247,7 +247,7 @@ def _check_subject(request: PlanRequest) -> None:
 
 
 def _check_shards(request: PlanRequest) -> None:
-    """Raise InputError where sequence shards are asked for that no plan has."""
+    """Raise InputError where no plan has the sequence shards of the request."""
     spelling = request.spelling
     shards, experts = spelling(SEQUENCE_PARALLEL), spelling(EXPERT_PARALLEL)
     if request.whole is not None:

@@ -129,10 +129,10 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
     )
     async def whatif(request: Request) -> Response:
         """Plan again with other inputs or another machine, and store nothing."""
-        asked = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
-        if asked.plan_id is not None:
-            await _require(pools, asked.plan_id)
-        found = await pools.solve(pools.planner.whatif, asked)
+        question = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
+        if question.plan_id is not None:
+            await _require(pools, question.plan_id)
+        found = await pools.solve(pools.planner.whatif, question)
         return document(found.document)
 
 

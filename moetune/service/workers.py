@@ -28,8 +28,8 @@ _NUM_CHECKERS = 2
 class WorkerPools:
     """One application's planner, and threads for its calls, which block.
 
-    Each kind of call has threads of its own: a background that waits for one new plan does not keep
-    known plans, or the health check, waiting.
+    Each kind of call has threads of its own: requests that wait for new plans do not hold up those
+    for known plans, or the health check.
     """
 
     planner: ServicePlanner
@@ -72,8 +72,8 @@ class KnownPlans:
     """Reads plan documents for one application; used from its event loop only."""
 
     def __init__(self, pools: WorkerPools) -> None:
-        self._office = pools
-        self._asked: dict[str, list[_Answer]] = {}
+        self._pools = pools
+        self._waiting: dict[str, list[_Answer]] = {}
         self._reader: asyncio.Task[None] | None = None
 
     async def document(self, plan_id: str) -> str | None:
@@ -83,16 +83,16 @@ class KnownPlans:
             MoetuneError: the database cannot be read.
         """
         answer: _Answer = asyncio.get_running_loop().create_future()
-        self._asked.setdefault(plan_id, []).append(answer)
+        self._waiting.setdefault(plan_id, []).append(answer)
         if self._reader is None:
             self._reader = asyncio.create_task(self._read())
         return await answer
 
     async def _read(self) -> None:
         try:
-            while self._asked:
-                ids = list(self._asked)[:_MAX_BATCH]
-                await self._answer({plan_id: self._asked.pop(plan_id) for plan_id in ids})
+            while self._waiting:
+                ids = list(self._waiting)[:_MAX_BATCH]
+                await self._answer({plan_id: self._waiting.pop(plan_id) for plan_id in ids})
         finally:
             self._reader = None
 
@@ -101,9 +101,7 @@ class KnownPlans:
         found: Mapping[str, str] = {}
         problem: Exception | None = None
         try:
-            found = await self._office.read(
-                self._office.planner.reading.plan_documents, tuple(batch)
-            )
+            found = await self._pools.read(self._pools.planner.reading.plan_documents, tuple(batch))
         except Exception as error:  # noqa: BLE001 - it is raised where the plans are waited for
             problem = error
         for plan_id, answers in batch.items():

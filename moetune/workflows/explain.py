@@ -1,4 +1,4 @@
-"""Explanations: a plan with the terms that its solver kept, and the profile where it is known."""
+"""Explanations: a plan with the terms of its candidates, and its profile where that is known."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Explanation:
 
     Args:
         forward, backward: None where neither the plan nor its profile tells.
-        strategies: all memory strategies beside each other; empty where the layout leaves no
+        strategies: every memory strategy at its best; empty where the layout leaves no
             choice, or the terms are missing.
         profile: that the plan was made with; None where it is gone.
         note: what cannot be shown, and why; empty where everything can.
@@ -63,7 +63,7 @@ def explain_plan(plan: Plan, *, profile: Profile | None, missing: str = "") -> E
     note = f"{missing}: the timeline cannot be drawn" if profile is None else ""
     if terms is None and profile is not None:
         terms = _terms_again(plan, profile)
-        missing = "this moetune would plan otherwise than the one that made the plan"
+        missing = "this moetune would make another plan than the one that made it"
     if terms is None:
         note = f"{missing}: the terms behind the times cannot be shown"
     return Explanation(

@@ -17,7 +17,7 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputsDocument:
-    """A plan's inputs as somebody sends them; None for what is left open.
+    """A plan's inputs as a program sends them; None for what is open.
 
     Args:
         constraints: names and values as plans carry them.

@@ -124,7 +124,7 @@ class Planner:
             return predicted_trace(plan, profile=profile)
 
     def whatif(self, question: WhatIf) -> WhatIfAnswer:
-        """Return a plan beside the one that it would be if something were otherwise.
+        """Return a plan, and the plan for changed inputs or another machine.
 
         Nothing is stored.
 

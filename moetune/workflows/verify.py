@@ -175,7 +175,7 @@ def workload_of(plan: Plan) -> Workload:
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
-    """Return one chunk, even degrees, and the plan's; where memory is reused, the same kept."""
+    """Return one chunk, even degrees, and the plan's; of a plan that reuses memory also without."""
     planned = plan.decide(plan.inputs.tokens_per_rank)
     even = (
         replace(planned, forward_degree=degree, backward_degree=degree)
@@ -183,8 +183,8 @@ def _decisions(plan: Plan) -> tuple[Decision, ...]:
         if 1 < degree <= plan.inputs.tokens_per_rank
     )
     one_chunk = replace(SAFE_DECISION, order=planned.order)
-    kept = replace(planned, strategy="none")
-    return tuple(dict.fromkeys((one_chunk, kept, *even, planned)))
+    without_reuse = replace(planned, strategy="none")
+    return tuple(dict.fromkeys((one_chunk, without_reuse, *even, planned)))
 
 
 def _verified(plan: Plan, profile: Profile | None, measured: "MeasuredSteps") -> VerifiedStep:

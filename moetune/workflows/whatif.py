@@ -1,4 +1,4 @@
-"""Two plans beside each other, in words: what is otherwise, and why."""
+"""Plans for changed inputs or another machine, and in words what differs and why."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ _TWICE = 2.0
 
 
 def name_changes(before: PlanInputs, after: PlanInputs, speeds: Speeds) -> str:
-    """Return what was asked for: "With 32,768 tokens per rank instead of 8,192, …"."""
+    """Return the changes in words: "With 32,768 tokens per rank instead of 8,192, …"."""
     named = [
         *_changed_sizes(before, after),
         *_changed_constraints(before, after),
@@ -168,7 +168,7 @@ AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """A plan, or the inputs of one, and what is to be otherwise.
+    """A plan, or the inputs of one, and what is changed.
 
     Args:
         plan_id: of a plan, or its beginning; on a person's own machine also its file. None where
@@ -236,7 +236,7 @@ def change_plan(before: Plan, *, profile: Profile, question: WhatIf) -> WhatIfAn
     faster = decode(Speeds, question.speeds, "speeds")
     if not question.changes and not faster.changed:
         raise InputError(
-            "nothing is changed", "say what is to be otherwise: tokens, ranks, memory or speeds"
+            "nothing is changed", "say what to change: tokens, ranks, memory or speeds"
         )
     inputs = _changed_inputs(before, question)
     used = scale_profile(profile, faster)
@@ -262,8 +262,8 @@ def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
     for name in ("profile", "profile_fingerprint", *(["layer"] if before.inputs.model else [])):
         del inputs[name]  # a model's experts may grow with the ranks
     constraints = {**before.inputs.constraints, **changed.constraints}
-    kept = {name: value for name, value in constraints.items() if value is not None}
-    return {**inputs, **question.changes, "constraints": kept}
+    texts = {name: value for name, value in constraints.items() if value is not None}
+    return {**inputs, **question.changes, "constraints": texts}
 
 
 def _plan(inputs: Mapping[str, object], profile: Profile, spelling: Spelling) -> Plan:

@@ -94,13 +94,22 @@ def test_a_plan_that_would_be_made_otherwise_today_shows_no_terms_of_another(
     old: ServicePlanner,
 ) -> None:
     plan = old.plan(LAB)
-    other = replace(
+    runner_up = plan.decision.runner_up
+    assert runner_up is not None
+    slower = replace(plan.predicted, step_seconds=1.01 * plan.predicted.step_seconds)
+    of_the_runner_up = replace(
         plan,
-        pipeline=replace(plan.pipeline, forward_degree=plan.pipeline.forward_degree + 1),
+        pipeline=replace(
+            plan.pipeline,
+            forward_degree=runner_up.forward_degree,
+            backward_degree=runner_up.backward_degree,
+        ),
+        predicted=replace(plan.predicted, step_seconds=runner_up.step_seconds),
     )
-    found = explain_plan(other, profile=_profile(old, plan))
-    assert (found.forward, found.strategies) == (None, ())
-    assert "would plan otherwise" in found.note
+    for other in (replace(plan, predicted=slower), of_the_runner_up):
+        found = explain_plan(other, profile=_profile(old, plan))
+        assert (found.forward, found.strategies) == (None, ())
+        assert "would make another plan" in found.note
 
 
 @pytest.mark.parametrize("plan_id", [INTERLEAVED, REUSED, TENSOR])

@@ -1,5 +1,6 @@
 """A plan's inputs as a question: what comes back is asked again, what is wrong is named."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -105,6 +106,23 @@ def test_the_inputs_of_any_plan_are_a_request_for_the_same_plan(number: int) -> 
     assert inputs.pinned == request.constraints
 
 
+@pytest.mark.parametrize(
+    ("model", "constraints", "texts"),
+    [
+        ("ppmoe-6.7b", Constraints(sizes=TransformerSizes(length=2048, moe_every=2)), {}),
+        ("ppmoe-6.7b", Constraints(sizes=TransformerSizes(num_layers=12)), {"num-layers": "12"}),
+        ("gpt-s", Constraints(pins=LayoutPins(expert_parallel="all_to_all")), {}),
+        ("ppmoe-6.7b", Constraints(pins=LayoutPins(offload=False)), {"no-offload": "true"}),
+        ("ppmoe-6.7b", Constraints(pins=LayoutPins(zero=False)), {"zero": "false"}),
+    ],
+)
+def test_a_plan_records_what_differs_from_the_defaults(
+    model: str, constraints: Constraints, texts: Mapping[str, str]
+) -> None:
+    request = PlanRequest(model=model, constraints=constraints)
+    assert request.inputs_for(PROFILE).constraints == texts
+
+
 def test_a_model_or_a_layer_with_tokens_is_enough() -> None:
     by_name = inputs_of({"model": "gpt-xl"})
     assert by_name == PlanRequest(model="gpt-xl").inputs_for(PROFILE)
@@ -174,6 +192,7 @@ SIZED = {
         ({**MODEL, "constraints": {"memory-taken": str(2**51)}}, "memory-taken must be from 0"),
         ({**MODEL, "constraints": {"sequence-parallel": "true"}}, "needs inputs.constraints"),
         ({**MODEL, "constraints": []}, "inputs.constraints must be a table"),
+        ({**MODEL, "constraints": {"offload": "true", "no-offload": "true"}}, "contradicts"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(document: Any, part: str) -> None:
