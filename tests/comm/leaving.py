@@ -8,6 +8,7 @@ import atexit
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,27 +20,32 @@ from torch._C._distributed_c10d import FileStore, Store
 from moetune.comm.exit import exit_cleanly
 
 NUM_RANKS = 2
-FREEING_SECONDS = 0.5
+FREEING_SECONDS = 0.15
 PATIENCE_SECONDS = 30.0
+HELD: list[dist.ProcessGroup] = []
+"""Whoever refers to a group, as DistributedDataParallel does, keeps its threads."""
 
 
 class SlowToFree:
-    """Computes in Python while a thread frees it, until the script has ended for some time."""
+    """Computes in Python while a thread frees it, from the end of the script on."""
 
     def __init__(self) -> None:
         self.is_being_freed = False
-        self._end = time.monotonic() + PATIENCE_SECONDS
+        self._script_ended = threading.Event()
 
     def attach(self, tensor: torch.Tensor) -> None:
         tensor.freed = _Freed(self)  # type: ignore[attr-defined]  # any attribute will do
 
     def compute(self) -> None:
         self.is_being_freed = True
-        while time.monotonic() < self._end:
+        self._script_ended.wait(PATIENCE_SECONDS)
+        # By its own time: a loaded machine gives the script's end no less of it.
+        end = time.thread_time() + FREEING_SECONDS
+        while time.thread_time() < end:
             pass
 
     def script_ends(self) -> None:
-        self._end = time.monotonic() + FREEING_SECONDS
+        self._script_ended.set()
 
 
 class _Freed:
@@ -50,7 +56,7 @@ class _Freed:
         self._slow.compute()
 
 
-def leave_a_tensor_to_gloo(store: Store) -> None:
+def leave_a_tensor_to_gloo(store: Store, then: Callable[[], None] = lambda: None) -> None:
     """Let each rank in turn drop a tensor before the other joins the collective."""
     slow = SlowToFree()
     # A group each: gloo frees tensors under the lock that its next collective takes.
@@ -67,6 +73,8 @@ def leave_a_tensor_to_gloo(store: Store) -> None:
             dist.all_reduce(torch.ones(1), group=group)
     while not slow.is_being_freed:
         time.sleep(0.001)
+    HELD.extend(groups)
+    then()
     slow.script_ends()
 
 
@@ -85,10 +93,7 @@ def with_an_exception(store: Store) -> None:
 
 
 def with_the_group_destroyed(store: Store) -> None:
-    # Whoever refers to the group, as DistributedDataParallel does, keeps its threads.
-    atexit.register(id, dist.group.WORLD)
-    leave_a_tensor_to_gloo(store)
-    dist.destroy_process_group()
+    leave_a_tensor_to_gloo(store, then=dist.destroy_process_group)
 
 
 def with_handlers(store: Store) -> None:
