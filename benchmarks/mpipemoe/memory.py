@@ -15,7 +15,7 @@ from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.runtime.moe.layer import MoELayer
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.states import StateBytes
+from moetune.solve.runtime import StateBytes
 
 MODELS = {"GPT-S/4": (192, 768), "GPT-XL/4": (512, 2048), "BERT-L/4": (256, 1024)}
 TOKENS = (4096, 8192, 16384, 32768)

@@ -27,7 +27,7 @@ from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.plan import LayoutProblem, search_layouts
 from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.layout.words import parts_of
-from moetune.solve.model.runtime import TargetRuntime
+from moetune.solve.runtime import TargetRuntime
 
 PAPERS = TargetRuntime(
     splits_sends=True, shards_gradients=True, exchanges_under_tensor=True, is_unfused=True,

@@ -16,7 +16,7 @@ _DEFAULT_RANKS = 64
 @app.command("list", epilog=example("moetune models list"))
 def list_models(context: typer.Context, *, json: Json = False) -> None:
     """List the named models."""
-    from moetune.workflows.views.model import models_section
+    from moetune.workflows.views.models import models_section
 
     screen = session_of(context).screen
     document = {"schema": "moetune.models/1", "models": list(MODELS.values())}
@@ -36,7 +36,7 @@ def show_model(
     json: Json = False,
 ) -> None:
     """Show one model and its layer on so many ranks."""
-    from moetune.workflows.views.model import model_section
+    from moetune.workflows.views.models import model_section
 
     model = find_model(name)
     whole = model.transformer

@@ -10,7 +10,14 @@ import torch
 from moetune.domain.errors import InputError
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.measure.device import Device
-from moetune.measure.estimate import Rates, levels, point_seconds, within_budget
+from moetune.measure.estimate import (
+    Rates,
+    levels,
+    point_seconds,
+    probe,
+    representatives,
+    within_budget,
+)
 from moetune.measure.grid import Preset
 from moetune.measure.noise import (
     AGAIN_SHARE,
@@ -22,7 +29,6 @@ from moetune.measure.noise import (
     process_cores,
 )
 from moetune.measure.operations import Makers, Representatives, prepare_experiment
-from moetune.measure.probe import probe, representatives
 from moetune.measure.ranks import Ranks
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
 

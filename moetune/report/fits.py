@@ -9,7 +9,7 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.book import Points
 from moetune.fit.curve import curve_through, left_out_errors
 from moetune.fit.predictor import Predictor
-from moetune.fit.resample import drawn_predictors
+from moetune.fit.variants import drawn_predictors
 from moetune.report.operations import OperationCurve
 from moetune.report.section import Figure, Value
 from moetune.report.theme import SERIES, axis, drawing, log_seconds, log_sizes

@@ -16,7 +16,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.service.bodies import JSON, TOML
 from moetune.service.problems import MEDIA_TYPE
-from moetune.workflows.inputs import InputsDocument
+from moetune.workflows.plan import InputsDocument
 
 _REF = "#/components/schemas/{model}"
 _MAX_ID = 2**63 - 1

@@ -18,7 +18,7 @@ from moetune.service.bodies import document, page, read_document, tagged
 from moetune.service.describe import Limit, PlanCursor
 from moetune.service.workers import KnownPlans, WorkerPools
 from moetune.workflows.files import plan_to_json
-from moetune.workflows.inputs import InputsDocument
+from moetune.workflows.plan import InputsDocument
 from moetune.workflows.whatif import WHATIF_SCHEMA, WhatIf
 
 INPUTS_SCHEMA = "moetune.inputs/1"

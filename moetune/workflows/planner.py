@@ -14,8 +14,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows import wiring
 from moetune.workflows.explain import Explanation, explain_plan
-from moetune.workflows.inputs import read_inputs
-from moetune.workflows.plan import Planned, PlanQuestion, make_plan, sound_numbers
+from moetune.workflows.plan import Planned, PlanQuestion, make_plan, read_inputs, sound_numbers
 from moetune.workflows.profiles import is_path
 from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.sources import LocalSources, PlanSources, StoredSources

@@ -260,7 +260,7 @@ def _measure(
     plan_only: bool = False,
 ) -> None:
     """Measure what is not known yet."""
-    from moetune.measure.probe import default_dtypes
+    from moetune.measure.estimate import default_dtypes
     from moetune.measure.session import Assignment
 
     group_sizes = request.group_sizes or default_group_sizes(cluster.machine.num_devices)
@@ -292,7 +292,7 @@ def _on_ranks(
     setting: MeasurementSetting,
     hear: Callable[["News"], object],
 ) -> None:
-    from moetune.workflows.session import measure_on_ranks
+    from moetune.workflows.steps import measure_on_ranks
 
     measure_on_ranks(
         assignment,

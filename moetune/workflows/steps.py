@@ -1,11 +1,7 @@
-"""Whole blocks of a model, so small that starting their operations is all they take.
-
-A block's products, norms and exchanges are measured one by one; what the host needs to start
-the many small operations between them is measured here, on the runtime's own blocks.
-"""
+"""Work that ranks do: measuring sessions, host work, and real steps of a layer."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,16 +9,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moetune.config import Launch
+from moetune.domain.errors import CollectiveError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.samples import RowsPoint
-from moetune.measure.device import Device, drop
+from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
+from moetune.measure.ranks import Ranks
+from moetune.measure.session import Assignment, News, run_session
 from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.moe.trace import HostRecorder, NoRecorder, RecordedSpan
 from moetune.runtime.parallel.block import Attention, Block, FeedForward
+from moetune.workflows.launch import rank_device, run_on_ranks
 
 _NUM_EXPERTS = 2
 
@@ -247,3 +248,38 @@ def _maximum(values: torch.Tensor) -> torch.Tensor:
 def _barrier() -> None:
     if dist.is_initialized():
         dist.barrier()
+
+
+def measure_on_ranks(
+    assignment: Assignment,
+    *,
+    num_ranks: int,
+    launch: Launch | None,
+    environ: Mapping[str, str],
+    hear: Callable[[News], object],
+) -> None:
+    """Run the session on `num_ranks` ranks of this machine, or as one rank of a launch.
+
+    Raises:
+        InputError: fewer CUDA devices than ranks; or what the session finds wrong.
+        CollectiveError: a rank died, or the ranks of the launch do not find each other.
+    """
+    try:
+        run_on_ranks(
+            _measure,
+            assignment,
+            num_ranks=num_ranks,
+            launch=launch,
+            environ=environ,
+            hear=hear,
+        )
+    except CollectiveError as error:
+        raise CollectiveError(
+            str(error),
+            "run again: with --resume, finished points that are in the database are not repeated",
+        ) from error
+
+
+def _measure(assignment: Assignment, tell: Callable[[News], object]) -> None:
+    device = open_device(rank_device().index or 0)
+    run_session(assignment, device=device, ranks=Ranks(), tell=tell, makers=block_makers())

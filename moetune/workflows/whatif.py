@@ -12,12 +12,11 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, check_sizes
 from moetune.domain.spelling import Spelling
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.fit.scaled import Speeds, scale_profile
+from moetune.fit.variants import Speeds, scale_profile
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.words import HOW
 from moetune.solve.layout.words import WORDS, name_layout
-from moetune.workflows.inputs import read_inputs
-from moetune.workflows.plan import make_plan
+from moetune.workflows.plan import make_plan, read_inputs
 
 _SAME = 5e-4
 _TWICE = 2.0

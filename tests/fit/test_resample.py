@@ -19,7 +19,7 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
-from moetune.fit.resample import resample_costs
+from moetune.fit.variants import resample_costs
 
 MACHINE = Machine(
     kind="cpu", device="Lab CPU", num_devices=2, devices_per_node=2, memory_bytes=2**34

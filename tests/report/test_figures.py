@@ -22,7 +22,7 @@ from moetune.domain.records import Stored
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import leave_one_out
-from moetune.fit.resample import resample_costs
+from moetune.fit.variants import resample_costs
 from moetune.report.fits import (
     NUM_DRAWS,
     SEED,

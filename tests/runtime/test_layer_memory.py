@@ -18,7 +18,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.workspace import MemoryUse
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.states import StateBytes
+from moetune.solve.runtime import StateBytes
 
 
 def workload_of(tokens: int, **shape: object) -> Workload:

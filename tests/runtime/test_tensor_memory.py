@@ -12,7 +12,7 @@ from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import peak_bytes
-from moetune.solve.states import StateBytes
+from moetune.solve.runtime import StateBytes
 
 GRADIENTS = StateBytes(parameter=0, gradient=4, optimizer=0)
 

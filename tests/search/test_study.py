@@ -11,7 +11,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.search import TuningStudy
 from moetune.solve.layer.online import PRUNE_AFTER, REPEATS
-from moetune.solve.layer.trial_space import Space
+from moetune.solve.layer.search_space import Space
 
 NAME = "a layer at 1000 tokens"
 WORKER = Path(__file__).with_name("search_worker.py")

@@ -14,12 +14,11 @@ from moetune.domain.samples import Direction
 from moetune.fit.costs import costs_of
 from moetune.solve.chunks.cache import fewest_places, replay
 from moetune.solve.chunks.choose import HIDDEN, ChunkBudget, choose_chunks, pack_modules
-from moetune.solve.chunks.prices import ChunkPrices
-from moetune.solve.chunks.time import ChunkDevice, simulate
+from moetune.solve.chunks.time import ChunkDevice, ChunkPrices, simulate
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.model.prices import Prices
-from moetune.solve.model.runtime import MOETUNE
+from moetune.solve.runtime import MOETUNE
 from moetune.workflows.files import plan_to_json
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import plan_inputs

@@ -10,7 +10,7 @@ from moetune.domain.model import Transformer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
 from moetune.solve.model.prices import Prices
-from moetune.solve.model.runtime import MOETUNE
+from moetune.solve.runtime import MOETUNE
 from tests.solve.costs_by_hand import LinearCosts
 
 WITH_EXPERTS = Transformer(

@@ -9,9 +9,8 @@ from moetune.solve.layer.memory import layer_memory
 from moetune.solve.model.costs import Parts
 from moetune.solve.model.groups import Group
 from moetune.solve.model.memory import footprint_of, share_of, stage_memory
-from moetune.solve.model.runtime import MOETUNE
 from moetune.solve.model.stages import cut_into_stages, in_flight
-from moetune.solve.states import StateBytes
+from moetune.solve.runtime import MOETUNE, StateBytes
 from tests.solve.costs_by_hand import LinearCosts
 
 TOKENS = 2048

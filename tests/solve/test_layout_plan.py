@@ -18,7 +18,7 @@ from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
 from moetune.solve.layout.words import trust_of
-from moetune.solve.model.runtime import TargetRuntime
+from moetune.solve.runtime import TargetRuntime
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
 

@@ -16,7 +16,7 @@ from moetune.solve.layout.candidates import SearchResult
 from moetune.solve.layout.search import LayoutSearch, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
 from moetune.solve.model.prices import Prices
-from moetune.solve.model.runtime import MOETUNE, TargetRuntime
+from moetune.solve.runtime import MOETUNE, TargetRuntime
 from tests.solve.costs_by_hand import GEMM, LinearCosts
 
 WORLD, PER_NODE, TOKENS = 16, 4, 256

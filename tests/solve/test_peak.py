@@ -12,7 +12,7 @@ from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.peak import Peak, peak_bytes
-from moetune.solve.states import StateBytes
+from moetune.solve.runtime import StateBytes
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 

@@ -22,8 +22,7 @@ from moetune.solve.layer.online import (
     is_clearly_worse,
     next_decision,
 )
-from moetune.solve.layer.settled import Gap
-from moetune.solve.layer.trial_space import Space, search_space
+from moetune.solve.layer.search_space import Gap, Space, search_space
 from tests.runtime.plans import small_plan
 
 SHAPE = LayerShape(d_model=8, d_hidden=16, num_experts=4)

@@ -9,7 +9,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layout.plan import solve_layout
-from moetune.solve.states import StateBytes
+from moetune.solve.runtime import StateBytes
 from tests.solve.test_layout_plan import question
 
 

@@ -9,7 +9,7 @@ from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, Line
 from moetune.domain.plan import Alternative
 from moetune.solve.layer.memory import layer_memory, total_bytes
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
-from moetune.solve.layer.terms import phase_terms
+from moetune.solve.layer.strategies import phase_terms
 from moetune.solve.predict import plan_step
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 

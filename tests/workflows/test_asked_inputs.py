@@ -16,7 +16,7 @@ from moetune.domain.model import MODELS
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.workflows.files import bundled_profiles, load_profile_file
-from moetune.workflows.inputs import read_inputs
+from moetune.workflows.plan import read_inputs
 from tests.solve.clusters import GB, cluster_profile
 
 PROFILE = load_profile_file(bundled_profiles()["rtx2080ti-x64"])

@@ -21,7 +21,7 @@ from moetune.workflows.views.comparison import (
     whatif_sections,
 )
 from moetune.workflows.views.explanation import explanation_sections, reasons
-from moetune.workflows.views.model import model_section, models_section
+from moetune.workflows.views.models import model_section, models_section
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.profile import profile_page, profile_sections
 from moetune.workflows.whatif import WhatIf, change_plan

@@ -22,8 +22,7 @@ from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
 from moetune.runtime.agree import Council
 from moetune.runtime.plans.observe import CallWatch, Clock, NoWatch, Watch, device_clock
-from moetune.solve.layer.settled import AdaptiveRanges
-from moetune.solve.layer.trial_space import Space, search_space
+from moetune.solve.layer.search_space import AdaptiveRanges, Space, search_space
 
 PATIENCE_STEPS = 100
 """Steps without the size under search, after which a search for another size may begin."""

@@ -8,9 +8,8 @@ from starlette.responses import RedirectResponse
 
 from moetune.service.pages.library import Library
 from moetune.service.pages.machines import machines_page, observed_page, profile_page
-from moetune.service.pages.page import Page, PageRenderer, address
+from moetune.service.pages.page import Page, PageRenderer, address, static_router
 from moetune.service.pages.plans import compare_page, plan_page, plans_page
-from moetune.service.pages.static import static_router
 from moetune.service.pages.whatif import FIELDS, Form, whatif_page
 from moetune.workflows.planner import ServicePlanner
 

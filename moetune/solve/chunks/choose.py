@@ -12,10 +12,16 @@ from moetune.domain.costs import Estimate
 from moetune.domain.plan import Chunks, ModelMemory
 from moetune.domain.units import dtype_bytes
 from moetune.solve.chunks.cache import FEWEST_PLACES, fewest_places, replay
-from moetune.solve.chunks.prices import ChunkPrices, trust_of_all
-from moetune.solve.chunks.time import ChunkCost, ChunkDevice, ChunkTime, simulate
+from moetune.solve.chunks.time import (
+    ChunkCost,
+    ChunkDevice,
+    ChunkPrices,
+    ChunkTime,
+    simulate,
+    trust_of_all,
+)
 from moetune.solve.chunks.uses import Module, uses_of
-from moetune.solve.states import StateBytes
+from moetune.solve.runtime import StateBytes
 
 HIDDEN = 0.01
 """A cache is large enough where its step is at most so much longer than the largest one's."""

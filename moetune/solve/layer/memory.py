@@ -13,7 +13,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Memory
 from moetune.domain.request import PlanInputs
 from moetune.domain.units import dtype_bytes, format_bytes
-from moetune.solve.states import StateBytes
+from moetune.solve.runtime import StateBytes
 
 
 def layer_memory(

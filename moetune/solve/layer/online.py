@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from moetune.domain.layer import Phase
 from moetune.domain.plan import Decision
-from moetune.solve.layer.trial_space import Degrees, Space
+from moetune.solve.layer.search_space import Degrees, Space
 
 GAIN = 0.01
 """The search stops below this share of a step, and leaves the plan's answer for no less."""

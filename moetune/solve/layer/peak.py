@@ -19,7 +19,7 @@ from moetune.solve.layer.memory import (
     tensor_parallel_rows,
     tensor_parallel_tokens,
 )
-from moetune.solve.states import FULL_BYTES, StateBytes
+from moetune.solve.runtime import FULL_BYTES, StateBytes
 
 _INDEX_BYTES = 8
 

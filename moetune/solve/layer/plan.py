@@ -16,8 +16,13 @@ from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.ranking import Ranking
-from moetune.solve.layer.strategies import Contender, RankedLayer, choose_strategy
-from moetune.solve.layer.terms import phase_terms, strategy_terms
+from moetune.solve.layer.strategies import (
+    Contender,
+    RankedLayer,
+    choose_strategy,
+    phase_terms,
+    strategy_terms,
+)
 from moetune.solve.layer.times import StepTime
 from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from moetune.solve.layer.words import (

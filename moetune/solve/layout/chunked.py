@@ -19,7 +19,7 @@ from moetune.solve.chunks.choose import (
     choose_chunks,
     pack_modules,
 )
-from moetune.solve.chunks.prices import ChunkPrices
+from moetune.solve.chunks.time import ChunkPrices
 from moetune.solve.chunks.uses import Module, modules_of, timed, uses_of
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.prices import Priced, Prices

@@ -41,7 +41,7 @@ from moetune.solve.layout.words import (
     trust_of,
 )
 from moetune.solve.model.prices import Prices, one_chunk_of
-from moetune.solve.model.runtime import MOETUNE, TargetRuntime
+from moetune.solve.runtime import MOETUNE, TargetRuntime
 
 NUM_LAYOUTS = 6
 """Layouts that a plan names after the best, of those that fit."""

@@ -25,7 +25,7 @@ from moetune.domain.layout import (
     runnable_micro_batches,
 )
 from moetune.domain.model import Transformer
-from moetune.solve.model.runtime import MOETUNE, TargetRuntime
+from moetune.solve.runtime import MOETUNE, TargetRuntime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,7 @@ from moetune.solve.layer.costs import NOTHING, PHASE_PRODUCTS, total
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.model.groups import Group
-from moetune.solve.model.runtime import MOETUNE, TargetRuntime
-from moetune.solve.states import FULL_BYTES
+from moetune.solve.runtime import FULL_BYTES, MOETUNE, TargetRuntime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

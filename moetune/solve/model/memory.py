@@ -11,9 +11,8 @@ from moetune.domain.model import Transformer
 from moetune.domain.plan import Memory, ModelMemory
 from moetune.domain.units import dtype_bytes
 from moetune.solve.model.costs import NORMS_OF_A_BLOCK
-from moetune.solve.model.runtime import TargetRuntime
 from moetune.solve.model.stages import Stage
-from moetune.solve.states import FULL_BYTES, StateBytes
+from moetune.solve.runtime import FULL_BYTES, StateBytes, TargetRuntime
 
 _MASK_BYTES = 1
 

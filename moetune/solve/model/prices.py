@@ -18,9 +18,8 @@ from moetune.solve.layer.costs import NOTHING, total
 from moetune.solve.model.costs import Backbone, CostPart, MoePieces, Parts, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of
 from moetune.solve.model.memory import Share, share_of
-from moetune.solve.model.runtime import MOETUNE, TargetRuntime
 from moetune.solve.model.stages import Stage, cut_into_stages
-from moetune.solve.states import StateBytes
+from moetune.solve.runtime import MOETUNE, StateBytes, TargetRuntime
 
 T = TypeVar("T")
 
