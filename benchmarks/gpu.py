@@ -24,6 +24,7 @@ import torch
 from benchmarks.gpu_reuse import reuse_rows, reuse_table
 from benchmarks.staged_link import HostStagedLink
 from moetune import config
+from moetune.comm.group import Communicator, OneRank
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.model import MODELS, Model
@@ -32,7 +33,6 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, GemmPoint
 from moetune.fit.costs import costs_of
 from moetune.fit.profile import fit_profile
-from moetune.runtime.links import Link, LocalLink
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import AllToAllCosts
 from moetune.solve.layer.times import step_time
@@ -145,7 +145,7 @@ def _rows(
     model: Model, tokens: int, dtype: str, device: torch.device, profile: Profile
 ) -> Iterator[Row]:
     workload = Workload(layer=_expert(model), world_size=1, tokens_per_rank=tokens, dtype=dtype)
-    steps = random_steps(workload, device=device, link=_link(device))
+    steps = random_steps(workload, device=device, communicator=_link(device))
     decisions = [Decision(forward_degree=one, backward_degree=one) for one in DEGREES]
     for one in measure_steps(steps, decisions, num_rounds=_NUM_ROUNDS):
         degree = one.decision.forward_degree
@@ -159,15 +159,15 @@ def _rows(
         )
 
 
-def _link(device: torch.device) -> Link:
-    return HostStagedLink(device) if device.type == "cuda" else LocalLink()
+def _link(device: torch.device) -> Communicator:
+    return HostStagedLink(device) if device.type == "cuda" else OneRank()
 
 
 def _reuse(model: Model, tokens: int, dtype: str, device: torch.device, profile: Profile) -> str:
     workload = Workload(layer=_expert(model), world_size=1, tokens_per_rank=tokens, dtype=dtype)
     costs = _wired(profile, workload)
     try:
-        rows = list(reuse_rows(workload, device=device, link=_link(device), costs=costs))
+        rows = list(reuse_rows(workload, device=device, communicator=_link(device), costs=costs))
     except MoetuneError as error:
         return f"\nMemory reuse was not measured: {error}\n"
     return "\n".join(reuse_table(rows, title=f"{model.title}, {tokens:,} tokens")) + "\n"

@@ -28,9 +28,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 
 import moetune
 from examples.language_model import LanguageModel, next_token_loss
+from moetune.comm.group import OneRank
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
-from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.layer import MoELayer
 
 _CAP_BYTES = 40 * 10**9
@@ -192,7 +192,7 @@ def _make(job: Job) -> LanguageModel:
         job.transformer,
         lambda: MoELayer(
             moe.d_model, moe.d_hidden, moe.num_experts, moe.top_k, pipeline=False,
-            link=LocalLink(), device="cpu",
+            communicator=OneRank(), device="cpu",
         ),
     )  # fmt: skip
 

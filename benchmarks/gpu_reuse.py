@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.mpipemoe.live import live_tensors
+from moetune.comm.group import Communicator
 from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Decision
-from moetune.runtime.links import Link
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.times import paper_seconds, step_time
@@ -49,14 +49,14 @@ class ReuseRow:
 
 
 def reuse_rows(
-    workload: Workload, *, device: torch.device, link: Link, costs: LayerCosts
+    workload: Workload, *, device: torch.device, communicator: Communicator, costs: LayerCosts
 ) -> Iterator[ReuseRow]:
     """Measure every strategy at every degree, taking turns.
 
     Args:
         costs: with the loopback taken for a link between two ranks.
     """
-    steps = random_steps(workload, device=device, link=link)
+    steps = random_steps(workload, device=device, communicator=communicator)
     decisions = [
         Decision(forward_degree=degree, backward_degree=degree, strategy=strategy)
         for strategy in STRATEGIES

@@ -2,7 +2,8 @@
 
 import torch
 
-from moetune.runtime.links import LocalLink, Transfer
+from moetune.comm.group import OneRank
+from moetune.comm.transfer import Transfer
 
 
 class _StagedTransfer:
@@ -18,7 +19,7 @@ class _StagedTransfer:
         return None
 
 
-class HostStagedLink(LocalLink):
+class HostStagedLink(OneRank):
     """One GPU's stand-in for a wire: device to pinned host to device on its own stream.
 
     A sum of one rank takes the same way, and stays what it is.
@@ -31,13 +32,13 @@ class HostStagedLink(LocalLink):
         self._stream = torch.cuda.Stream(device)
         self._host = torch.empty(0, dtype=torch.uint8, pin_memory=True)
 
-    def exchange(
+    def all_to_all(
         self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
     ) -> Transfer:
         """Start the two copies."""
         return self._travel(output, rows)
 
-    def add(self, values: torch.Tensor, name: str) -> Transfer:  # noqa: ARG002 - see `Link`
+    def all_reduce(self, values: torch.Tensor, *_: object, **__: object) -> Transfer:
         """Start the two copies."""
         return self._travel(values, values)
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from moetune.comm.group import Communicator, OneRank
 from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
-from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.block import Attention, Block, FeedForward
 from moetune.runtime.parallel.groups import ParallelGroups
@@ -37,7 +37,7 @@ class LanguageModel(nn.Module):
     Args:
         make_moe: returns one MoE layer; called once for every block with experts.
         blocks: those of this stage; None has all.
-        link: the tensor-parallel group; None is this rank alone.
+        communicator: the tensor-parallel group; None is this rank alone.
         balance: weight of every layer's balance loss in the gradients.
     """
 
@@ -47,26 +47,26 @@ class LanguageModel(nn.Module):
         make_moe: Callable[[], ExpertLayer],
         *,
         blocks: range | None = None,
-        link: Link | None = None,
+        communicator: Communicator | None = None,
         balance: float = 0.0,
     ) -> None:
         super().__init__()
         blocks = range(shape.num_layers) if blocks is None else blocks
-        link = LocalLink() if link is None else link
+        communicator = OneRank() if communicator is None else communicator
         d_model, d_hidden = shape.moe.d_model, shape.moe.d_hidden
         self.is_first, self.is_last = blocks.start == 0, blocks.stop == shape.num_layers
         if self.is_first:
-            self.tokens = VocabParallelEmbedding(shape.vocab_size, d_model, link)
+            self.tokens = VocabParallelEmbedding(shape.vocab_size, d_model, communicator)
             self.places = nn.Embedding(shape.length, d_model)
         self.blocks = nn.ModuleDict()
         for block in blocks:
             experts = shape.has_experts(block)
-            ffn = make_moe() if experts else FeedForward(d_model, d_hidden, link)
-            attention = Attention(d_model, shape.num_heads, link)
+            ffn = make_moe() if experts else FeedForward(d_model, d_hidden, communicator)
+            attention = Attention(d_model, shape.num_heads, communicator)
             self.blocks[str(block)] = Block(attention, ffn, d_model, balance)
         if self.is_last:
             self.norm = nn.LayerNorm(d_model)
-            self.head = VocabParallelHead(d_model, shape.vocab_size, link)
+            self.head = VocabParallelHead(d_model, shape.vocab_size, communicator)
 
     def reset_parameters(self, seed: int) -> None:
         """Draw every layer from the seed and its name: the same values in every cut."""
@@ -128,25 +128,28 @@ def staged_language_model(
     parts = [
         LanguageModel(
             shape, lambda: ranks.expert_layer(layer, **options), blocks=blocks[stage],
-            link=ranks.tensor_link,
+            communicator=ranks.tensor_communicator,
             balance=balance / max(1, num_layers * num_micro_batches * layout.dp),
         ).to(ranks.mesh.device_type, dtype)
         for stage in ranks.stages(stages_per_rank)
     ]  # fmt: skip
     for part in parts:
         part.reset_parameters(seed)
-    link, size = ranks.tensor_link, (num_sequences, shape.length)
+    communicator, size = ranks.tensor_communicator, (num_sequences, shape.length)
     shapes = Shapes(
         inputs=torch.empty(size, dtype=torch.int64, device="meta"),
         between=torch.empty((*size, layer.d_model), dtype=dtype, device="meta"),
         outputs=torch.empty(
-            (*size, len(vocab_range(shape.vocab_size, link))), dtype=dtype, device="meta"
+            (*size, len(vocab_range(shape.vocab_size, communicator))), dtype=dtype, device="meta"
         ),
     )
 
     def loss_of(logits_BSW: torch.Tensor, wanted_BS: torch.Tensor) -> torch.Tensor:
         return vocab_parallel_cross_entropy(
-            logits_BSW.flatten(0, 1), wanted_BS.flatten(), vocab_size=shape.vocab_size, link=link
+            logits_BSW.flatten(0, 1),
+            wanted_BS.flatten(),
+            vocab_size=shape.vocab_size,
+            communicator=communicator,
         )
 
     return Stages(parts, ranks, loss_of=loss_of, shapes=shapes, num_micro_batches=num_micro_batches)

@@ -115,7 +115,7 @@ def _train(config: TrainingConfig, text: Text, decision: Decision) -> TrainingRe
         wrapped = DistributedDataParallel(wrapped)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE)
     before = _loss(model, text)
-    generator = torch.Generator().manual_seed(_SEED + layers[0].link.rank)
+    generator = torch.Generator().manual_seed(_SEED + layers[0].communicator.rank)
     for _ in range(config.num_steps):
         _next_token_loss(wrapped, _batch(config, text, generator)).backward()
         optimizer.step()

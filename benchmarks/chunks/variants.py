@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 import moetune
 from examples.language_model import LanguageModel, next_token_loss
+from moetune.comm.group import OneRank
 from moetune.domain.model import Transformer
-from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.sharded.placement import Traffic
 
@@ -39,7 +39,7 @@ def make_model(transformer: Transformer, *, recompute: bool = False) -> Language
         transformer,
         lambda: MoELayer(
             moe.d_model, moe.d_hidden, moe.num_experts, moe.top_k, activation=moe.activation,
-            pipeline=False, link=LocalLink(),
+            pipeline=False, communicator=OneRank(),
         ),
     )  # fmt: skip
     model.reset_parameters(_SEED)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 
 from examples.language_model import LanguageModel
+from moetune.comm.group import OneRank
 from moetune.domain.model import Transformer
-from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.layer import MoELayer
 
 Gates = dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ def balanced_gates(transformer: Transformer, text_BS: torch.Tensor, *, seed: int
         transformer,
         lambda: MoELayer(
             moe.d_model, moe.d_hidden, moe.num_experts, moe.top_k, activation=moe.activation,
-            pipeline=False, link=LocalLink(),
+            pipeline=False, communicator=OneRank(),
         ),
     )  # fmt: skip
     model.reset_parameters(seed)

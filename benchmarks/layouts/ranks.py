@@ -143,7 +143,7 @@ def _imbalance(stages: Stages, text_BS: torch.Tensor) -> float:
         counts_E = torch.bincount(torch.cat(found), minlength=layer.shape.num_experts)
         if stages.ranks.layout.expert_parallel == "all_to_all":
             dist.all_reduce(counts_E, group=stages.ranks.experts)
-        rows_P = counts_E.view(layer.link.num_ranks, -1).sum(dim=1).double()
+        rows_P = counts_E.view(layer.communicator.num_ranks, -1).sum(dim=1).double()
         worst = torch.maximum(worst, rows_P.max() / rows_P.mean())
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return float(worst)

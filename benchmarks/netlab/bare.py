@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.netlab.cell import Cell, Step
-from moetune.runtime.links import GlooLink
+from moetune.comm.gloo import GlooCommunicator
 
 # N rows of this rank after dispatch, R rows of one of its experts, D model, H hidden, L experts
 
@@ -102,13 +102,13 @@ def chunked_forward_step(cell: Cell, degree: int) -> Step:
 
 def _exchange(cell: Cell) -> tuple[Callable[[], None], torch.Tensor]:
     """Return one balanced all-to-all over our link, and where it lands."""
-    link = GlooLink(None)
+    communicator = GlooCommunicator(None)
     rows_ND = cell.inputs().repeat_interleave(cell.layer.top_k, dim=0)
     received_ND = torch.empty_like(rows_ND)
-    splits = [len(rows_ND) // link.num_ranks] * link.num_ranks
+    splits = [len(rows_ND) // communicator.num_ranks] * communicator.num_ranks
 
     def exchange() -> None:
-        link.exchange(received_ND, rows_ND, splits, splits, "bare", is_alone=True).wait()
+        communicator.all_to_all(received_ND, rows_ND, splits, splits, "bare", is_alone=True).wait()
 
     return exchange, received_ND
 

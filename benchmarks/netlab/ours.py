@@ -4,7 +4,8 @@ from pathlib import Path
 
 from benchmarks.netlab.cell import Cell, Step, module_step
 from moetune import MoELayer
-from moetune.runtime.links import GroupLink, Link
+from moetune.comm.group import Communicator
+from moetune.comm.process_group import GroupCommunicator
 
 
 def degree_step(cell: Cell, degree: int) -> Step:
@@ -19,7 +20,7 @@ def reused_step(cell: Cell, strategy: str, degree: int) -> Step:
 
 def plain_step(cell: Cell) -> Step:
     """Return the step of our layer in one chunk over gloo's own all-to-all."""
-    return _step(cell, pipeline=1, plan=None, link=GroupLink(None))
+    return _step(cell, pipeline=1, plan=None, communicator=GroupCommunicator(None))
 
 
 def planned_step(cell: Cell, plan: Path) -> Step:
@@ -32,7 +33,7 @@ def _step(
     *,
     pipeline: bool | int,
     plan: Path | None,
-    link: Link | None = None,
+    communicator: Communicator | None = None,
     memory_reuse: bool | str = True,
 ) -> Step:
     shape = cell.layer
@@ -45,7 +46,7 @@ def _step(
         pipeline=pipeline,
         memory_reuse=memory_reuse,
         plan=plan,
-        link=link,
+        communicator=communicator,
     )
     layer.load_state_dict(cell.weights())
     return module_step(cell, layer)

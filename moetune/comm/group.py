@@ -170,7 +170,7 @@ class OneRank(Communicator):
     """One rank: rows stay where they are."""
 
     rank = 0
-    members = (0,)
+    members: tuple[int, ...] = (0,)
     device = torch.device("cpu")
 
     def all_to_all(

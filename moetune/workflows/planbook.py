@@ -219,7 +219,9 @@ def _make_tuner(db: str | None) -> "StudyTuner":
 
 def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
     """Return what the book holds; on the group's first rank only."""
-    from moetune.runtime.agree import Council
+    import torch
+
+    from moetune.comm.gloo import communicator_of
 
     if config.is_disabled(config.environment()):
         return FoundPlans(plans=())
@@ -232,7 +234,8 @@ def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> Found
     if not served:
         return FoundPlans(plans=plans)
     return ask_service(
-        url, served, others=plans, num_ranks=Council(group).num_ranks,
+        url, served, others=plans,
+        num_ranks=communicator_of(group, device=torch.device("cpu")).num_ranks,
         observe_every=request.observe_every,
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moetune.comm.group import Communicator, OneRank
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError
 from moetune.domain.layer import Workload
@@ -18,7 +19,6 @@ from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
 from moetune.measure.ranks import Ranks
 from moetune.measure.session import Assignment, News, run_session
-from moetune.runtime.links import Link, LocalLink
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.moe.trace import HostRecorder, NoRecorder, RecordedSpan
@@ -39,17 +39,19 @@ def block_makers() -> Makers:
 
 
 def _dense(width: int) -> nn.Module:
-    return FeedForward(width, width, LocalLink())
+    return FeedForward(width, width, OneRank())
 
 
 def _moe(width: int) -> nn.Module:
-    return MoELayer(width, width, _NUM_EXPERTS, pipeline=False, link=LocalLink(), device="cpu")
+    return MoELayer(
+        width, width, _NUM_EXPERTS, pipeline=False, communicator=OneRank(), device="cpu"
+    )
 
 
 def _block(
     make_ffn: Callable[[int], nn.Module], point: RowsPoint, device: Device
 ) -> tuple[Block, torch.Tensor]:
-    attention = Attention(point.width, 1, LocalLink())
+    attention = Attention(point.width, 1, OneRank())
     block = Block(attention, make_ffn(point.width), point.width, balance=0.0)
     dtype = getattr(torch, point.dtype)
     x_BSD = torch.ones(1, point.rows, point.width, dtype=dtype, device=device.torch_device)
@@ -138,7 +140,7 @@ class LayerSteps:
 
 
 def random_steps(
-    workload: Workload, *, device: torch.device, link: Link | None = None
+    workload: Workload, *, device: torch.device, communicator: Communicator | None = None
 ) -> LayerSteps:
     """Return steps of a layer with random weights, tokens and output gradients.
 
@@ -151,22 +153,24 @@ def random_steps(
     shape = workload.layer
     torch.manual_seed(_SEED)
     is_tensor = workload.expert_parallel == "tensor"
-    layer = _layer(workload, device=device, link=link)
+    layer = _layer(workload, device=device, communicator=communicator)
     generator = torch.Generator().manual_seed(_SEED)
     if shape.num_experts <= shape.d_model:
         gate_DE = torch.randn(shape.d_model, shape.num_experts, generator=generator)
         with torch.no_grad():
             layer.gate.weight.copy_(torch.linalg.qr(gate_DE).Q.T)
-    generator.manual_seed(_SEED + 1 + (0 if is_tensor else layer.link.rank))
+    generator.manual_seed(_SEED + 1 + (0 if is_tensor else layer.communicator.rank))
     size = (workload.tokens_per_rank, shape.d_model)
     x_TD, grad_TD = (torch.randn(size, generator=generator).to(device, dtype) for _ in "xg")
     if workload.sequence_parallel:
-        rank, num_ranks = layer.link.rank, layer.link.num_ranks
+        rank, num_ranks = layer.communicator.rank, layer.communicator.num_ranks
         x_TD, grad_TD = (each.tensor_split(num_ranks)[rank] for each in (x_TD, grad_TD))
     return LayerSteps(layer, x_TD, grad_TD)
 
 
-def _layer(workload: Workload, *, device: torch.device, link: Link | None) -> ExpertLayer:
+def _layer(
+    workload: Workload, *, device: torch.device, communicator: Communicator | None
+) -> ExpertLayer:
     shape = workload.layer
     kind: Callable[..., ExpertLayer] = MoELayer
     if workload.expert_parallel == "tensor":
@@ -179,7 +183,7 @@ def _layer(workload: Workload, *, device: torch.device, link: Link | None) -> Ex
         activation=shape.activation,
         device=device,
         dtype=getattr(torch, workload.dtype),
-        link=link,
+        communicator=communicator,
     )
 
 
@@ -235,7 +239,7 @@ def _imbalance(steps: LayerSteps) -> float:
     counts_E = torch.bincount(experts_TK.reshape(-1), minlength=layer.shape.num_experts).cpu()
     if dist.is_initialized():
         dist.all_reduce(counts_E)
-    rows_P = counts_E.view(layer.link.num_ranks, -1).sum(dim=1).double()
+    rows_P = counts_E.view(layer.communicator.num_ranks, -1).sum(dim=1).double()
     return float(rows_P.max() / rows_P.mean())
 
 

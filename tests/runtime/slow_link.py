@@ -8,7 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 import torch.distributed as dist
 
-from moetune.runtime.links import GroupLink, LocalLink, Transfer
+from moetune.comm.group import OneRank
+from moetune.comm.process_group import GroupCommunicator
+from moetune.comm.transfer import Transfer
 
 
 class _SlowTransfer:
@@ -28,14 +30,14 @@ class _SlowTransfer:
         return self._done
 
 
-class SlowLink(LocalLink):
+class SlowLink(OneRank):
     """A wire that really takes time and needs no processor meanwhile."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._wire = ThreadPoolExecutor(max_workers=1)
 
-    def exchange(
+    def all_to_all(
         self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
     ) -> Transfer:
         def travel() -> None:
@@ -44,12 +46,12 @@ class SlowLink(LocalLink):
 
         return _SlowTransfer(self._wire.submit(travel))
 
-    def add(self, values: torch.Tensor, name: str) -> Transfer:
-        assert values.is_contiguous(), name
+    def all_reduce(self, values: torch.Tensor, *names: object, **_: object) -> Transfer:
+        assert values.is_contiguous(), names
         return _SlowTransfer(self._wire.submit(time.sleep, self._seconds))
 
 
-class SlowGroupLink(GroupLink):
+class SlowGroupLink(GroupCommunicator):
     """Real ranks behind such a wire: rows arrive, and that late on any machine."""
 
     def __init__(self, seconds: float) -> None:
@@ -57,17 +59,19 @@ class SlowGroupLink(GroupLink):
         self._seconds = seconds
         self._wire = ThreadPoolExecutor(max_workers=1)
 
-    def exchange(
+    def all_to_all(
         self,
         output: torch.Tensor,
         rows: torch.Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
         *_: object,
         **__: object,
     ) -> Transfer:
         def travel() -> None:
             time.sleep(self._seconds)
-            dist.all_to_all_single(output, rows, list(output_splits), list(input_splits))
+            dist.all_to_all_single(
+                output, rows, list(output_splits or ()), list(input_splits or ())
+            )
 
         return _SlowTransfer(self._wire.submit(travel))

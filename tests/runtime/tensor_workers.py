@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from moetune.comm.gloo import communicator_of
 from moetune.domain.errors import AllocationError, CollectiveError, RankMismatchError
 from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Decision
-from moetune.runtime.links import link_of
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.moe.workspace import MemoryTracker
@@ -92,8 +92,8 @@ def _equal_dense_in_shards() -> None:
         layer = tensor_layer("swiglu" if degree == 3 else "relu", top_k, sequence_parallel=True)
         layer.pin(Decision(forward_degree=degree, backward_degree=6 - degree))
         layer.poison_buffers()
-        first = sum(shards[: layer.link.rank])
-        own = slice(first, first + shards[layer.link.rank])
+        first = sum(shards[: layer.communicator.rank])
+        own = slice(first, first + shards[layer.communicator.rank])
         check_against_dense(layer, sum(shards), own)
 
 
@@ -124,7 +124,7 @@ def check_against_dense(layer: TensorExpertLayer, num_tokens: int, own: slice) -
     assert layer.gate.weight.grad is not None
     assert weights.gate.grad is not None
     assert relative_error(layer.gate.weight.grad, weights.gate.grad) <= RELATIVE
-    rank, local = layer.link.rank, layer.experts.local_experts
+    rank, local = layer.communicator.rank, layer.experts.local_experts
     mine = slice(rank * local, (rank + 1) * local)
     for name, parameter in layer.experts.named_parameters():
         assert parameter.grad is not None, name
@@ -157,7 +157,7 @@ def experts_without_tokens_have_gradients() -> None:
     for name, parameter in layer.experts.named_parameters():
         assert parameter.grad is not None, name
         busy = parameter.grad.flatten(1).abs().sum(1) > 0
-        expected = [expert == 0 and layer.link.rank == 0 for expert in range(len(busy))]
+        expected = [expert == 0 and layer.communicator.rank == 0 for expert in range(len(busy))]
         assert busy.tolist() == expected, name
 
 
@@ -168,7 +168,7 @@ def checkpoints_fit_each_other() -> None:
     torch.manual_seed(8)
     tensor = TensorExpertLayer(D_MODEL, D_HIDDEN, NUM_EXPERTS, 2, dtype=torch.float64, pipeline=3)
     tensor.load_state_dict(moe.state_dict())
-    num_ranks, rank = moe.link.num_ranks, moe.link.rank
+    num_ranks, rank = moe.communicator.num_ranks, moe.communicator.rank
     x, dy = same_inputs(8 * num_ranks)
     mine = slice(8 * rank, 8 * rank + 8)
     sharded = x[mine].clone().requires_grad_()
@@ -229,13 +229,13 @@ def _look_plans_up_by_the_tokens_of_all_shards() -> None:
 
 def _know_when_a_reduce_scatter_ends() -> None:
     """gloo has no future of its own for it, and recorded timelines need one."""
-    link = link_of(None, device=torch.device("cpu"))
-    shards, total = torch.arange(6.0).split([2, 4]), torch.zeros(2 + 2 * link.rank)
-    transfer = link.add_shards(total, shards, "a sum")
+    communicator = communicator_of(None, device=torch.device("cpu"))
+    shards, total = torch.arange(6.0).split([2, 4]), torch.zeros(2 + 2 * communicator.rank)
+    transfer = communicator.reduce_scatter(total, shards, "a sum")
     future = transfer.future()
     assert future is not None
     future.wait()
-    assert torch.equal(total, 2 * shards[link.rank])
+    assert torch.equal(total, 2 * shards[communicator.rank])
     transfer.wait()
 
 

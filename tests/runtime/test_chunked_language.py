@@ -11,9 +11,9 @@ from torch import nn
 
 import moetune
 from examples.language_model import LanguageModel
+from moetune.comm.group import OneRank
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
-from moetune.runtime.links import LocalLink
 from tests.ranks import run_ranks
 from tests.runtime import chunked_models as models
 from tests.runtime.chunked_workers import (
@@ -42,9 +42,9 @@ def _model(group: dist.ProcessGroup | None, *, dtype: torch.dtype = torch.float6
         moe=LayerShape(d_model=16, d_hidden=32, num_experts=4, top_k=2),
         num_layers=4, num_heads=2, length=6, vocab_size=models.VOCABULARY,
     )  # fmt: skip
-    link: dict[str, Any] = {"group": group} if group is not None else {"link": LocalLink()}
+    sharing: dict[str, Any] = {"group": group} if group is not None else {"communicator": OneRank()}
     model = LanguageModel(
-        shape, lambda: moetune.MoELayer(16, 32, 4, 2, pipeline=2, dtype=torch.float64, **link)
+        shape, lambda: moetune.MoELayer(16, 32, 4, 2, pipeline=2, dtype=torch.float64, **sharing)
     )
     model.reset_parameters(3)
     return model.to(dtype)

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import moetune
-from moetune.runtime.links import LocalLink
+from moetune.comm.group import OneRank
 from moetune.runtime.sharded.model_chunks import ModelChunks
 from moetune.solve.chunks.cache import NextUses, gathers_of_step
 from tests.ranks import run_ranks
@@ -73,7 +73,7 @@ def _make_layer(group: dist.ProcessGroup | None) -> moetune.MoELayer:
 
 
 def _make_local_layer() -> moetune.MoELayer:
-    return moetune.MoELayer(8, 16, 4, 2, link=LocalLink(), pipeline=2, dtype=torch.float64)
+    return moetune.MoELayer(8, 16, 4, 2, communicator=OneRank(), pipeline=2, dtype=torch.float64)
 
 
 def _experts() -> None:

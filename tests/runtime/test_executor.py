@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.layer import Phase
 from moetune.domain.plan import Decision
-from moetune.runtime.links import Transfer
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 

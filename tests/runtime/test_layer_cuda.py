@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from benchmarks.staged_link import HostStagedLink
+from moetune.comm.group import OneRank
 from moetune.domain.plan import Decision
-from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from tests.runtime.workers import relative_error
@@ -36,13 +36,13 @@ def test_cuda_equals_cpu_in_float64_at_every_degree(
     torch.manual_seed(0)
     layer = MoELayer(
         32, 64, 8, 2, activation=activation, capacity_factor=capacity_factor,  # type: ignore[arg-type]  # the grid holds plain strings
-        dtype=torch.float64, link=LocalLink(),
+        dtype=torch.float64, communicator=OneRank(),
     )  # fmt: skip
     x, dy = torch.randn(2, 301, 32, dtype=torch.float64)
     wanted = _run(layer, x, dy)
     on_device = MoELayer(
         32, 64, 8, 2, activation=activation, capacity_factor=capacity_factor,  # type: ignore[arg-type]  # as above
-        dtype=torch.float64, device=CUDA, link=HostStagedLink(CUDA),
+        dtype=torch.float64, device=CUDA, communicator=HostStagedLink(CUDA),
     )  # fmt: skip
     on_device.load_state_dict(layer.state_dict())
     for degree in (1, 2, 3, 8):
@@ -55,11 +55,11 @@ def test_cuda_equals_cpu_in_float64_at_every_degree(
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu(*, sequence_parallel: bool) -> None:
     torch.manual_seed(0)
-    layer = MoELayer(32, 64, 8, 2, dtype=torch.float64, link=LocalLink())
+    layer = MoELayer(32, 64, 8, 2, dtype=torch.float64, communicator=OneRank())
     x, dy = torch.randn(2, 301, 32, dtype=torch.float64)
     wanted = _run(layer, x, dy)
     on_device = TensorExpertLayer(
-        32, 64, 8, 2, dtype=torch.float64, device=CUDA, link=HostStagedLink(CUDA),
+        32, 64, 8, 2, dtype=torch.float64, device=CUDA, communicator=HostStagedLink(CUDA),
         sequence_parallel=sequence_parallel,
     )  # fmt: skip
     on_device.load_state_dict(layer.state_dict())
@@ -72,12 +72,12 @@ def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu(*, sequence_parallel: 
 
 def test_bfloat16_grouped_products_agree_with_float32_experts_without_tokens_included() -> None:
     torch.manual_seed(0)
-    exact = MoELayer(64, 128, 8, 2, device=CUDA, link=LocalLink())
+    exact = MoELayer(64, 128, 8, 2, device=CUDA, communicator=OneRank())
     with torch.no_grad():
         exact.gate.weight[5] = -10
     x, dy = torch.rand(2, 512, 64, device=CUDA)
     wanted = _run(exact, x, dy)
-    rounded = MoELayer(64, 128, 8, 2, device=CUDA, dtype=torch.bfloat16, link=LocalLink())
+    rounded = MoELayer(64, 128, 8, 2, device=CUDA, dtype=torch.bfloat16, communicator=OneRank())
     rounded.load_state_dict(exact.state_dict())
     found = _run(rounded, x.bfloat16(), dy.bfloat16())
     for one, other in zip(found, wanted, strict=True):
@@ -86,7 +86,7 @@ def test_bfloat16_grouped_products_agree_with_float32_experts_without_tokens_inc
 
 def test_repeated_steps_give_the_same_bits_whatever_the_allocator_does_between() -> None:
     torch.manual_seed(0)
-    layer = MoELayer(256, 512, 4, device=CUDA, link=HostStagedLink(CUDA), pipeline=8)
+    layer = MoELayer(256, 512, 4, device=CUDA, communicator=HostStagedLink(CUDA), pipeline=8)
     x, dy = torch.randn(2, 4096, 256, device=CUDA)
     first = [one.clone() for one in _run(layer, x, dy)]
     for size in (1, 2**20, 2**24):
@@ -97,7 +97,7 @@ def test_repeated_steps_give_the_same_bits_whatever_the_allocator_does_between()
 
 
 def test_memory_does_not_grow_over_steps() -> None:
-    layer = MoELayer(256, 512, 4, device=CUDA, link=HostStagedLink(CUDA), pipeline=4)
+    layer = MoELayer(256, 512, 4, device=CUDA, communicator=HostStagedLink(CUDA), pipeline=4)
     x, dy = torch.randn(2, 4096, 256, device=CUDA)
     peaks = []
     for _ in range(4):
@@ -108,6 +108,6 @@ def test_memory_does_not_grow_over_steps() -> None:
 
 
 def test_deep_copy_of_the_layer_runs() -> None:
-    layer = MoELayer(16, 32, 2, device=CUDA, link=LocalLink())
+    layer = MoELayer(16, 32, 2, device=CUDA, communicator=OneRank())
     x = torch.randn(5, 16, device=CUDA)
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))

@@ -66,7 +66,7 @@ def test_no_rank_hangs_when_one_finds_no_memory() -> None:
 def test_chunks_are_computed_while_others_are_summed_forward_and_backward() -> None:
     layer = LayerShape(d_model=128, d_hidden=512, num_experts=2)
     workload = Workload(layer=layer, world_size=1, tokens_per_rank=512, expert_parallel="tensor")
-    steps = random_steps(workload, device=torch.device("cpu"), link=SlowLink(0.02))
+    steps = random_steps(workload, device=torch.device("cpu"), communicator=SlowLink(0.02))
     spans = steps.record(Decision(forward_degree=4, backward_degree=3))
     assert [span.name for span in spans].count("sum") == 4 + 3
     overlap = overlap_of(spans)

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.mpipemoe.live import live_tensors
+from moetune.comm.group import OneRank
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.runtime.links import LocalLink
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.solve.layer.memory import layer_memory
 from moetune.solve.layer.peak import peak_bytes
@@ -17,15 +17,15 @@ from moetune.solve.runtime import StateBytes
 GRADIENTS = StateBytes(parameter=0, gradient=4, optimizer=0)
 
 
-class HalfLink(LocalLink):
+class FirstOfTwo(OneRank):
     """The first of two ranks, whose sums lack the other's share: memory is the same."""
 
-    num_ranks = 2
+    members = (0, 1)
 
-    def gather_shards(self, rows: torch.Tensor, *_: object) -> torch.Tensor:
+    def all_gather_rows(self, rows: torch.Tensor, *_: object) -> torch.Tensor:
         return torch.cat((rows, rows))
 
-    def gather(self, values: torch.Tensor, *_: object) -> torch.Tensor:
+    def all_gather_values(self, values: torch.Tensor, *_: object) -> torch.Tensor:
         return torch.stack((values, values))
 
 
@@ -44,7 +44,7 @@ def layer_of(workload: Workload, degrees: tuple[int, int], *, bias: bool) -> Ten
     layer = TensorExpertLayer(
         shape.d_model, shape.d_hidden, shape.num_experts, shape.top_k,
         activation=shape.activation, bias=bias,
-        link=HalfLink() if workload.world_size > 1 else LocalLink(),
+        communicator=FirstOfTwo() if workload.world_size > 1 else OneRank(),
         sequence_parallel=workload.sequence_parallel,
     )  # fmt: skip
     layer.pin(Decision(forward_degree=degrees[0], backward_degree=degrees[1]))

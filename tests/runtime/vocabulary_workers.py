@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from moetune.runtime.links import Link, link_of
+from moetune.comm.gloo import communicator_of
+from moetune.comm.group import Communicator
 from moetune.runtime.parallel.vocabulary import (
     VocabParallelEmbedding,
     VocabParallelHead,
@@ -40,12 +41,12 @@ def equal_whole() -> None:
     tokens_outside_the_vocabulary_are_refused()
 
 
-def the_link() -> Link:
-    return link_of(None, device=torch.device("cpu"))
+def the_communicator() -> Communicator:
+    return communicator_of(None, device=torch.device("cpu"))
 
 
 def mine_of(vocab_size: int) -> slice:
-    share = vocab_range(vocab_size, the_link())
+    share = vocab_range(vocab_size, the_communicator())
     return slice(share.start, share.stop)
 
 
@@ -63,13 +64,15 @@ def random(*size: int, seed: int = 2, dtype: torch.dtype = torch.float64) -> tor
 
 def is_equal_on_all_ranks(values: torch.Tensor) -> bool:
     """Bit for bit."""
-    rows = the_link().gather(values.detach().flatten(), "a comparison")
+    rows = the_communicator().all_gather_values(values.detach().flatten(), "a comparison")
     return all(torch.equal(row, rows[0]) for row in rows)
 
 
 def shares_are_the_vocabulary(vocab_size: int) -> None:
-    mine = vocab_range(vocab_size, the_link())
-    bounds = the_link().gather(torch.tensor([mine.start, mine.stop]), "a comparison")
+    mine = vocab_range(vocab_size, the_communicator())
+    bounds = the_communicator().all_gather_values(
+        torch.tensor([mine.start, mine.stop]), "a comparison"
+    )
     assert [word for low, high in bounds.tolist() for word in range(low, high)] == list(
         range(vocab_size)
     )
@@ -80,8 +83,11 @@ def shares_are_the_vocabulary(vocab_size: int) -> None:
 def layers_are_drawn_as_whole_ones(vocab_size: int) -> None:
     mine = mine_of(vocab_size)
     pairs: tuple[tuple[nn.Module, nn.Module], ...] = (
-        (VocabParallelEmbedding(vocab_size, WIDTH, the_link()), nn.Embedding(vocab_size, WIDTH)),
-        (VocabParallelHead(WIDTH, vocab_size, the_link()), nn.Linear(WIDTH, vocab_size)),
+        (
+            VocabParallelEmbedding(vocab_size, WIDTH, the_communicator()),
+            nn.Embedding(vocab_size, WIDTH),
+        ),
+        (VocabParallelHead(WIDTH, vocab_size, the_communicator()), nn.Linear(WIDTH, vocab_size)),
     )
     for shared, whole in pairs:
         for layer in (shared, whole):
@@ -95,7 +101,7 @@ def layers_are_drawn_as_whole_ones(vocab_size: int) -> None:
 
 def embedding_equals_whole(vocab_size: int) -> None:
     whole = nn.Embedding(vocab_size, WIDTH, dtype=torch.float64)
-    shared = VocabParallelEmbedding(vocab_size, WIDTH, the_link()).double()
+    shared = VocabParallelEmbedding(vocab_size, WIDTH, the_communicator()).double()
     mine = mine_of(vocab_size)
     with torch.no_grad():
         whole.weight.copy_(random(vocab_size, WIDTH))
@@ -112,7 +118,7 @@ def embedding_equals_whole(vocab_size: int) -> None:
 
 def head_equals_whole(vocab_size: int) -> None:
     whole = nn.Linear(WIDTH, vocab_size, dtype=torch.float64)
-    shared = VocabParallelHead(WIDTH, vocab_size, the_link()).double()
+    shared = VocabParallelHead(WIDTH, vocab_size, the_communicator()).double()
     mine = mine_of(vocab_size)
     with torch.no_grad():
         shared.weight.copy_(whole.weight.copy_(random(vocab_size, WIDTH))[mine])
@@ -140,7 +146,9 @@ def loss_equals_whole(vocab_size: int, scale: float) -> None:
     logits_TV = (scale * random(NUM_TOKENS, vocab_size)).requires_grad_()
     logits_TW = logits_TV.detach()[:, mine].clone().requires_grad_()
     wanted = functional.cross_entropy(logits_TV, wanted_T)
-    found = cross_entropy_of(logits_TW, wanted_T, vocab_size=vocab_size, link=the_link())
+    found = cross_entropy_of(
+        logits_TW, wanted_T, vocab_size=vocab_size, communicator=the_communicator()
+    )
     assert abs(found.item() - wanted.item()) <= SAME * max(1.0, abs(wanted.item()))
     assert is_equal_on_all_ranks(found)
     for result in (found, wanted):
@@ -156,7 +164,9 @@ def loss_of_bfloat16_is_normalised_in_float32() -> None:
     logits_TV = 8 * random(num_tokens, vocab_size, dtype=torch.bfloat16)
     wanted_T = torch.arange(num_tokens) * 13 % vocab_size
     logits_TW = logits_TV[:, mine].clone().requires_grad_()
-    found = cross_entropy_of(logits_TW, wanted_T, vocab_size=vocab_size, link=the_link())
+    found = cross_entropy_of(
+        logits_TW, wanted_T, vocab_size=vocab_size, communicator=the_communicator()
+    )
     exact_TV = logits_TV.double().requires_grad_()
     wanted = functional.cross_entropy(exact_TV, wanted_T)
     assert found.dtype == torch.float32
@@ -173,14 +183,16 @@ def loss_of_bfloat16_is_normalised_in_float32() -> None:
 
 def tokens_outside_the_vocabulary_are_refused() -> None:
     vocab_size = 7
-    embedding = VocabParallelEmbedding(vocab_size, WIDTH, the_link())
-    logits_TW = torch.zeros(1, len(vocab_range(vocab_size, the_link())))
+    embedding = VocabParallelEmbedding(vocab_size, WIDTH, the_communicator())
+    logits_TW = torch.zeros(1, len(vocab_range(vocab_size, the_communicator())))
     for token in (vocab_size, vocab_size + 5, -1, -100):
         tokens_T = torch.tensor([token])
         with pytest.raises(IndexError):
             embedding(tokens_T)
         with pytest.raises(RuntimeError, match="out of bounds"):
-            cross_entropy_of(logits_TW, tokens_T, vocab_size=vocab_size, link=the_link())
+            cross_entropy_of(
+                logits_TW, tokens_T, vocab_size=vocab_size, communicator=the_communicator()
+            )
 
 
 def _part(whole: torch.Tensor | None, mine: slice) -> torch.Tensor | None:

@@ -19,7 +19,7 @@ def _record(forward_degree: int, backward_degree: int) -> tuple[RecordedSpan, ..
         world_size=1,
         tokens_per_rank=1024,
     )
-    steps = random_steps(workload, device=torch.device("cpu"), link=SlowLink(WIRE_SECONDS))
+    steps = random_steps(workload, device=torch.device("cpu"), communicator=SlowLink(WIRE_SECONDS))
     decision = Decision(forward_degree=forward_degree, backward_degree=backward_degree)
     steps.run(decision)
     return steps.record(decision)

@@ -123,7 +123,7 @@ def record_behind_a_slow_wire(layer: LayerShape, _: object) -> tuple[RecordedSpa
     from tests.runtime.slow_link import SlowGroupLink
 
     workload = Workload(layer=layer, world_size=2, tokens_per_rank=512)
-    steps = random_steps(workload, device=torch.device("cpu"), link=SlowGroupLink(0.01))
+    steps = random_steps(workload, device=torch.device("cpu"), communicator=SlowGroupLink(0.01))
     return steps.record(Decision(forward_degree=4, backward_degree=3))
 
 

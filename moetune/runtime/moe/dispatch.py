@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moetune.runtime.links import Link
+from moetune.comm.group import Communicator
 from moetune.runtime.moe.kernels import Blocks, blocks_of
 
 
@@ -140,7 +140,7 @@ def plan_dispatch(
     num_experts: int,
     forward_degree: int,
     backward_degree: int,
-    link: Link,
+    communicator: Communicator,
 ) -> Dispatch:
     """Sort this rank's pairs and exchange everybody's counts: one small exchange a step.
 
@@ -152,12 +152,12 @@ def plan_dispatch(
         CollectiveError: the exchange failed.
     """
     places, forward_pieces, backward_pieces = common_pieces(forward_degree, backward_degree)
-    num_pieces, num_ranks = len(places) - 1, link.num_ranks
+    num_pieces, num_ranks = len(places) - 1, communicator.num_ranks
     cells = _cells(experts_TK, kept_TK, places, num_experts)
     num_cells = num_pieces * num_experts
     counts = torch.bincount(cells, minlength=num_cells + 1)[:num_cells]
     send_PCL = counts.view(num_pieces, num_ranks, -1).transpose(0, 1).contiguous()
-    receive_PCL = link.swap(send_PCL, "the exchange of token counts")
+    receive_PCL = communicator.all_to_all_blocks(send_PCL, "the exchange of token counts")
     send, receive = torch.stack((send_PCL, receive_PCL)).tolist()
 
     def order(chunk_pieces: tuple[int, ...]) -> PhaseOrder:
@@ -282,8 +282,8 @@ class WeightExchange:
     travel to them once a step, and their gradients back.
     """
 
-    def __init__(self, dispatch: Dispatch, link: Link) -> None:
-        self._dispatch, self._link = dispatch, link
+    def __init__(self, dispatch: Dispatch, communicator: Communicator) -> None:
+        self._dispatch, self._communicator = dispatch, communicator
         order = dispatch.forward
         self._chunk_counts = order.send_counts
         self._rank_counts = list(zip(*order.send_counts, strict=True))
@@ -322,4 +322,4 @@ class WeightExchange:
         give: list[int],
         name: str,
     ) -> None:
-        self._link.exchange(output, rows, take, give, name, is_alone=True).wait()
+        self._communicator.all_to_all(output, rows, take, give, name, is_alone=True).wait()

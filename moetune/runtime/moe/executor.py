@@ -11,10 +11,11 @@ from typing import Literal, Protocol
 
 import torch
 
+from moetune.comm.group import Communicator
+from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
 from moetune.domain.samples import ALONE_CHUNKS
-from moetune.runtime.links import Link, Transfer
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.trace import SpanRecorder
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
@@ -64,7 +65,7 @@ def local_schedule(degree: int) -> Schedule:
 class PipelineContext:
     """What both phases of a step share, whatever the memory policy."""
 
-    link: Link
+    communicator: Communicator
     activation: Activation
     recorder: SpanRecorder
     workspace: Workspace
@@ -147,7 +148,7 @@ class Executor:
         give: tuple[int, ...],
         take: tuple[int, ...],
     ) -> Transfer:
-        exchange, is_alone = self._context.link.exchange, self._degree <= ALONE_CHUNKS
+        exchange, is_alone = self._context.communicator.all_to_all, self._degree <= ALONE_CHUNKS
         return self.start(
             step, chunk, lambda name: exchange(into, rows, take, give, name, is_alone=is_alone)
         )

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
+from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.runtime.links import Link
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
@@ -59,7 +59,7 @@ class _Choice(torch.autograd.Function):
         top_k: int,
         normalize: bool,
         tracker: MemoryTracker,
-        link: Link | None,
+        communicator: Communicator | None,
     ) -> tuple[torch.Tensor, ...]:
         """Return weights and experts (T, K), mean probabilities and shares of pairs (E,), and x."""
         dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
@@ -71,9 +71,10 @@ class _Choice(torch.autograd.Function):
         weights_TK, experts_TK = torch.topk(probabilities_TE, top_k, dim=-1)
         if normalize:
             weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
-        mean_E, share_E, num_tokens = _balance(probabilities_TE, experts_TK, link)
+        mean_E, share_E, num_tokens = _balance(probabilities_TE, experts_TK, communicator)
         tracker.add(probabilities_TE, weights_TK, experts_TK)
-        ctx.normalize, ctx.tracker, ctx.link, ctx.num_tokens = normalize, tracker, link, num_tokens
+        ctx.normalize, ctx.tracker, ctx.communicator = normalize, tracker, communicator
+        ctx.num_tokens = num_tokens
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(experts_TK, share_E)
         ctx.save_for_backward(x_TD, weight_ED, probabilities_TE, experts_TK)
@@ -96,19 +97,19 @@ class _Choice(torch.autograd.Function):
 
 
 def _balance(
-    probabilities_TE: torch.Tensor, experts_TK: torch.Tensor, link: Link | None
+    probabilities_TE: torch.Tensor, experts_TK: torch.Tensor, communicator: Communicator | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return mean probabilities, shares of pairs, and the number of tokens, at least 1.
 
     Args:
-        link: to the ranks that have the other shards of the tokens.
+        communicator: of the ranks that have the other shards of the tokens.
     """
     num_experts, top_k = probabilities_TE.shape[1], experts_TK.shape[1]
     sum_E = probabilities_TE.sum(dim=0)
     counts_E = torch.bincount(experts_TK.reshape(-1), minlength=num_experts)
-    if link is not None:
+    if communicator is not None:
         sums_2E = torch.stack((sum_E.double(), counts_E.double()))
-        link.add(sums_2E, "the sum of the balance loss").wait()
+        communicator.all_reduce(sums_2E, "the sum of the balance loss").wait()
         sum_E, counts_E = sums_2E[0].to(sum_E.dtype), sums_2E[1].to(counts_E.dtype)
     num_tokens = (counts_E.sum() // top_k).clamp(min=1)
     return sum_E / num_tokens, counts_E.to(sum_E.dtype) / (num_tokens * top_k), num_tokens
@@ -141,8 +142,8 @@ def _gate_grads(
             grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
             _add_gemm(grad_x_TD, grad_TE, weight_ED)
     if grad_ED is not None:
-        if ctx.link is not None:
-            ctx.link.add(grad_ED, "the sum of the gate's gradient").wait()
+        if ctx.communicator is not None:
+            ctx.communicator.all_reduce(grad_ED, "the sum of the gate's gradient").wait()
         grad_ED = grad_ED.to(weight_ED.dtype)
     return grad_x_TD, grad_ED, None, None, None, None
 
@@ -210,7 +211,7 @@ class Gate(nn.Module):
         self.normalize_topk = layer.top_k > 1 if normalize_topk is None else normalize_topk
         self.capacity_factor = capacity_factor
         self._tracker = tracker
-        self._link: Link | None = None
+        self._communicator: Communicator | None = None
         shape = (layer.num_experts, layer.d_model)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
@@ -221,19 +222,20 @@ class Gate(nn.Module):
         with torch.no_grad():
             self.weight.copy_(values.uniform_(-bound, bound, generator=generator))
 
-    def share(self, link: Link) -> None:
-        """Take the tokens for this rank's shard of a sequence that the link's ranks share.
+    def share(self, communicator: Communicator) -> None:
+        """Take the tokens for this rank's shard of a sequence that the ranks share.
 
         Balance loss and gradient of the weight are then those of the whole sequence, on all.
         """
-        self._link = link
+        self._communicator = communicator
 
     def forward(self, x_TD: torch.Tensor) -> Routing:
         """Return the routing of the tokens."""
         with torch.autocast(x_TD.device.type, enabled=False):
             weights_TK, experts_TK, mean_E, share_E, passed_TD = _Choice.apply(  # type: ignore[no-untyped-call]
-                x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._tracker, self._link
-            )
+                x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._tracker,
+                self._communicator,
+            )  # fmt: skip
             return Routing(
                 x_TD=passed_TD,
                 weights_TK=weights_TK,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.runtime.links import Transfer
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, Regroup, slices_of
 from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_schedule
 from moetune.runtime.moe.experts import ExpertGrads, SavedActivations

@@ -14,6 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from moetune.comm.agree import agree_on_tokens
+from moetune.comm.gloo import communicator_of
+from moetune.comm.group import Communicator
 from moetune.domain.layer import (
     Activation,
     ExpertParallel,
@@ -23,8 +26,6 @@ from moetune.domain.layer import (
     check_sequence_parallel,
 )
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.runtime.agree import agree_on_tokens
-from moetune.runtime.links import Link, link_of
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.dispatch import plan_dispatch
 from moetune.runtime.moe.executor import PipelineContext
@@ -74,7 +75,7 @@ class ExpertLayer(nn.Module, ABC):
         planbook: PlanBook | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        link: Link | None = None,
+        communicator: Communicator | None = None,
         sequence_parallel: bool = False,
     ) -> None:
         super().__init__()
@@ -84,8 +85,10 @@ class ExpertLayer(nn.Module, ABC):
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
         )  # fmt: skip
-        self.link = link_of(group, device=device_of(device)) if link is None else link
-        check_divisible(num_experts, self.link.num_ranks)
+        if communicator is None:
+            communicator = communicator_of(group, device=device_of(device))
+        self.communicator = communicator
+        check_divisible(num_experts, self.communicator.num_ranks)
         self._tracker, self._host_tracker = MemoryTracker("device"), MemoryTracker("host")
         self.gate = Gate(
             self.shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
@@ -95,20 +98,20 @@ class ExpertLayer(nn.Module, ABC):
         # tensor-parallel layer are data-parallel, and average their gradients as usual.
         owns_experts = self.expert_parallel == "all_to_all"
         self.experts = Experts(
-            self.shape, local_experts=num_experts // self.link.num_ranks, bias=bias,
+            self.shape, local_experts=num_experts // self.communicator.num_ranks, bias=bias,
             is_replicated=not owns_experts, device=device, dtype=dtype,
         )  # fmt: skip
         self.recorder: SpanRecorder = NoRecorder()
         self.decision = SAFE_DECISION
         self.num_dropped = 0
         key = LayerKey(
-            layer=self.shape, num_ranks=self.link.num_ranks,
+            layer=self.shape, num_ranks=self.communicator.num_ranks,
             dtype=dtype_name(self.experts.w1.dtype), expert_parallel=self.expert_parallel,
             sequence_parallel=sequence_parallel,
         )  # fmt: skip
         self._decisions = LayerDecisions(
-            key, rank=self.link.rank, pipeline=pipeline, memory_reuse=memory_reuse, plan=plan,
-            planbook=planbook,
+            key, rank=self.communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
+            plan=plan, planbook=planbook,
         )  # fmt: skip
         self._workspace = Workspace(self._tracker)
         # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
@@ -125,10 +128,10 @@ class ExpertLayer(nn.Module, ABC):
         if self.gate.weight.is_meta:
             return
         seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.gate.weight.device)
-        if self.link.num_ranks > 1:
-            seed = self.link.gather(seed, "the exchange of the experts' seed")[0]
+        if self.communicator.num_ranks > 1:
+            seed = self.communicator.all_gather_values(seed, "the exchange of the experts' seed")[0]
         self.gate.reset(int(seed))
-        self.experts.reset(int(seed), self.link.rank * self.experts.local_experts)
+        self.experts.reset(int(seed), self.communicator.rank * self.experts.local_experts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the experts' weighted outputs.
@@ -148,7 +151,7 @@ class ExpertLayer(nn.Module, ABC):
         dtype = _compute_dtype(x)
         width = x.shape[-1] if x.dim() else 0
         num_tokens = agree_on_tokens(
-            self.link, num_tokens=x.numel() // width if width else 0,
+            self.communicator, num_tokens=x.numel() // width if width else 0,
             signature=self._signature(x, dtype), problem=self._problem(x, dtype), device=x.device,
         )  # fmt: skip
         tokens = self._planned_tokens(num_tokens)
@@ -196,7 +199,7 @@ class ExpertLayer(nn.Module, ABC):
         return (
             f"d_model={shape.d_model}, d_hidden={shape.d_hidden}, "
             f"num_experts={shape.num_experts}, top_k={shape.top_k}, "
-            f"activation={shape.activation}, ranks={self.link.num_ranks}"
+            f"activation={shape.activation}, ranks={self.communicator.num_ranks}"
         )
 
     @abstractmethod
@@ -212,8 +215,8 @@ class ExpertLayer(nn.Module, ABC):
     @property
     def _context(self) -> PipelineContext:
         return PipelineContext(
-            link=self.link, activation=self.shape.activation, recorder=self.recorder,
-            workspace=self._workspace,
+            communicator=self.communicator, activation=self.shape.activation,
+            recorder=self.recorder, workspace=self._workspace,
         )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
@@ -297,7 +300,7 @@ class MoELayer(ExpertLayer):
         dispatch = plan_dispatch(
             routing.experts_TK, routing.kept_TK, num_experts=self.shape.num_experts,
             forward_degree=decision.forward_degree, backward_degree=decision.backward_degree,
-            link=self.link,
+            communicator=self.communicator,
         )  # fmt: skip
         self.num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)

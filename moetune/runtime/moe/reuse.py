@@ -14,8 +14,8 @@ from functools import partial
 
 import torch
 
+from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
-from moetune.runtime.links import Transfer
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, WeightExchange, slices_of
 from moetune.runtime.moe.executor import (
     Executor,
@@ -71,7 +71,7 @@ class _ReusePhase:
         self._layout = dispatch.layout(self._order)
         self._regroups = dispatch.regroups(self._order)
         self._num_received = [sum(counts) for counts in self._order.receive_counts]
-        self._weight_exchange = partial(WeightExchange, dispatch, context.link)
+        self._weight_exchange = partial(WeightExchange, dispatch, context.communicator)
         self._context = context
         self.executor = Executor(context, phase, self._order.degree)
         self._tokens_N = self._order.pairs_N

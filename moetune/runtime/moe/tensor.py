@@ -16,8 +16,9 @@ from typing import Protocol
 
 import torch
 
+from moetune.comm.group import Communicator
+from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
-from moetune.runtime.links import Link, Transfer
 from moetune.runtime.moe.dispatch import ChunkLayout, common_pieces
 from moetune.runtime.moe.executor import Executor, PipelineContext, local_schedule
 from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, SavedActivations
@@ -58,7 +59,7 @@ class TokenSharing(Protocol):
 class ReplicatedTokens:
     """Every rank has all tokens."""
 
-    link: Link
+    communicator: Communicator
     num_tokens: tuple[int, ...]
     is_complete = True
 
@@ -72,31 +73,31 @@ class ReplicatedTokens:
 
     def add(self, parts: Parts, sums: torch.Tensor, _: torch.Tensor, name: str) -> Transfer:
         """Start one all-reduce."""
-        return self.link.add(sums[parts[0]], name)
+        return self.communicator.all_reduce(sums[parts[0]], name)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceShards:
     """Every rank has a shard of the tokens, in the order of the ranks."""
 
-    link: Link
+    communicator: Communicator
     num_tokens: tuple[int, ...]
     is_complete = False
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Start and end one all-gather."""
-        return self.link.gather_shards(values, self.num_tokens, name)
+        return self.communicator.all_gather_rows(values, self.num_tokens, name)
 
     def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
         """Return memory for this rank's shard."""
-        return tracker.empty(what, (self.num_tokens[self.link.rank], *sums.shape[1:]), sums)
+        return tracker.empty(what, (self.num_tokens[self.communicator.rank], *sums.shape[1:]), sums)
 
     def add(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
         """Start one reduce-scatter."""
-        rank = self.link.rank
+        rank = self.communicator.rank
         first, mine = sum(self.num_tokens[:rank]), parts[rank]
         into = own[mine.start - first : mine.stop - first]
-        return self.link.add_shards(into, [sums[part] for part in parts], name)
+        return self.communicator.reduce_scatter(into, [sums[part] for part in parts], name)
 
 
 def all_parts(num_tokens: Sequence[int]) -> Parts:
@@ -274,11 +275,14 @@ class _TensorPhase:
         """Return the tokens of the chunk's rows."""
         return self._pairs.tokens_R[self._chunks.layout.rows[chunk]]
 
+    def _release_sums(self) -> None:
+        """Leave the sums to the transfers: with shards their memory is wanted for other things."""
+        del self._sums_TD
+
     def _added(self) -> torch.Tensor:
         """Return this rank's part of the sums, once they are complete."""
         for transfer in self._adding:
             transfer.wait()
-        del self._sums_TD  # with shards it is another tensor, and its memory is wanted
         return self._own_SD
 
 
@@ -303,6 +307,7 @@ class _TensorForward(_TensorPhase):
 
     def finish(self) -> torch.Tensor:
         """Return (S, D)."""
+        self._release_sums()
         return self._added()
 
     def compute(self, chunk: int) -> None:
@@ -337,6 +342,7 @@ class _TensorBackward(_TensorPhase):
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x (S, D) and of the weights (S, K)."""
+        self._release_sums()
         weights_SK = self._weights_SK
         grads_TK = weights_SK.new_zeros((len(self._x_TD), weights_SK.shape[1]))
         grads_TK.view(-1)[self._pairs.pairs_R] = self._grad_weights_R1.squeeze(1).to(

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
+from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Plan
-from moetune.runtime.links import Link
 from moetune.runtime.moe.decisions import forced_strategy
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
@@ -77,7 +77,7 @@ class TensorExpertLayer(ExpertLayer):
         planbook: PlanBook | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        link: Link | None = None,
+        communicator: Communicator | None = None,
         sequence_parallel: bool = False,
     ) -> None:
         if capacity_factor is not None:
@@ -94,10 +94,10 @@ class TensorExpertLayer(ExpertLayer):
             d_model, d_hidden, num_experts, top_k, activation=activation, bias=bias,
             normalize_topk=normalize_topk, group=group, pipeline=pipeline,
             memory_reuse=memory_reuse, plan=plan, planbook=planbook, device=device, dtype=dtype,
-            link=link, sequence_parallel=sequence_parallel,
+            communicator=communicator, sequence_parallel=sequence_parallel,
         )  # fmt: skip
         if sequence_parallel:
-            self.gate.share(self.link)
+            self.gate.share(self.communicator)
 
     def _policy(
         self, _: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]
@@ -107,7 +107,7 @@ class TensorExpertLayer(ExpertLayer):
         pairs = local_pairs(
             sharing.gather(routing.experts_TK, "the gathering of choices"),
             num_tokens=sharing.num_tokens,
-            first_expert=self.link.rank * local,
+            first_expert=self.communicator.rank * local,
             num_experts=local,
             forward_degree=self.decision.forward_degree,
             backward_degree=self.decision.backward_degree,
@@ -116,9 +116,9 @@ class TensorExpertLayer(ExpertLayer):
         return TensorParallel(context=self._context, sharing=sharing, pairs=pairs)
 
     def _sharing(self, num_tokens: tuple[int, ...]) -> TokenSharing:
-        if self.sequence_parallel and self.link.num_ranks > 1:
-            return SequenceShards(self.link, num_tokens)
-        return ReplicatedTokens(self.link, num_tokens[:1])
+        if self.sequence_parallel and self.communicator.num_ranks > 1:
+            return SequenceShards(self.communicator, num_tokens)
+        return ReplicatedTokens(self.communicator, num_tokens[:1])
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
         return sum(self._sharing(num_tokens).num_tokens)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
-from moetune.runtime.links import Transfer
 
 _END_SECONDS = 10.0
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from moetune.runtime.links import Link
+from moetune.comm.group import Communicator
 from moetune.runtime.moe.layer import ExpertLayer
 from moetune.runtime.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
@@ -18,11 +18,11 @@ from moetune.runtime.parallel.tensor import ColumnParallelLinear, RowParallelLin
 class Attention(nn.Module):
     """Causal self-attention, its heads cut over the tensor-parallel ranks."""
 
-    def __init__(self, d_model: int, num_heads: int, link: Link) -> None:
+    def __init__(self, d_model: int, num_heads: int, communicator: Communicator) -> None:
         super().__init__()
-        self.num_heads = num_heads // link.num_ranks
-        self.qkv = ColumnParallelLinear(d_model, 3 * d_model, link)
-        self.out = RowParallelLinear(d_model, d_model, link)
+        self.num_heads = num_heads // communicator.num_ranks
+        self.qkv = ColumnParallelLinear(d_model, 3 * d_model, communicator)
+        self.out = RowParallelLinear(d_model, d_model, communicator)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D)."""
@@ -37,10 +37,10 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers, the width between them cut over the tensor-parallel ranks."""
 
-    def __init__(self, d_model: int, d_hidden: int, link: Link) -> None:
+    def __init__(self, d_model: int, d_hidden: int, communicator: Communicator) -> None:
         super().__init__()
-        self.up = ColumnParallelLinear(d_model, d_hidden, link)
-        self.down = RowParallelLinear(d_hidden, d_model, link)
+        self.up = ColumnParallelLinear(d_model, d_hidden, communicator)
+        self.down = RowParallelLinear(d_hidden, d_model, communicator)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """Return (B, S, D)."""

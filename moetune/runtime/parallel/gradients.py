@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moetune.runtime.links import Transfer, link_of
+from moetune.comm.gloo import communicator_of
+from moetune.comm.transfer import Transfer
 from moetune.runtime.moe.layer import MoELayer
 
 
@@ -21,7 +22,7 @@ def prepare_ddp(model: nn.Module) -> nn.Module:
     for prefix, module in model.named_modules():
         if not isinstance(module, MoELayer):
             continue
-        share = 1 / module.link.num_ranks
+        share = 1 / module.communicator.num_ranks
         for name, parameter in module.experts.named_parameters():
             path = ".".join(filter(None, (prefix, "experts", name)))
             if path not in ignored:
@@ -45,7 +46,7 @@ class GradientBuffer:
         sizes = [parameter.numel() for parameter in parameters]
         first = parameters[0]
         self._buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self._link = link_of(group, device=first.device)
+        self._communicator = communicator_of(group, device=first.device)
         self._views = [
             (parameter, part.view_as(parameter))
             for parameter, part in zip(parameters, self._buffer.split(sizes), strict=True)
@@ -59,7 +60,7 @@ class GradientBuffer:
 
     def all_reduce(self) -> Transfer:
         """Begin to sum the ranks' gradients."""
-        return self._link.add(self._buffer, "the sum of the gradients")
+        return self._communicator.all_reduce(self._buffer, "the sum of the gradients")
 
 
 def gradient_buffers(

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from moetune.comm.gloo import communicator_of
+from moetune.comm.group import Communicator
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout, check_ranks
-from moetune.runtime.links import Link, link_of
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 
@@ -41,9 +42,11 @@ class ParallelGroups:
     replicas: dist.ProcessGroup
 
     @property
-    def tensor_link(self) -> Link:
+    def tensor_communicator(self) -> Communicator:
         """The tensor-parallel group."""
-        return link_of(self.mesh.get_group("tp"), device=torch.device(self.mesh.device_type))
+        return communicator_of(
+            self.mesh.get_group("tp"), device=torch.device(self.mesh.device_type)
+        )
 
     @property
     def replica(self) -> int:

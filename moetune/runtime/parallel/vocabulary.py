@@ -12,18 +12,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from moetune.runtime.links import Link
+from moetune.comm.group import Communicator
 from moetune.runtime.parallel.tensor import copy_to_ranks, reduce_from_ranks
 
 
 class VocabParallelEmbedding(nn.Module):
     """An embedding whose rows are cut over the ranks, as equal as whole rows can be."""
 
-    def __init__(self, vocab_size: int, d_model: int, link: Link) -> None:
+    def __init__(self, vocab_size: int, d_model: int, communicator: Communicator) -> None:
         super().__init__()
-        self.link = link
+        self.communicator = communicator
         self.whole = vocab_size, d_model
-        self.mine = vocab_range(vocab_size, link)
+        self.mine = vocab_range(vocab_size, communicator)
         self.weight = nn.Parameter(torch.empty(len(self.mine), d_model))
         self.reset_parameters()
 
@@ -39,21 +39,23 @@ class VocabParallelEmbedding(nn.Module):
         Raises:
             IndexError: a token outside the vocabulary, as `nn.Embedding`; on a GPU its assertion.
         """
-        if self.link.num_ranks == 1:
+        if self.communicator.num_ranks == 1:
             return functional.embedding(tokens_BS, self.weight)
         local_BS, is_mine_BS = _local(tokens_BS, self.mine, self.whole[0])
         x_BSD = functional.embedding(local_BS, self.weight)
-        return reduce_from_ranks(x_BSD.masked_fill_(~is_mine_BS.unsqueeze(-1), 0), self.link)
+        return reduce_from_ranks(
+            x_BSD.masked_fill_(~is_mine_BS.unsqueeze(-1), 0), self.communicator
+        )
 
 
 class VocabParallelHead(nn.Module):
     """A linear layer to this rank's logits: (…, D) to (…, W)."""
 
-    def __init__(self, d_model: int, vocab_size: int, link: Link) -> None:
+    def __init__(self, d_model: int, vocab_size: int, communicator: Communicator) -> None:
         super().__init__()
-        self.link = link
+        self.communicator = communicator
         self.whole = d_model, vocab_size
-        self.mine = vocab_range(vocab_size, link)
+        self.mine = vocab_range(vocab_size, communicator)
         self.weight = nn.Parameter(torch.empty(len(self.mine), d_model))
         self.bias = nn.Parameter(torch.empty(len(self.mine)))
         self.reset_parameters()
@@ -68,11 +70,11 @@ class VocabParallelHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's logits."""
-        return functional.linear(copy_to_ranks(x, self.link), self.weight, self.bias)
+        return functional.linear(copy_to_ranks(x, self.communicator), self.weight, self.bias)
 
 
 def vocab_parallel_cross_entropy(
-    logits_TW: torch.Tensor, wanted_T: torch.Tensor, *, vocab_size: int, link: Link
+    logits_TW: torch.Tensor, wanted_T: torch.Tensor, *, vocab_size: int, communicator: Communicator
 ) -> torch.Tensor:
     """Return the mean cross-entropy in nats, equal on all ranks, in float32 or wider.
 
@@ -83,16 +85,16 @@ def vocab_parallel_cross_entropy(
     Raises:
         RuntimeError: a token outside the vocabulary; on a GPU an assertion of the device.
     """
-    local_T, is_mine_T = _local(wanted_T, vocab_range(vocab_size, link), vocab_size)
-    loss_T: torch.Tensor = _CrossEntropy.apply(logits_TW, local_T, is_mine_T, link)  # type: ignore[no-untyped-call]
+    local_T, is_mine_T = _local(wanted_T, vocab_range(vocab_size, communicator), vocab_size)
+    loss_T: torch.Tensor = _CrossEntropy.apply(logits_TW, local_T, is_mine_T, communicator)  # type: ignore[no-untyped-call]
     return loss_T.mean()
 
 
-def vocab_range(vocab_size: int, link: Link) -> range:
+def vocab_range(vocab_size: int, communicator: Communicator) -> range:
     """Return the tokens of the vocabulary whose rows are on this rank."""
-    each, more = divmod(vocab_size, link.num_ranks)
-    start = link.rank * each + min(link.rank, more)
-    return range(start, start + each + (link.rank < more))
+    each, more = divmod(vocab_size, communicator.num_ranks)
+    start = communicator.rank * each + min(communicator.rank, more)
+    return range(start, start + each + (communicator.rank < more))
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -109,17 +111,17 @@ class _CrossEntropy(torch.autograd.Function):
         logits_TW: torch.Tensor,
         local_T: torch.Tensor,
         is_mine_T: torch.Tensor,
-        link: Link,
+        communicator: Communicator,
     ) -> torch.Tensor:
         wide = torch.promote_types(logits_TW.dtype, torch.float32)
         softmax_TW = torch.softmax(logits_TW, -1, dtype=wide)
         own_T = logits_TW.amax(-1).to(wide) - softmax_TW.amax(-1).log()
         found_T = logits_TW.gather(1, local_T.unsqueeze(1)).squeeze(1).to(wide)
         # One row for every rank's log-sum-exp, one for the wanted logits.
-        rows_RT = own_T.new_zeros(link.num_ranks + 1, len(local_T))
-        rows_RT[link.rank] = own_T
+        rows_RT = own_T.new_zeros(communicator.num_ranks + 1, len(local_T))
+        rows_RT[communicator.rank] = own_T
         rows_RT[-1] = found_T.masked_fill(~is_mine_T, 0)
-        link.add(rows_RT, "the sum of the loss").wait()
+        communicator.all_reduce(rows_RT, "the sum of the loss").wait()
         whole_T = rows_RT[:-1].logsumexp(0)
         ctx.save_for_backward(softmax_TW, (own_T - whole_T).exp(), local_T, is_mine_T)
         ctx.dtype = logits_TW.dtype

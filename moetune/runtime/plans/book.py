@@ -13,13 +13,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from moetune.comm.agree import agree_on_digest, decide_on_first
+from moetune.comm.gloo import communicator_of
 from moetune.domain.constraints import Strategy
 from moetune.domain.document import canonical_json, decode, digest
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan, plan_from_json
 from moetune.domain.records import Settled
-from moetune.runtime.agree import Council
 from moetune.runtime.plans.observe import LayerReports, NoWatch, StepReporter, Watch
 from moetune.runtime.plans.search import LayerSearch, OnlineSearch, Tuner
 
@@ -221,7 +222,7 @@ def share_plans(
         MoetuneError: what `find` raised, on every rank.
         RankMismatchError: a rank received something else.
     """
-    council = Council(group)
+    communicator = communicator_of(group, device=torch.device("cpu"))
     own: list[FoundPlans] = []
 
     def say() -> tuple[list[str], list[str], bool]:
@@ -236,7 +237,7 @@ def share_plans(
         plans, settled = map(canonical_json, found.plans), map(canonical_json, found.settled)
         return list(plans), list(settled), found.is_complete
 
-    plans, settled, is_complete = council.hear(say)
+    plans, settled, is_complete = decide_on_first(communicator, say, "the sharing of plans")
     search = None
     if make_tuner is not None:
         known = [decode(Settled, json.loads(text), "settled") for text in settled]
@@ -247,7 +248,7 @@ def share_plans(
         reporter=own[0].reporter if own else None,
         is_complete=is_complete,
     )
-    council.compare(book.digest, "plan books")
+    agree_on_digest(communicator, book.digest, "plan books")
     return book
 
 

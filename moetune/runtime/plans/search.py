@@ -15,12 +15,13 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from moetune.comm.agree import decide_on_first
+from moetune.comm.gloo import communicator_of
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
-from moetune.runtime.agree import Council
 from moetune.runtime.plans.observe import CallWatch, Clock, NoWatch, Watch, device_clock
 from moetune.solve.layer.search_space import AdaptiveRanges, Space, search_space
 
@@ -187,7 +188,7 @@ class OnlineSearch:
         self.has_failed, self.num_changes = False, 0
         self._make_tuner = make_tuner
         self._tuner: Tuner | None = None
-        self._council = Council(group)
+        self._communicator = communicator_of(group, device=torch.device("cpu"))
         self._layers: dict[tuple[LayerKey, Strategy | None], LayerSearch] = {}
 
     def layer(
@@ -198,10 +199,10 @@ class OnlineSearch:
         Raises:
             InputError: the layer runs on another number of ranks than the search's group has.
         """
-        if key.num_ranks != self._council.num_ranks:
+        if key.num_ranks != self._communicator.num_ranks:
             raise InputError(
                 f"the layer runs on {key.num_ranks} ranks, the plan book is shared by "
-                f"{self._council.num_ranks}",
+                f"{self._communicator.num_ranks}",
                 "open the book with the layer's group: open_planbook(online=True, group=…)",
             )
         found = self._layers.get((key, memory_reuse))
@@ -234,7 +235,9 @@ class OnlineSearch:
             trial.is_warming = False
             trial.calls.clear()
             return
-        everywhere = self._council.gather(trial.measured())
+        everywhere = self._communicator.all_gather_object(
+            trial.measured(), "the agreement on a measured step"
+        )
         trial.calls.clear()
         if not all(everywhere):
             return
@@ -264,7 +267,7 @@ class OnlineSearch:
                 _LOGGER.warning("the search for better plans ends here: %s", error)
                 return None
 
-        return self._council.hear(safely)
+        return decide_on_first(self._communicator, safely, "the next decision of the search")
 
     def _apply(self, trial: Trial, answer: Decision | Settled | None) -> None:
         self.num_changes += 1
@@ -278,7 +281,7 @@ class OnlineSearch:
         else:
             layer, plan = trial.layer, trial.task.plan
             layer.settle(plan, trial.task.tokens_per_rank, answer.decision)
-            if self._council.is_first:
+            if self._communicator.rank == 0:
                 _LOGGER.info("%s", _outcome(answer, layer.ranges[plan.id].violations))
         self._end(trial)
 

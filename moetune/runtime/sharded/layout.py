@@ -41,7 +41,7 @@ def expert_layers(model: nn.Module) -> dict[str, MoELayer]:
     owners: dict[int, MoELayer] = {
         id(parameter): module
         for module in model.modules()
-        if isinstance(module, MoELayer) and module.link.num_ranks > 1
+        if isinstance(module, MoELayer) and module.communicator.num_ranks > 1
         for parameter in module.experts.parameters()
     }
     return {
@@ -79,25 +79,25 @@ def replica_groups(
     labels: dict[str, str] = {}
     made = {replicas.members: replicas}
     expert_ranks = replicas.all_gather_text(
-        ";".join(f"{name}={layer.link.rank}" for name, layer in layers.items())
+        ";".join(f"{name}={layer.communicator.rank}" for name, layer in layers.items())
     )
     rows = [dict(item.split("=") for item in text.split(";") if item) for text in expert_ranks]
     for name, layer in layers.items():
         if any(row.keys() != layers.keys() for row in rows):
             raise RankMismatchError("the ranks have different layers of experts")
         ranks = [int(row[name]) for row in rows]
-        if len({ranks.count(rank) for rank in range(layer.link.num_ranks)} - {0}) != 1 or set(
-            ranks
-        ) != set(range(layer.link.num_ranks)):
+        if len(
+            {ranks.count(rank) for rank in range(layer.communicator.num_ranks)} - {0}
+        ) != 1 or set(ranks) != set(range(layer.communicator.num_ranks)):
             raise InputError(
-                f"{name} is spread over {layer.link.num_ranks} ranks that are not all in the "
-                f"data-parallel group of {replicas.num_ranks}",
+                f"{name} is spread over {layer.communicator.num_ranks} ranks that are not all in "
+                f"the data-parallel group of {replicas.num_ranks}",
                 "give shard a group that contains the layer's",
             )
         members = tuple(
             member
             for member, rank in zip(replicas.members, ranks, strict=True)
-            if rank == layer.link.rank
+            if rank == layer.communicator.rank
         )
         if members not in made:
             made[members] = ReplicaGroup(members)

@@ -41,9 +41,9 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
             shape = parameters[slot.name].shape
             value = whole[slot.offset : slot.offset + slot.num_elements].view(shape)
             if slot.name in layers:
-                link = layers[slot.name].link
+                communicator = layers[slot.name].communicator
                 parts = chunks.replicas.gather(value)
-                ranks = chunks.replicas.gather(torch.tensor([link.rank]))
+                ranks = chunks.replicas.gather(torch.tensor([communicator.rank]))
                 by_rank = {int(rank): part for rank, part in zip(ranks, parts, strict=True)}
                 value = torch.cat([by_rank[rank] for rank in sorted(by_rank)]) if parts else value
             if chunks.replicas.rank == 0:
@@ -69,8 +69,8 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) ->
             value = _find(state, slot.name)
             shape = parameters[slot.name].shape
             if slot.name in layers:
-                link = layers[slot.name].link
-                value = value[link.rank * shape[0] : (link.rank + 1) * shape[0]]
+                communicator = layers[slot.name].communicator
+                value = value[communicator.rank * shape[0] : (communicator.rank + 1) * shape[0]]
             if value.shape != shape:
                 raise InputError(
                     f"{slot.name} has shape {tuple(value.shape)} in the state, not {tuple(shape)}"
@@ -210,7 +210,7 @@ class ShardedStates:
         part = values.detach().as_subclass(StatePart)
         part.first, part.num_elements = first, self._sizes[name]
         if name in self._layers:
-            link = self._layers[name].link
-            part.first += link.rank * self._sizes[name]
-            part.num_elements *= link.num_ranks
+            communicator = self._layers[name].communicator
+            part.first += communicator.rank * self._sizes[name]
+            part.num_elements *= communicator.num_ranks
         return part
