@@ -24,7 +24,7 @@ def check_service_url(text: str) -> str:
         if parts.username is not None or parts.password is not None:
             raise InputError(
                 "the url of the plan service holds a name or a password",
-                "leave it away: a token belongs into MOETUNE_TOKEN",
+                "omit it: a token belongs in MOETUNE_TOKEN",
             )
         if parts.query or parts.fragment:
             raise InputError(

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from moetune.domain.cluster import DeviceKind, Group
-from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmPoint, Product
+from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmForm, GemmPoint
 
 Preset = Literal["quick", "full"]
 
@@ -14,7 +14,7 @@ IN_FLIGHT = 4
 OPS: tuple[CollectiveOp, ...] = (
     "all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send",
 )  # fmt: skip
-_PRODUCTS: tuple[Product, ...] = ("forward", "grad_input", "grad_weight")
+_GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ GRIDS = MappingProxyType[tuple[Preset, DeviceKind], Grid](
 
 def gemm_points(dtype: str, experts: int, rows: int, d_in: int, d_out: int) -> Iterator[GemmPoint]:
     """Yield a product's three forms, forward first."""
-    for product in _PRODUCTS:
+    for product in _GEMM_FORMS:
         yield GemmPoint(
             dtype=dtype, product=product, num_experts=experts, rows=rows, d_in=d_in, d_out=d_out
         )

@@ -31,12 +31,12 @@ def next_noisy(samples: Mapping[Point, Sequence[Sample]]) -> Point | None:
     doubts = {
         point: doubt
         for point, visits in samples.items()
-        if len(visits) < _MAX_VISITS and (doubt := doubt_of(visits)) > _CERTAIN
+        if len(visits) < _MAX_VISITS and (doubt := relative_uncertainty(visits)) > _CERTAIN
     }
     return min(doubts, key=lambda point: (len(samples[point]), -doubts[point]), default=None)
 
 
-def doubt_of(visits: Sequence[Sample]) -> float:
+def relative_uncertainty(visits: Sequence[Sample]) -> float:
     """Return about the relative standard error of the median; 0 where a visit failed."""
     if any(visit.error for visit in visits):
         return 0.0

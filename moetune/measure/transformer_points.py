@@ -42,7 +42,7 @@ def transformer_points(
     for width in dict.fromkeys(widths):
         yield from _attention(model, dtype, heads // width, sequences)
         for rows in (count * model.length for count in sequences):
-            yield from _block_products(model, dtype, width, rows)
+            yield from _block_gemms(model, dtype, width, rows)
             yield from _head(model, dtype, width, rows)
     for rows in (count * model.length for count in sequences):
         for op in ("norm", "norm_backward"):
@@ -74,7 +74,7 @@ def _attention(
             )
 
 
-def _block_products(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Point]:
+def _block_gemms(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Point]:
     """Attention's projections and the two halves of the dense network, on one of `width` ranks."""
     d_model, d_hidden = model.moe.d_model, model.moe.d_hidden
     for d_in, d_out in (
@@ -88,7 +88,7 @@ def _block_products(model: Transformer, dtype: str, width: int, rows: int) -> It
 
 def _head(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Point]:
     """The head and the loss, on the one of `width` ranks that has the most tokens of its own."""
-    words = model.num_words(width)
+    words = model.vocab_per_rank(width)
     yield from gemm_points(dtype, 1, rows, model.moe.d_model, words)
     for op in ("cross_entropy", "cross_entropy_backward"):
         yield RowsPoint(op=op, dtype=dtype, rows=rows, width=words)

@@ -20,7 +20,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.samples import Product
+from moetune.domain.samples import GemmForm
 from moetune.domain.units import format_seconds
 from moetune.solve.layer.plan import solve_plan
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
@@ -51,7 +51,7 @@ class _FarGate(LinearCosts):
     __slots__ = ()
 
     def gemm(
-        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
         assert dtype
         assert product

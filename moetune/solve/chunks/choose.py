@@ -23,7 +23,7 @@ from moetune.solve.chunks.time import (
 from moetune.solve.chunks.uses import Module, uses_of
 from moetune.solve.runtime import StateBytes
 
-HIDDEN = 0.01
+CACHE_TOLERANCE = 0.01
 """A cache is large enough where its step is at most so much longer than the largest one's."""
 _NUM_SIZES = 48
 _GOOD_PLACES = 4
@@ -167,7 +167,9 @@ def pack_modules(
     low = max(prices.worthwhile_bytes(widest.ranks), largest)
     high = low * _SPAN
     if budget is not None:
-        high = min(high, (budget.device_bytes - _held(parameters, each, prices)) // _GOOD_PLACES)
+        high = min(
+            high, (budget.device_bytes - _shard_bytes(parameters, each, prices)) // _GOOD_PLACES
+        )
     low, high = min(low, max(high, largest)), max(high, largest)
     sizes = (
         rounded_elements(widest, low + (high - low) * step // _NUM_SIZES) * grain
@@ -180,7 +182,9 @@ def pack_modules(
     return Packed(chunks=best[0], chunk_bytes=best[1], each=each, offload=prices.offload)
 
 
-def _held(parameters: Sequence[PackedParameter], each: StateBytes, prices: ChunkPrices) -> int:
+def _shard_bytes(
+    parameters: Sequence[PackedParameter], each: StateBytes, prices: ChunkPrices
+) -> int:
     """Return about what shards and their states take of the device."""
     shards = sum(one.num_elements // one.group.ranks for one in parameters)
     return 0 if prices.offload else shards * each.total
@@ -279,7 +283,7 @@ def _smallest_as_fast(trial: _Trial, fewest: int, most: int) -> int:
 
     More places never make more transfers, so that they are bisected.
     """
-    goal = (1 + HIDDEN) * trial.time(most).step_seconds(1)
+    goal = (1 + CACHE_TOLERANCE) * trial.time(most).step_seconds(1)
     low, high = fewest, most
     while low < high:
         middle = (low + high) // 2

@@ -53,7 +53,7 @@ def timed(modules: Sequence[Module], *, model: Transformer, priced: Priced) -> t
     """Return the modules with the seconds of the layout's parts; they add up to them."""
     backbone = priced.backbone
     dense = (*backbone.attention, *backbone.ffn)
-    with_experts = (*backbone.attention, *priced.moe.pieces)
+    with_experts = (*backbone.attention, *priced.moe.parts)
     found: list[Module] = []
     for block, members in groupby(modules, key=lambda module: module.block):
         names = tuple(members)

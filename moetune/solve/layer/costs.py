@@ -14,14 +14,21 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from moetune.domain.constraints import Order
-from moetune.domain.costs import Costs, Estimate, Interference, LinearCost, SideBySide, least_trust
+from moetune.domain.costs import (
+    Costs,
+    Estimate,
+    Interference,
+    LinearCost,
+    OverlapSpeeds,
+    least_trust,
+)
 from moetune.domain.layer import PHASES, LayerShape, Phase
-from moetune.domain.samples import CollectiveOp, Product
+from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.solve.layer.timeline import Task
 
 COUNT_BYTES = 8
 """A number of tokens, as ranks exchange it."""
-PHASE_PRODUCTS: Mapping[Phase, tuple[Product, ...]] = MappingProxyType(
+PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
     {"forward": ("forward",), "backward": ("grad_input", "grad_weight")}
 )
 """The forms of GEMM that each phase computes for each weight."""
@@ -134,9 +141,9 @@ class LayerCosts(ABC):
             comm=replace(table.comm, comp=speeds.comm),
         )
 
-    def speeds(self, *, rows: float, transfer_seconds: float) -> SideBySide:
+    def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
-        return self.costs.side_by_side(
+        return self.costs.overlap_speeds(
             exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
         )
 
@@ -166,11 +173,11 @@ class LayerCosts(ABC):
                 d_in=self.layer.d_model,
                 d_out=experts,
             )
-            for product in PHASE_PRODUCTS[phase]
+            for product in PHASE_GEMMS[phase]
         )
         return total(choice, *gemms)
 
-    def gemm(self, product: Product, *, rows: float, is_second: bool = False) -> Estimate:
+    def gemm(self, product: GemmForm, *, rows: float, is_second: bool = False) -> Estimate:
         """Return one GEMM of all local experts, `rows` rows in all.
 
         Args:
@@ -193,7 +200,7 @@ class LayerCosts(ABC):
 
     def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
         """Yield all GEMMs of the local experts; backward two for each of the forward pass."""
-        for product in PHASE_PRODUCTS[phase]:
+        for product in PHASE_GEMMS[phase]:
             yield from (self.gemm(product, rows=rows),) * (self.layer.num_gemms - 1)
             yield self.gemm(product, rows=rows, is_second=True)
 

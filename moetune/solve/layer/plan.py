@@ -28,7 +28,6 @@ from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from moetune.solve.layer.words import (
     ONE_RANK,
     PAGEABLE,
-    beware,
     binding_resource,
     explain_choice,
     explain_fewest,
@@ -38,6 +37,7 @@ from moetune.solve.layer.words import (
     explain_strategy,
     explain_strategy_loss,
     reuses,
+    trust_warnings,
 )
 
 
@@ -174,7 +174,7 @@ def _plan_of(
 def _doubts(
     ranking: Ranking, profile: str, provenance: Provenance, *, has_refits: bool
 ) -> Iterator[str]:
-    yield from beware(
+    yield from trust_warnings(
         trust=ranking.best.trust,
         provenance=provenance,
         profile=profile,

@@ -12,7 +12,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Estimate
 from moetune.domain.layer import Phase
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
-from moetune.domain.samples import Product
+from moetune.domain.samples import GemmForm
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import LayerCosts, total
 from moetune.solve.layer.memory import middle_elements
@@ -226,7 +226,7 @@ def _halves(
     """
     num_first = costs.layer.num_gemms - 1
 
-    def gemms(*forms: Product, is_second: bool) -> list[Estimate]:
+    def gemms(*forms: GemmForm, is_second: bool) -> list[Estimate]:
         count = 1 if is_second else num_first
         return count * [costs.gemm(form, rows=rows, is_second=is_second) for form in forms]
 
@@ -237,7 +237,7 @@ def _halves(
             total(*gemms("forward", is_second=True), sorting),
         )
     again = gemms("forward", is_second=False) if recompute else []
-    gradients: tuple[Product, Product] = ("grad_input", "grad_weight")
+    gradients: tuple[GemmForm, GemmForm] = ("grad_input", "grad_weight")
     return (
         total(sorting, *again, *gemms(*gradients, is_second=True), activation),
         total(*gemms(*gradients, is_second=False), sorting),

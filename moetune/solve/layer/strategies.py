@@ -20,7 +20,7 @@ from moetune.solve.layer.times import PhaseTime, StepTime, paper_seconds
 from moetune.solve.layer.words import explain_strategy_loss
 
 UNLIMITED = 2**62
-KEPT_ONLY: tuple[Strategy, ...] = ("none",)
+NO_REUSE: tuple[Strategy, ...] = ("none",)
 """The strategies of a tensor-parallel group: it dispatches nothing to be sent again."""
 
 
@@ -90,7 +90,7 @@ def choose_strategy(
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
     budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes)
-    allowed = KEPT_ONLY if budget.shrinks_with_chunks else _allowed(costs, bounds)
+    allowed = NO_REUSE if budget.shrinks_with_chunks else _allowed(costs, bounds)
     rankings = [
         ranking
         for strategy in allowed
@@ -150,7 +150,7 @@ def all_contenders(ranked: RankedLayer) -> tuple[Contender, ...]:
     if best.bounds.strategy is None:
         return ranked.contenders
     free = replace(best.bounds, strategy=None)
-    strategies = KEPT_ONLY if best.budget.shrinks_with_chunks else _allowed(best.costs, free)
+    strategies = NO_REUSE if best.budget.shrinks_with_chunks else _allowed(best.costs, free)
     others = [
         ranking
         for one in strategies

@@ -1,4 +1,4 @@
-"""Reasons in words: why a choice won, why others lost, what to beware of, with figures."""
+"""Reasons in words: why a choice won, why others lost, what to trust_warnings of, with figures."""
 
 from collections.abc import Iterator
 
@@ -166,7 +166,7 @@ def explain_fewest(*, fewest: int) -> str:
     )
 
 
-def beware(
+def trust_warnings(
     *, trust: Trust, provenance: Provenance, profile: str, assumed_spread: bool
 ) -> Iterator[str]:
     """Yield what makes the prediction doubtful and what to run against it.

@@ -63,7 +63,7 @@ class Candidate:
         return self.pipeline.seconds + self.transfers.seconds + after
 
     @property
-    def is_roomy(self) -> bool:
+    def keeps_everything(self) -> bool:
         """Whether nothing was given up for memory on the device."""
         chunks = self.chunks
         comes_once = chunks is None or chunks.num_gathers <= chunks.num_chunks

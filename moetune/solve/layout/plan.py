@@ -22,7 +22,7 @@ from moetune.domain.request import PlanInputs
 from moetune.solve.layer.memory import layer_memory, limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
-from moetune.solve.layer.words import beware
+from moetune.solve.layer.words import trust_warnings
 from moetune.solve.layout.candidates import Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import can_chunk
 from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
@@ -34,11 +34,11 @@ from moetune.solve.layout.words import (
     explain_layout,
     explain_layout_loss,
     explain_unfit,
-    not_measured,
-    not_ours,
-    omitted,
+    omission_warnings,
     parts_of,
+    runtime_warnings,
     trust_of,
+    unmeasured_warnings,
 )
 from moetune.solve.model.prices import Prices, one_chunk_of
 from moetune.solve.runtime import MOETUNE, TargetRuntime
@@ -309,15 +309,15 @@ def _alternative(one: Candidate, lost_because: str) -> Alternative:
 def _doubts(problem: LayoutProblem, found: SearchResult, best: Candidate) -> Iterator[str]:
     inputs = problem.inputs
     num_layouts = len(found.best) + len(found.unfit) + len(found.unpriced)
-    yield from omitted(found.unpriced, num_layouts)
-    yield from not_ours(
+    yield from omission_warnings(found.unpriced, num_layouts)
+    yield from runtime_warnings(
         zero=best.setting.zero and not best.setting.chunked, recompute=best.setting.recompute
     )
-    yield from not_measured(
+    yield from unmeasured_warnings(
         model=problem.model, dtype=inputs.dtype, costs=problem.costs, offload=best.setting.offload
     )
     if best.layout.expert_parallel == "tensor" or problem.provenance == "measured":
-        yield from beware(
+        yield from trust_warnings(
             trust=trust_of(best),
             provenance=problem.provenance,
             profile=inputs.profile,

@@ -78,7 +78,7 @@ class Trial:
         if False in ways:
             on_device += self._first_chunked(sequences)
         yield from on_device
-        if True not in ways or any(one.is_roomy for one in on_device):
+        if True not in ways or any(one.keeps_everything for one in on_device):
             return
         fastest = min((one.seconds for one in on_device), default=math.inf)
         for recompute in (False, True):
@@ -229,7 +229,7 @@ class Trial:
                 share=share,
                 each=prices.state_bytes,
                 footprint=footprint,
-                num_kept=in_flight(
+                num_in_flight=in_flight(
                     stage=index, num_stages=layout.pp, num_micro_batches=setting.num_micro_batches
                 ),
                 sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),

@@ -15,7 +15,7 @@ from moetune.solve.layout.candidates import Batching, Candidate
 from moetune.solve.model.costs import CostPart
 from moetune.solve.model.stages import Stage
 
-KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(
+BINDING_OF: Mapping[PartName, ModelBinding] = MappingProxyType(
     {
         "gate": "computation",
         "first all_to_all": "all_to_all",
@@ -75,16 +75,16 @@ def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...
             seconds=found[name][2],
             share=found[name][2] / candidate.seconds,
         )
-        for name in KINDS
+        for name in BINDING_OF
         if name in found and found[name][2]
     )
 
 
-def kinds_of(parts: Iterable[Part]) -> Mapping[ModelBinding, float]:
+def seconds_by_binding(parts: Iterable[Part]) -> Mapping[ModelBinding, float]:
     """Return the seconds of each kind of work, by what it is bound by."""
     found: dict[ModelBinding, float] = {}
     for part in parts:
-        found[KINDS[part.name]] = found.get(KINDS[part.name], 0.0) + part.seconds
+        found[BINDING_OF[part.name]] = found.get(BINDING_OF[part.name], 0.0) + part.seconds
     return found
 
 
@@ -93,14 +93,14 @@ def binding_of(candidate: Candidate, parts: Iterable[Part]) -> ModelBinding:
     setting = candidate.setting
     if setting.recompute or setting.one_chunk or setting.offload:
         return "memory"
-    kinds = kinds_of(parts)
+    kinds = seconds_by_binding(parts)
     return max(kinds, key=kinds.__getitem__)
 
 
 def trust_of(candidate: Candidate) -> Trust:
     """Return the least trust in the time of any part."""
     backbone, moe = candidate.priced.backbone, candidate.priced.moe
-    pieces = (*backbone.attention, *backbone.ffn, *backbone.first, *backbone.last, *moe.pieces)
+    pieces = (*backbone.attention, *backbone.ffn, *backbone.first, *backbone.last, *moe.parts)
     estimates = [one for piece in pieces for one in (piece.forward, piece.backward)]
     estimates += [*candidate.hops, candidate.gradients, candidate.optimizer, candidate.transfers]
     return least_trust(one.trust for one in estimates if one.seconds)
@@ -112,7 +112,7 @@ def _pieces(candidate: Candidate, stage: Stage) -> Iterator[tuple[CostPart, int,
     for pieces, number, is_block in (
         (backbone.attention, stage.num_blocks, True),
         (backbone.ffn, stage.num_dense, True),
-        (moe.pieces, stage.num_moe, True),
+        (moe.parts, stage.num_moe, True),
         (backbone.first, int(stage.is_first), False),
         (backbone.last, int(stage.is_last), False),
     ):
@@ -152,7 +152,7 @@ def explain_layout(
     *, best: Candidate, parts: Sequence[Part], binding: ModelBinding, runner_up: Candidate | None
 ) -> str:
     """Return what the step of the layout consists of, and by how much it wins."""
-    kinds = kinds_of(parts)
+    kinds = seconds_by_binding(parts)
     most = sorted(kinds, key=kinds.__getitem__, reverse=True)[:2]
     shares = " and ".join(
         f"{WORDS[kind]} {kinds[kind] / best.seconds:.0%}" for kind in most if kinds[kind]
@@ -199,7 +199,7 @@ def explain_layout_loss(
     slower = other.seconds / best.seconds - 1
     if slower <= TIE:
         return "as fast"
-    mine, its = kinds_of(parts), kinds_of(best_parts)
+    mine, its = seconds_by_binding(parts), seconds_by_binding(best_parts)
     more = {kind: seconds - its.get(kind, 0.0) for kind, seconds in mine.items()}
     most = max(more, key=more.__getitem__)
     again = ", and its blocks run forward again" if other.setting.recompute else ""
@@ -222,16 +222,18 @@ def name_memory(memory: ModelMemory) -> str:
     )
 
 
-def omitted(unpriced: Sequence[tuple[Layout, ProfileError]], num_layouts: int) -> Iterator[str]:
+def omission_warnings(
+    unpriced: Sequence[tuple[Layout, ProfileError]], num_layouts: int
+) -> Iterator[str]:
     """Yield a warning where layouts lack a measured operation."""
     if unpriced:
         yield (
-            f"{len(unpriced)} of {num_layouts} layouts are omitted, not all measured: "
+            f"{len(unpriced)} of {num_layouts} layouts are omitted, as not all was measured: "
             f"{unpriced[0][1].what}; --allow-modelled estimates them"
         )
 
 
-def not_ours(*, zero: bool, recompute: bool) -> Iterator[str]:
+def runtime_warnings(*, zero: bool, recompute: bool) -> Iterator[str]:
     """Yield a warning where the plan asks for what moetune's own stages do not do."""
     wanted = (("shard optimizer states", zero), ("run blocks forward again", recompute))
     missing = " and ".join(words for words, is_wanted in wanted if is_wanted)
@@ -239,7 +241,7 @@ def not_ours(*, zero: bool, recompute: bool) -> Iterator[str]:
         yield f"moetune's stages do not {missing} themselves: the plan is for a runtime that does"
 
 
-def not_measured(
+def unmeasured_warnings(
     *, model: Transformer, dtype: str, costs: Costs, offload: bool = False
 ) -> Iterator[str]:
     """Yield a warning that names the operations that were not measured.

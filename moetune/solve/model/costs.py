@@ -15,7 +15,7 @@ from moetune.domain.plan import PartName
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.costs import NOTHING, PHASE_PRODUCTS, total
+from moetune.solve.layer.costs import NOTHING, PHASE_GEMMS, total
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.model.groups import Group
@@ -53,11 +53,11 @@ class Backbone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoePieces:
+class MoeParts:
     """One MoE layer at its best degrees."""
 
     step: StepTime
-    pieces: tuple[CostPart, ...]
+    parts: tuple[CostPart, ...]
 
 
 def send_time(
@@ -101,7 +101,7 @@ def best_moe_step(
     return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 
-def sum_over(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
+def all_reduce_time(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
     """Return one all-reduce over the group; 0 in a group of one."""
     if group.size == 1:
         return NOTHING
@@ -167,7 +167,7 @@ class Parts:
         experts: Group,
         bounds: Bounds,
         attention: tuple[CostPart, ...],
-    ) -> MoePieces:
+    ) -> MoeParts:
         """Return the MoE layer with its experts on that group.
 
         Args:
@@ -185,19 +185,19 @@ class Parts:
         step = best_moe_step(workload=workload, costs=self.costs, bounds=bounds, num_nodes=nodes)
         layer = layer_costs(workload=workload, costs=self.costs, num_nodes=nodes)
         forward, backward = (layer.phase_overhead(phase, tokens=self.tokens) for phase in PHASES)
-        pieces: tuple[CostPart, ...] = (
+        parts: tuple[CostPart, ...] = (
             CostPart(name="gate", forward=forward, backward=backward),
             CostPart(
                 name="experts", forward=_device(step.forward), backward=_device(step.backward)
             ),
         )
         if workload.layer != self.model.moe:
-            pieces += (
+            parts += (
                 CostPart(name="MoE all_reduce", forward=self._sums(), backward=self._sums()),
             )
-        pieces += _links(step, expert_parallel)
-        launches = self._launches("moe_block", (*attention, *pieces))
-        return MoePieces(step=step, pieces=(*pieces, launches))
+        parts += _links(step, expert_parallel)
+        launches = self._launches("moe_block", (*attention, *parts))
+        return MoeParts(step=step, parts=(*parts, launches))
 
     def workload(self, num_ranks: int) -> Workload:
         """Return the MoE layer's work on the ranks that share its experts."""
@@ -266,7 +266,7 @@ class Parts:
                 d_in=d_in,
                 d_out=d_out,
             )
-            for product in PHASE_PRODUCTS[phase]
+            for product in PHASE_GEMMS[phase]
             for d_in, d_out in (
                 (model.head_dim, model.length),
                 (model.length, model.head_dim),
@@ -303,7 +303,7 @@ class Parts:
         )
 
     def _head(self) -> CostPart:
-        width, words = self.model.moe.d_model, self.model.num_words(self.tensor.size)
+        width, words = self.model.moe.d_model, self.model.vocab_per_rank(self.tensor.size)
         forward, backward = (
             total(
                 self._rows("norm", phase, width),
@@ -316,13 +316,13 @@ class Parts:
 
     def _sums(self) -> Estimate:
         num_bytes = self.tokens * self.model.moe.d_model * dtype_bytes(self.dtype)
-        return sum_over(self.tensor, num_bytes=num_bytes, costs=self.costs)
+        return all_reduce_time(self.tensor, num_bytes=num_bytes, costs=self.costs)
 
     def _sum_of_loss(self) -> Estimate:
         """Return the all-reduce of each rank's normaliser and the wanted logits."""
         element = max(FULL_BYTES, dtype_bytes(self.dtype))
         num_bytes = (self.tensor.size + 1) * self.tokens * element
-        return sum_over(self.tensor, num_bytes=num_bytes, costs=self.costs)
+        return all_reduce_time(self.tensor, num_bytes=num_bytes, costs=self.costs)
 
     def _gemm(self, phase: Phase, d_in: int, d_out: int) -> Estimate:
         return total(
@@ -335,7 +335,7 @@ class Parts:
                     d_in=d_in,
                     d_out=d_out,
                 )
-                for product in PHASE_PRODUCTS[phase]
+                for product in PHASE_GEMMS[phase]
             )
         )
 

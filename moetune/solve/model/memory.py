@@ -32,7 +32,7 @@ class Share:
 
 def share_of(*, model: Transformer, layout: Layout, stage: Stage) -> Share:
     """Return the parameters of one rank of the stage."""
-    vocabulary = model.num_words(layout.tp) * model.moe.d_model
+    vocabulary = model.vocab_per_rank(layout.tp) * model.moe.d_model
     dense = stage.num_blocks * (
         model.attention_parameters // layout.tp + NORMS_OF_A_BLOCK * model.norm_parameters
     )
@@ -88,7 +88,7 @@ def footprint_of(
     full = max(FULL_BYTES, element)
     width, middles = layer.d_model, 3 if layer.activation == "swiglu" else 2
     dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
-    words = model.num_words(tp)
+    words = model.vocab_per_rank(tp)
     scores = wide_logits = 0
     if runtime.is_unfused:
         scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)
@@ -109,7 +109,7 @@ def stage_memory(
     share: Share,
     each: StateBytes,
     footprint: Footprint,
-    num_kept: int,
+    num_in_flight: int,
     sharers: tuple[int, int] = (1, 1),
     recompute: bool = False,
     shards_gradients: bool = False,
@@ -117,20 +117,20 @@ def stage_memory(
     """Return the bytes on one rank of a stage.
 
     Args:
-        num_kept: micro-batches in flight.
+        num_in_flight: micro-batches in flight.
         sharers: ranks that shard the optimizer states of dense parameters and of experts (ZeRO).
         recompute: blocks keep their input only, and one at a time is whole again.
         shards_gradients: those who shard optimizer states shard gradients, too.
     """
     count = share.dense + share.experts
     states = -(-share.dense // sharers[0]) + -(-share.experts // sharers[1])
-    activations = num_kept * stage.is_last * footprint.head
+    activations = num_in_flight * stage.is_last * footprint.head
     if recompute:
         one = max(footprint.dense * bool(stage.num_dense), footprint.moe * bool(stage.num_moe))
-        activations += num_kept * stage.num_blocks * footprint.block_input + one
+        activations += num_in_flight * stage.num_blocks * footprint.block_input + one
     else:
         blocks = stage.num_dense * footprint.dense + stage.num_moe * footprint.moe
-        activations += num_kept * blocks
+        activations += num_in_flight * blocks
     sizes = {
         "parameter_bytes": count * each.parameter,
         "gradient_bytes": (states if shards_gradients else count) * each.gradient,

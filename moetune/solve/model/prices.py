@@ -15,7 +15,7 @@ from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.costs import NOTHING, total
-from moetune.solve.model.costs import Backbone, CostPart, MoePieces, Parts, send_time
+from moetune.solve.model.costs import Backbone, CostPart, MoeParts, Parts, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of
 from moetune.solve.model.memory import Share, share_of
 from moetune.solve.model.stages import Stage, cut_into_stages
@@ -58,7 +58,7 @@ class Priced:
     """A layout's parts for one size of micro-batch."""
 
     backbone: Backbone
-    moe: MoePieces
+    moe: MoeParts
     seconds: Seconds
 
 
@@ -245,9 +245,9 @@ def one_chunk_of(bounds: Bounds) -> Bounds:
     return replace(bounds, forward_degree=None, backward_degree=None, max_degree=1)
 
 
-def _seconds(backbone: Backbone, moe: MoePieces) -> Seconds:
+def _seconds(backbone: Backbone, moe: MoeParts) -> Seconds:
     dense = (*backbone.attention, *backbone.ffn)
-    with_experts = (*backbone.attention, *moe.pieces)
+    with_experts = (*backbone.attention, *moe.parts)
     return Seconds(
         dense=_both(dense),
         moe=_both(with_experts),

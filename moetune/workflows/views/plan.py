@@ -17,7 +17,7 @@ from moetune.report.section import (
     sentence,
 )
 from moetune.solve.layer.memory import total_bytes
-from moetune.solve.layout.words import WORDS, kinds_of, name_memory
+from moetune.solve.layout.words import WORDS, name_memory, seconds_by_binding
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.models import layouts_section, parts_section
 from moetune.workflows.views.words import (
@@ -196,7 +196,7 @@ def _model_highlights(explanation: Explanation, whole: TransformerPlan) -> Itera
 
 
 def _model_summary(explanation: Explanation, whole: TransformerPlan) -> str:
-    share = kinds_of(whole.parts).get(whole.binding, 0.0) / whole.step_seconds
+    share = seconds_by_binding(whole.parts).get(whole.binding, 0.0) / whole.step_seconds
     binds = f"{WORDS[whole.binding].capitalize()} binds"
     if share:
         binds += f", {share:.0%} of the step"
