@@ -204,7 +204,7 @@ def test_a_plan_that_loses_by_overlapping_says_so_without_a_negative_time() -> N
     plan = _solve(costs=LinearCosts(is_measured=True, alone_factor=3.0, interference=slow))
     assert max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1
     assert "hide none of it and lose" in plan.decision.why
-    assert "but smaller pieces save" in plan.decision.why
+    assert "but smaller chunks save" in plan.decision.why
     assert " -" not in plan.decision.why
 
 
@@ -213,7 +213,7 @@ def test_a_pinned_loss_is_told_without_a_negative_time() -> None:
     bounds = Bounds(forward_degree=8, backward_degree=8)
     why = _solve(costs=LinearCosts(interference=slow), bounds=bounds).decision.why
     assert "hide none of it and lose" in why
-    assert "side by side for" in why
+    assert "by overlapping at a cost of" in why
     assert " -" not in why
 
 

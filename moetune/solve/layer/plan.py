@@ -1,4 +1,4 @@
-"""Plan of one layer: candidates from costs, the best of them, and why it is the best."""
+"""Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,8 +48,8 @@ class SolvedPlan:
     Args:
         step: the chosen step of the layer; in a whole model of one MoE layer, with one
             micro-batch.
-        ranked: the layer's memory strategies and degrees; None in a whole model, where memory is
-            the layout's matter.
+        ranked: the layer's memory strategies and degrees; None in a whole model, where the
+            search over layouts bounds the memory.
     """
 
     plan: Plan
@@ -187,6 +187,7 @@ def _doubts(
         backward_degree=best.backward.degree,
         strategy=ranking.strategy,
     )
+    # The limit bounds the papers' formulas, so that plans compare with theirs; the peak only warns.
     if peak.device_bytes > limit:
         yield explain_peak(peak_bytes=peak.device_bytes, limit_bytes=limit)
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE

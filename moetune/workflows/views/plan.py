@@ -17,7 +17,7 @@ from moetune.report.section import (
     sentence,
 )
 from moetune.solve.layer.memory import total_bytes
-from moetune.solve.layout.words import WORDS, name_memory, seconds_by_binding
+from moetune.solve.layout.words import BINDING_WORDS, name_memory, seconds_by_binding
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.models import layouts_section, parts_section
 from moetune.workflows.views.words import (
@@ -187,7 +187,7 @@ def _model_highlights(explanation: Explanation, whole: TransformerPlan) -> Itera
         name="Tokens a second", cell=Cell(text=f"{speed:,.0f}", value=speed), note="on each rank"
     )
     yield _memory_highlight(explanation, whole.memory.total_bytes)
-    yield Highlight(name="What binds", cell=Cell.words(WORDS[whole.binding].capitalize()))
+    yield Highlight(name="What binds", cell=Cell.words(BINDING_WORDS[whole.binding].capitalize()))
     yield Highlight(
         name="Micro-batches",
         cell=Cell.count(whole.num_micro_batches),
@@ -197,7 +197,7 @@ def _model_highlights(explanation: Explanation, whole: TransformerPlan) -> Itera
 
 def _model_summary(explanation: Explanation, whole: TransformerPlan) -> str:
     share = seconds_by_binding(whole.parts).get(whole.binding, 0.0) / whole.step_seconds
-    binds = f"{WORDS[whole.binding].capitalize()} binds"
+    binds = f"{BINDING_WORDS[whole.binding].capitalize()} binds"
     if share:
         binds += f", {share:.0%} of the step"
     return (
