@@ -78,7 +78,7 @@ class TransformerPlan:
 
     Args:
         zero: optimizer states are sharded over the ranks that hold the same parameters.
-        recompute: blocks keep only their input, and run forward again before their backward pass.
+        recompute: blocks keep only their input, and are recomputed before their backward pass.
         step_seconds: of the model, from the first micro-batch to the new parameters.
         stages: in their order; empty in older plans.
     """

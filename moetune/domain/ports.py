@@ -59,7 +59,7 @@ class Store(Protocol):
     def save_profile(self, profile: Profile, *, run_id: int | None = None) -> None:
         """Append the fitted or imported profile: the newest of its name is the current one.
 
-        Without `run_id` the profile is an imported one; its own samples are kept with it.
+        Without `run_id` the profile is an imported one, stored with its own samples.
         """
         ...
 
@@ -122,7 +122,7 @@ class Store(Protocol):
     def plan_page(self, *, after: str = "", limit: int = 50) -> tuple[PlanInfo, ...]:
         """Return a page of the plans.
 
-        A plan that is answered anew, by a newer moetune, moves to the front.
+        A plan that a newer moetune solves again moves to the front.
 
         Args:
             after: id of the last one seen, "" for the beginning.

@@ -71,7 +71,7 @@ class PlanRequest:
             raise InputError(
                 f"{self.spelling('strategy')} {self.constraints.bounds.strategy} is not planned "
                 "in a whole model",
-                f"omit {self.spelling('strategy')}: where memory binds, blocks run forward again",
+                f"omit {self.spelling('strategy')}: where memory binds, blocks are recomputed",
             )
 
     @property

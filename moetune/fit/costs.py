@@ -161,7 +161,7 @@ class ProfileCosts:
         head_dim: int,
         backward: bool,
     ) -> Estimate | None:
-        """Return the time of causal self-attention, None where it was not measured.
+        """Return the time of causal self-attention; None where it was not measured.
 
         Another length or number of heads takes the nearest measured one at as much work,
         labelled "extrapolated".

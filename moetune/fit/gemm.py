@@ -64,7 +64,7 @@ class Surface:
         return max(self.relative_error, typical)
 
     def series(self, shape: Shape) -> Series | None:
-        """Return the shape's times over rows, None where it was not measured."""
+        """Return the shape's times over rows; None where it was not measured."""
         return self._shapes.get(shape)
 
     def blend(self, shape: Shape) -> Curve:

@@ -108,7 +108,7 @@ class ProfileIndex:
         return self._surfaces[key]
 
     def gemm_points(self, dtype: str, product: GemmForm, shape: Shape) -> Points | None:
-        """Return the points over rows, None where the shape was not measured."""
+        """Return the points over rows; None where the shape was not measured."""
         surface = self.surface(dtype, product)
         series = surface.series(shape)
         if series is None:

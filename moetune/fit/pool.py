@@ -53,7 +53,7 @@ class Pool:
     """All that was measured without an error, by operation.
 
     Args:
-        gemm: by dtype, product and (num_experts, d_in, d_out), over rows of one expert.
+        gemm: by dtype, form and (num_experts, d_in, d_out), over rows of one expert.
         collective: by op, group size, nodes and number in flight, over bytes.
         copy: by direction, pinned and both_ways, over bytes.
         rows: by op and dtype, over elements.

@@ -31,8 +31,8 @@ from moetune.fit.predictor import Predictor
 # The median of |z| of a normal z: turns a median absolute error into a standard deviation.
 _MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
-# factor of 2. Two points predict each other, so their leave-one-out error compares a line with
-# a start-up time that it knows nothing of: 900 times off says "no idea", and no machine is.
+# factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
+# where a start-up time dominates: that shows that nothing is known, and no machine varies as much.
 _MAX_SPREAD = math.log(2)
 
 
