@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moetune.domain.document import digest
-from moetune.domain.errors import InputError
+from moetune.domain.errors import check_positive
 
 DeviceKind = Literal["cpu", "cuda"]
 HOST_MEMORY = "host_memory_bytes"
@@ -28,9 +28,7 @@ class Machine:
     memory_bytes: int
 
     def __post_init__(self) -> None:
-        for name in ("num_devices", "devices_per_node", "memory_bytes"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_positive(self, "num_devices", "devices_per_node", "memory_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

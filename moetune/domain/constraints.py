@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from moetune.domain.document import shown
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import ExpertParallel, LayerShape, Phase
 from moetune.domain.layout import AXES, Layout
 from moetune.domain.model import Transformer, find_model
@@ -45,10 +45,7 @@ class Bounds:
     strategy: Strategy | None = None
 
     def __post_init__(self) -> None:
-        for name in ("forward_degree", "backward_degree", "max_degree", "min_chunk_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        check_positive(self, "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens")
 
     @property
     def chosen_order(self) -> Order:
@@ -86,10 +83,7 @@ class LayoutPins:
     offload: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "micro_batch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, got {value}")
+        check_positive(self, *AXES, "micro_batch")
 
     def allow(self, layout: Layout) -> bool:
         """Return whether the layout is as pinned."""

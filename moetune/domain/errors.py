@@ -61,6 +61,14 @@ class InputError(MoetuneError):
     exit_code = 2
 
 
+def check_positive(owner: object, *names: str) -> None:
+    """Raise InputError where one of the owner's attributes is below 1; None passes."""
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and value < 1:
+            raise InputError(f"{name} must be at least 1, got {value}")
+
+
 class NotFoundError(InputError):
     """Nothing has the given id."""
 

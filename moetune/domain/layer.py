@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, check_positive
 from moetune.domain.units import dtype_bytes
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -88,9 +88,7 @@ class Workload:
     sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "tokens_per_rank"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_positive(self, "world_size", "tokens_per_rank")
         dtype_bytes(self.dtype)
         check_divisible(self.layer.num_experts, self.world_size)
         check_sequence_parallel(self.expert_parallel, sequence_parallel=self.sequence_parallel)

@@ -4,7 +4,7 @@ import difflib
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layer import Activation, LayerShape
 from moetune.domain.layout import nearest_divisors
 
@@ -32,9 +32,7 @@ class Transformer:
     moe_every: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_heads", "length", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_positive(self, "num_layers", "num_heads", "length", "vocab_size")
         if self.moe_every < 0:
             raise InputError(f"moe_every must be at least 0, got {self.moe_every}")
         if self.moe.d_model % self.num_heads:

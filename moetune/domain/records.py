@@ -8,7 +8,7 @@ from typing import Generic, Literal, TypeVar
 
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.constraints import Strategy
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, check_positive
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Provenance
 
@@ -114,9 +114,7 @@ class Observation:
     source: str
 
     def __post_init__(self) -> None:
-        for name in ("forward_degree", "backward_degree", "tokens_per_rank"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_positive(self, "forward_degree", "backward_degree", "tokens_per_rank")
         if not self.seconds:
             raise InputError("seconds is empty: an observation has at least one time")
         if not all(0 <= one < math.inf for one in (self.predicted_seconds, *self.seconds)):

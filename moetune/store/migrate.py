@@ -183,7 +183,10 @@ def _run_revisions(connection: Connection) -> None:
         )
     broken = foreign_key_problems(connection)
     if broken:
-        raise MoetuneError(f"the upgrade would break rows, and was undone: {broken[0]}")
+        raise MoetuneError(
+            f"the upgrade would break rows, and was undone: {broken[0]}",
+            "run `moetune db check`, or restore a backup",
+        )
 
 
 def foreign_key_problems(connection: Connection) -> tuple[str, ...]:

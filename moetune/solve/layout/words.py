@@ -256,7 +256,8 @@ def unmeasured_warnings(
              model.moe.activation: "activations"}  # fmt: skip
     if offload:
         update = names.pop("adam")
-        if costs.copy_mode != "inline" or not _has(costs, "adam", dtype):
+        adam = costs.rows_op(op="adam", dtype=dtype, rows=1, width=1)
+        if costs.copy_mode != "inline" or adam is None:
             names["host_adam"] = f"{update} on the host"
     absent = [
         words
@@ -270,7 +271,3 @@ def unmeasured_warnings(
         head_dim=model.head_dim, backward=False,
     ) is None:  # fmt: skip
         yield "attention was not measured: two GEMMs of its size stand in for it"
-
-
-def _has(costs: Costs, op: str, dtype: str) -> bool:
-    return costs.rows_op(op=op, dtype=dtype, rows=1, width=1) is not None
