@@ -17,7 +17,7 @@ from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.samples import RowsPoint
 from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
-from moetune.measure.ranks import Ranks
+from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, News, run_session
 from moetune.runtime.moe.layer import ExpertLayer, MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
@@ -286,4 +286,4 @@ def measure_on_ranks(
 
 def _measure(assignment: Assignment, tell: Callable[[News], object]) -> None:
     device = open_device(rank_device().index or 0)
-    run_session(assignment, device=device, ranks=Ranks(), tell=tell, makers=block_makers())
+    run_session(assignment, device=device, ranks=MeasuringRanks(), tell=tell, makers=block_makers())

@@ -195,7 +195,7 @@ def test_plan_only_of_a_whole_model_counts_its_attention(planner: Desk) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--num-layers", "2"), "a whole model lacks its experts' layer"),
+        (("--num-layers", "2"), "a whole model lacks --num-heads, --seq, --vocab"),
         (("--model", "gpt-s", "--num-layers", "2", "--seq", "1k"), "lacks --num-heads, --vocab"),
         (
             (
