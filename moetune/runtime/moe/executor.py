@@ -72,7 +72,7 @@ class PipelineContext:
 
     @property
     def tracker(self) -> MemoryTracker:
-        """What counts the tensors that are no buffers of the workspace."""
+        """Counts the tensors that are not cut from the workspace."""
         return self.workspace.tracker
 
 

@@ -5,6 +5,7 @@ A token's way to the wire: `layer`, `gate`, `function`, `executor`, **keep**, `c
 T tokens, K choices, N rows this rank sends, R rows it receives, D model width.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +58,7 @@ class _ChunkBuffers:
     regroup: Regroup | None
 
 
-class _KeepPhase:
+class _KeepPhase(ABC):
     """What both phases do alike: rows leave from one buffer, where results come back."""
 
     def __init__(self, policy: KeepActivations, phase: Phase, inputs: PhaseInputs) -> None:
@@ -102,8 +103,9 @@ class _KeepPhase:
         departure = self._chunks[chunk].departure
         self._returning.append(self.executor.combine(chunk, self._order, departure, rows))
 
+    @abstractmethod
     def _run_experts(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> None:
-        raise NotImplementedError
+        """Compute on the chunk's rows (R, D), with the result in `out`, which may be `rows`."""
 
     def _cut(self, received_RD: torch.Tensor, results_RD: torch.Tensor) -> None:
         """Cut the chunks' buffers, the same for rows and results where these may overwrite."""
