@@ -39,13 +39,13 @@ def show_model(
     from moetune.workflows.views.models import model_section
 
     model = find_model(name)
-    whole = model.transformer
+    transformer = model.transformer
     document = {
         "schema": "moetune.model/1",
         **encode(model),
         "world_size": world_size,
         "layer": model.layer(world_size),
-        "num_parameters": None if whole is None else whole.num_parameters,
+        "num_parameters": None if transformer is None else transformer.num_parameters,
     }
     found = model_section(model, world_size=world_size)
     session_of(context).screen.answer((found,), document, as_json=json)

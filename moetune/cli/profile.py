@@ -125,10 +125,10 @@ def _width(groups: Iterable[str]) -> int:
 
 def clock(seconds: float) -> str:
     """Return "45 s", "1 min 50 s" or "2 h 5 min"."""
-    whole = max(round(seconds), 1)
-    if whole < 60:  # noqa: PLR2004 - seconds of a minute
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    rounded = max(round(seconds), 1)
+    if rounded < 60:  # noqa: PLR2004 - seconds of a minute
+        return f"{rounded} s"
+    minutes, rest = divmod(rounded, 60)
     if minutes < 60:  # noqa: PLR2004 - minutes of an hour
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min"
@@ -208,7 +208,7 @@ def profile(
     ).layer(model)  # fmt: skip
     if named is not None and named.transformer is None:
         layer, model = named.layer(num_ranks), None
-    whole = model_sizes(
+    transformer = model_sizes(
         model, num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count),
         vocab=parsed(vocab, parse_count), moe_every=moe_every,
     ).transformer(model=model, layer=layer)  # fmt: skip
@@ -220,8 +220,8 @@ def profile(
         preset=preset or settings.preset,
         dtypes=_words(dtype),
         group_sizes=tuple(map(parse_count, _words(group_sizes))),
-        layers=() if layer is None or whole is not None else (layer,),
-        transformers=() if whole is None else (whole,),
+        layers=() if layer is None or transformer is not None else (layer,),
+        transformers=() if transformer is None else (transformer,),
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=parse_seconds(limit) if limit else None,
     )

@@ -9,14 +9,11 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.book import Points
 from moetune.fit.curve import curve_through, left_out_errors
 from moetune.fit.predictor import Predictor
-from moetune.fit.variants import drawn_predictors
+from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_predictors
 from moetune.report.operations import OperationCurve
 from moetune.report.section import Figure, Value
 from moetune.report.theme import SERIES, axis, drawing, log_seconds, log_sizes
 
-NUM_DRAWS = 100
-SEED = 0
-"""The draws that a plan's own spread comes from."""
 _BAND_PERCENT = (5.0, 95.0)
 _PER_OCTAVE = 4
 _LEAST_STEPS = 24
@@ -145,7 +142,9 @@ def _curve(operation: OperationCurve) -> Predictor:
 
 
 def _band(operation: OperationCurve, sizes: Sequence[float]) -> tuple[list[float], list[float]]:
-    drawn = drawn_predictors(operation.found, label=operation.label, num=NUM_DRAWS, seed=SEED)
+    drawn = drawn_predictors(
+        operation.found, label=operation.label, num=NUM_RESAMPLES, seed=RESAMPLING_SEED
+    )
     seconds = np.array([[one.predict(size).seconds for size in sizes] for one in drawn])
     low, high = np.percentile(seconds, _BAND_PERCENT, axis=0)
     return low.tolist(), high.tolist()

@@ -251,15 +251,15 @@ def _stacked(
     ]  # fmt: skip
 
 
-def parts_figure(whole: TransformerPlan) -> Figure:
+def parts_figure(transformer: TransformerPlan) -> Figure:
     """Return what a whole model's step consists of, the longest part first."""
-    parts = sorted(whole.parts, key=lambda part: part.seconds, reverse=True)
-    scale, unit = seconds_scale(max(whole.step_seconds, 1e-9))
+    parts = sorted(transformer.parts, key=lambda part: part.seconds, reverse=True)
+    scale, unit = seconds_scale(max(transformer.step_seconds, 1e-9))
     return Figure(
         name="parts",
         is_wide=True,
         title="Parts of one step",
-        words=f"Seconds of {format_seconds(whole.step_seconds)}, on the slowest stage.",
+        words=f"Seconds of {format_seconds(transformer.step_seconds)}, on the slowest stage.",
         drawing=drawing(
             [
                 {

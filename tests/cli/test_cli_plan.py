@@ -284,4 +284,4 @@ def test_explain_without_the_profile_shows_the_plan_alone(cli: Cli) -> None:
     assert cli("explain", plan["id"][:6], "--profile", "lab.toml", "--json").document["forward"]
     Path("lab.toml").write_text(text.replace("7.83e-4", "7e-4").replace("0.000783", "7e-4"))
     changed = cli("explain", plan["id"][:6], "--profile", "lab.toml")
-    assert "not the one the plan was made with" in " ".join(changed.out.split())
+    assert "not the one that the plan was made with" in " ".join(changed.out.split())

@@ -157,5 +157,5 @@ def test_a_whole_model_is_compared_by_its_own_step() -> None:
 def test_the_same_again_is_said_to_be_the_same(plan: Plan) -> None:
     answer = changed(plan, changes={"world_size": plan.inputs.world_size})
     assert replace(answer.after, warnings=plan.warnings) == plan
-    assert answer.words[0] == "This is what the plan is for already."
+    assert answer.words[0] == "The plan is already made for these inputs."
     assert answer.words[1].endswith(", as before.")

@@ -53,22 +53,22 @@ def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Sec
     Args:
         is_drawn: whether figures are wanted, too, as on a page.
     """
-    plan, whole = explanation.plan, explanation.plan.transformer
+    plan, transformer = explanation.plan, explanation.plan.transformer
     yield Section(name="why", title="Why", paragraphs=(plan.decision.why,))
     if pins := sorted(plan.inputs.constraints.items()):
         table = facts("constraints", [(f"--{flag}", value) for flag, value in pins])
         yield Section(name="pins", title="Pinned or bounded", tables=(table,))
-    if whole is not None:
+    if transformer is not None:
         yield parts_section(plan, is_drawn=is_drawn)
         yield layouts_section(explanation, is_drawn=is_drawn)
-        if not whole.moe_every:
+        if not transformer.moe_every:
             return
         ranks = plural(plan.workload.world_size, "rank")
         tokens = plural(plan.workload.tokens_per_rank, "token")
         scope = f"{ranks}, {tokens} of a micro-batch"
         yield Section(name="layer", title="One MoE layer", scope=scope)
     yield _terms(explanation, is_drawn=is_drawn)
-    if whole is None:
+    if transformer is None:
         yield from _strategies(explanation, is_drawn=is_drawn)
     yield _lost(explanation)
     yield _ranges(plan, is_drawn=is_drawn)
@@ -221,7 +221,7 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
 
 
 def _trust(plan: Plan) -> Section:
-    times, whole = plan.predicted, plan.transformer
+    times, transformer = plan.predicted, plan.transformer
     span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
     words = (
         f"One step: {span}, 90 % of the fits that the noise allows.",
@@ -231,6 +231,6 @@ def _trust(plan: Plan) -> Section:
     return Section(
         name="trust",
         title="How far to trust it",
-        paragraphs=words if whole is None or whole.moe_every else (),
+        paragraphs=words if transformer is None or transformer.moe_every else (),
         notes=tuple(map(sentence, plan.warnings)),
     )

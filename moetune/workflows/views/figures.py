@@ -30,27 +30,29 @@ _FEWEST_OPTIONS = 2
 
 def parts_figures(plan: Plan) -> Iterator[Figure]:
     """Yield what a whole model's step consists of, and its pipeline where it has stages."""
-    whole = plan.transformer
-    if whole is None:
+    transformer = plan.transformer
+    if transformer is None:
         return
-    yield parts_figure(whole)
-    if len(whole.stages) > 1:
-        yield stages_figure(whole.stages, num_micro_batches=whole.num_micro_batches)
+    yield parts_figure(transformer)
+    if len(transformer.stages) > 1:
+        yield stages_figure(transformer.stages, num_micro_batches=transformer.num_micro_batches)
 
 
 def layer_figures(explanation: Explanation) -> Iterator[Figure]:
     """Yield the timeline of the layer; without its profile, how long its passes take."""
-    plan, whole, costs = explanation.plan, explanation.plan.transformer, _costs(explanation)
+    plan, transformer, costs = explanation.plan, explanation.plan.transformer, _costs(explanation)
     if explanation.profile is None or costs is None:
-        if whole is None:
+        if transformer is None:
             yield phases_figure({"this plan": plan})
         return
-    if whole is not None and not whole.moe_every:
+    if transformer is not None and not transformer.moe_every:
         return
     per_node = explanation.profile.machine.devices_per_node
-    num_nodes = 0 if whole is None else groups_of(plan.layout, per_node=per_node).experts.num_nodes
+    num_nodes = (
+        0 if transformer is None else groups_of(plan.layout, per_node=per_node).experts.num_nodes
+    )
     forward, backward = plan_timelines(plan=plan, costs=costs, num_nodes=num_nodes)
-    title = "Timeline of one step" if whole is None else "One MoE layer with one micro-batch"
+    title = "Timeline of one step" if transformer is None else "One MoE layer with one micro-batch"
     yield timeline_figure(forward=forward, backward=backward, title=title)
 
 
@@ -97,8 +99,10 @@ def _layouts(plan: Plan) -> Iterator[Option]:
             is_chosen=is_chosen,
         )
 
-    whole = plan.transformer
-    yield option(plan.layout, whole.step_seconds, whole.memory.total_bytes, is_chosen=True)
+    transformer = plan.transformer
+    yield option(
+        plan.layout, transformer.step_seconds, transformer.memory.total_bytes, is_chosen=True
+    )
     for one in plan.alternatives:
         if one.layout is not None and one.memory_bytes is not None:
             yield option(one.layout, one.step_seconds, one.memory_bytes, is_chosen=False)

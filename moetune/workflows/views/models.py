@@ -41,9 +41,9 @@ def model_section(model: Model, *, world_size: int) -> Section:
     title = f"{model.title} ({model.source})"
     if model.transformer is None:
         return Section(name="model", title=title, tables=(layer,))
-    whole = encode(model.transformer)
-    del whole["moe"]
-    rows = [*((key, f"{value:,}") for key, value in whole.items())]
+    transformer = encode(model.transformer)
+    del transformer["moe"]
+    rows = [*((key, f"{value:,}") for key, value in transformer.items())]
     table = facts(
         "whole", [*rows, ("parameters", _parameters(model).text)], header=("whole model", "")
     )
@@ -78,13 +78,13 @@ def layouts_section(explanation: Explanation, *, is_drawn: bool = False) -> Sect
         is_drawn: whether figures are wanted, too.
     """
     plan = explanation.plan
-    whole = _whole(plan)
+    transformer = _whole(plan)
     chosen = (
         *_sizes(plan.layout),
-        Cell.seconds(whole.step_seconds),
+        Cell.seconds(transformer.step_seconds),
         EMPTY,
-        _speed(plan, whole.step_seconds),
-        Cell.size(whole.memory.total_bytes),
+        _speed(plan, transformer.step_seconds),
+        Cell.size(transformer.memory.total_bytes),
         Cell.words("chosen"),
     )
     lost = [_lost(one, plan) for one in plan.alternatives if one.layout is not None]
@@ -108,11 +108,11 @@ def layouts_section(explanation: Explanation, *, is_drawn: bool = False) -> Sect
 
 def parts_section(plan: Plan, *, is_drawn: bool = False) -> Section:
     """Return what the step consists of on the slowest stage, forward and in all."""
-    whole = _whole(plan)
-    forward = sum(part.forward_seconds for part in whole.parts)
+    transformer = _whole(plan)
+    forward = sum(part.forward_seconds for part in transformer.parts)
     every = (
-        Cell.words("all"), EMPTY, Cell.seconds(forward), _ALL, Cell.seconds(whole.step_seconds),
-        _ALL,
+        Cell.words("all"), EMPTY, Cell.seconds(forward), _ALL,
+        Cell.seconds(transformer.step_seconds), _ALL,
     )  # fmt: skip
     return Section(
         name="parts",
@@ -121,7 +121,7 @@ def parts_section(plan: Plan, *, is_drawn: bool = False) -> Section:
             Table(
                 name="parts",
                 header=("part", "one layer", "forward", "share", "step", "share"),
-                rows=(*(_part(part, forward) for part in whole.parts), every),
+                rows=(*(_part(part, forward) for part in transformer.parts), every),
                 notes=(_PARTS,),
             ),
         ),

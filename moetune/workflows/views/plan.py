@@ -73,8 +73,8 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
 
 def _doubts(plan: Plan) -> Section:
     """Return how sure the choice of chunks is, and the plan's warnings."""
-    whole = plan.transformer
-    paragraphs = (how_sure(plan),) if whole is None else ()
+    transformer = plan.transformer
+    paragraphs = (how_sure(plan),) if transformer is None else ()
     return Section(name="doubts", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings)))
 
 
@@ -161,10 +161,10 @@ def _phase(
     return Cell.words(name), Cell.seconds(one_chunk), Cell.seconds(planned), Cell.seconds(exposed)
 
 
-def _model_answer(explanation: Explanation, whole: TransformerPlan) -> Section:
-    plan, memory = explanation.plan, whole.memory
+def _model_answer(explanation: Explanation, transformer: TransformerPlan) -> Section:
+    plan, memory = explanation.plan, transformer.memory
     chunks = () if plan.chunks is None else (_chunks(plan.chunks),)
-    layer = (_layer_in_model(plan),) if whole.moe_every else ()
+    layer = (_layer_in_model(plan),) if transformer.moe_every else ()
     return Section(
         name="answer",
         title=plan_name(plan),
@@ -175,34 +175,36 @@ def _model_answer(explanation: Explanation, whole: TransformerPlan) -> Section:
             *layer,
             memory_words(explanation, memory.total_bytes, name_memory(memory)),
         ),
-        highlights=tuple(_model_highlights(explanation, whole)),
-        summary=_model_summary(explanation, whole),
+        highlights=tuple(_model_highlights(explanation, transformer)),
+        summary=_model_summary(explanation, transformer),
     )
 
 
-def _model_highlights(explanation: Explanation, whole: TransformerPlan) -> Iterator[Highlight]:
-    speed = whole.tokens_per_second_per_rank
-    yield Highlight(name="One step of the model", cell=Cell.seconds(whole.step_seconds))
+def _model_highlights(
+    explanation: Explanation, transformer: TransformerPlan
+) -> Iterator[Highlight]:
+    speed = transformer.tokens_per_second_per_rank
+    yield Highlight(name="One step of the model", cell=Cell.seconds(transformer.step_seconds))
     yield Highlight(
         name="Tokens a second", cell=Cell(text=f"{speed:,.0f}", value=speed), note="on each rank"
     )
-    yield _memory_highlight(explanation, whole.memory.total_bytes)
-    yield Highlight(name="What binds", cell=Cell.words(WORDS[whole.binding].capitalize()))
+    yield _memory_highlight(explanation, transformer.memory.total_bytes)
+    yield Highlight(name="What binds", cell=Cell.words(WORDS[transformer.binding].capitalize()))
     yield Highlight(
         name="Micro-batches",
-        cell=Cell.count(whole.num_micro_batches),
-        note=f"of {plural(whole.micro_batch_sequences, 'sequence')}",
+        cell=Cell.count(transformer.num_micro_batches),
+        note=f"of {plural(transformer.micro_batch_sequences, 'sequence')}",
     )
 
 
-def _model_summary(explanation: Explanation, whole: TransformerPlan) -> str:
-    share = kinds_of(whole.parts).get(whole.binding, 0.0) / whole.step_seconds
-    binds = f"{WORDS[whole.binding].capitalize()} binds"
+def _model_summary(explanation: Explanation, transformer: TransformerPlan) -> str:
+    share = kinds_of(transformer.parts).get(transformer.binding, 0.0) / transformer.step_seconds
+    binds = f"{WORDS[transformer.binding].capitalize()} binds"
     if share:
         binds += f", {share:.0%} of the step"
     return (
-        f"One step of the model: {format_seconds(whole.step_seconds)}, "
-        f"{whole.tokens_per_second_per_rank:,.0f} tokens a second and "
+        f"One step of the model: {format_seconds(transformer.step_seconds)}, "
+        f"{transformer.tokens_per_second_per_rank:,.0f} tokens a second and "
         f"{device_word(explanation.profile)}. {binds}."
     )
 

@@ -29,13 +29,13 @@ def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
     Args:
         profile: says what a rank is.
     """
-    inputs, whole, device = plan.inputs, plan.transformer, device_word(profile)
+    inputs, transformer, device = plan.inputs, plan.transformer, device_word(profile)
     tokens, devices = plural(inputs.tokens_per_rank, "token"), plural(inputs.world_size, device)
     experts = plural(inputs.layer.num_experts, "expert")
-    if whole is not None:
-        layers = plural(whole.num_layers, "layer")
-        if whole.moe_every:
-            layers += f", {_every(whole.moe_every)} with experts · {experts}"
+    if transformer is not None:
+        layers = plural(transformer.num_layers, "layer")
+        if transformer.moe_every:
+            layers += f", {_every(transformer.moe_every)} with experts · {experts}"
         return f"{layers} · {devices} · {tokens} per {device} · {inputs.dtype}"
     each = f"on every {device}" if is_tensor(plan) else f"per {device}"
     if plan.workload.sequence_parallel:
@@ -122,13 +122,13 @@ def _tensor_decision(plan: Plan) -> str:
     return f"Cut the tokens into {degrees_words(plan)}: {how} behind the next one's experts."
 
 
-def _model_decision(plan: Plan, whole: TransformerPlan) -> str:
+def _model_decision(plan: Plan, transformer: TransformerPlan) -> str:
     layout = plan.layout
     replicas = f"{plural(layout.dp, 'replica')} (dp)"
     stages = "no stages" if layout.pp == 1 else f"{plural(layout.pp, 'stage')} (pp)"
     tensor = "whole layers" if layout.tp == 1 else f"layers cut over {layout.tp} ranks (tp)"
     experts = ""
-    if not whole.moe_every:
+    if not transformer.moe_every:
         tensor = f"and {tensor}"
     elif layout.expert_parallel == "tensor":
         experts = ", and the experts shared by the same ranks, whose outputs are added"
@@ -136,11 +136,11 @@ def _model_decision(plan: Plan, whole: TransformerPlan) -> str:
         experts = ", and all experts on every rank"
     else:
         experts = f", and experts exchanged among {layout.ep} replicas (ep)"
-    batches = plural(whole.num_micro_batches, "micro-batch", "micro-batches")
-    ways = [f"{batches} of {plural(whole.micro_batch_sequences, 'sequence')}"]
-    if whole.zero and plan.chunks is None:
+    batches = plural(transformer.num_micro_batches, "micro-batch", "micro-batches")
+    ways = [f"{batches} of {plural(transformer.micro_batch_sequences, 'sequence')}"]
+    if transformer.zero and plan.chunks is None:
         ways.append("optimizer states sharded (ZeRO)")
-    if whole.recompute:
+    if transformer.recompute:
         ways.append("blocks run forward again before their backward pass")
     return f"Take {replicas}, {stages}, {tensor}{experts}. Run {', '.join(ways)}."
 
