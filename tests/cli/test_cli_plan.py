@@ -161,7 +161,7 @@ def test_an_accepted_estimate_is_said_in_the_plan(cli: Cli) -> None:
     ).document  # fmt: skip
     assert plan["predicted"]["trust"] == "modelled"
     assert plan["inputs"]["constraints"]["allow-modelled"] == "true"
-    assert any("no all_to_all was measured for 64 ranks" in text for text in plan["warnings"])
+    assert any("all_to_all was not measured for 64 ranks" in text for text in plan["warnings"])
 
 
 def test_a_layer_that_does_not_fit_is_infeasible_and_says_what_binds(cli: Cli) -> None:
@@ -246,7 +246,7 @@ def test_explain_shows_terms_that_add_up(cli: Cli) -> None:
 def test_explain_says_why_what_lost_and_the_ranges_in_80_columns(cli: Cli) -> None:
     plan = cli(*PLAN, "--json").document
     result = cli("explain", plan["id"][:6])
-    for words in ("Why", "What the time consists of", "What lost", "tokens per rank", "How sure"):
+    for words in ("Why", "What the time consists of", "Alternatives that lost", "tokens per rank", "How sure"):
         assert words in result.out
     assert "transfers are hidden" in " ".join(result.out.split())
     low, high, *_ = plan["pipeline"]["ranges"][0]
@@ -263,7 +263,7 @@ def test_explain_says_when_nothing_can_be_hidden(cli: Cli) -> None:
     plan = cli(*PLAN, "--world-size", "1", "--tokens", "64", "--json", "--memory-limit", "90GB")
     result = cli("explain", plan.document["id"][:6])
     assert result.code == 0
-    assert "Nothing can be hidden" in result.out
+    assert "There is nothing to hide" in result.out
 
 
 def test_explain_of_a_plan_file_needs_no_database(cli: Cli, database: Path) -> None:

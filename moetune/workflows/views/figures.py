@@ -1,4 +1,4 @@
-"""Figures of a plan: what its step consists of, its timeline, and what else there was."""
+"""Figures of a plan: parts of its step, its timeline, and time against memory of its options."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,7 +29,7 @@ _FEWEST_OPTIONS = 2
 
 
 def parts_figures(plan: Plan) -> Iterator[Figure]:
-    """Yield what a whole model's step consists of, and its pipeline where it has stages."""
+    """Yield the parts of a whole model's step, and its pipeline where it has stages."""
     transformer = plan.transformer
     if transformer is None:
         return
@@ -39,7 +39,7 @@ def parts_figures(plan: Plan) -> Iterator[Figure]:
 
 
 def layer_figures(explanation: Explanation) -> Iterator[Figure]:
-    """Yield the timeline of the layer; without its profile, how long its passes take."""
+    """Yield the layer's timeline; without its profile, bars of its passes."""
     plan, transformer, costs = explanation.plan, explanation.plan.transformer, _costs(explanation)
     if explanation.profile is None or costs is None:
         if transformer is None:
@@ -57,7 +57,7 @@ def layer_figures(explanation: Explanation) -> Iterator[Figure]:
 
 
 def memory_figures(explanation: Explanation) -> tuple[Figure, ...]:
-    """Return time against memory, where there is a choice."""
+    """Return time against memory, where there are at least two options."""
     options = options_of(explanation)
     if len(options) < _FEWEST_OPTIONS:
         return ()
@@ -65,10 +65,10 @@ def memory_figures(explanation: Explanation) -> tuple[Figure, ...]:
 
 
 def options_of(explanation: Explanation) -> tuple[Option, ...]:
-    """Return the plan beside what it was chosen from, with the memory that each needs.
+    """Return the plan and its alternatives, each with its step time and memory.
 
-    Of a whole model the layouts that it names; of a layer every strategy that was priced, in 1,
-    2, 4 … chunks each way.
+    Of a whole model these are the layouts in the plan; of a layer, every strategy of the
+    explanation with 1, 2, 4 … 64 chunks in both phases.
     """
     plan = explanation.plan
     if plan.transformer is not None:
@@ -109,7 +109,7 @@ def _layouts(plan: Plan) -> Iterator[Option]:
 
 
 def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[Option]:
-    """Yield the layer's own choice, then the others; a strategy in one chunk reuses nothing."""
+    """Yield the plan's choice, then the others; in one chunk there is nothing to reuse."""
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs)
     chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree

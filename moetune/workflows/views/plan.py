@@ -1,4 +1,4 @@
-"""A plan as sections: what to do, the time, the memory, and how sure that is."""
+"""A plan as sections: the decision, its time and memory, and its uncertainty."""
 
 from collections.abc import Iterator
 
@@ -36,24 +36,24 @@ from moetune.workflows.views.words import (
 
 
 def plan_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return what to do, what it takes, what it was chosen from, and how sure that is."""
+    """Return a plan for a screen: decision, a model's layouts and parts, uncertainty."""
     plan = explanation.plan
-    answer, doubts = answer_section(explanation), _doubts(plan)
+    answer, uncertainty = answer_section(explanation), _uncertainty(plan)
     if plan.transformer is None:
-        return answer, doubts
-    return answer, layouts_section(explanation), parts_section(plan), doubts
+        return answer, uncertainty
+    return answer, layouts_section(explanation), parts_section(plan), uncertainty
 
 
 def page_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return the same for a page that goes on with `reasons`, which have the layouts and why."""
-    return answer_section(explanation, has_reasons=True), _doubts(explanation.plan)
+    """Return the same without layouts and parts, for a page that `explanation.reasons` follow."""
+    return answer_section(explanation, has_reasons=True), _uncertainty(explanation.plan)
 
 
 def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Section:
-    """Return what the plan is for, what to do, and the times and bytes of it.
+    """Return the plan's workload, its decision, and the predicted times and bytes.
 
     Args:
-        has_reasons: whether a section about why follows anyway.
+        has_reasons: whether a section with the reason follows, so that it is omitted here.
     """
     plan = explanation.plan
     if plan.transformer is not None:
@@ -71,8 +71,8 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
     )
 
 
-def _doubts(plan: Plan) -> Section:
-    """Return how sure the choice of chunks is, and the plan's warnings."""
+def _uncertainty(plan: Plan) -> Section:
+    """Return the probability that the choice of chunks is best, and the plan's warnings."""
     transformer = plan.transformer
     paragraphs = (how_sure(plan),) if transformer is None else ()
     return Section(name="doubts", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings)))
@@ -212,7 +212,7 @@ def _model_summary(explanation: Explanation, transformer: TransformerPlan) -> st
 def _chunks(chunks: Chunks) -> str:
     size = format_bytes(chunks.chunk_bytes)
     if not chunks.scatter:
-        return f"Keep model states whole on every rank, and reduce gradients in chunks of {size}."
+        return f"Keep all model states on every rank, and reduce gradients in chunks of {size}."
     where = "on the host (offload)" if chunks.offload else "in shards, one on each replica"
     places = chunks.cache_bytes // chunks.chunk_bytes
     return (
