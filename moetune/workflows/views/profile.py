@@ -8,12 +8,12 @@ from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine,
 from moetune.domain.units import format_bytes
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
-    BESIDE,
     CLASSES,
+    OVERLAPPED,
     OperationCurve,
     interference_figure,
     operations_of,
-    speeds_beside,
+    overlapped_speeds,
 )
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, plural
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
@@ -246,9 +246,9 @@ def _interference(profile: Profile) -> Section:
         return Section(name="interference", paragraphs=(words,))
     table = Table(
         name="interference",
-        header=("speed of", *(f"beside {one}" for one in BESIDE)),
+        header=("speed of", *(f"with {one}" for one in OVERLAPPED)),
         rows=tuple(
-            (Cell.words(name), *map(_speed, speeds_beside(profile.interference, one)))
+            (Cell.words(name), *map(_speed, overlapped_speeds(profile.interference, one)))
             for one, name in CLASSES.items()
         ),
     )
