@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, Provenance
@@ -262,24 +263,13 @@ def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
     for rows in profile.rows:
         yield f"{rows.op} {rows.dtype} alpha_seconds", rows.alpha_seconds
         yield f"{rows.op} {rows.dtype} beta_seconds_per_element", rows.beta_seconds_per_element
-    yield from _speeds(profile)
+    for victim, speeds in encode(profile.interference).items():
+        for other, speed in speeds.items():
+            yield f"{victim} beside {other}", speed
     for key, value in profile.fingerprint.hardware.items():
         yield f"hardware {key}", value
     for key, value in profile.fingerprint.software.items():
         yield f"software {key}", value
-
-
-def _speeds(profile: Profile) -> Iterator[tuple[str, float]]:
-    speeds = profile.interference
-    yield "comp beside comm", speeds.comp.comm
-    yield "comp beside mem", speeds.comp.mem
-    yield "comp beside all", speeds.comp.all
-    yield "comm beside comp", speeds.comm.comp
-    yield "comm beside mem", speeds.comm.mem
-    yield "comm beside all", speeds.comm.all
-    yield "mem beside comp", speeds.mem.comp
-    yield "mem beside comm", speeds.mem.comm
-    yield "mem beside all", speeds.mem.all
 
 
 def _changed(there: Mapping[str, str], here: Mapping[str, str], keys: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What-if: the plan for changed inputs or another machine, and the differences in words.
+"""Plans for changed inputs or another machine, and their differences in words (what-if).
 
 `Planner.whatif` finds the plan and its profile; `change_plan` makes the second plan.
 """

@@ -286,7 +286,7 @@ def test_explain_without_the_profile_shows_the_plan_alone(cli: Cli) -> None:
     plan = cli("plan", "--model", "gpt-s", "--profile", "lab.toml", "--json").document
     alone = cli("explain", plan["id"][:6])
     assert alone.code == 0
-    assert "'lab' is not here" in " ".join(alone.out.split())
+    assert "'lab' was not found" in " ".join(alone.out.split())
     assert cli("explain", plan["id"][:6], "--profile", "lab.toml", "--json").document["forward"]
     Path("lab.toml").write_text(text.replace("7.83e-4", "7e-4").replace("0.000783", "7e-4"))
     changed = cli("explain", plan["id"][:6], "--profile", "lab.toml")

@@ -175,7 +175,7 @@ def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
     profile = replace(load_profile_file(bundled_profiles()[PUBLISHED]), name=str(path))
     plan = make_plan(PlanRequest(model="gpt-s"), profile=profile)
     planner.store.save_plan(plan)
-    assert "is not here" in planner.explain(plan.id).note
+    assert "was not found" in planner.explain(plan.id).note
     with pytest.raises(ProfileError, match="unknown"):
         planner.trace(plan.id)
 
@@ -200,7 +200,7 @@ def test_explain_and_trace_say_what_the_plan_was_made_from(planner: ServicePlann
     with pytest.raises(ProfileError, match="has changed since"):
         planner.trace(plan.id)
     planner.store.remove_profile("lab")
-    assert "is not here" in planner.explain(plan.id).note
+    assert "was not found" in planner.explain(plan.id).note
 
 
 @pytest.mark.parametrize("plan_id", ["ab" * 32, "", "nothing", "%", "0" * 10**5, "\0", "\ud800"])

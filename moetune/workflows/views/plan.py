@@ -75,7 +75,9 @@ def _uncertainty(plan: Plan) -> Section:
     """Return the probability that the choice of chunks is best, and the plan's warnings."""
     transformer = plan.transformer
     paragraphs = (how_sure(plan),) if transformer is None else ()
-    return Section(name="doubts", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings)))
+    return Section(
+        name="uncertainty", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings))
+    )
 
 
 def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:

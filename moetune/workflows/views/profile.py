@@ -158,7 +158,7 @@ def _lines(profile: Profile) -> Section:
         else:
             rows.append(_operation(one))
     counted = ", ".join(f"{kind} ({count:,})" for kind, count in points.items())
-    notes = (f"Measured besides, shape by shape: {counted}.",) if counted else ()
+    notes = (f"Also measured, by shape: {counted}.",) if counted else ()
     table = replace(_table(rows), notes=notes)
     return Section(name="operations", title="Operations", tables=(table,))
 

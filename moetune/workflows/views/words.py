@@ -50,14 +50,14 @@ def plan_decision(plan: Plan) -> str:
     if is_tensor(plan):
         return _tensor_decision(plan)
     pipeline, strategy = plan.pipeline, plan.memory.strategy
-    kept = "keep all activations (strategy none)"
+    memory = "keep all activations (strategy none)"
     if strategy != "none":
-        kept = f"reuse memory with strategy {strategy}: {HOW[strategy]}"
+        memory = f"reuse memory with strategy {strategy}: {HOW[strategy]}"
     if is_one_chunk(plan):
-        return f"Leave the tokens in one chunk, forward and backward, and {kept}."
+        return f"Leave the tokens in one chunk, forward and backward, and {memory}."
     is_usual = pipeline.order == "dispatch_first" or strategy != "none"
     order = "" if is_usual else f", {_ORDERS[pipeline.order]}"
-    return f"Cut the tokens into {degrees_words(plan)}{order}, and {kept}."
+    return f"Cut the tokens into {degrees_words(plan)}{order}, and {memory}."
 
 
 def how_sure(plan: Plan) -> str:
