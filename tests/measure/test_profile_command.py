@@ -137,7 +137,7 @@ def test_ctrl_c_ends_with_130_and_a_partial_run(planner: Desk) -> None:
     _, words = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     assert "Traceback" not in words
-    assert "points are kept" in words
+    assert "points are stored" in words
     assert "--resume" in words
     wait_until(lambda: not any(map(is_running, ranks)))
     assert [run.status for run in planner.runs()] == ["partial"]
