@@ -43,7 +43,7 @@ class Routing:
     aux_loss: torch.Tensor
 
 
-class _Choice(torch.autograd.Function):
+class _GateFunction(torch.autograd.Function):
     """softmax(x weightᵀ), its K largest and its mean; and x itself for what comes after.
 
     One function with one backward, for the sake of memory: autograd would sum the gradients of
@@ -222,17 +222,18 @@ class Gate(nn.Module):
         with torch.no_grad():
             self.weight.copy_(values.uniform_(-bound, bound, generator=generator))
 
-    def share(self, communicator: Communicator) -> None:
-        """Take the tokens for this rank's shard of a sequence that the ranks share.
+    def use_sequence_shards(self, communicator: Communicator) -> None:
+        """Treat the tokens as this rank's shard of a sequence from now on.
 
-        Balance loss and gradient of the weight are then those of the whole sequence, on all.
+        The balance loss and the weight's gradient are then those of the whole sequence, on every
+        rank.
         """
         self._communicator = communicator
 
     def forward(self, x_TD: torch.Tensor) -> Routing:
         """Return the routing of the tokens."""
         with torch.autocast(x_TD.device.type, enabled=False):
-            weights_TK, experts_TK, mean_E, share_E, passed_TD = _Choice.apply(  # type: ignore[no-untyped-call]
+            weights_TK, experts_TK, mean_E, share_E, passed_TD = _GateFunction.apply(  # type: ignore[no-untyped-call]
                 x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._tracker,
                 self._communicator,
             )  # fmt: skip

@@ -13,10 +13,11 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, Regroup, slices_of
+from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, slices_of
 from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_schedule
 from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
+from moetune.runtime.moe.regroup import Regroup, regroups
 from moetune.runtime.moe.workspace import Shape
 
 
@@ -66,7 +67,7 @@ class _KeepPhase(ABC):
         dispatch, like_TD = policy.dispatch, inputs.values_TD
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
-        self._regroups = dispatch.regroups(self._order)
+        self._regroups = regroups(dispatch, self._order)
         self._sent = slices_of(map(sum, self._order.send_counts))
         is_backward, degree = phase == "backward", self._order.degree
         received = dispatch.num_received, like_TD.shape[1]

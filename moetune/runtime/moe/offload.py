@@ -232,11 +232,11 @@ class Offload:
         like: torch.Tensor,
         is_needed: bool,
     ) -> None:
-        self.keeps_input = strategy in OFFLOADS_INPUT
-        self.keeps_middle = strategy in OFFLOADS_MIDDLE
+        self.offloads_input = strategy in OFFLOADS_INPUT
+        self.offloads_middle = strategy in OFFLOADS_MIDDLE
         self._copies = host.copies
-        widths = {"input": layer.d_model} if self.keeps_input else {}
-        if self.keeps_middle:
+        widths = {"input": layer.d_model} if self.offloads_input else {}
+        if self.offloads_middle:
             names = ("pre", "gate") if layer.activation == "swiglu" else ("pre",)
             widths |= dict.fromkeys(names, layer.d_hidden)
         self._names = list(widths)
@@ -244,19 +244,19 @@ class Offload:
         self._loan: Loan | None = host.pool.borrow(shapes, like) if is_needed and shapes else None
         self._saving: dict[tuple[str, int], Copy] = {}
 
-    def save(self, name: str, slot: int, rows: torch.Tensor, mine: slice) -> None:
+    def save(self, name: str, buffer: int, rows: torch.Tensor, mine: slice) -> None:
         """Start copying a chunk's rows to the host, if they go there."""
         if self._loan is not None and name in self._names:
             target = self._loan.tensors[self._names.index(name)][mine]
-            self._saving[name, slot] = self._copies.save(rows, target)
+            self._saving[name, buffer] = self._copies.save(rows, target)
 
-    def settle(self, name: str, slot: int) -> None:
+    def wait_for_save(self, name: str, buffer: int) -> None:
         """Wait until a slot's last save is done, before something else is written there."""
-        saving = self._saving.pop((name, slot), None)
+        saving = self._saving.pop((name, buffer), None)
         if saving is not None:
             saving.wait()
 
-    def settle_all(self) -> None:
+    def wait_for_saves(self) -> None:
         """Wait until all saves are done, so that what was saved can be loaded."""
         for saving in self._saving.values():
             saving.wait()

@@ -1,6 +1,6 @@
 """`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3).
 
-First step of a token's way: as in `layer`, with the policy of `tensor`.
+First step of a token's way: as in `expert_layer`, with the policy of `tensor`.
 """
 
 import os
@@ -14,13 +14,13 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.decisions import forced_strategy
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.layer import ExpertLayer
-from moetune.runtime.moe.tensor import (
+from moetune.runtime.moe.tensor import TensorParallel
+from moetune.runtime.moe.tensor_tokens import (
     ReplicatedTokens,
     SequenceShards,
-    TensorParallel,
     TokenSharing,
     local_pairs,
 )
@@ -97,7 +97,7 @@ class TensorExpertLayer(ExpertLayer):
             communicator=communicator, sequence_parallel=sequence_parallel,
         )  # fmt: skip
         if sequence_parallel:
-            self.gate.share(self.communicator)
+            self.gate.use_sequence_shards(self.communicator)
 
     def _policy(
         self, _: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]

@@ -7,7 +7,7 @@ Every tensor that a step makes goes through here: counted by a `MemoryTracker`, 
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -174,28 +174,6 @@ class Workspace:
                 buffer.fill_(torch.nan)
         return buffers
 
-    def rings(self, shapes: Mapping[str, "RingShape"], like: torch.Tensor) -> dict[str, "Ring"]:
-        """Return a phase's rings by name, all made at once.
-
-        Raises:
-            AllocationError: they do not fit.
-        """
-        buffers = self.buffers(
-            {
-                f"{name} {slot}": (ring.rows, ring.width)
-                for name, ring in shapes.items()
-                for slot in range(ring.num_buffers)
-            },
-            like,
-        )
-        return {
-            name: Ring(
-                [buffers[f"{name} {slot}"] for slot in range(ring.num_buffers)],
-                poison=self.poison,
-            )
-            for name, ring in shapes.items()
-        }
-
     @contextlib.contextmanager
     def guard(self, phase: str) -> Iterator[None]:
         """Run a phase; if it fails, exchanges under way keep its buffers to themselves.
@@ -226,76 +204,3 @@ class Workspace:
                 "the buffers of a phase", (num_bytes,), like, dtype=torch.uint8
             )
         return self._memory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RingShape:
-    """A ring of buffers (rows, width) each."""
-
-    num_buffers: int
-    rows: int
-    width: int
-
-
-class Ring:
-    """Buffers of one kind. A chunk's buffer is its own until another chunk takes it.
-
-    Args:
-        buffers: (rows of the largest chunk, width) each.
-        poison: fill a buffer with NaN when it is taken.
-    """
-
-    def __init__(self, buffers: Sequence[torch.Tensor], *, poison: bool) -> None:
-        self._buffers, self._poison = buffers, poison
-
-    def __len__(self) -> int:
-        """Return the number of buffers."""
-        return len(self._buffers)
-
-    @property
-    def whole(self) -> torch.Tensor:
-        """The only buffer, or the first, with the rows of the largest chunk."""
-        return self._buffers[0]
-
-    def take(self, chunk: int, rows: int) -> torch.Tensor:
-        """Return the chunk's buffer anew: (rows, width), whatever was in it."""
-        buffer = self._buffers[chunk % len(self._buffers)]
-        if self._poison:
-            buffer.fill_(torch.nan)
-        return buffer[:rows]
-
-    def of(self, chunk: int, rows: int) -> torch.Tensor:
-        """Return the buffer that the chunk took."""
-        return self._buffers[chunk % len(self._buffers)][:rows]
-
-
-class Rotation:
-    """A ring that one use after another takes; each waits for the one it takes over from."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self._num_uses = 0
-        self._endings: dict[int, Callable[[], None]] = {}
-
-    def take(self, rows: int) -> torch.Tensor:
-        """Return the next buffer, once its last use has ended."""
-        self.finish(self._num_uses - len(self._ring))
-        buffer = self._ring.take(self._num_uses, rows)
-        self._num_uses += 1
-        return buffer
-
-    def until(self, ending: Callable[[], None]) -> int:
-        """Say what waits for the end of the use that began last; return its number."""
-        self._endings[self._num_uses - 1] = ending
-        return self._num_uses - 1
-
-    def finish(self, use: int) -> None:
-        """Wait for the end of a use, if it has not ended yet."""
-        ending = self._endings.pop(use, None)
-        if ending is not None:
-            ending()
-
-    def end(self) -> None:
-        """End every use, in the order of their beginnings."""
-        for use in sorted(self._endings):
-            self.finish(use)
