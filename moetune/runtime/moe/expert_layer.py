@@ -1,7 +1,7 @@
-"""The Mixture-of-Experts layers: one agreed step after another, as a plan decides.
+"""The base of all Mixture-of-Experts layers: parameters, plans, and the order of a forward pass.
 
 First step of a token's way: `forward` agrees with the other ranks, looks the plan up, runs the
-gate, plans the dispatch and hands the tokens to `function`, with the memory policy of the plan.
+gate, and hands the tokens to `function` with the memory policy of the layer's kind.
 """
 
 import os
@@ -39,12 +39,11 @@ _SEED_LIMIT = 2**62
 class ExpertLayer(nn.Module, ABC):
     """A gate and experts that are spread over the ranks of a group.
 
-    Parameters are named and shaped alike whatever the ranks exchange: a checkpoint of one kind
-    of layer loads into the other.
+    All kinds of layers have the same parameters: a checkpoint of one loads into another.
 
     Attributes:
-        expert_parallel: how the ranks share the experts, as in its plans.
-        sequence_parallel: whether each rank has a shard of the tokens that all compute.
+        expert_parallel: the kind of expert parallelism, as in its plans.
+        sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
@@ -89,8 +88,8 @@ class ExpertLayer(nn.Module, ABC):
             self.shape, normalize_topk=normalize_topk, capacity_factor=capacity_factor,
             tracker=self._tracker, device=device, dtype=dtype,
         )  # fmt: skip
-        # Ranks with other tokens have other experts; those with the same experts in a
-        # tensor-parallel layer are data-parallel, and average their gradients as usual.
+        # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
+        # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
         owns_experts = self.expert_parallel == "all_to_all"
         self.experts = Experts(
             self.shape, local_experts=num_experts // self.communicator.num_ranks, bias=bias,
@@ -118,7 +117,8 @@ class ExpertLayer(nn.Module, ABC):
     def reset_parameters(self) -> None:
         """Draw the parameters anew: equal gates, and experts that do not depend on the ranks.
 
-        The first rank draws one number from torch's generator and gives it to the others.
+        All draw from one seed, which the first rank takes from torch's generator: users seed their
+        ranks alike, differently, or not at all.
         """
         if self.gate.weight.is_meta:
             return
@@ -171,12 +171,12 @@ class ExpertLayer(nn.Module, ABC):
         self._decisions.pin(decision)
 
     def poison_buffers(self) -> None:
-        """Fill every reused buffer with NaN before its use: slow, and proves that it is safe."""
+        """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
         self._workspace = Workspace(self._tracker, poison=True)
 
     @property
     def memory(self) -> MemoryUse:
-        """What the layer holds now, and at most since `reset_peak_memory`."""
+        """Memory that the layer holds now, and its peak since `reset_peak_memory`."""
         device, host = self._tracker, self._host_tracker
         return MemoryUse(
             device_bytes=device.num_bytes, peak_device_bytes=device.peak_bytes,
@@ -184,7 +184,7 @@ class ExpertLayer(nn.Module, ABC):
         )  # fmt: skip
 
     def reset_peak_memory(self) -> None:
-        """Let the peaks begin anew at what the layer holds now."""
+        """Reset the peaks to the memory that the layer holds now."""
         self._tracker.reset_peak()
         self._host_tracker.reset_peak()
 
@@ -201,7 +201,7 @@ class ExpertLayer(nn.Module, ABC):
     def _policy(
         self, x_TD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]
     ) -> MemoryPolicy:
-        """Return how this step's chunks travel and what the backward pass finds of them.
+        """Return this step's memory policy, after planning the dispatch.
 
         Args:
             num_tokens: of every rank.
@@ -215,7 +215,7 @@ class ExpertLayer(nn.Module, ABC):
         )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
-        """Return the tokens that plans are looked up by, from those of every rank."""
+        """Return the number of tokens to look plans up by, from those of every rank."""
         return max(num_tokens)
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:

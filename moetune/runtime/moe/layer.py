@@ -1,4 +1,4 @@
-"""`MoELayer`: experts behind a dispatch and a combine over the ranks of a group.
+"""`MoELayer`: experts between a dispatch and a combine over the ranks of a group.
 
 First step of a token's way: as in `expert_layer`, with the policies of `keep` and `reuse`.
 """
@@ -20,9 +20,9 @@ from moetune.runtime.moe.reuse import ReuseBuffers
 
 
 class MoELayer(ExpertLayer):
-    """A Mixture-of-Experts layer whose exchanges run behind its experts' computation.
+    """A Mixture-of-Experts layer that overlaps its all-to-alls with its experts' computation.
 
-    The degree changes the time of a step, never its numbers.
+    The degree, the number of chunks, changes the time of a step, never its numbers.
 
     Args:
         d_model, d_hidden: width of the tokens and of the experts.
@@ -47,7 +47,8 @@ class MoELayer(ExpertLayer):
         aux_loss: balance loss of the last forward pass, a scalar.
         decision: what the last forward pass ran with.
         num_dropped: pairs over the capacity in the last forward pass.
-        recorder: watches the steps of forward and backward; see `moetune.runtime.moe.trace`.
+        recorder: records when each step of forward and backward ran; see
+            `moetune.runtime.moe.trace`.
 
     Raises:
         InputError: an argument is out of range or the plan is for another layer.

@@ -1,6 +1,6 @@
-"""Reorder received rows: by source rank on the wire, by expert where they are multiplied.
+"""Reorder received rows: by source rank on the wire, by expert for the GEMMs.
 
-The memory policies `keep` and `reuse` do this before and behind a chunk's computation.
+The memory policies `keep` and `reuse` do this before and after a chunk's computation.
 
 N rows this rank sends, R rows it receives, K choices a token.
 """

@@ -2,9 +2,9 @@
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **reuse**, `comm`.
 
-T_DI and T_DO, what experts receive and return, have two buffers each at the experts, and T_M, the
-pre-activations, one. What the backward pass needs of them was offloaded to the host, or is
-communicated or computed again.
+The rows that experts receive (T_DI) and return (T_DO) have two buffers each at the experts, the
+pre-activations (T_M) one. For the backward pass a strategy loads T_DI and T_M from the host, or
+sends T_DI again and computes T_M again.
 
 T tokens, K choices, R rows this rank receives, D model width.
 """
@@ -30,18 +30,22 @@ from moetune.runtime.moe.regroup import WeightExchange, regroups
 from moetune.runtime.moe.rings import Ring, RingShape, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
-"""Buffers where rows of one chunk arrive, or leave, while those of another are computed."""
+"""Buffers at the experts: one chunk's rows arrive, or leave, while another's are computed."""
 _TRAVELLING = 3
-"""Buffers for rows and results at the tokens, forward: one leaves, one is on its way back, and
-the next ones take turns without waiting for it."""
+"""Buffers at the tokens, forward: one chunk's rows leave, another's results come back, and the
+third lets the next dispatch go first (see `ring_schedule`)."""
 _LEAVING = 3
-"""Buffers where results leave from the one in which rows arrived, backward: one arrives, one is
-at the experts, one leaves."""
+"""Buffers of gradients at the experts, backward, where results leave from the buffer in which rows
+arrived: one arrives, one is computed, one leaves. The forward's schedule would need a fourth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseBuffers:
-    """The chunks of a phase take a few buffers in turn; `offload` says what goes to the host."""
+    """The policy whose chunks take a few buffers in turn.
+
+    Args:
+        offload: copies to the host and back what the strategy does not restore otherwise.
+    """
 
     context: PipelineContext
     dispatch: Dispatch
@@ -61,7 +65,7 @@ class ReuseBuffers:
 
 
 class _ReusePhase:
-    """What both phases do alike: their chunks, and the one buffer for pre-activations."""
+    """The common part of both phases: chunks, rings, and the one buffer for pre-activations."""
 
     def __init__(self, policy: ReuseBuffers, phase: Phase, inputs: PhaseInputs) -> None:
         dispatch, context = policy.dispatch, policy.context
@@ -83,8 +87,8 @@ class _ReusePhase:
         """Return the phase's rings, all made at once.
 
         Args:
-            num_travelling: buffers at the tokens.
-            at_experts: buffers at the experts, of each kind.
+            num_travelling: number of buffers at the tokens.
+            at_experts: numbers of buffers at the experts, by kind.
         """
         degree, width = self._order.degree, self._values_TD.shape[1]
         most_sent, most = max(map(sum, self._order.send_counts)), max(self._num_received)
@@ -110,7 +114,7 @@ class _ReusePhase:
         return TokenExchange(self.executor, self._order, self._tokens_N, ring, sum_TD)
 
     def _take_saved(self, chunk: int) -> SavedActivations:
-        """Return the buffers of the chunk's pre-activations, whatever is in them."""
+        """Return the buffers for the chunk's pre-activations, uninitialised."""
         rows = self._num_received[chunk]
         taken = {name: ring.take(chunk, rows) for name, ring in self._hidden_rings.items()}
         return SavedActivations(pre_RH=taken["pre"], gate_RH=taken.get("gate"))
@@ -123,7 +127,7 @@ class _ReusePhase:
 
 
 class _ReuseForward(_ReusePhase):
-    """The forward phase. All buffers are made here, before the first exchange."""
+    """The forward phase; all of its buffers are made before the first exchange."""
 
     saved: Saved
 
@@ -167,8 +171,9 @@ class _ReuseForward(_ReusePhase):
             self._regroups[chunk].by_expert(arrived, rows)
         self._offload.save("input", input_buffer, rows, mine)
         hidden = self._hidden(chunk, rows)
-        if is_grouped:  # the results take the place of the rows, which must have been saved
+        if is_grouped:  # the results overwrite the rows, whose copy to the host must have ended
             self._offload.wait_for_save("input", input_buffer)
+        # Not before the up-projection: its time is theirs to leave the buffer.
         self._tokens.wait_for(chunk - _AT_EXPERTS)
         departure = self._rings["departures"].take(chunk, num_rows)
         out = rows if is_grouped else departure
@@ -183,7 +188,7 @@ class _ReuseForward(_ReusePhase):
         self._tokens.combine(chunk, departure)
 
     def _hidden(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return the hidden values of the chunk; the pre-activations leave for the host."""
+        """Return the hidden values of the chunk, and offload the pre-activations."""
         for name in ("pre", "gate"):
             self._offload.wait_for_save(name, 0)
         saved, mine = self._project_up(chunk, rows), self._layout.rows[chunk]
@@ -195,10 +200,7 @@ class _ReuseForward(_ReusePhase):
 
 
 class _ReuseBackward(_ReusePhase):
-    """The backward phase: gradients overwrite what they were computed from.
-
-    At the experts the rows' gradients overwrite those of the results, and leave from there.
-    """
+    """The backward phase: the rows' gradients overwrite those of the results, and leave there."""
 
     def __init__(self, policy: ReuseBuffers, inputs: PhaseInputs) -> None:
         super().__init__(policy, "backward", inputs)
@@ -228,13 +230,13 @@ class _ReuseBackward(_ReusePhase):
         return grad_x_TD, exchange.return_grads(self._grad_weights_R1, self._weights_TK)
 
     def dispatch(self, chunk: int) -> None:
-        """Send the gradients, and fetch what the experts received."""
+        """Send the gradients, and get the experts' inputs back: by the wire or from the host."""
         received = self._num_received[chunk]
         inputs = self._rings["inputs"].take(chunk, received)
         if self._x_TD is not None:
             self._tokens.dispatch(chunk, self._x_TD, inputs)
         self._tokens.dispatch(chunk, self._values_TD, self._rings["grads"].take(chunk, received))
-        if self._x_TD is None:  # behind the exchange, which a copy by this core would hold up
+        if self._x_TD is None:  # after the exchange: on a CPU the copy takes the caller's time
             mine = self._layout.rows[chunk]
             self._loading_inputs[chunk] = self._offload.load("input", inputs, mine)
 
@@ -267,7 +269,7 @@ class _ReuseBackward(_ReusePhase):
         self._tokens.combine(chunk, departure)
 
     def _load_saved(self, chunk: int) -> None:
-        """Start loading pre-activations, if they are on the host: their buffer is free."""
+        """Start loading a chunk's pre-activations, if they are on the host."""
         if not self._offload.offloads_middle or chunk >= self._order.degree:
             return
         saved, mine = self._take_saved(chunk), self._layout.rows[chunk]
@@ -277,7 +279,7 @@ class _ReuseBackward(_ReusePhase):
         self._loading_saved[chunk] = saved, copies
 
     def _restore(self, chunk: int, inputs: torch.Tensor) -> SavedActivations:
-        """Return the pre-activations, for relu its result: from the host, or computed again."""
+        """Return the pre-activations (for relu: results), loaded or computed again."""
         if chunk in self._loading_saved:
             saved, copies = self._loading_saved.pop(chunk)
             for copy in copies:

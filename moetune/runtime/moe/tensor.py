@@ -1,10 +1,9 @@
-"""Add up the experts of a tensor-parallel group: the memory policy without dispatch (PPMoE §3.3).
+"""Sum the experts of a tensor-parallel group: the memory policy without dispatch (PPMoE §3.3).
 
 A token's way to the wire: `tensor_layer`, `gate`, `function`, `executor`, **tensor**, `comm`.
 
-Every rank has all tokens, or a shard of them each. With shards, as between sequence-parallel
-neighbours, the input is all-gathered and sums are reduce-scattered, forward and backward: each is
-the other's conjugate.
+Every rank has all tokens, or a sequence shard of them. With shards the input is all-gathered and
+the outputs are reduce-scattered; backward the same happens to the gradients.
 
 T tokens of the group, S of this rank, K choices, R pairs of this rank's experts, D model width.
 """
@@ -25,9 +24,9 @@ from moetune.runtime.moe.workspace import Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParallel:
-    """Ranks compute the pairs of their experts, and their shares of the outputs are added up.
+    """The policy that computes the pairs of this rank's experts, and sums outputs over the ranks.
 
-    Saved for the backward: x, and the experts' pre-activations; rows are gathered from x again.
+    Saved for the backward pass: x and the experts' pre-activations. Rows are gathered from x again.
     """
 
     context: PipelineContext
@@ -46,14 +45,14 @@ class TensorParallel:
         """Nothing was borrowed."""
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Return (T, …) from what this rank has of it."""
+        """Return (T, …) from this rank's part of it."""
         whole = self.sharing.gather(values, name)
         if not self.sharing.is_complete:
             self.context.tracker.add(whole)
         return whole
 
     def gather_tokens(self, phase: Phase, values_SD: torch.Tensor) -> torch.Tensor:
-        """Return (T, D): what the phase's first chunk waits for."""
+        """Return (T, D), x or the gradient of y; the phase's first chunk waits for it."""
         if self.sharing.is_complete:
             return values_SD
         name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
@@ -62,7 +61,7 @@ class TensorParallel:
 
 
 class _TensorPhase:
-    """What both phases do alike: sum a chunk's rows by token, and add up the sums."""
+    """The common part of both phases: sum a chunk's rows by token, then over the ranks."""
 
     def __init__(
         self, policy: TensorParallel, phase: Phase, like_TD: torch.Tensor, experts: ExpertWeights
@@ -72,7 +71,7 @@ class _TensorPhase:
         self._chunks: TensorChunks = getattr(policy.pairs, phase)
         self.executor = Executor(policy.context, phase, self._chunks.degree)
         self.schedule = local_schedule(self._chunks.degree)
-        self._adding: list[Transfer] = []
+        self._reductions: list[Transfer] = []
         is_backward, most = phase == "backward", self._chunks.layout.most_rows
         names = ("rows", "grads" if is_backward else "results")
         shapes: dict[str, Shape] = dict.fromkeys(names, (most, like_TD.shape[1]))
@@ -83,12 +82,12 @@ class _TensorPhase:
         """Send nothing: the schedule has no such step."""
 
     def combine(self, chunk: int) -> None:
-        """Start adding up the ranks' sums of the chunk's tokens."""
+        """Start summing the chunk's tokens over the ranks."""
         parts = self._chunks.tokens[chunk]
-        self._adding.append(
+        self._reductions.append(
             self.executor.start(
                 "sum", chunk,
-                lambda name: self._sharing.add(parts, self._sums_TD, self._own_SD, name),
+                lambda name: self._sharing.reduce(parts, self._sums_TD, self._own_SD, name),
             )
         )  # fmt: skip
 
@@ -101,12 +100,12 @@ class _TensorPhase:
         return self._pairs.tokens_R[self._chunks.layout.rows[chunk]]
 
     def _release_sums(self) -> None:
-        """Leave the sums to the transfers: with shards their memory is wanted for other things."""
+        """Drop the sums: with shards only the transfers still need them, and then free them."""
         del self._sums_TD
 
-    def _added(self) -> torch.Tensor:
-        """Return this rank's part of the sums, once they are complete."""
-        for transfer in self._adding:
+    def _reduced(self) -> torch.Tensor:
+        """Return this rank's part of the sums over the ranks, once all have arrived."""
+        for transfer in self._reductions:
             transfer.wait()
         return self._own_SD
 
@@ -127,13 +126,13 @@ class _TensorForward(_TensorPhase):
         self.saved: Saved = x_TD, weights_R1, activations.pre_RH, activations.gate_RH
 
     def begin(self) -> None:
-        """Make the sums."""
+        """Allocate the sums by token."""
         self._make_sums("the results", self._x_TD)
 
     def finish(self) -> torch.Tensor:
         """Return (S, D)."""
         self._release_sums()
-        return self._added()
+        return self._reduced()
 
     def compute(self, chunk: int) -> None:
         """Add the experts' weighted results to their tokens."""
@@ -162,7 +161,7 @@ class _TensorBackward(_TensorPhase):
         )
 
     def begin(self) -> None:
-        """Make the sums."""
+        """Allocate the sums by token."""
         self._make_sums("the gradient of x", self._x_TD)
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,8 +175,8 @@ class _TensorBackward(_TensorPhase):
         grads_SK = self._sharing.output("the gradients of weights", grads_TK, self._tracker)
         parts = all_tokens(self._sharing.num_tokens)
         name = "backward sum of the weights' gradients"
-        self._adding.append(self._sharing.add(parts, grads_TK, grads_SK, name))
-        return self._added(), grads_SK
+        self._reductions.append(self._sharing.reduce(parts, grads_TK, grads_SK, name))
+        return self._reduced(), grads_SK
 
     def compute(self, chunk: int) -> None:
         """Add the gradients of the experts' rows to their tokens."""

@@ -1,6 +1,6 @@
-"""Tokens of a tensor-parallel group: how its ranks share them, and which pairs each computes.
+"""Tokens of a tensor-parallel group: all on every rank, or in shards; and each rank's pairs.
 
-Between `gate` and `function` in `TensorExpertLayer.forward`, where `MoELayer` plans a dispatch.
+Between `gate` and `function` in `TensorExpertLayer.forward`, in place of `dispatch`.
 
 T tokens of the group, S of this rank, K choices, R pairs of this rank's experts.
 """
@@ -18,37 +18,43 @@ from moetune.runtime.moe.dispatch import ChunkLayout, common_pieces
 from moetune.runtime.moe.workspace import MemoryTracker
 
 Parts = tuple[slice, ...]
-"""Some tokens of each shard, by their places among all T."""
+"""A slice of each shard's tokens, by their places among all T."""
 
 
 class TokenSharing(Protocol):
-    """How the ranks share the tokens."""
+    """The distribution of tokens over the ranks, and the exchanges that it needs."""
 
     @property
     def num_tokens(self) -> tuple[int, ...]:
-        """Tokens of every shard; of the only one where all ranks have all tokens."""
+        """Tokens of every shard; one shard where all ranks have all tokens."""
 
     @property
     def is_complete(self) -> bool:
         """Whether a rank has all tokens, so that gathering takes no exchange."""
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Return (T, …) from what this rank has of it."""
+        """Return (T, …) from this rank's part of it."""
 
     def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
-        """Return where this rank's part of the sums (T, …) goes, which may be `sums`."""
-
-    def add(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
-        """Start adding up the ranks' sums of some tokens.
+        """Return memory for this rank's part of the sums (T, …), which may be `sums` itself.
 
         Args:
-            own: of `output`.
+            what: purpose of the memory, for the error.
+        """
+
+    def reduce(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
+        """Start summing some tokens over the ranks.
+
+        Args:
+            parts: those tokens.
+            sums: (T, …), this rank's.
+            own: the memory from `output`, for this rank's part of the result.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicatedTokens:
-    """Every rank has all tokens."""
+    """All tokens on every rank."""
 
     communicator: Communicator
     num_tokens: tuple[int, ...]
@@ -62,14 +68,14 @@ class ReplicatedTokens:
         """Return the sums."""
         return sums
 
-    def add(self, parts: Parts, sums: torch.Tensor, _: torch.Tensor, name: str) -> Transfer:
+    def reduce(self, parts: Parts, sums: torch.Tensor, _: torch.Tensor, name: str) -> Transfer:
         """Start one all-reduce."""
         return self.communicator.all_reduce(sums[parts[0]], name)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceShards:
-    """Every rank has a shard of the tokens, in the order of the ranks."""
+    """A shard of the tokens on each rank, in the order of the ranks."""
 
     communicator: Communicator
     num_tokens: tuple[int, ...]
@@ -83,7 +89,7 @@ class SequenceShards:
         """Return memory for this rank's shard."""
         return tracker.empty(what, (self.num_tokens[self.communicator.rank], *sums.shape[1:]), sums)
 
-    def add(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
+    def reduce(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
         """Start one reduce-scatter."""
         rank = self.communicator.rank
         first, mine = sum(self.num_tokens[:rank]), parts[rank]
@@ -102,8 +108,8 @@ class TensorChunks:
     """One phase's chunks.
 
     Args:
-        layout: of the pairs of this rank's experts.
-        tokens: of every chunk, by shard.
+        layout: of the rows of this rank's experts.
+        tokens: tokens of every chunk.
     """
 
     layout: ChunkLayout
@@ -117,11 +123,11 @@ class TensorChunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalPairs:
-    """The pairs of this rank's experts, cut for both phases.
+    """The (token, choice) pairs of this rank's experts, cut into chunks for both phases.
 
     Args:
-        pairs_R: token·K + choice.
-        tokens_R: their tokens.
+        pairs_R: the pair of every row, token·K + choice.
+        tokens_R: the token of every row.
     """
 
     pairs_R: torch.Tensor
@@ -175,10 +181,11 @@ def local_pairs(
 def _chunks(
     counts_CL: list[list[int]], bounds: Sequence[Sequence[int]], pieces: tuple[int, ...]
 ) -> TensorChunks:
-    """Return the chunks that are these runs of pieces.
+    """Return a phase's chunks.
 
     Args:
-        bounds: [shard][piece] in tokens.
+        bounds: of the pieces in tokens, [shard][piece].
+        pieces: bounds of the chunks in pieces.
     """
     return TensorChunks(
         layout=ChunkLayout.cut(counts_CL, pieces),
