@@ -14,11 +14,11 @@ from torch.nn import functional
 from moetune.comm.group import Communicator, OneRank
 from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
-from moetune.runtime.moe.layer import ExpertLayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.block import Attention, Block, FeedForward
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.stages import Shapes, Stages
-from moetune.runtime.parallel.vocabulary import (
+from moetune.runtime.parallel.tensor import (
     VocabParallelEmbedding,
     VocabParallelHead,
     vocab_parallel_cross_entropy,
