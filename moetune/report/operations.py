@@ -8,8 +8,8 @@ from moetune.domain.cluster import placement_name
 from moetune.domain.costs import Interference, LinearCost
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import ResourceClass
-from moetune.fit.book import Book, Points
 from moetune.fit.curve import Line
+from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.pool import CollectiveKey, CopyKey
 from moetune.report.section import Figure
 from moetune.report.theme import axis, drawing, note
@@ -57,41 +57,41 @@ class OperationCurve:
 
 def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
     """Return all operations of the profile, collectives first."""
-    book = Book(profile)
+    index = ProfileIndex(profile)
     return (
-        *_collectives(book),
-        *_gemms(book),
-        *_copies(book),
-        *_memory_bound(book),
-        *_attention(book),
+        *_collectives(index),
+        *_gemms(index),
+        *_copies(index),
+        *_memory_bound(index),
+        *_attention(index),
     )
 
 
-def _collectives(book: Book) -> Iterator[OperationCurve]:
+def _collectives(index: ProfileIndex) -> Iterator[OperationCurve]:
     lines: dict[CollectiveKey, CollectiveLine] = {
         (line.op, line.group_size, line.num_nodes, line.in_flight): line
-        for line in book.profile.collective
+        for line in index.profile.collective
     }
-    for key in sorted(book.pool.collective.keys() | lines.keys()):
+    for key in sorted(index.pool.collective.keys() | lines.keys()):
         op, group_size, num_nodes, in_flight = key
         line = lines.get(key)
         flight = f", {in_flight} in flight" if in_flight > 1 else ""
-        place = placement_name((group_size, num_nodes), book.profile.machine)
+        place = placement_name((group_size, num_nodes), index.profile.machine)
         yield OperationCurve(
             name=f"{op}, {place}{flight}",
             kind="collective",
             unit="bytes",
-            found=book.collective(key),
+            found=index.collective(key),
             line=line.cost if line else None,
             error=line.error if line else None,
             label=f"collective {key}",
         )
 
 
-def _gemms(book: Book) -> Iterator[OperationCurve]:
-    lines = {line.dtype: line for line in book.profile.gemm}
-    for dtype, product, shape in sorted(book.pool.gemm):
-        points = book.gemm_points(dtype, product, shape)
+def _gemms(index: ProfileIndex) -> Iterator[OperationCurve]:
+    lines = {line.dtype: line for line in index.profile.gemm}
+    for dtype, product, shape in sorted(index.pool.gemm):
+        points = index.gemm_points(dtype, product, shape)
         assert points is not None  # noqa: S101 - the pool names what was measured
         num_experts, d_in, d_out = shape
         line = lines.get(dtype)
@@ -105,7 +105,7 @@ def _gemms(book: Book) -> Iterator[OperationCurve]:
             label=points.label,
         )
     for line in lines.values():
-        found = book.gemm_line(line.dtype)
+        found = index.gemm_line(line.dtype)
         if found is not None:
             yield OperationCurve(
                 name=f"gemm {line.dtype}",
@@ -125,11 +125,11 @@ def _per_row(line: GemmLine, *, macs: int) -> LinearCost:
     )
 
 
-def _copies(book: Book) -> Iterator[OperationCurve]:
+def _copies(index: ProfileIndex) -> Iterator[OperationCurve]:
     lines: dict[CopyKey, CopyLine] = {
-        (line.direction, line.pinned, line.both_ways): line for line in book.profile.copy
+        (line.direction, line.pinned, line.both_ways): line for line in index.profile.copy
     }
-    for key in book.copies():
+    for key in index.copies():
         direction, pinned, both_ways = key
         line = lines.get(key)
         both = ", both ways" if both_ways else ""
@@ -137,16 +137,16 @@ def _copies(book: Book) -> Iterator[OperationCurve]:
             name=f"{direction} {'pinned' if pinned else 'pageable'}{both}",
             kind="copy",
             unit="bytes",
-            found=book.copy(key),
+            found=index.copy(key),
             line=line.cost if line else None,
             error=line.error if line else None,
             label=f"copy {key}",
         )
 
 
-def _memory_bound(book: Book) -> Iterator[OperationCurve]:
-    for op, dtype in book.rows_keys():
-        known = book.rows((op, dtype))
+def _memory_bound(index: ProfileIndex) -> Iterator[OperationCurve]:
+    for op, dtype in index.rows_keys():
+        known = index.rows((op, dtype))
         assert known is not None  # noqa: S101 - it is one of the keys
         yield OperationCurve(
             name=f"{op} {dtype}",
@@ -159,10 +159,10 @@ def _memory_bound(book: Book) -> Iterator[OperationCurve]:
         )
 
 
-def _attention(book: Book) -> Iterator[OperationCurve]:
-    for key in sorted(book.pool.attention):
+def _attention(index: ProfileIndex) -> Iterator[OperationCurve]:
+    for key in sorted(index.pool.attention):
         dtype, length, num_heads, head_dim, backward = key
-        points = book.attention(key)
+        points = index.attention(key)
         yield OperationCurve(
             name=f"attention {dtype}{' backward' if backward else ''}, "
             f"{length} long, {num_heads} × {head_dim}",

@@ -17,8 +17,8 @@ from moetune.domain.spelling import Spelling
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.variants import Speeds, scale_profile
 from moetune.solve.layer.memory import total_bytes
-from moetune.solve.layer.words import HOW
-from moetune.solve.layout.words import WORDS, name_layout
+from moetune.solve.layer.words import STRATEGY_WORDS
+from moetune.solve.layout.words import BINDING_WORDS, name_layout
 from moetune.workflows.plan import make_plan, read_inputs
 
 _SAME = 5e-4
@@ -120,7 +120,7 @@ def _chunks(before: Plan, after: Plan) -> str:
 def _strategy(before: Plan, after: Plan) -> Iterator[str]:
     then, now = before.memory.strategy, after.memory.strategy
     if now != then:
-        yield f"The strategy is {now} instead of {then}: {HOW[now]}."
+        yield f"The strategy is {now} instead of {then}: {STRATEGY_WORDS[now]}."
 
 
 def _binding(before: Plan, after: Plan) -> str:
@@ -130,7 +130,7 @@ def _binding(before: Plan, after: Plan) -> str:
 
 
 def _what_binds(plan: Plan) -> str:
-    return WORDS[plan.transformer.binding] if plan.transformer else plan.decision.binding
+    return BINDING_WORDS[plan.transformer.binding] if plan.transformer else plan.decision.binding
 
 
 def _memory(before: Plan, after: Plan) -> str:

@@ -15,7 +15,7 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.layer.words import HOW
+from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.figures import layer_figures, memory_figures
 from moetune.workflows.views.models import layouts_section, parts_section
@@ -135,7 +135,7 @@ def _strategies(explanation: Explanation, *, is_drawn: bool) -> Iterator[Section
         if figures:
             yield Section(name="strategies", title="Time and memory", figures=figures)
         return
-    missing = [one for one in HOW if one not in {each.strategy for each in found}]
+    missing = [one for one in STRATEGY_WORDS if one not in {each.strategy for each in found}]
     absent = (
         f"{', '.join(missing)}: not measured, the profile lacks copies to the host and back.",
     )
@@ -168,7 +168,7 @@ def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
         Cell.size(one.host_bytes or None),
         Cell.seconds(one.step_seconds),
         Cell(text=paper, value=one.paper_seconds, unit="s"),
-        Cell.words(HOW[one.strategy]),
+        Cell.words(STRATEGY_WORDS[one.strategy]),
         Cell.words(one.lost_because or "the plan"),
     )
 

@@ -17,7 +17,7 @@ from moetune.report.section import (
     sentence,
 )
 from moetune.solve.layer.memory import total_bytes
-from moetune.solve.layout.words import WORDS, kinds_of, name_memory
+from moetune.solve.layout.words import BINDING_WORDS, name_memory, seconds_by_binding
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.models import layouts_section, parts_section
 from moetune.workflows.views.words import (
@@ -191,7 +191,8 @@ def _model_highlights(
         name="Tokens a second", cell=Cell(text=f"{speed:,.0f}", value=speed), note="on each rank"
     )
     yield _memory_highlight(explanation, transformer.memory.total_bytes)
-    yield Highlight(name="What binds", cell=Cell.words(WORDS[transformer.binding].capitalize()))
+    binding = BINDING_WORDS[transformer.binding].capitalize()
+    yield Highlight(name="What binds", cell=Cell.words(binding))
     yield Highlight(
         name="Micro-batches",
         cell=Cell.count(transformer.num_micro_batches),
@@ -200,8 +201,9 @@ def _model_highlights(
 
 
 def _model_summary(explanation: Explanation, transformer: TransformerPlan) -> str:
-    share = kinds_of(transformer.parts).get(transformer.binding, 0.0) / transformer.step_seconds
-    binds = f"{WORDS[transformer.binding].capitalize()} binds"
+    by_binding = seconds_by_binding(transformer.parts)
+    share = by_binding.get(transformer.binding, 0.0) / transformer.step_seconds
+    binds = f"{BINDING_WORDS[transformer.binding].capitalize()} binds"
     if share:
         binds += f", {share:.0%} of the step"
     return (

@@ -5,7 +5,7 @@ from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.profile import Profile
 from moetune.domain.units import format_bytes
 from moetune.report.section import percent, plural
-from moetune.solve.layer.words import HOW
+from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 
 LEAST_REGRET = 5e-4
@@ -52,7 +52,7 @@ def plan_decision(plan: Plan) -> str:
     pipeline, strategy = plan.pipeline, plan.memory.strategy
     memory = "keep all activations (strategy none)"
     if strategy != "none":
-        memory = f"reuse memory with strategy {strategy}: {HOW[strategy]}"
+        memory = f"reuse memory with strategy {strategy}: {STRATEGY_WORDS[strategy]}"
     if is_one_chunk(plan):
         return f"Leave the tokens in one chunk, forward and backward, and {memory}."
     is_usual = pipeline.order == "dispatch_first" or strategy != "none"
@@ -141,7 +141,7 @@ def _model_decision(plan: Plan, transformer: TransformerPlan) -> str:
     if transformer.zero and plan.chunks is None:
         ways.append("optimizer states sharded (ZeRO)")
     if transformer.recompute:
-        ways.append("blocks run forward again before their backward pass")
+        ways.append("blocks are recomputed before their backward pass")
     return f"Take {replicas}, {stages}, {tensor}{experts}. Run {', '.join(ways)}."
 
 
