@@ -28,6 +28,8 @@ from moetune.fit.line import Floats, resampled_medians
 from moetune.fit.pool import pool
 from moetune.fit.predictor import Predictor
 
+NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
+"""Draws behind a plan's own spread, and behind the bands of figures."""
 # The median of |z| of a normal z: turns a median absolute error into a standard deviation.
 _MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
 # The largest standard deviation of a common factor's logarithm: two in three draws within a

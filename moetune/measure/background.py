@@ -4,13 +4,15 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
+from moetune.comm.agree import vote
 from moetune.domain.errors import MoetuneError
 from moetune.measure.device import Device
 from moetune.measure.operations import Operation
-from moetune.measure.ranks import Ranks
+from moetune.measure.ranks import MeasuringRanks
 
 MIN_OVERLAP = 0.95
 _START_TURNS = 2
@@ -147,9 +149,12 @@ class BackgroundLoad(threading.Thread):
 class Background:
     """The background_loads of one measurement; entering starts them, leaving stops them."""
 
-    def __init__(self, operations: Sequence[Operation], *, device: Device, ranks: Ranks) -> None:
+    def __init__(
+        self, operations: Sequence[Operation], *, device: Device, ranks: MeasuringRanks
+    ) -> None:
+        ballot = partial(vote, ranks.votes, name="the end of a background load")
         self._loads = tuple(
-            BackgroundLoad(operation, device, ranks.vote if operation.ranks_meet else _own_wish)
+            BackgroundLoad(operation, device, ballot if operation.ranks_meet else _own_wish)
             for operation in operations
         )
 

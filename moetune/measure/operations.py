@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 
+from moetune.comm.group import Communicator
+from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
 from moetune.domain.samples import (
     AttentionPoint,
@@ -20,7 +21,7 @@ from moetune.domain.samples import (
 )
 from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
-from moetune.measure.ranks import Ranks
+from moetune.measure.ranks import MeasuringRanks
 
 _FLOAT_BYTES = 4
 _OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
@@ -98,7 +99,12 @@ Makers = Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]]
 
 
 def prepare_experiment(
-    point: Point, *, device: Device, ranks: Ranks, representatives: Representatives, makers: Makers
+    point: Point,
+    *,
+    device: Device,
+    ranks: MeasuringRanks,
+    representatives: Representatives,
+    makers: Makers,
 ) -> Experiment:
     """Allocate and fill what the point needs.
 
@@ -126,7 +132,7 @@ def prepare_experiment(
     return Experiment(victim=operation(point))
 
 
-def _operation(point: Point, device: Device, ranks: Ranks) -> Operation:
+def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> Operation:
     if isinstance(point, GemmPoint):
         return local_operation(expert_kernels.gemm(point, device))
     if isinstance(point, RowsPoint):
@@ -166,7 +172,7 @@ def _loopback(point: CollectivePoint, device: Device) -> Operation:
     return local_operation(run, at_once=point.in_flight)
 
 
-def _collective(point: CollectivePoint, device: Device, ranks: Ranks) -> Operation:
+def _collective(point: CollectivePoint, device: Device, ranks: MeasuringRanks) -> Operation:
     step = _FLOAT_BYTES * point.group_size
     if point.num_bytes < step or point.num_bytes % step:
         raise InputError(
@@ -178,74 +184,46 @@ def _collective(point: CollectivePoint, device: Device, ranks: Ranks) -> Operati
     )
 
     def issue() -> Callable[[], None]:
-        works = [work for start in starters for work in start()]
+        transfers = [start() for start in starters]
 
         def finish() -> None:
-            for work in works:
-                work.wait()
+            for transfer in transfers:
+                transfer.wait()
 
         return finish
 
     return Operation(issue=issue, at_once=point.in_flight, ranks_meet=True)
 
 
-def _starter(
-    point: CollectivePoint, device: Device, group: dist.ProcessGroup
-) -> Callable[[], list[dist.Work]]:
+def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Callable[[], Transfer]:
     """Return the function that starts one collective on buffers of its own."""
-    count, size = point.num_bytes // _FLOAT_BYTES, point.group_size
+    count, size, op = point.num_bytes // _FLOAT_BYTES, point.group_size, point.op
     sent = torch.ones(count, device=device.torch_device)
-    if point.op == "send":
-        return _chain(sent, group)
+    if op == "send":
+        return _neighbour_exchange(sent, group)
     num_received = {"all_gather": count * size, "reduce_scatter": count // size}
-    received = torch.zeros(num_received.get(point.op, count), device=device.torch_device)
-    if point.op == "all_to_all" and device.kind == "cpu" and point.in_flight == 1:
-        return _exchange(received, sent, group)
-    # Names of torch 2.13; earlier ones know only the second of each pair.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    start: dict[str, Callable[[], dist.Work]] = {
-        "all_to_all": lambda: dist.all_to_all_single(received, sent, group=group, async_op=True),
-        "all_reduce": lambda: dist.all_reduce(sent, group=group, async_op=True),
-        "all_gather": lambda: gather(received, sent, group=group, async_op=True),
-        "reduce_scatter": lambda: scatter(received, sent, group=group, async_op=True),
+    received = torch.zeros(num_received.get(op, count), device=device.torch_device)
+    start: dict[str, Callable[[], Transfer]] = {
+        # Alone as the layer does one chunk, in a queue as it does several: see comm/gloo.py.
+        "all_to_all": lambda: group.all_to_all(
+            received, sent, None, None, op, is_alone=point.in_flight == 1
+        ),
+        "all_reduce": lambda: group.all_reduce(sent, op),
+        "all_gather": lambda: group.all_gather(received, sent, op),
+        "reduce_scatter": lambda: group.reduce_scatter(received, sent, op),
     }
-    return lambda: [start[point.op]()]
+    return start[op]
 
 
-def _exchange(
-    received: torch.Tensor, sent: torch.Tensor, group: dist.ProcessGroup
-) -> Callable[[], list[dist.Work]]:
-    """Exchange blocks as the layer does one chunk on gloo: all receives before all sends.
-
-    gloo's own all-to-all sends first, and alone takes one to two times as long by chance.
-    """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    arriving, leaving = received.chunk(size), sent.chunk(size)
-    others = [(rank + step) % size for step in range(1, size)]
-
-    def start() -> list[dist.Work]:
-        works = [dist.irecv(arriving[one], group=group, group_src=one) for one in reversed(others)]
-        works += [dist.isend(leaving[one], group=group, group_dst=one) for one in others]
-        arriving[rank].copy_(leaving[rank])
-        return [work for work in works if work]
-
-    return start
-
-
-def _chain(sent: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], list[dist.Work]]:
+def _neighbour_exchange(sent: torch.Tensor, group: Communicator) -> Callable[[], Transfer]:
     """Every rank sends to the next one and the one before, as pipeline stages do.
 
     Between a forward and a backward pass of 1F1B an activation and a gradient travel at once.
     """
-    place, size = dist.get_rank(group), dist.get_world_size(group)
-    neighbours = [one for one in (place - 1, place + 1) if 0 <= one < size]
-    ops: list[dist.P2POp] = []
-    for one in neighbours:
-        peer = dist.get_global_rank(group, one)
-        ops.append(dist.P2POp(dist.isend, sent, peer, group))
-        ops.append(dist.P2POp(dist.irecv, torch.zeros_like(sent), peer, group))
-    return lambda: dist.batch_isend_irecv(ops)
+    neighbours = [one for one in (group.rank - 1, group.rank + 1) if 0 <= one < group.num_ranks]
+    to = dict.fromkeys(neighbours, sent)
+    source = {one: torch.zeros_like(sent) for one in neighbours}
+    return lambda: group.send_receive(to, source, "send")
 
 
 def _nothing() -> None:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import torch
 
+from moetune.comm.agree import first_text, largest
 from moetune.domain.errors import InputError
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 from moetune.measure.device import Device
@@ -29,7 +30,7 @@ from moetune.measure.noise import (
     process_cores,
 )
 from moetune.measure.operations import Makers, Representatives, prepare_experiment
-from moetune.measure.ranks import Ranks
+from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
 
 _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
@@ -81,7 +82,7 @@ def run_session(
     assignment: Assignment,
     *,
     device: Device,
-    ranks: Ranks,
+    ranks: MeasuringRanks,
     tell: Callable[[News], object],
     makers: Makers = _NO_MAKERS,
 ) -> None:
@@ -102,21 +103,24 @@ def run_session(
         CollectiveError: a rank is gone.
     """
     start = time.perf_counter()
-    assignment = ranks.from_first(assignment)
+    control = ranks.control
+    assignment = control.broadcast_object(assignment, "the points to measure")
     if not assignment.points:
         return
     groups = {point.group for point in assignment.points if isinstance(point, CollectivePoint)}
     ranks.open_groups(
-        [*groups, (ranks.world_size, 0)],
-        ranks_per_node=assignment.ranks_per_node or ranks.world_size,
+        [*groups, (control.num_ranks, 0)],
+        ranks_per_node=assignment.ranks_per_node or control.num_ranks,
+        device=device.torch_device,
     )
-    sharers = num_sharers(ranks.of_all(process_cores()))
+    sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
     effort = _EFFORTS[assignment.preset].for_sharers(max(sharers))
     runner = _PointRunner(
-        device, ranks, representatives(device, ranks.world_size), sharers[ranks.rank], makers
+        device, ranks, representatives(device, control.num_ranks), sharers[control.rank], makers
     )
-    estimates = _estimates(assignment, ranks.from_first(runner.probe(assignment.points)), effort)
-    if ranks.rank == 0:
+    rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
+    estimates = _estimates(assignment, rates, effort)
+    if control.rank == 0:
         tell(estimates)
     if assignment.plan_only:
         return
@@ -166,24 +170,24 @@ class _Visits:
         self,
         runner: "_PointRunner",
         effort: Effort,
-        ranks: Ranks,
+        ranks: MeasuringRanks,
         tell: Callable[[News], object],
         start: float,
     ) -> None:
-        self._bench, self._effort, self._ranks = runner, effort, ranks
+        self._runner, self._effort, self._control = runner, effort, ranks.control
         self._tell, self._start = tell, start
         self.samples: dict[Point, list[Sample]] = {}
 
     def visit(self, point: Point) -> None:
         """Measure the point."""
-        sample = self._bench.sample(point, self._effort)
+        sample = self._runner.sample(point, self._effort)
         self.samples.setdefault(point, []).append(sample)
-        if self._ranks.rank == 0:
+        if self._control.rank == 0:
             self._tell(sample)
 
     def elapsed_seconds(self) -> float:
         """Return the time since the start, the same on all ranks."""
-        (elapsed,) = self._ranks.maximum((time.perf_counter() - self._start,))
+        (elapsed,) = largest(self._control, (time.perf_counter() - self._start,), "elapsed time")
         return elapsed
 
 
@@ -204,7 +208,7 @@ class _PointRunner:
     def __init__(
         self,
         device: Device,
-        ranks: Ranks,
+        ranks: MeasuringRanks,
         representatives: Representatives,
         sharers: int,
         makers: Makers,
@@ -223,7 +227,8 @@ class _PointRunner:
             timing = self._timed(point, effort.for_point(point))
         except FailedPointError as error:
             return Sample(point=point, seconds=(), error=error.what)
-        signs = self._ranks.maximum([float(sign) for sign in self._load.signs()])
+        mine = [float(sign) for sign in self._load.signs()]
+        signs = largest(self._ranks.control, mine, "signs of other load")
         seen = {_UNSTABLE: timing.is_unstable, BUSY: signs[0] > 0, THROTTLED: signs[1] > 0}
         return Sample(
             point=point,
@@ -245,7 +250,7 @@ class _PointRunner:
             )
         except (RuntimeError, MemoryError, InputError) as error:
             text = explain(error)
-        reason = self._ranks.first_text(text)
+        reason = first_text(self._ranks.control, text, "the preparation of a point")
         if experiment is None or reason:
             raise FailedPointError(reason)
         return measure(experiment, device=self._device, ranks=self._ranks, effort=effort)

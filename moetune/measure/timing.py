@@ -10,12 +10,13 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 
+from moetune.comm.agree import first_text, largest
 from moetune.domain.errors import MoetuneError
 from moetune.domain.samples import USABLE_SPREAD, CollectivePoint, Point
 from moetune.measure.background import Background
 from moetune.measure.device import Device
 from moetune.measure.operations import Experiment
-from moetune.measure.ranks import Ranks
+from moetune.measure.ranks import MeasuringRanks
 
 _MIN_QUARTILE_BLOCKS = 4
 _FEWEST_BLOCKS = 3
@@ -113,14 +114,10 @@ class _Stopwatch:
     """Times blocks of one experiment on all ranks."""
 
     def __init__(
-        self, experiment: Experiment, background: Background, device: Device, ranks: Ranks
+        self, experiment: Experiment, background: Background, device: Device, ranks: MeasuringRanks
     ) -> None:
-        self._experiment, self._background, self._device, self._ranks = (
-            experiment,
-            background,
-            device,
-            ranks,
-        )
+        self._experiment, self._background = experiment, background
+        self._device, self._control = device, ranks.control
         self._start = time.perf_counter()
 
     def restart(self) -> None:
@@ -136,7 +133,7 @@ class _Stopwatch:
         """
         text, seconds, counts, turn = "", 0.0, False, 0.0
         self._device.flush()
-        self._ranks.barrier()
+        self._control.barrier("a block")
         opened = time.perf_counter()
         try:
             seconds = self._device.seconds(lambda: self._repeat(iterations))
@@ -145,11 +142,13 @@ class _Stopwatch:
         except (RuntimeError, MemoryError, MoetuneError) as error:
             text = explain(error)
         elapsed = time.perf_counter() - self._start
-        slowest, uncounted, failed, turn, elapsed = self._ranks.maximum(
-            (seconds / iterations, not counts, bool(text), turn, elapsed)
+        slowest, uncounted, failed, turn, elapsed = largest(
+            self._control,
+            (seconds / iterations, not counts, bool(text), turn, elapsed),
+            "the times of a block",
         )
         if failed:
-            raise FailedPointError(self._ranks.first_text(text))
+            raise FailedPointError(first_text(self._control, text, "the failure of a block"))
         return _Block(
             seconds=max(slowest, _CLOCK_SECONDS),
             counts=not uncounted,
@@ -162,7 +161,9 @@ class _Stopwatch:
             self._experiment.victim.run()
 
 
-def measure(experiment: Experiment, *, device: Device, ranks: Ranks, effort: Effort) -> Timing:
+def measure(
+    experiment: Experiment, *, device: Device, ranks: MeasuringRanks, effort: Effort
+) -> Timing:
     """Time the experiment's victim while its background_loads run.
 
     Raises:
@@ -171,7 +172,7 @@ def measure(experiment: Experiment, *, device: Device, ranks: Ranks, effort: Eff
     """
     effort = effort.for_experiment(experiment)
     device.synchronize()
-    ranks.barrier()
+    ranks.control.barrier("a point")
     with (
         Background(experiment.background_loads, device=device, ranks=ranks) as background,
         device.use(),

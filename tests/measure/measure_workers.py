@@ -3,12 +3,12 @@
 import time
 
 import torch
-import torch.distributed as dist
 
+from moetune.comm.agree import first_text, largest, vote
 from moetune.domain.errors import InputError
 from moetune.measure.device import CpuDevice
 from moetune.measure.operations import Experiment, local_operation
-from moetune.measure.ranks import Ranks
+from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.timing import Effort, FailedPointError, measure
 
 EFFORT = Effort(min_blocks=4, max_blocks=4, max_seconds=0.5, warmup_seconds=0.1)
@@ -17,19 +17,20 @@ SLOW_SECONDS = 0.02
 
 def agree() -> None:
     """Time something that is slow on rank 1, fail on rank 1, go on, and stop together."""
-    ranks = Ranks()
-    assert ranks.from_first(ranks.rank) == 0
-    assert ranks.maximum((ranks.rank, -ranks.rank)) == (1.0, 0.0)
-    assert ranks.first_text("late" if ranks.rank else "") == "late"
+    ranks = MeasuringRanks()
+    assert ranks.control.broadcast_object(ranks.control.rank, "rank") == 0
+    rank = ranks.control.rank
+    assert largest(ranks.control, (rank, -rank), "ranks") == (1.0, 0.0)
+    assert first_text(ranks.control, "late" if rank else "", "late") == "late"
 
-    pause = SLOW_SECONDS if ranks.rank == 1 else SLOW_SECONDS / 20
+    pause = SLOW_SECONDS if ranks.control.rank == 1 else SLOW_SECONDS / 20
     slow = Experiment(victim=local_operation(lambda: time.sleep(pause)))
     timing = measure(slow, device=CpuDevice(), ranks=ranks, effort=EFFORT)
     assert min(timing.seconds) >= SLOW_SECONDS
-    assert ranks.from_first(timing) == timing
+    assert ranks.control.broadcast_object(timing, "times") == timing
 
     def fail_on_rank_1() -> None:
-        if ranks.rank == 1:
+        if ranks.control.rank == 1:
             raise RuntimeError("[enforce fail] can't allocate memory: you tried 1 TB")
 
     broken = Experiment(victim=local_operation(fail_on_rank_1))
@@ -43,11 +44,11 @@ def agree() -> None:
     _stop_by_vote(ranks)
 
 
-def _stop_by_vote(ranks: Ranks) -> None:
+def _stop_by_vote(ranks: MeasuringRanks) -> None:
     """Stop on all ranks after the same operation, although only rank 1 wishes to."""
     rounds, stopped = 0, False
     while not stopped:
-        outcome = ranks.vote(ranks.rank == 1 and rounds == 5)
+        outcome = vote(ranks.votes, ranks.control.rank == 1 and rounds == 5, "end")
         rounds += 1
         stopped = outcome()
     assert rounds == 6
@@ -55,14 +56,16 @@ def _stop_by_vote(ranks: Ranks) -> None:
 
 def meet_in_groups() -> None:
     """Sum the ranks of every kind of group of four ranks on two nodes."""
-    ranks = Ranks()
-    ranks.open_groups([(2, 0), (2, 2), (4, 0), (3, 0)], ranks_per_node=2)
+    ranks = MeasuringRanks()
+    groups = [(2, 0), (2, 2), (4, 0), (3, 0)]
+    ranks.open_groups(groups, ranks_per_node=2, device=torch.device("cpu"))
     sums = {(2, 0): (1, 1, 5, 5), (2, 2): (2, 4, 2, 4), (4, 0): (6,) * 4, (3, 0): (3, 3, 3, None)}
     for group, expected in sums.items():
         found = ranks.group(group)
-        if expected[ranks.rank] is None:
+        if expected[ranks.control.rank] is None:
             assert found is None
             continue
-        total = torch.tensor([ranks.rank])
-        dist.all_reduce(total, group=found)
-        assert total.item() == expected[ranks.rank], group
+        total = torch.tensor([ranks.control.rank])
+        assert found is not None
+        found.all_reduce(total, "ranks").wait()
+        assert total.item() == expected[ranks.control.rank], group

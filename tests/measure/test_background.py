@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from moetune.measure.background import Background, overlap, proves
 from moetune.measure.device import CpuDevice
 from moetune.measure.operations import Experiment, local_operation
-from moetune.measure.ranks import Ranks
+from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.timing import Effort, FailedPointError, measure
 
 INTERVALS = st.lists(
@@ -60,7 +60,7 @@ def short_sleep() -> None:
 
 def test_a_block_counts_while_the_aggressor_runs_and_no_more_once_it_stopped() -> None:
     with Background(
-        [local_operation(short_sleep)], device=CpuDevice(), ranks=Ranks()
+        [local_operation(short_sleep)], device=CpuDevice(), ranks=MeasuringRanks()
     ) as background:
         proven = False
         for _ in range(50):  # a loaded machine may delay the thread in some of the windows
@@ -89,11 +89,11 @@ def test_a_point_whose_aggressor_stops_by_itself_fails() -> None:
     )
     effort = Effort(min_blocks=50, max_blocks=90, max_seconds=0.5, warmup_seconds=0.1)
     with pytest.raises(FailedPointError, match="the wire is gone"):
-        measure(scene, device=CpuDevice(), ranks=Ranks(), effort=effort)
+        measure(scene, device=CpuDevice(), ranks=MeasuringRanks(), effort=effort)
 
 
 def test_no_thread_is_left_behind() -> None:
     before = threading.active_count()
-    with Background([local_operation(short_sleep)] * 2, device=CpuDevice(), ranks=Ranks()):
+    with Background([local_operation(short_sleep)] * 2, device=CpuDevice(), ranks=MeasuringRanks()):
         assert threading.active_count() == before + 2
     assert threading.active_count() == before

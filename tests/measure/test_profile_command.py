@@ -137,7 +137,7 @@ def test_ctrl_c_ends_with_130_and_a_partial_run(planner: Desk) -> None:
     _, words = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     assert "Traceback" not in words
-    assert "points are kept" in words
+    assert "points are stored" in words
     assert "--resume" in words
     wait_until(lambda: not any(map(is_running, ranks)))
     assert [run.status for run in planner.runs()] == ["partial"]
@@ -195,7 +195,7 @@ def test_plan_only_of_a_whole_model_counts_its_attention(planner: Desk) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--num-layers", "2"), "a whole model lacks its experts' layer"),
+        (("--num-layers", "2"), "a whole model lacks --num-heads, --seq, --vocab"),
         (("--model", "gpt-s", "--num-layers", "2", "--seq", "1k"), "lacks --num-heads, --vocab"),
         (
             (
