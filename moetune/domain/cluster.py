@@ -54,7 +54,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A detected machine with its fingerprint; `notes` are what could not be read."""
+    """A detected machine with its fingerprint; `notes` name facts that could not be read."""
 
     machine: Machine
     fingerprint: Fingerprint

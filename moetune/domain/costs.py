@@ -1,4 +1,4 @@
-"""Costs of operations in seconds, each with the trust in it: what `fit` gives and solvers read."""
+"""Costs of operations in seconds, each with the trust in it: `fit` provides them to the solvers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -103,7 +103,7 @@ class Interference:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing disturbs anything."""
+        """Whether no class slows another one down."""
         return self == Interference()
 
 
@@ -116,7 +116,7 @@ class OverlapSpeeds:
 
 
 class Costs(Protocol):
-    """Times of a machine's operations. Sizes may be real numbers: a chunk is a share."""
+    """Times of a machine's operations. Sizes may be fractions: those of chunks are."""
 
     @property
     def interference(self) -> Interference:

@@ -22,10 +22,10 @@ from typing import ClassVar
 
 
 class MoetuneError(Exception):
-    """Base of all errors: what happened, where, and what to do next.
+    """Base of all errors: a problem and the next step.
 
     Args:
-        what: what is wrong, with the object's name and the value that was found.
+        what: the problem, with the object's name and the value that was found.
         hint: the next step, often a command; empty when there is none.
     """
 
@@ -41,9 +41,9 @@ class MoetuneError(Exception):
 
 
 class AllocationError(MoetuneError):
-    """No memory for a step's buffers: the text says for what and how much.
+    """No memory for a step's buffers: the text names the buffers and their size.
 
-    What the layer held before the step is unharmed, and a smaller step can follow.
+    The layer's state of before the step is unharmed, and a smaller step can follow.
     """
 
 

@@ -161,11 +161,11 @@ class Store(Protocol):
         ...
 
     def add_settled(self, settled: Settled) -> None:
-        """Append what a search decided; earlier decisions for the same size stay."""
+        """Append a search's decision; earlier decisions for the same size are not replaced."""
         ...
 
     def settled(self, plan_id: str) -> tuple[Settled, ...]:
-        """Return what searches decided that began with the plan, oldest first."""
+        """Return the decisions of searches that began with the plan, oldest first."""
         ...
 
     def check_ready(self) -> None:

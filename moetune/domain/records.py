@@ -22,7 +22,7 @@ class Stored(Generic[T]):
     """A value with the number and the time that the store gave it.
 
     Args:
-        id: larger for what came later.
+        id: larger for later values.
         created_at: UTC, ISO 8601.
     """
 

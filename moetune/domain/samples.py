@@ -76,8 +76,7 @@ class CollectivePoint:
     Groups of that kind that tile the cluster work at the same time, as they do in training.
 
     Args:
-        in_flight: 1 for alone, more for as many issued at once as a pipeline issues them; the
-            time is then that of one of them.
+        in_flight: number of them issued at once, as a pipeline does; the time is that of one.
         num_nodes: nodes that the group's ranks are spread over evenly; 0 for consecutive ranks,
             which fill one node after the other.
     """
@@ -154,7 +153,7 @@ class Sample:
         seconds: time of one operation in each block, in order; of collectives, the maximum
             over the ranks.
         num_iterations: operations in one block.
-        marks: what makes the sample doubtful ("unstable", "drift", "busy", "throttled").
+        marks: reasons to doubt the sample ("unstable", "drift", "busy", "throttled").
         error: why there are no times ("out of memory"), empty for a good sample.
     """
 

@@ -17,7 +17,7 @@ _INPUTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """How a caller writes a request's keys, so that errors name what was written.
+    """How a caller writes a request's keys, so that errors name them alike.
 
     Args:
         key, constraint: templates with `{}` for the name of an input and of a constraint.

@@ -14,8 +14,8 @@ from moetune.fit.index import Points, ProfileIndex
 def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
     """Return the bytes on the slowest wire for each input byte of one rank.
 
-    Inside a node that is what one rank sends, between nodes what one node does: in a ring one
-    rank of each of its groups sends to another node, in an all-to-all every rank does.
+    Inside a node one rank's bytes, between nodes one node's: in a ring one rank of each of the
+    node's groups sends to another node, in an all-to-all every rank does.
 
     Source: ring all-reduce sends 2·(g − 1)/g of its input, Patarasuk and Yuan, JPDC 69 (2009).
     """

@@ -231,7 +231,7 @@ def nearest_attention(wanted: AttentionKey, known: Iterable[AttentionKey]) -> At
 
 
 def work_ratio(wanted: AttentionKey, known: AttentionKey) -> float:
-    """Return how many sequences of the known shape are as much work as one of the wanted.
+    """Return the sequences of the known shape that are as much work as one of the wanted.
 
     Work is length² · heads · head_dim, of both GEMMs.
     """

@@ -41,7 +41,7 @@ _MAX_SPREAD = math.log(2)
 def resample_costs(
     profile: Profile, *, num: int, seed: int, allow_modelled: bool = False
 ) -> tuple[Costs, ...]:
-    """Return `num` costs drawn from what the samples and the fits' errors leave open.
+    """Return `num` costs drawn within the noise of the samples and the errors of the fits.
 
     In each draw every measured point has the median of raw times drawn again with
     replacement, independent of its neighbours, and every curve one log-normal factor with the

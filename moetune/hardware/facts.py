@@ -10,7 +10,7 @@ UNKNOWN = "unknown"
 
 
 class Facts:
-    """Facts under names, and notes on those that could not be read."""
+    """Facts by name, and notes on those that could not be read."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}

@@ -17,7 +17,7 @@ class Device(Protocol):
 
     @property
     def kind(self) -> DeviceKind:
-        """What it is."""
+        """CPU or CUDA."""
         ...
 
     @property

@@ -61,7 +61,7 @@ class TuningStudy:
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """Every trial that came to its end, also those pruned, in order."""
+        """Every trial that ended, also those pruned, in order."""
         return _tried(self._study)
 
     @property

@@ -114,7 +114,7 @@ class MeasurementStore(DatabaseStore):
         return self._database.read(work)
 
     def current_fit(self, name: str) -> int | None:
-        """Return the number of that profile's fit; None where nothing has that name."""
+        """Return the id of the current profile's fit; None where no profile has that name."""
         query = select(func.max(fits.c.id)).where(fits.c.name == name)
         found: int | None = self._database.read(lambda one: one.execute(query).scalar())
         return found

@@ -37,7 +37,7 @@ class PlanStore(DatabaseStore):
     def save_plan(self, plan: Plan) -> None:
         """Append the plan; one of the same inputs by an older moetune gives way to it.
 
-        Observations keep what was predicted when they were made.
+        Observations keep the prediction of the plan under which they were made.
         """
         values = rows.plan_values(plan)
         mine = plans.c.id == plan.id
@@ -121,7 +121,7 @@ class PlanStore(DatabaseStore):
         return tuple(map(rows.observation_from_row, self._rows(query)))
 
     def add_settled(self, settled: Settled) -> None:
-        """Append what a search decided; earlier decisions for the same size stay."""
+        """Append a search's decision; earlier decisions for the same size are not replaced."""
 
         def work(connection: Connection) -> None:
             _require_plans(connection, (settled.plan_id,), self.location)
@@ -130,7 +130,7 @@ class PlanStore(DatabaseStore):
         self._database.write(work)
 
     def settled(self, plan_id: str) -> tuple[Settled, ...]:
-        """Return what searches decided that began with the plan, oldest first."""
+        """Return the decisions of searches that began with the plan, oldest first."""
         mine = settled_sizes.c.plan_id == plan_id
         query = select(settled_sizes).where(mine).order_by(settled_sizes.c.id)
         return tuple(rows.settled_from_row(row, self.location) for row in self._rows(query))

@@ -61,7 +61,7 @@ def fewest_places(order: Sequence[Use]) -> int:
 
 
 def replay(order: Sequence[Use], *, num_places: int) -> Replay:
-    """Return what a step gathers once every step does the same as one before.
+    """Return the gathers of a step in the steady state, when steps repeat an earlier one.
 
     Raises:
         InputError: a use needs more chunks than the cache has places, or there are fewer than 2.
@@ -109,7 +109,7 @@ class NextUses:
 def gathers_of_step(
     order: Sequence[Use], uses: NextUses, num_places: int, resident: Iterable[int]
 ) -> tuple[tuple[Gather, ...], frozenset[int]]:
-    """Return what one step gathers, and the chunks that are in the cache after it.
+    """Return the gathers of one step, and the chunks that are in the cache after it.
 
     Args:
         uses: of the order.

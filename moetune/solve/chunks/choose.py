@@ -154,8 +154,8 @@ def pack_modules(
 ) -> Packed:
     """Pack the parameters into chunks of the size that wastes the least.
 
-    Sizes range from what the links need, and the largest parameter, to twice that, and leave
-    memory for some of them on the device. All groups' chunks have the same size.
+    Sizes range from the smallest that the links use well and that holds the largest parameter, to
+    twice that, and leave memory for some chunks on the device. All groups have the same size.
 
     Args:
         budget: None for any size.

@@ -60,7 +60,7 @@ class ChunkTime:
         return num_micro_batches * self.seconds + self.added_seconds(num_micro_batches)
 
     def added_seconds(self, num_micro_batches: int) -> float:
-        """Return what the optimizer adds to a step.
+        """Return the time that the optimizer adds to a step.
 
         Gradients of several micro-batches are complete only after the last one: no chunk is
         stepped before.
@@ -152,7 +152,7 @@ class _Step:
         self._device_update = self._stored = self.updated = 0.0
 
     def all(self, order: Sequence[Use], resident: ChunkCost) -> None:
-        """Run the uses, then reduce the resident chunks, and update what the device has."""
+        """Run the uses, then reduce the resident chunks, and update the states on the device."""
         for index, use in enumerate(order):
             while self._gathers and self._gathers[0].free_after < index:
                 self._gather(self._gathers.popleft())
@@ -212,7 +212,7 @@ class ChunkPrices:
     scatter: bool = True
 
     def cost(self, chunk: Chunk) -> tuple[ChunkCost, tuple[Estimate, ...]]:
-        """Return what the chunk costs, and the estimates behind it.
+        """Return the chunk's costs, and the estimates behind them.
 
         Gradients go to the host in full precision, which master parameters need.
 
@@ -232,7 +232,7 @@ class ChunkPrices:
         return ChunkCost(**seconds), found
 
     def resident(self, chunks: Sequence[Chunk]) -> ChunkCost:
-        """Return what resident chunks, whole on every rank, cost together."""
+        """Return the costs of all resident chunks together, which are whole on every rank."""
         reduces = (self._collective("all_reduce", one.group, one.num_bytes) for one in chunks)
         update = self.update(sum(one.num_elements for one in chunks), on_host=False) or NOTHING
         return ChunkCost(reduce=sum(one.seconds for one in reduces), update=update.seconds)

@@ -65,7 +65,7 @@ class AllToAllCosts(LayerCosts):
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
         """Return one chunk's GEMMs, activation, and the sorting of its rows by expert.
 
-        The backward pass evaluates the activation again, since the layer keeps what went in.
+        The backward pass evaluates the activation again: the layer saves pre-activations.
         """
         sorting = self.sorting(rows)
         return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)

@@ -79,7 +79,7 @@ def rank_layer(
     device_memory_bytes: int,
     num_nodes: int = 0,
 ) -> RankedLayer:
-    """Return the candidates of a layer's plan, best first: what `solve_plan` decides by.
+    """Return the candidates of a layer's plan, best first, of which `solve_plan` takes the first.
 
     Args:
         costs: nominal costs of the profile that the inputs name.

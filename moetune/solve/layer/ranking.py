@@ -104,7 +104,7 @@ class Ranking:
         return sorted([*others[: NUM_ALTERNATIVES - 1], self.sequential], key=order_of_steps)
 
     def pin_warnings(self) -> Iterator[str]:
-        """Yield what each pin costs where that is more than a trifle."""
+        """Yield a warning for each pin whose phase is slower than the best by 0.1 % or more."""
         for phase, chosen in zip(PHASES, (self.forward[0], self.backward[0]), strict=True):
             if self.bounds.pinned(phase) is None:
                 continue

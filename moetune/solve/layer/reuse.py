@@ -1,7 +1,7 @@
 """Timeline of a phase whose chunks share buffers, for each memory strategy.
 
-Reused memory overwrites what the backward pass needs (MPipeMoE §III-D). What the experts
-received (T_DI) comes back from host memory (S1, S3) or is sent again (S2, S4); the
+Reused memory overwrites activations that the backward pass needs (MPipeMoE §III-D). The rows that
+the experts received (T_DI) come back from host memory (S1, S3) or are sent again (S2, S4); the
 pre-activations (T_M) come back from host memory (S1, S2) or are computed again (S3, S4).
 """
 
@@ -63,7 +63,7 @@ class ReusedChunk:
 
     @property
     def copy_stream(self) -> str:
-        """The stream that copies: an engine of its own, or the computation's."""
+        """The stream of the copies: a copy engine's, or the computation's."""
         return COPIES if self.copies_overlap else COMPUTE
 
 

@@ -145,7 +145,7 @@ class Space:
     """Degrees and strategies to try.
 
     Args:
-        seed: what the plan answers, within the degrees; tried first and always allowed.
+        seed: the plan's answer, within the degrees; tried first and always allowed.
         workload: at the largest number of tokens that the decision will hold for.
         limit_bytes: memory on one device, None without a limit.
     """
@@ -159,7 +159,7 @@ class Space:
 
     @property
     def is_single(self) -> bool:
-        """Whether there is nothing to choose."""
+        """Whether the seed is the only decision."""
         sizes = (self.forward[1] - self.forward[0], self.backward[1] - self.backward[0])
         return not any(sizes) and self.strategies in ((), (self.seed.strategy,))
 

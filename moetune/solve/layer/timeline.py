@@ -18,7 +18,7 @@ class Task(NamedTuple):
 
     Args:
         name: unique in its timeline.
-        resource: what it keeps busy, and so whom it disturbs.
+        resource: class of what it keeps busy, which decides the tasks that it slows down.
         stream: tasks of one stream run one after another, in the order they are given.
         seconds: duration while nothing else runs.
         after: names of the tasks that must end first.
@@ -194,7 +194,7 @@ class _Run:
             candidates.append(dependent)
 
     def deadlock(self) -> str:
-        """Return which tasks wait for ever, and for what."""
+        """Return the tasks at the heads of streams that wait for ever, and their dependencies."""
         ended = {
             task.name
             for index, task in enumerate(self._tasks)

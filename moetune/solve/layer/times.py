@@ -189,7 +189,7 @@ def step_time(
     order: Order = "dispatch_first",
     strategy: Strategy = "none",
 ) -> StepTime:
-    """Return the predicted time of one step: what `verify` compares with the measured one.
+    """Return the predicted time of one step, which `verify` compares with the measured one.
 
     One chunk each way reuses no memory, so that every strategy takes as long.
     """

@@ -193,7 +193,7 @@ def trust_warnings(
 
 
 def explain_pin(*, phase: str, pinned: int, best: int, slower: float) -> str:
-    """Return what a pinned degree costs against the best one; `slower` is relative."""
+    """Return by how much a pinned degree is slower than the best one; `slower` is relative."""
     return f"the pinned {phase} degree {pinned} makes the phase {slower:.1%} slower than {best}"
 
 

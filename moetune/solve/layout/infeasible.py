@@ -1,4 +1,4 @@
-"""Error where no layout fits: the smallest one, what takes its memory, and what would fit."""
+"""Error where no layout fits: the smallest one with its memory, and a change that would fit."""
 
 from dataclasses import replace
 
@@ -17,10 +17,10 @@ from moetune.solve.layout.words import name_layout, name_memory, name_setting
 def nothing_fits(
     smallest: Unfit, *, limit_bytes: int, host_bytes: int | None, hint: str
 ) -> InfeasiblePlanError:
-    """Return the error that names the layout with the least memory, and what takes it.
+    """Return the error that names the layout with the least memory, and its parts.
 
     Args:
-        host_bytes: what one rank may take of its host.
+        host_bytes: bytes that one rank may take of its host; None where unknown.
     """
     memory = smallest.memory
     host = ""

@@ -51,7 +51,7 @@ NUM_UNFIT = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutProblem:
-    """A model to lay out, its batch and pins, and what is known of the machine.
+    """A model to lay out, its batch and pins, and the machine's costs and limits.
 
     Args:
         resamples: refits of the profile's measurements; may be empty.

@@ -140,7 +140,7 @@ class Prices:
     def gradients(
         self, *, layout: Layout, groups: Groups, zero: bool, num_micro_batches: int
     ) -> Estimate:
-        """Return the slowest stage's reduction of gradients, as far as nothing hides it.
+        """Return the exposed time of the slowest stage's reduction of gradients.
 
         They travel in the parameters' dtype. With sharded optimizer states they are
         reduce-scattered, and the new parameters all-gathered. Sharded gradients are

@@ -60,8 +60,8 @@ class PipelineTime:
 
     Args:
         slowest: index of the slowest stage.
-        busy_seconds: what it computes.
-        send_seconds: the sends that nothing hides.
+        busy_seconds: its computation.
+        send_seconds: exposed sends.
     """
 
     seconds: float
