@@ -1,5 +1,6 @@
 """`moetune config`: the settings that apply in this folder."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from moetune.report.section import Cell, Table
 app = typer.Typer(help="The settings that apply in this folder.", rich_markup_mode=None)
 
 
-@app.callback()  # without it typer drops the name of an only command
+@app.callback()  # without it typer would take the only command, show, for the whole program
 def _config() -> None:
     """The settings that apply in this folder."""
 
@@ -36,11 +37,18 @@ def show(
         document = {"schema": "moetune.config/1", "settings": settings}
         session.screen.document({**document, "origins": found.origins} if origin else document)
         return
-    rows = [(name, _shown(value), found.origins[name]) for name, value in settings.items()]
-    columns = 3 if origin else 2
-    header = ("setting", "value", "from")[:columns]
-    cells = tuple(tuple(map(Cell.words, row[:columns])) for row in rows)
-    session.screen.table(Table(name="settings", header=header, rows=cells), indent=0)
+    session.screen.table(settings_table(settings, found.origins if origin else {}), indent=0)
+
+
+def settings_table(settings: Mapping[str, object], origins: Mapping[str, str]) -> Table:
+    """Return the settings and their values; with origins also the source of each."""
+    columns = 3 if origins else 2
+    rows = ((name, _shown(value), origins.get(name, "")) for name, value in settings.items())
+    return Table(
+        name="settings",
+        header=("setting", "value", "from")[:columns],
+        rows=tuple(tuple(map(Cell.words, row[:columns])) for row in rows),
+    )
 
 
 def _shown(value: object) -> str:

@@ -14,12 +14,12 @@ app = typer.Typer(help="The database of profiles, plans and observations.", rich
 @app.command(epilog=example("moetune db upgrade"))
 def upgrade(context: typer.Context, *, json: Json = False) -> None:
     """Bring the database to this version's schema, or make a new one."""
+    from moetune import store
     from moetune.config import without_password
-    from moetune.workflows import wiring
 
     session = session_of(context)
     settings = session.settings
-    before, after = wiring.upgrade_store(settings)
+    before, after = store.upgrade(settings.db)
     location = without_password(settings.db)
     if json:
         session.screen.document(
@@ -36,12 +36,12 @@ def upgrade(context: typer.Context, *, json: Json = False) -> None:
 @app.command(epilog=example("moetune db current"))
 def current(context: typer.Context, *, json: Json = False) -> None:
     """Print the database's schema and the one that this version needs."""
+    from moetune import store
     from moetune.config import without_password
-    from moetune.workflows import wiring
 
     session = session_of(context)
     settings = session.settings
-    state = wiring.schema_state(settings)
+    state = store.current(settings.db)
     location = without_password(settings.db)
     if json:
         session.screen.document(
@@ -64,13 +64,13 @@ def current(context: typer.Context, *, json: Json = False) -> None:
 @app.command(epilog=example("moetune db check"))
 def check(context: typer.Context, *, json: Json = False) -> None:
     """Check the database for damage: pages, references, schema, and every stored document."""
+    from moetune import store
     from moetune.config import without_password
-    from moetune.workflows import wiring
 
     session = session_of(context)
     settings = session.settings
-    problems = wiring.check_store(settings)
-    state = wiring.schema_state(settings)
+    problems = store.check(settings.db)
+    state = store.current(settings.db)
     if json:
         session.screen.document(
             {
@@ -96,12 +96,12 @@ def backup(
     json: Json = False,
 ) -> None:
     """Copy the database to a new file; others may use it meanwhile."""
+    from moetune import store
     from moetune.config import without_password
-    from moetune.workflows import wiring
 
     session = session_of(context)
     settings = session.settings
-    file = wiring.backup_store(settings, target)
+    file = store.backup(settings.db, target)
     location = without_password(settings.db)
     if json:
         session.screen.document(

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from moetune.cli.config import settings_table
 from moetune.cli.render import Screen
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.units import format_bytes
-from moetune.report.section import Cell, Section, Table, plural
+from moetune.report.section import Section, plural
 from moetune.report.section import facts as facts_table
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ EPILOG = example("moetune doctor --json > report.json")
 
 
 def doctor(context: typer.Context, *, json: Json = False) -> None:
-    """Print this machine, its software, the database, the settings, and problems with them."""
+    """Print this installation and its problems.
+
+    Machine, software, database and settings: everything that a bug report needs.
+    """
     from moetune.workflows.doctor import examine
 
     session = session_of(context)
@@ -35,14 +39,8 @@ def doctor(context: typer.Context, *, json: Json = False) -> None:
 def _show(screen: Screen, report: "Diagnosis") -> None:
     _show_machine(screen, report)
     _show_store(screen, report)
-    origins = report.origins
     screen.say("Settings", style="bold")
-    rows = [
-        tuple(map(Cell.words, (name, "—" if value is None else str(value), origins[name])))
-        for name, value in report.settings.items()
-    ]
-    header = ("setting", "value", "from")
-    screen.table(Table(name="settings", header=header, rows=tuple(rows)))
+    screen.table(settings_table(report.settings, report.origins))
     _facts(screen, "Versions", report.versions)
 
 

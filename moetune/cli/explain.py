@@ -1,24 +1,23 @@
 """`moetune explain`: the reasons of a plan."""
 
-from typing import Annotated
-
 import typer
 
-from moetune.cli.session import Json, ProfileOption, example, session_of
+from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
 
 EPILOG = example("moetune explain 3f9c21")
 
 
 def explain(
     context: typer.Context,
-    plan: Annotated[
-        str, typer.Argument(help="A plan's JSON file, or the beginning of an id in the store.")
-    ],
+    plan: PlanArgument,
     profile: ProfileOption = None,
     *,
     json: Json = False,
 ) -> None:
-    """Explain a plan: its terms, its alternatives, other batch sizes, and its uncertainty."""
+    """Explain a plan's choice and its times.
+
+    Shows the terms, the alternatives that lost, other batch sizes, and the uncertainty.
+    """
     from moetune.workflows.planner import local_planner
     from moetune.workflows.views.explanation import explanation_sections
 

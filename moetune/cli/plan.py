@@ -13,7 +13,6 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from moetune.domain.request import PlanRequest
     from moetune.workflows.plan import Planned
 
 EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16")
@@ -64,7 +63,7 @@ def plan(
         ExpertParallel | None,
         typer.Option(
             help="Pin how ranks share experts: all_to_all sends tokens to their experts; tensor "
-            "cuts every expert and sums the outputs. Default of a layer: all_to_all."
+            "gives every rank all tokens and sums the outputs. Default of a layer: all_to_all."
         ),
     ] = None,
     sequence_parallel: Annotated[
@@ -131,7 +130,11 @@ def plan(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Solve for the chunks of a layer's passes, or the layout of a whole model."""
+    """Solve for the best plan of a layer or model.
+
+    A layer's plan has the chunks and the memory strategy of its passes, a whole model's also its
+    layout over the ranks.
+    """
     session = session_of(context)
     settings = session.settings
     length = parsed(seq, parse_count)

@@ -189,9 +189,10 @@ def profile(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Measure this machine: GEMMs, collectives, copies and their interference.
+    """Measure this machine and fit its profile.
 
-    Under torchrun every rank runs this command, and rank 0 stores the samples.
+    GEMMs, collectives, copies and their interference are measured. Under torchrun every rank runs
+    this command, and rank 0 stores the samples.
     """
     from moetune.workflows.profile import ProfileRequest, take_part
 

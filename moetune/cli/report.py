@@ -30,7 +30,10 @@ def report(
     *,
     json: Json = False,
 ) -> None:
-    """Draw a profile's fits, plans and their observed steps in one HTML file."""
+    """Draw a profile and plans in one HTML file.
+
+    With the profile's fits, and the observed steps of the plans.
+    """
     from datetime import UTC, datetime
     from importlib.metadata import version
 

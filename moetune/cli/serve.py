@@ -45,7 +45,7 @@ def serve(
     ] = "4MiB",
     json: Json = False,
 ) -> None:
-    """Serve profiles, plans and observations to a team: an API, and pages for browsers."""
+    """Serve the store to a team: API and pages."""
     session = session_of(context)
     server = _server_module()
     options = server.ServerOptions(

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from moetune.domain.ports import Store
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+PlanArgument = Annotated[
+    str, typer.Argument(help="A plan's JSON file, or the beginning of an id in the store.")
+]
 ProfileOption = Annotated[
     str | None,
     typer.Option(

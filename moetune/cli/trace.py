@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.session import Json, ProfileOption, example, session_of
+from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
 from moetune.domain.errors import ProfileError
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ EPILOG = example("moetune trace 3f9c21 --nproc 2 --output step.json")
 
 def trace(
     context: typer.Context,
-    plan: Annotated[
-        str, typer.Argument(help="A plan's JSON file, or the beginning of an id in the store.")
-    ],
+    plan: PlanArgument,
     nproc: Annotated[
         int | None,
         typer.Option("--nproc", min=1, help="Also record a real step on this number of ranks."),
@@ -34,7 +32,7 @@ def trace(
     *,
     json: Json = False,
 ) -> None:
-    """Write predicted and measured timelines of a plan for ui.perfetto.dev."""
+    """Write a plan's timelines for Perfetto."""
     from moetune import config
     from moetune.workflows.files import write_text
     from moetune.workflows.planner import local_planner

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from moetune.cli.session import Json, ProfileOption, Session, example, session_of
+from moetune.cli.session import Json, PlanArgument, ProfileOption, Session, example, session_of
 from moetune.domain.errors import QualityError
 
 if TYPE_CHECKING:
@@ -13,23 +13,22 @@ if TYPE_CHECKING:
 
 EPILOG = example("moetune verify 3f9c21 --nproc 2")
 
-Nproc = Annotated[
-    int | None,
-    typer.Option("--nproc", min=1, help="Ranks to start. Default: the plan's."),
-]
-
 
 def verify(
     context: typer.Context,
-    plan: Annotated[
-        str, typer.Argument(help="A plan's JSON file, or the beginning of an id in the store.")
-    ],
-    nproc: Nproc = None,
+    plan: PlanArgument,
+    nproc: Annotated[
+        int | None,
+        typer.Option("--nproc", min=1, help="Ranks to start. Default: the plan's."),
+    ] = None,
     profile: ProfileOption = None,
     *,
     json: Json = False,
 ) -> None:
-    """Run the plan's layer at every degree; compare its numbers and its times."""
+    """Run a plan's layer and compare its times.
+
+    Runs every degree, and compares outputs and gradients with those of one chunk.
+    """
     from moetune import config
     from moetune.workflows.planner import local_planner
     from moetune.workflows.verify import verify_plan

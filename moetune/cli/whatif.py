@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from moetune.cli.flags import parsed
-from moetune.cli.session import Json, ProfileOption, example, session_of
+from moetune.cli.session import Json, PlanArgument, ProfileOption, example, session_of
 from moetune.domain.errors import InputError
 from moetune.domain.spelling import AS_FLAGS
 from moetune.domain.units import parse_bytes, parse_count
@@ -18,9 +18,7 @@ EPILOG = example("moetune whatif 3f9c21 --tokens 32k --speed communication=2")
 
 def whatif(
     context: typer.Context,
-    plan: Annotated[
-        str, typer.Argument(help="A plan's JSON file, or the beginning of an id in the store.")
-    ],
+    plan: PlanArgument,
     tokens: Annotated[
         str | None, typer.Option(help="Other tokens per rank and step, such as 32k.")
     ] = None,
@@ -50,9 +48,10 @@ def whatif(
     *,
     json: Json = False,
 ) -> None:
-    """Plan again with another batch, cluster or speed, and compare. Nothing is stored.
+    """Plan again with changes, and compare.
 
-    Group sizes that were not measured are estimated, and the plan warns of it.
+    The batch, the cluster, the speeds or any flag of `moetune plan` can change. Group sizes that
+    were not measured are estimated, and the plan warns of it. Nothing is stored.
     """
     from moetune.workflows.planner import local_planner
     from moetune.workflows.views.comparison import whatif_sections

@@ -138,9 +138,9 @@ def rolling_median(values: Sequence[float], window: int) -> list[float]:
 
 
 def thinned(values: Sequence[float], most: int) -> list[int]:
-    """Return the indices of at most `most` values, in order: extremes of equal stretches, and ends.
+    """Return the indices of at most `most` values to draw, in order, without losing an outlier.
 
-    So that no outlier is lost.
+    They are the smallest and the largest value of each of equal stretches, and both ends.
     """
     count = len(values)
     if count <= most:

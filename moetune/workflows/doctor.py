@@ -86,6 +86,8 @@ def examine(configuration: Configuration) -> Diagnosis:
 
 
 def _store_report(configuration: Configuration) -> StoreReport:
+    from moetune.store import current
+
     settings = configuration.settings
     report = StoreReport(
         location=without_password(settings.db),
@@ -95,7 +97,7 @@ def _store_report(configuration: Configuration) -> StoreReport:
         num_plans=0,
         problem=None,
     )
-    state, problem = _attempt(lambda: wiring.schema_state(settings))
+    state, problem = _attempt(lambda: current(settings.db))
     if state is None:
         return replace(report, problem=problem)
     report = replace(report, revision=state.found, wanted=state.head)

@@ -201,7 +201,7 @@ def _receive(rank: _Rank, on_message: Send) -> None:
 
 
 def _error(ranks: Sequence[_Rank]) -> MoetuneError:
-    """Return the cause: a rank's own error before a death, and both before failed collectives."""
+    """Return the likely cause: a rank's own error, else a killed rank, else a failed collective."""
     raised = [rank.error for rank in ranks if rank.error is not None]
     own = [error for error in raised if not isinstance(error, CollectiveError)]
     died = [rank for rank in ranks if rank.has_ended and rank.process.returncode and not rank.error]

@@ -15,7 +15,6 @@ from moetune.domain.ports import Store
 
 if TYPE_CHECKING:
     from moetune.runtime.plans.client import ServiceClient
-    from moetune.store import SchemaState
 
 StoreFinder: TypeAlias = Callable[[], AbstractContextManager[Store | None]]
 """Opens the store to read; gives None where there is none yet."""
@@ -93,53 +92,6 @@ def searches_folder(settings: Settings) -> Path:
     if file is None:
         file = Path(config.default_database(config.environment()))
     return file.parent / "searches"
-
-
-def schema_state(settings: Settings) -> "SchemaState":
-    """Return the database's revision and the one that this version needs; nothing is changed.
-
-    Raises:
-        InputError: the file is not a database.
-        MoetuneError: it cannot be reached or read.
-    """
-    from moetune import store
-
-    return store.current(settings.db)
-
-
-def upgrade_store(settings: Settings) -> tuple[str | None, str]:
-    """Bring the database to this version's schema, or make it; return (before, after).
-
-    Raises:
-        SchemaMismatchError: the database is newer than this version.
-        MoetuneError: it cannot be reached or written; nothing was changed.
-    """
-    from moetune import store
-
-    return store.upgrade(settings.db)
-
-
-def check_store(settings: Settings) -> tuple[str, ...]:
-    """Return the problems of the database; empty for a sound one.
-
-    Raises:
-        InputError: there is no database.
-    """
-    from moetune import store
-
-    return store.check(settings.db)
-
-
-def backup_store(settings: Settings, target: Path) -> Path:
-    """Copy the database to a new file and return its absolute path.
-
-    Raises:
-        InputError: there is no database, or the target exists.
-        MoetuneError: the copy could not be made, and the target was removed.
-    """
-    from moetune import store
-
-    return store.backup(settings.db, target)
 
 
 def detect_cluster(

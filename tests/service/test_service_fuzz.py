@@ -13,7 +13,7 @@ from schemathesis import Case, GenerationMode
 from moetune.config import Settings
 from moetune.service.access import LOOPBACK_NAMES, Access
 from moetune.service.app import create_app
-from moetune.workflows import wiring
+from moetune.store import check
 from moetune.workflows.planner import open_planner
 from tests.service.asking import client_of
 
@@ -50,7 +50,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
     settings = Settings(db=str(tmp_path_factory.mktemp("fuzz") / "moetune.db"))
     with open_planner(settings) as planner:
         yield create_app(planner, Access(hosts=(*LOOPBACK_NAMES, "testserver")))
-        assert not wiring.check_store(settings)
+        assert not check(settings.db)
 
 
 def test_the_document_names_every_address_of_the_interface(app: FastAPI) -> None:

@@ -1,18 +1,15 @@
 """Read access of the pages: profiles by name, plans by id, observations."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
 from moetune.domain.errors import InputError, NotFoundError, ProfileError
-from moetune.domain.plan import Plan
 from moetune.domain.ports import Store
-from moetune.domain.records import FitInfo, Observation, PlanInfo, Stored
+from moetune.domain.records import FitInfo, PlanInfo
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.planner import ServicePlanner
 from moetune.workflows.profiles import FoundProfile
-from moetune.workflows.report import MOST_OBSERVATIONS
 from moetune.workflows.views.profile import machine_scope, worst_quality
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -98,25 +95,12 @@ class Library:
         """Return the newest 500 fits."""
         return self.store.fits(limit=500)
 
-    def plan(self, plan_id: str) -> Plan:
-        """Return the plan of an id or its beginning.
-
-        Raises:
-            NotFoundError: there is none.
-            InputError: there are several.
-        """
-        return self.planner.plan(plan_id)
-
-    def newest_plans(self) -> Sequence[PlanInfo]:
-        """Return the newest 50 plans, for a form's suggestions."""
-        return self.store.plan_page(limit=50)
-
-    def observations(self, plan_id: str | None) -> tuple[Stored[Observation], ...]:
-        """Return the newest observations of a plan, or of all plans."""
-        return self.store.observation_page(plan_id, limit=MOST_OBSERVATIONS)
+    def plan_choices(self) -> dict[str, str]:
+        """Return the newest 50 plans by the beginning of their id, for a form's suggestions."""
+        return {one.id[:12]: _plan_words(one) for one in self.store.plan_page(limit=50)}
 
 
-def plan_words(one: PlanInfo) -> str:
+def _plan_words(one: PlanInfo) -> str:
     """Return a plan's line in a list: "gpt-xl · 64 ranks · 8,192 tokens · rtx2080ti-x64"."""
     return (
         f"{one.model or 'layer'} · {one.world_size:,} ranks · {one.tokens_per_rank:,} tokens · "

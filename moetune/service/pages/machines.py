@@ -76,8 +76,8 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
     Raises:
         NotFoundError: there is no such plan.
     """
-    plan_id = library.plan(plan).id if plan else None
-    newest = library.observations(plan_id)
+    plan_id = library.planner.plan(plan).id if plan else None
+    newest = library.store.observation_page(plan_id, limit=MOST_OBSERVATIONS)
     number = cursor(after)
     rows = newest[:PAGE_SIZE]
     if number:

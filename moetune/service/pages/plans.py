@@ -4,7 +4,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.records import PlanInfo
 from moetune.report.observed import drift_figure, seen
 from moetune.report.section import Cell, Section, Table
-from moetune.service.pages.library import Library, plan_words
+from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address, age_now
 from moetune.service.pages.whatif import form_context
 from moetune.workflows.views.comparison import comparison_sections, machine_sections
@@ -103,7 +103,7 @@ def compare_page(library: Library, *, what: str, first: str, second: str) -> Pag
             "second": second,
             "names": names,
             "links": [address(what, first), address(what, second)],
-            "plans": {one.id[:12]: plan_words(one) for one in library.newest_plans()},
+            "plans": library.plan_choices(),
             "profiles": library.profile_names(),
         },
     )
@@ -113,7 +113,7 @@ _Comparison = tuple[tuple[str, str], tuple[Section, ...]]
 
 
 def _plans(library: Library, first: str, second: str) -> _Comparison:
-    left, right = library.plan(first), library.plan(second)
+    left, right = library.planner.plan(first), library.planner.plan(second)
     names = left.id[:6], right.id[:6]
     return names, comparison_sections(left, right, names=names)
 

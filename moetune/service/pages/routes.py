@@ -36,7 +36,8 @@ def _add_plans(router: APIRouter, library: Library, show: _Show) -> None:
     def find(plan: _Text = "") -> Response:
         if not plan.strip():
             return RedirectResponse("/", 303)
-        return RedirectResponse(address("plans", library.plan(plan.strip().lower()).id), 303)
+        found = library.planner.plan(plan.strip().lower())
+        return RedirectResponse(address("plans", found.id), 303)
 
     @router.get("/plans/{plan_id}/{figure}.csv")
     def plan_csv(plan_id: str, figure: str) -> Response:

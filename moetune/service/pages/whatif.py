@@ -7,7 +7,7 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.spelling import AS_FIELDS
 from moetune.domain.units import DTYPE_BYTES, parse_bytes, parse_count
-from moetune.service.pages.library import Library, plan_words
+from moetune.service.pages.library import Library
 from moetune.service.pages.page import Page, address
 from moetune.service.problems import problem_of
 from moetune.workflows.views.comparison import whatif_sections
@@ -87,7 +87,7 @@ def whatif_page(library: Library, form: Form) -> Page:
     Raises:
         NotFoundError: there is no such plan.
     """
-    plan = library.plan(form.plan) if form.plan else None
+    plan = library.planner.plan(form.plan) if form.plan else None
     answer, problem = _ask(library, form, plan)
     return Page(
         template="whatif.html",
@@ -100,7 +100,7 @@ def whatif_page(library: Library, form: Form) -> Page:
             "plan": plan,
             "name": plan_name(plan) if plan else "",
             "scope": plan_scope(plan) if plan else "",
-            "plans": {one.id[:12]: plan_words(one) for one in library.newest_plans()},
+            "plans": library.plan_choices(),
             "problem": problem,
         },
         status=int(problem_of(problem).status) if problem else 200,
