@@ -1,4 +1,7 @@
-"""Background load: operations that run while another is measured, and the proof that they did."""
+"""Background loads: operations that run while another is measured, and the proof that they did.
+
+`timing` starts them around an experiment's blocks, and counts a block only with that proof.
+"""
 
 import math
 import threading
@@ -36,9 +39,9 @@ def overlap(window: Window, busy: Sequence[Window]) -> float:
 
 
 def proves(window: Window, busy: Sequence[Window]) -> bool:
-    """Whether the intervals show an operation that never paused during the window.
+    """Return whether the intervals prove that an operation ran through the whole window.
 
-    It completed work inside the window and beyond it, and was under way for 95 % of it.
+    It completed a turn inside the window and one after it, and ran for 95 % of the window.
     """
     start, end = window
     inside = any(start < done <= end for _, done in busy)
@@ -47,11 +50,11 @@ def proves(window: Window, busy: Sequence[Window]) -> bool:
 
 
 class BackgroundLoad(threading.Thread):
-    """Runs one operation again and again, the next issued before the last is done.
+    """A thread that runs one operation in turns, each issued before the last one is done.
 
     Args:
-        vote: given this rank's wish to stop, starts a vote and returns how to wait for its
-            outcome; ranks that meet in the operation must stop after the same one.
+        vote: starts a vote with this rank's wish to stop, and returns the function that waits for
+            the outcome: ranks that run a collective must stop after the same turn.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class BackgroundLoad(threading.Thread):
         super().__init__(daemon=True)
         self._operation, self._device, self._vote = operation, device, vote
         self._stopping = threading.Event()
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._busy: list[Window] = []
         self._failure: Exception | None = None
         self._ended = False
@@ -73,9 +76,9 @@ class BackgroundLoad(threading.Thread):
                 self._device.synchronize()
         except Exception as error:  # noqa: BLE001 - handed to the thread that measures
             self._failure = error
-        with self._news:
+        with self._changed:
             self._ended = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _loop(self) -> None:
         issued: list[tuple[float, Callable[[], float]]] = []
@@ -87,15 +90,15 @@ class BackgroundLoad(threading.Thread):
             if len(issued) > 1:
                 start, done = issued.pop(0)
                 end = done()
-                with self._news:
+                with self._changed:
                     self._busy.append((start, end))
-                    self._news.notify_all()
+                    self._changed.notify_all()
             stopped = outcome()
         for _, done in issued:
             done()
 
     def _runs_in_turn(self) -> int:
-        """Return how many runs make a turn so long that the pause after it does not count."""
+        """Return the number of runs in a turn, which makes the pause after it negligible."""
         if self._operation.ranks_meet:
             return 1
         start = time.perf_counter()
@@ -104,7 +107,7 @@ class BackgroundLoad(threading.Thread):
         return max(math.ceil(_TURN_SECONDS / max(seconds, 1e-9)), 1)
 
     def _issue(self, runs: int) -> Callable[[], float]:
-        """Start a turn and return the function that waits for it and says when it was done."""
+        """Start a turn and return the function that waits for its end and returns the time."""
         if self._operation.ranks_meet:
             finish = self._operation.issue()
 
@@ -118,36 +121,36 @@ class BackgroundLoad(threading.Thread):
         return self._device.mark()
 
     def stop(self) -> None:
-        """Ask it to stop."""
+        """Request the end; return at once."""
         self._stopping.set()
 
     def has_run(self, turns: int) -> bool:
-        """Wait for so many completed turns; False where it stopped before."""
+        """Wait for that number of completed turns; return False if it ended before."""
         return self._wait(lambda: len(self._busy) >= turns)
 
     def has_passed(self, moment: float) -> bool:
-        """Wait for a turn that completed after `moment`; False where it stopped before."""
+        """Wait for a turn that completes after `moment`; return False if it ended before."""
         return self._wait(lambda: bool(self._busy) and self._busy[-1][1] > moment)
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
-        with self._news:
-            self._news.wait_for(lambda: condition() or self._ended, _PATIENCE_SECONDS)
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self._ended, _PATIENCE_SECONDS)
             return condition()
 
     def busy(self) -> tuple[Window, ...]:
-        """Return when it was under way, one interval a turn.
+        """Return the intervals during which it ran, one a turn.
 
         Raises:
             MoetuneError: the operation failed.
         """
         if self._failure is not None:
-            raise MoetuneError(f"an operation beside the measured one failed: {self._failure}")
-        with self._news:
+            raise MoetuneError(f"a background operation failed: {self._failure}")
+        with self._changed:
             return tuple(self._busy)
 
 
 class Background:
-    """The background_loads of one measurement; entering starts them, leaving stops them."""
+    """The background loads of one experiment, which run within this context."""
 
     def __init__(
         self, operations: Sequence[Operation], *, device: Device, ranks: MeasuringRanks
@@ -159,10 +162,10 @@ class Background:
         )
 
     def __enter__(self) -> Self:
-        for background_load in self._loads:
-            background_load.start()
-        for background_load in self._loads:
-            background_load.has_run(_START_TURNS)
+        for load in self._loads:
+            load.start()
+        for load in self._loads:
+            load.has_run(_START_TURNS)
         return self
 
     def __exit__(
@@ -171,25 +174,24 @@ class Background:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for background_load in self._loads:
-            background_load.stop()
-        for background_load in self._loads:
-            background_load.join(_PATIENCE_SECONDS)
+        for load in self._loads:
+            load.stop()
+        for load in self._loads:
+            load.join(_PATIENCE_SECONDS)
 
     def ran_through(self, window: Window) -> bool:
-        """Whether every background_load provably ran through the whole window.
+        """Return whether every background load provably ran through the whole window.
 
         Raises:
             MoetuneError: one of them failed.
         """
         return all(
-            background_load.has_passed(window[1]) and proves(window, background_load.busy())
-            for background_load in self._loads
+            load.has_passed(window[1]) and proves(window, load.busy()) for load in self._loads
         )
 
     def slowest_turn_seconds(self) -> float:
-        """Return how long the last turn of the slowest background_load took; 0 without any."""
-        spans = [background_load.busy()[-1:] for background_load in self._loads]
+        """Return the time of the slowest load's last turn, 0 without loads."""
+        spans = [load.busy()[-1:] for load in self._loads]
         return max((end - start for span in spans for start, end in span), default=0.0)
 
 

@@ -1,4 +1,8 @@
-"""From a point to the function that runs it once."""
+"""Operations: allocate a point's tensors, and return the function that runs it once.
+
+`session` calls this for every point, `timing` and `background` run the result. Operations write to
+buffers that were used before, as the layer does: fresh ones would measure page faults.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,13 +33,13 @@ _OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What one run does.
+    """An operation that is measured, or runs in the background.
 
     Args:
         issue: starts a run and returns the function that orders the current stream (on a CPU:
             the caller) behind its end.
-        at_once: operations of the point that one run issues together.
-        ranks_meet: whether all ranks must run it equally often.
+        at_once: the point's operations that one run issues together.
+        ranks_meet: it is a collective, which all ranks must run equally often.
     """
 
     issue: Callable[[], Callable[[], None]]
@@ -43,12 +47,12 @@ class Operation:
     ranks_meet: bool = False
 
     def run(self) -> None:
-        """Run once; what follows in the current stream comes after it."""
+        """Run once, and order the current stream behind it."""
         self.issue()()
 
 
 def local_operation(run: Callable[[], None], *, at_once: int = 1) -> Operation:
-    """Return the operation of a function that is in the current stream's order by itself."""
+    """Return the operation of a function whose work is in the current stream."""
 
     def issue() -> Callable[[], None]:
         run()
@@ -59,7 +63,7 @@ def local_operation(run: Callable[[], None], *, at_once: int = 1) -> Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """What is timed, and what must run beside it meanwhile."""
+    """The operation that is timed, and those that must run in the background meanwhile."""
 
     victim: Operation
     background_loads: tuple[Operation, ...] = ()
@@ -67,10 +71,10 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Representatives:
-    """The operations that stand for the three classes when they disturb each other.
+    """One operation for each resource class, to measure how the classes slow each other down.
 
     Args:
-        comm: None where there is nobody to talk to.
+        comm: None on one rank that has no other to communicate with.
     """
 
     comp: GemmPoint
@@ -81,10 +85,10 @@ class Representatives:
         """Return the class's operation.
 
         Args:
-            comm_bytes: of the exchange, if it is one and not 0.
+            comm_bytes: size of the exchange, for "comm"; 0 is the representative's own.
 
         Raises:
-            InputError: there is nobody to talk to.
+            InputError: there is no other rank to communicate with.
         """
         point = {"comp": self.comp, "comm": self.comm, "mem": self.mem}[victim]
         if point is None:
@@ -95,7 +99,7 @@ class Representatives:
 
 
 Makers = Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]]
-"""Operations of a session's caller by `RowsPoint.op`: what makes the function that runs one."""
+"""Makers of the caller's own operations, by `RowsPoint.op`: they return the function to run."""
 
 
 def prepare_experiment(
@@ -106,11 +110,11 @@ def prepare_experiment(
     representatives: Representatives,
     makers: Makers,
 ) -> Experiment:
-    """Allocate and fill what the point needs.
+    """Allocate and fill the point's tensors, and return its experiment.
 
     Raises:
         InputError: the point cannot be measured on these ranks.
-        RuntimeError: torch cannot do it, out of memory among the reasons.
+        RuntimeError: torch cannot run it, for example for lack of memory.
     """
 
     def operation(one: Point) -> Operation:
@@ -149,7 +153,7 @@ def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> Operation
 
 
 def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:
-    # Written pages: reading memory that was never written is reading one page of zeros.
+    # Written before it is read: all unwritten pages are the same page of zeros.
     host = device.host_bytes(point.num_bytes, pinned=point.pinned).fill_(1)
     inside = torch.ones_like(host, device=device.torch_device)
     target, source = (inside, host) if point.direction == "h2d" else (host, inside)
@@ -157,7 +161,7 @@ def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:
 
 
 def _loopback(point: CollectivePoint, device: Device) -> Operation:
-    """One rank's stand-in for a wire: device to pinned host to device."""
+    """Return one rank's stand-in for a wire: device to pinned host to device."""
     if point.op != "all_to_all":
         raise InputError(f"{point.op} over one rank moves nothing")
     sent = torch.ones(point.num_bytes, dtype=torch.uint8, device=device.torch_device)
@@ -204,7 +208,7 @@ def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Cal
     num_received = {"all_gather": count * size, "reduce_scatter": count // size}
     received = torch.zeros(num_received.get(op, count), device=device.torch_device)
     start: dict[str, Callable[[], Transfer]] = {
-        # Alone as the layer does one chunk, in a queue as it does several: see comm/gloo.py.
+        # Issued as the layer issues one chunk, or several in a queue: see comm/gloo.py.
         "all_to_all": lambda: group.all_to_all(
             received, sent, None, None, op, is_alone=point.in_flight == 1
         ),
@@ -216,7 +220,7 @@ def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Cal
 
 
 def _neighbour_exchange(sent: torch.Tensor, group: Communicator) -> Callable[[], Transfer]:
-    """Every rank sends to the next one and the one before, as pipeline stages do.
+    """Return the function that sends to the next rank and the one before, as pipeline stages do.
 
     Between a forward and a backward pass of 1F1B an activation and a gradient travel at once.
     """
@@ -227,4 +231,4 @@ def _neighbour_exchange(sent: torch.Tensor, group: Communicator) -> Callable[[],
 
 
 def _nothing() -> None:
-    """Wait for nothing: the run is in the stream's order already."""
+    """Do nothing: the run is in the current stream already."""

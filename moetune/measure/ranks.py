@@ -1,7 +1,7 @@
-"""Communicators of the ranks that measure together: two to agree over, and the measured groups.
+"""Communicators of the ranks that measure together: the measured groups, and two for agreement.
 
-Agreement travels over gloo groups of its own, so that it never comes between the collectives that
-are measured: one for the main thread, one for the thread that keeps a background load going.
+A session opens them first. Agreement uses gloo groups of its own, so that it never comes between
+the collectives that are measured: one for the main thread, one for the thread of a background load.
 """
 
 import datetime as dt
@@ -21,8 +21,8 @@ class MeasuringRanks:
     """This process's communicators. Without torch.distributed it is the only rank.
 
     Attributes:
-        control: of the main thread.
-        votes: of the one thread beside it.
+        control: used by the main thread.
+        votes: used by the thread of a background load.
 
     Args:
         timeout_seconds: how long a rank waits for the others before it gives up.
@@ -37,9 +37,9 @@ class MeasuringRanks:
     def open_groups(
         self, groups: Iterable[Group], *, ranks_per_node: int, device: torch.device
     ) -> None:
-        """Form groups of each kind, on all ranks together.
+        """Form all groups of each kind, on all ranks together.
 
-        All groups of one kind work at the same time, as they do in training.
+        Groups of one kind are measured at the same time, as they communicate in training.
 
         Args:
             device: of the tensors that will travel.
@@ -49,7 +49,7 @@ class MeasuringRanks:
             self._groups[group] = self._open(group, ranks_per_node, device)
 
     def _open(self, group: Group, ranks_per_node: int, device: torch.device) -> Communicator | None:
-        """Form all groups of that kind; ranks that are in none take part in the forming."""
+        """Form all groups of one kind: torch wants all ranks to take part, even those in none."""
         mine: Communicator | None = None
         for ranks in members(
             group, num_ranks=self.control.num_ranks, ranks_per_node=ranks_per_node
@@ -60,5 +60,5 @@ class MeasuringRanks:
         return mine
 
     def group(self, group: Group) -> Communicator | None:
-        """Return this rank's group of that kind; None on ranks that are in none."""
+        """Return this rank's group of that kind, None if it is in none."""
         return self._groups[group]

@@ -1,4 +1,7 @@
-"""A session: all points, in a shuffled order that every rank shares, one sample after another."""
+"""Run a measuring session: all points in one shuffled order on all ranks, a sample for each.
+
+`moetune profile` calls `run_session` on every rank; the samples go to the caller on rank 0.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,13 +47,13 @@ _NO_MAKERS: Makers = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a session is to do; rank 0's is everybody's.
+    """The task of a session; all ranks get rank 0's.
 
     Args:
-        points: candidates, the most wanted first.
-        budget_seconds: measure only what fits; None for all.
-        ranks_per_node: None where all are on one.
-        plan_only: estimate, and measure nothing but the probe.
+        points: candidates, the most valuable first.
+        budget_seconds: measure only the points that fit; None measures all.
+        ranks_per_node: None if all ranks are on one node.
+        plan_only: estimate the times, and measure nothing but the probe.
         seed: of the order.
     """
 
@@ -64,10 +67,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """The points that will be measured, with about how long each takes.
+    """The points that will be measured, with estimated times.
 
     Args:
-        again_seconds: left after that to measure noisy points again.
+        again_seconds: time left to measure noisy points again.
     """
 
     seconds: Mapping[Point, float]
@@ -75,7 +78,7 @@ class Estimates:
 
 
 News = Estimates | Sample
-"""What rank 0 tells: first the estimates, then each finished sample."""
+"""Progress of a session: first the estimates, then each finished sample."""
 
 
 def run_session(
@@ -83,19 +86,18 @@ def run_session(
     *,
     device: Device,
     ranks: MeasuringRanks,
-    tell: Callable[[News], object],
+    on_news: Callable[[News], object],
     makers: Makers = _NO_MAKERS,
 ) -> None:
     """Probe, plan, and measure every point; all ranks call this together.
 
-    A point that fails becomes a sample that says why. Noisy points are measured again, for
-    half the time that all took or as long as the budget lasts. The first point is measured
-    again at the end, which shows a machine that changed meanwhile (`mark_drift`). With a budget
-    the most valuable points go first, and the session ends when it is spent, whatever was
-    estimated.
+    A point that fails becomes a sample with an error. Noisy points are measured again, for half
+    the time that all points took, or until the budget is spent. The first point is measured again
+    at the end, to detect a machine that changed meanwhile (`mark_drift`). With a budget the most
+    valuable points go first, and the session ends when it is spent, whatever was estimated.
 
     Args:
-        tell: hears on rank 0 what the session does, as it happens.
+        on_news: called on rank 0 with the estimates, and with every sample as it is finished.
         makers: of operations that only the caller knows.
 
     Raises:
@@ -121,15 +123,15 @@ def run_session(
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
     estimates = _estimates(assignment, rates, effort)
     if control.rank == 0:
-        tell(estimates)
+        on_news(estimates)
     if assignment.plan_only:
         return
     order = _order(tuple(estimates.seconds), assignment)
-    _visit_all(order, _Visits(runner, effort, ranks, tell, start), assignment.budget_seconds)
+    _visit_all(order, _Visits(runner, effort, ranks, on_news, start), assignment.budget_seconds)
 
 
 def _estimates(assignment: Assignment, rates: Rates, effort: Effort) -> Estimates:
-    """Return the points that fit into the budget, and what of it is left for noisy ones."""
+    """Return the points that fit into the budget, and the time left for noisy ones."""
     points, budget_seconds = assignment.points, assignment.budget_seconds
     seconds = {point: point_seconds(point, rates, effort) for point in points}
     if budget_seconds is None:
@@ -139,7 +141,7 @@ def _estimates(assignment: Assignment, rates: Rates, effort: Effort) -> Estimate
 
 
 def _order(points: Sequence[Point], assignment: Assignment) -> tuple[Point, ...]:
-    """Return the points shuffled; with a budget the most valuable first, as it may run out."""
+    """Return the points shuffled; with a budget, which may run out, the most valuable first."""
     order = shuffled(points, assignment.seed)
     if assignment.budget_seconds is None:
         return order
@@ -151,7 +153,7 @@ def _visit_all(order: Sequence[Point], visits: "_Visits", budget_seconds: float 
     """Visit every point, noisy ones again while there is time, and the first one at the end."""
     for point in order:
         if budget_seconds is not None and visits.elapsed_seconds() > budget_seconds:
-            break  # estimates of a busy machine are too low
+            break  # on a busy machine points take longer than estimated
         visits.visit(point)
     limit_seconds = budget_seconds or (1 + AGAIN_SHARE) * visits.elapsed_seconds()
     while visits.elapsed_seconds() < limit_seconds and (noisy := next_noisy(visits.samples)):
@@ -160,10 +162,10 @@ def _visit_all(order: Sequence[Point], visits: "_Visits", budget_seconds: float 
 
 
 class _Visits:
-    """Measures one point after another, and tells on rank 0.
+    """The samples of a session so far; each visit of a point adds one.
 
     Args:
-        start: on `perf_counter`, from which the session's time counts.
+        start: beginning of the session, on `perf_counter`.
     """
 
     def __init__(
@@ -171,19 +173,19 @@ class _Visits:
         runner: "_PointRunner",
         effort: Effort,
         ranks: MeasuringRanks,
-        tell: Callable[[News], object],
+        on_news: Callable[[News], object],
         start: float,
     ) -> None:
         self._runner, self._effort, self._control = runner, effort, ranks.control
-        self._tell, self._start = tell, start
+        self._on_news, self._start = on_news, start
         self.samples: dict[Point, list[Sample]] = {}
 
     def visit(self, point: Point) -> None:
-        """Measure the point."""
+        """Measure the point, and report the sample on rank 0."""
         sample = self._runner.sample(point, self._effort)
         self.samples.setdefault(point, []).append(sample)
         if self._control.rank == 0:
-            self._tell(sample)
+            self._on_news(sample)
 
     def elapsed_seconds(self) -> float:
         """Return the time since the start, the same on all ranks."""
@@ -192,9 +194,9 @@ class _Visits:
 
 
 def shuffled(points: Sequence[Point], seed: int) -> tuple[Point, ...]:
-    """Return the points in an order that only the seed decides, a matrix product first.
+    """Return the points in an order that only the seed decides, a GEMM first.
 
-    The first one is measured twice, and a matrix product repeats best.
+    The first point is measured twice, and times of GEMMs repeat best.
     """
     generator = torch.Generator().manual_seed(seed)
     order = [points[place] for place in torch.randperm(len(points), generator=generator).tolist()]
@@ -222,7 +224,7 @@ class _PointRunner:
         return probe(points, self._representatives, lambda point: self._timed(point, _PROBE))
 
     def sample(self, point: Point, effort: Effort) -> Sample:
-        """Return the point's times, or why there are none."""
+        """Return the point's times, or its error."""
         try:
             timing = self._timed(point, effort.for_point(point))
         except FailedPointError as error:
@@ -238,7 +240,7 @@ class _PointRunner:
         )
 
     def _timed(self, point: Point, effort: Effort) -> Timing:
-        """Prepare on every rank and, only where all of them could, measure."""
+        """Prepare the point on every rank and, if all of them could, measure it."""
         experiment, text = None, ""
         try:
             experiment = prepare_experiment(

@@ -1,8 +1,8 @@
-"""The measuring protocol: warm up until stable, then blocks whose raw times are kept.
+"""The measuring protocol: warm up until times are stable, then time blocks of operations.
 
-Every rank runs the same blocks at the same time, also of operations without communication, as
-in training. A block's time is the largest of all ranks, so that every rank sees the same
-numbers and takes the same decisions, and none is left waiting.
+`session` calls `measure` for every point. Every rank runs the same blocks at the same time, as in
+training, even those of operations without communication. A block's time is the largest of all
+ranks: all then have the same times and take the same decisions, and none waits for another.
 """
 
 import math
@@ -27,23 +27,23 @@ _CLOCK_SECONDS = 1e-9
 OVERLAPPED_SECONDS = 0.6
 QUEUE_SECONDS = 0.05
 SHARED_SECONDS = 0.02
-# A window must hold several turns of each background_load to show that none paused.
+# Within one or two turns a pause between turns would not show.
 _TURNS_IN_WINDOW = 3
 
 
 class FailedPointError(MoetuneError):
-    """This point cannot be measured here; the others can."""
+    """This point cannot be measured here; others may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much time one point is worth.
+    """Limits of one point's measurement.
 
     Args:
-        min_blocks: blocks before a small spread is believed.
-        max_seconds: time cap of all blocks; at least three are run.
-        warmup_seconds: time cap of the warm-up.
-        block_seconds: shortest block, far above what the clock resolves.
+        min_blocks: blocks before a small spread may end the measurement.
+        max_seconds: time limit of all blocks; at least three are run.
+        warmup_seconds: time limit of the warm-up.
+        block_seconds: shortest block, far above the clock's resolution.
     """
 
     min_blocks: int
@@ -53,17 +53,17 @@ class Effort:
     block_seconds: float = 1e-3
 
     def for_point(self, point: Point) -> "Effort":
-        """Return the effort with blocks in which a queue of exchanges outlasts any burst.
+        """Return the effort with blocks of a queue of exchanges that outlast any burst.
 
-        Links, sockets and switches take the first few hundred kilobytes faster than they can
-        go on; the chunks of a phase keep a link busy for longer.
+        Wires, sockets and switches take the first few hundred kilobytes faster than their rate;
+        the chunks of a phase occupy a wire for longer. Blocks of 1 ms made plans cut too fine.
         """
         if isinstance(point, CollectivePoint) and point.in_flight > 1:
             return replace(self, block_seconds=max(self.block_seconds, QUEUE_SECONDS))
         return self
 
     def for_sharers(self, num_sharers: int) -> "Effort":
-        """Return the effort with blocks of many turns where several ranks share a core.
+        """Return the effort with blocks of many time slices if several ranks share a core.
 
         In a shorter block a rank has the core to itself, or not at all, by chance.
         """
@@ -72,7 +72,7 @@ class Effort:
         return replace(self, block_seconds=max(self.block_seconds, SHARED_SECONDS))
 
     def for_experiment(self, experiment: Experiment) -> "Effort":
-        """Return the effort with the time that the long windows beside background_loads need."""
+        """Return the effort with the time that the longer blocks with background loads need."""
         if not experiment.background_loads:
             return self
         return replace(self, max_seconds=max(self.max_seconds, OVERLAPPED_SECONDS))
@@ -87,7 +87,7 @@ class Timing:
 
     @property
     def is_unstable(self) -> bool:
-        """Whether too few blocks for quartiles differ by more than quartiles may."""
+        """Whether blocks, too few for quartiles, differ by more than quartiles may."""
         width = max(self.seconds) - min(self.seconds)
         few = len(self.seconds) < _MIN_QUARTILE_BLOCKS
         return few and width / statistics.median(self.seconds) > USABLE_SPREAD
@@ -95,12 +95,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """One block, agreed.
+    """One block, equal on all ranks.
 
     Args:
         seconds: time of one run.
-        counts: whether all background_loads provably ran.
-        turn_seconds: the slowest background_load's turn, 0 without any.
+        counts: all background loads provably ran through it.
+        turn_seconds: time of the slowest background load's turn, 0 without loads.
         elapsed_seconds: since the stopwatch was started.
     """
 
@@ -121,7 +121,7 @@ class _Stopwatch:
         self._start = time.perf_counter()
 
     def restart(self) -> None:
-        """Count the elapsed time from now on."""
+        """Restart the elapsed time."""
         self._start = time.perf_counter()
 
     def block(self, iterations: int) -> _Block:
@@ -164,10 +164,10 @@ class _Stopwatch:
 def measure(
     experiment: Experiment, *, device: Device, ranks: MeasuringRanks, effort: Effort
 ) -> Timing:
-    """Time the experiment's victim while its background_loads run.
+    """Time the experiment's victim while its background loads run.
 
     Raises:
-        FailedPointError: it failed on a rank, or the background_loads did not keep running.
+        FailedPointError: it failed on a rank, or the background loads paused too often.
         CollectiveError: a rank is gone.
     """
     effort = effort.for_experiment(experiment)
@@ -205,23 +205,24 @@ def _warm_up(watch: _Stopwatch, effort: Effort) -> int:
 
 
 def _blocks(watch: _Stopwatch, iterations: int, effort: Effort) -> list[float]:
-    kept: list[float] = []
+    seconds: list[float] = []
     rejected = 0
     watch.restart()
     while True:
         block = watch.block(iterations)
         if block.counts:
-            kept.append(block.seconds)
+            seconds.append(block.seconds)
         else:
             rejected += 1
         late = block.elapsed_seconds > effort.max_seconds
-        settled = len(kept) >= effort.min_blocks and _spread(kept) < _SETTLED_SPREAD
-        if len(kept) >= _FEWEST_BLOCKS and (late or settled or len(kept) >= effort.max_blocks):
-            return kept
-        if late and rejected > len(kept) + effort.min_blocks:
+        counted = len(seconds)
+        settled = counted >= effort.min_blocks and _spread(seconds) < _SETTLED_SPREAD
+        if counted >= _FEWEST_BLOCKS and (late or settled or counted >= effort.max_blocks):
+            return seconds
+        if late and rejected > counted + effort.min_blocks:
             raise FailedPointError(
-                f"the operations beside it ran through only {len(kept)} of "
-                f"{len(kept) + rejected} blocks"
+                f"the background operations ran through only {counted} of "
+                f"{counted + rejected} blocks"
             )
 
 
@@ -233,7 +234,7 @@ def _spread(seconds: list[float]) -> float:
 
 
 def explain(error: BaseException) -> str:
-    """Return one line for a sample's `error`."""
+    """Return one line for `Sample.error`."""
     text = str(error)
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate" in text:
         return "out of memory"

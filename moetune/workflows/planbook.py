@@ -20,8 +20,7 @@ from moetune.domain.plan import Plan
 from moetune.domain.request import PlanInputs
 from moetune.runtime.plans.book import FoundPlans, PlanBook, read_plans, share_plans
 from moetune.runtime.plans.client import ServiceClient
-from moetune.runtime.plans.observe import StepReporter, post_observations
-from moetune.runtime.plans.service import ObservationSender
+from moetune.runtime.plans.reports import ObservationSender, StepReporter, post_observations
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:

@@ -290,4 +290,6 @@ def measure_on_ranks(
 
 def _measure(assignment: Assignment, tell: Callable[[News], object]) -> None:
     device = open_device(rank_device().index or 0)
-    run_session(assignment, device=device, ranks=MeasuringRanks(), tell=tell, makers=block_makers())
+    run_session(
+        assignment, device=device, ranks=MeasuringRanks(), on_news=tell, makers=block_makers()
+    )

@@ -16,8 +16,8 @@ from moetune.domain.records import Settled
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import FoundPlans, PlanBook, share_plans
-from moetune.runtime.plans.observe import Interval
 from moetune.runtime.plans.search import OnlineSearch, Tuner, TuningTask
+from moetune.runtime.plans.timers import Interval
 from moetune.store import open_store
 from moetune.workflows.tuning import StudyTuner
 from tests.runtime.faults import make

@@ -13,8 +13,8 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.plans import search as online
 from moetune.runtime.plans.book import PlanBook
-from moetune.runtime.plans.observe import CallWatch, device_clock
 from moetune.runtime.plans.search import OnlineSearch
+from moetune.runtime.plans.timers import CallWatch, device_clock
 from moetune.store import open_store
 from tests.ranks import run_ranks
 from tests.runtime import online_workers

@@ -12,9 +12,9 @@ import pytest
 
 from moetune.domain.document import encode
 from moetune.domain.records import Observation
-from moetune.runtime.plans import service as reporting
-from moetune.runtime.plans.observe import merged, post_observations
-from moetune.runtime.plans.service import ObservationSender, ServiceConnection
+from moetune.runtime.plans import reports as reporting
+from moetune.runtime.plans.reports import ObservationSender, merged, post_observations
+from moetune.runtime.plans.service import ServiceConnection
 from tests.runtime.stub_service import serving
 
 ONE = Observation(

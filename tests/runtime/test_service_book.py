@@ -12,8 +12,7 @@ from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Observation
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import FoundPlans, PlanBook, share_plans
-from moetune.runtime.plans.observe import StepReporter
-from moetune.runtime.plans.service import ObservationSender
+from moetune.runtime.plans.reports import ObservationSender, StepReporter
 from tests.runtime.online_workers import SHAPE, MadeUp, train
 from tests.runtime.plans import small_plan
 

@@ -13,8 +13,8 @@ from moetune.domain.constraints import STRATEGIES, Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.runtime.plans.book import LayerPlans, PlanBook, read_plans, warn_once
-from moetune.runtime.plans.observe import NoWatch, Watch
+from moetune.runtime.plans.book import LayerPlans, PlanBook, read_plans, warn_on_first
+from moetune.runtime.plans.timers import NoWatch, Watch
 
 
 class LayerDecisions:
@@ -77,7 +77,7 @@ class LayerDecisions:
             key = replace(self._key, dtype=dtype_name(dtype))
             plans = self._book.layer_plans(key, memory_reuse=self._strategy)
             if plans is None:
-                warn_once(
+                warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "
                     "running one chunk. Make one with `moetune plan`.",
                     rank=self._rank,

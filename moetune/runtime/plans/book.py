@@ -1,4 +1,4 @@
-"""Look up a layer's plan: in `MoELayer.forward`, after the ranks agree on tokens, before the gate.
+"""Plan books: look up a layer's plan, after the ranks agree on their tokens and before the gate.
 
 A book is loaded on the group's first rank and broadcast, so that no two ranks can decide
 differently. A look-up is a dictionary access and exchanges nothing.
@@ -21,8 +21,9 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan, plan_from_json
 from moetune.domain.records import Settled
-from moetune.runtime.plans.observe import LayerReports, NoWatch, StepReporter, Watch
+from moetune.runtime.plans.reports import LayerReports, StepReporter
 from moetune.runtime.plans.search import LayerSearch, OnlineSearch, Tuner
+from moetune.runtime.plans.timers import NoWatch, Watch
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -31,9 +32,9 @@ class LayerPlans:
     """The plans for one layer on one group.
 
     Args:
-        plans: none gives the safe decision for every number of tokens.
+        plans: without any, every decision is the safe one.
         search: finds better decisions while the layer trains.
-        reports: times some calls for a plan service; unused beside a search.
+        reports: times some calls for a plan service; unused with a search.
     """
 
     def __init__(
@@ -54,10 +55,10 @@ class LayerPlans:
         return LayerPlans, (self._plans,)
 
     def decide(self, tokens_per_rank: int) -> Decision:
-        """Return what to run with for the group's agreed number of tokens.
+        """Return the decision for the group's agreed number of tokens.
 
-        A number seen before is a dictionary access; a new one is looked up in the ranges of the
-        plan made for the nearest number of tokens, unless a search knows better.
+        A new number is looked up in the ranges of the plan for the nearest number of tokens, or
+        in those of the search; a number seen before is a dictionary access.
         """
         decision = self._known.get(tokens_per_rank)
         if decision is None:
@@ -84,18 +85,18 @@ class LayerPlans:
 class PlanBook:
     """Plans by layer, equal on all ranks of a group: see `moetune.open_planbook`.
 
-    A layer without a plan runs the safe plan: one chunk, no memory reuse. Copies of a book are
-    the book itself; a pickled one keeps its plans alone.
+    A layer without a plan runs the safe decision: one chunk, no memory reuse. Copying a book
+    returns the book itself; pickling it saves its plans alone.
 
     Args:
         plans: of any layers.
         search: finds better decisions while the job trains.
         reporter: sends measured steps to a plan service.
-        is_complete: False where a requested plan could not be had and that has been logged:
-            layers without a plan then run the safe plan without another warning.
+        is_complete: False if a requested plan is missing and the log has said so: layers without
+            a plan then do not warn again.
 
     Attributes:
-        digest: of the plans and of what earlier searches settled.
+        digest: of the plans, and of the results of earlier searches.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class PlanBook:
 
     @property
     def version(self) -> str:
-        """What ranks must have in common for their decisions to be equal."""
+        """Text that is equal on ranks whose decisions are."""
         version = self.digest[:12]
         if self._search is None:
             return version
@@ -136,10 +137,10 @@ class PlanBook:
     def layer_plans(
         self, key: LayerKey, *, memory_reuse: Strategy | None = None
     ) -> LayerPlans | None:
-        """Return the plans for a layer, None where there is none and nothing was logged yet.
+        """Return the plans for a layer, None if it has none and no warning was logged.
 
         Args:
-            memory_reuse: the strategy that the layer is told to use, None where it is free.
+            memory_reuse: the strategy that the layer's arguments set, None if they set none.
 
         Raises:
             InputError: the book searches, and its group has another number of ranks.
@@ -155,20 +156,20 @@ class PlanBook:
         return LayerPlans(plans)
 
     def decide(self, key: LayerKey, *, tokens_per_rank: int) -> Decision:
-        """Return what a layer runs with, the safe decision where the book has no plan."""
+        """Return a layer's decision, the safe one if the book has no plan."""
         plans = self.layer_plans(key)
         return SAFE_DECISION if plans is None else plans.decide(tokens_per_rank)
 
     def step(self) -> None:
-        """Call it once after every optimizer step, on all ranks of the group.
+        """Agree on the next decision to try, in an online book; others do nothing.
 
-        An online book agrees here on the next decision to try; others do nothing.
+        Call it after every optimizer step, on all ranks of the group.
         """
         if self._search is not None:
             self._search.step()
 
     def close(self) -> None:
-        """Call it at the end of the job: a book that reports sends what waits, for 2 s at most."""
+        """Send the last observations, for 2 s at most; call it at the end of the job."""
         if self._reporter is not None:
             self._reporter.close()
 
@@ -196,7 +197,7 @@ class FoundPlans:
     """Plans that the group's first rank found.
 
     Args:
-        settled: what earlier searches decided for them, oldest first.
+        settled: decisions of earlier searches for them, oldest first.
         is_complete, reporter: as in `PlanBook`.
     """
 
@@ -212,32 +213,34 @@ def share_plans(
     make_tuner: Callable[[], Tuner] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> PlanBook:
-    """Return the same book on every rank: the group's first rank finds, all others receive.
+    """Return the same book on every rank: the group's first rank finds the plans and sends them.
 
     Args:
-        find: called on the group's first rank only, which alone reports.
-        make_tuner: makes the book search online, see `OnlineSearch`.
+        find: called on the group's first rank only; only that one reports measured steps.
+        make_tuner: for a book that searches online, see `OnlineSearch`; None for one that does not.
 
     Raises:
-        MoetuneError: what `find` raised, on every rank.
-        RankMismatchError: a rank received something else.
+        MoetuneError: raised by `find`; raised on every rank.
+        RankMismatchError: a rank has another book.
     """
     communicator = communicator_of(group, device=torch.device("cpu"))
-    own: list[FoundPlans] = []
+    found_here: list[FoundPlans] = []
 
-    def say() -> tuple[list[str], list[str], bool]:
+    def find_documents() -> tuple[list[str], list[str], bool]:
         try:
-            own.append(find())
+            found_here.append(find())
         except MoetuneError:
             raise
         except Exception as error:
-            # Only a MoetuneError travels: with any other one the other ranks would wait.
+            # `decide_on_first` sends only a MoetuneError: after another, other ranks would hang.
             raise MoetuneError(f"plans cannot be loaded: {error!r}") from error
-        (found,) = own
+        (found,) = found_here
         plans, settled = map(canonical_json, found.plans), map(canonical_json, found.settled)
         return list(plans), list(settled), found.is_complete
 
-    plans, settled, is_complete = decide_on_first(communicator, say, "the sharing of plans")
+    plans, settled, is_complete = decide_on_first(
+        communicator, find_documents, "the sharing of plans"
+    )
     search = None
     if make_tuner is not None:
         known = [decode(Settled, json.loads(text), "settled") for text in settled]
@@ -245,14 +248,14 @@ def share_plans(
     book = PlanBook(
         (plan_from_json(text, "plan from the first rank") for text in plans),
         search=search,
-        reporter=own[0].reporter if own else None,
+        reporter=found_here[0].reporter if found_here else None,
         is_complete=is_complete,
     )
     agree_on_digest(communicator, book.digest, "plan books")
     return book
 
 
-def warn_once(message: str, *, rank: int) -> None:
-    """Say something important once a job: on the first rank, in the log."""
+def warn_on_first(message: str, *, rank: int) -> None:
+    """Log a warning on the first rank alone."""
     if rank == 0:
         _LOGGER.warning(message)

@@ -1,4 +1,7 @@
-"""Ask a plan service for plans; its last good answers stand in while it is away."""
+"""Get plans from a plan service when a job starts, or its last good answers while it is away.
+
+`moetune.open_planbook` calls this on the group's first rank, once for every question.
+"""
 
 import logging
 import os
@@ -23,11 +26,20 @@ from moetune.runtime.plans.service import (
     printable,
 )
 
+Question: TypeAlias = Mapping[str, object] | str
+"""A plan's id, or some or all of a plan's `inputs` as plain values."""
+T = TypeVar("T")
+NUM_TRIES = 3
+
+_LOGGER = logging.getLogger("moetune")
+_NO_TOKEN = frozenset({401, 403})
+_ANSWERED = 200
+
 
 class PlanCache:
     """A folder of plan files, each named after the question that it answers.
 
-    Several jobs may share it: a file is there whole or not at all.
+    Several jobs may share it: writing a file is atomic.
 
     Args:
         folder: made when the first plan is written.
@@ -37,14 +49,14 @@ class PlanCache:
         self._folder = folder
 
     def file(self, key: str) -> Path:
-        """Return where the answer is."""
+        """Return the path of an answer."""
         return self._folder / f"{key}.json"
 
     def write(self, key: str, text: str) -> None:
         """Write an answer.
 
         Raises:
-            OSError: it cannot be written; an earlier one is unchanged.
+            OSError: it cannot be written; an earlier answer is unchanged.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self._folder / f".{key}.{secrets.token_hex(4)}.tmp"
@@ -60,7 +72,7 @@ class PlanCache:
             raise
 
     def read(self, key: str) -> bytes | None:
-        """Return an answer, None where there is none.
+        """Return an answer, None without one.
 
         Raises:
             OSError: it cannot be read.
@@ -71,19 +83,14 @@ class PlanCache:
             return None
 
 
-Question: TypeAlias = Mapping[str, object] | str
-"""A plan's id, or some or all of its `inputs` as plain values."""
-T = TypeVar("T")
-NUM_TRIES = 3
-
-_LOGGER = logging.getLogger("moetune")
-_NO_TOKEN = frozenset({401, 403})
-_ANSWERED = 200
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """A plan, and what went wrong on the way to it; `reason` is empty where nothing did."""
+    """The plan for a question, None without one.
+
+    Args:
+        reason: of a failure on the way to it, empty without one.
+        hint: next command to run.
+    """
 
     plan: Plan | None
     reason: str = ""
@@ -91,21 +98,21 @@ class _Answer:
 
 
 class ServiceClient:
-    """Asks a plan service; where it gives no plan, its last good one is used, if there is one.
+    """A client of a plan service, which falls back to the last good plan of each question.
 
-    No fault of the service, the network or the folder raises. All that went wrong in a call is
-    one warning in the log (`moetune`).
+    No failure of the service, the network or the folder raises. All failures of one call are one
+    warning in the log (`moetune`).
 
     Args:
         url: as `check_service_url` returns it.
-        token: None for none.
+        token: of the service, if it wants one.
         cache: folder for the last good plan of every question.
         timeout_seconds: of one try, from the look-up of the host's name to the last byte.
-        pause_seconds: between the first try and the second; the next is twice as long.
+        pause_seconds: between the first try and the second; the next pause is twice as long.
 
     Attributes:
         connection: to the service.
-        was_refused: a question had no good answer, and the log has said so.
+        was_refused: a question had no good answer, and the log has warned.
     """
 
     def __init__(
@@ -124,7 +131,7 @@ class ServiceClient:
         self._away: ServiceError | None = None
 
     def resolve(self, inputs: Mapping[str, object]) -> Plan | None:
-        """Return the plan for a plan's `inputs`, of which the service fills in what is missing."""
+        """Return the plan for some or all of a plan's `inputs`; the service fills in the others."""
         return self.ask([inputs])[0]
 
     def plan(self, plan_id: str) -> Plan | None:
@@ -132,9 +139,9 @@ class ServiceClient:
         return self.ask([plan_id])[0]
 
     def ask(self, questions: Sequence[Question]) -> tuple[Plan | None, ...]:
-        """Return a plan for each question, None where there is none.
+        """Return a plan for each question, None without one.
 
-        A service that did not answer one question is not asked the others.
+        After a question that got no answer at all, the service is not asked again.
         """
         answers = [self._answer(question) for question in questions]
         troubles = [
@@ -154,15 +161,15 @@ class ServiceClient:
         try:
             self._cache.write(digest(question), canonical_json(plan))
         except OSError as error:
-            reason = f"the plan cannot be kept for a day without the service: {_os_words(error)}"
-            return _Answer(plan=plan, reason=reason, hint="make room there, or set XDG_CACHE_HOME")
+            reason = f"the plan cannot be stored for use without the service: {_os_words(error)}"
+            return _Answer(plan=plan, reason=reason, hint="free space there, or set XDG_CACHE_HOME")
         return _Answer(plan=plan)
 
     def _fetch(self, question: Question) -> Plan:
         """Return the service's plan.
 
         Raises:
-            ServiceError: there is none, or it is for something else.
+            ServiceError: there is none, or it does not answer the question.
         """
         if isinstance(question, str):
             path = f"/v1/plans/{quote(question, safe='')}"
@@ -172,7 +179,7 @@ class ServiceClient:
         return _checked(text, question, "its answer")
 
     def _retried(self, exchange: Callable[[], bytes]) -> bytes:
-        """Try three times, unless the service is known to be away or the answer is final."""
+        """Try up to three times; once, if the answer is final; never, if the service is away."""
         if self._away is not None:
             raise self._away
         failure = ServiceError("it was not asked")
@@ -189,7 +196,7 @@ class ServiceClient:
         raise failure
 
     def _remembered(self, question: Question, error: ServiceError) -> _Answer:
-        """Return the last good plan, where one was kept that this version can read."""
+        """Return the last good plan, if there is one that this version can read."""
         self.was_refused = True
         reason, key = str(error), digest(question)
         try:
@@ -197,18 +204,18 @@ class ServiceClient:
             plan = None if text is None else _checked(text, question, "it")
         except (OSError, ServiceError) as broken:
             words = str(broken) if isinstance(broken, ServiceError) else _os_words(broken)
-            reason += f"; and of the plan kept in {self._cache.file(key)}: {words}"
+            reason += f"; and of the plan stored in {self._cache.file(key)}: {words}"
             plan = None
         return _Answer(plan=plan, reason=reason, hint=_hint(error))
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what `call` returns in time; else leave it to end by itself.
+    """Return the result of `call` if it comes in time; else raise, while it ends by itself.
 
     A socket's timeout bounds neither the look-up of a name nor an answer that trickles.
 
     Raises:
-        ServiceError: there was no answer in time, or `call` or the thread failed.
+        ServiceError: there was no result in time, or `call` or its thread failed.
     """
     outcome: Future[T] = Future()
 
@@ -233,11 +240,11 @@ def _checked(text: bytes, question: Question, where: str) -> Plan:
     """Return the plan in an answer.
 
     Args:
-        where: what the answer is called in an error.
+        where: name of the answer in an error.
 
     Raises:
-        ServiceError: it is no plan, its id is not the hash of its inputs, or it is for other
-            inputs than those that were asked for.
+        ServiceError: it is no plan, its id is not the hash of its inputs, or its inputs are not
+            those of the question.
     """
     try:
         plan = plan_from_json(text, where)
@@ -257,7 +264,7 @@ def _checked(text: bytes, question: Question, where: str) -> Plan:
 
 
 def _difference(asked: Mapping[str, object], given: Mapping[str, object]) -> str:
-    """Return the name of an input that differs from the question, empty where none does."""
+    """Return the name of an input that differs from the question, empty if none does."""
     for name, wanted in asked.items():
         found = given.get(name)
         if isinstance(wanted, Mapping) and isinstance(found, Mapping):
@@ -275,7 +282,7 @@ def _hint(error: ServiceError) -> str:
 
 
 def _report(url: str, troubles: Sequence[tuple[Question, _Answer]]) -> str:
-    """Return the warning: the reasons, and what the job runs with."""
+    """Return the warning: the reasons, and the plan that the job uses for each question."""
     lines = [f"plan service {url}: {'; '.join(dict.fromkeys(a.reason for _, a in troubles))}"]
     for question, answer in troubles:
         name = question if isinstance(question, str) else canonical_json(question)

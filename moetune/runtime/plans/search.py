@@ -1,7 +1,7 @@
 """Search for better decisions while a job trains: one trial a step, equal on all ranks.
 
-Layers note the sizes that come and time their calls; `OnlineSearch.step`, after the optimizer's
-step, collects the slowest rank's times, and the first rank's tuner says what to try next.
+Layers time their calls. After the optimizer `OnlineSearch.step` collects the slowest rank's times,
+and the first rank's tuner returns the next decision to try. A "size" is a number of tokens.
 """
 
 import logging
@@ -22,11 +22,11 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import Decision, Plan, nearest_plan
 from moetune.domain.records import Settled
-from moetune.runtime.plans.observe import CallWatch, Clock, NoWatch, Watch, device_clock
+from moetune.runtime.plans.timers import CallWatch, Clock, NoWatch, Watch, device_clock
 from moetune.solve.layer.search_space import AdaptiveRanges, Space, search_space
 
 PATIENCE_STEPS = 100
-"""Steps without the size under search, after which a search for another size may begin."""
+"""Steps without a call of the size under search, until a search for another size may begin."""
 _LOGGER = logging.getLogger("moetune")
 
 
@@ -41,27 +41,28 @@ class TuningTask:
 
 
 class Tuner(Protocol):
-    """Searches, one task at a time, on the group's first rank.
+    """A search on the group's first rank, one task at a time; `tell` is as in Optuna.
 
-    It returns the next decision to run, which may be the last one again, or what it settled.
+    Both methods return the next decision to try, which may be the last one again, or the search's
+    result.
     """
 
     def begin(self, task: TuningTask) -> Decision | Settled:
         """Begin a search, or continue an unfinished one of the same task."""
 
     def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
-        """Take the times of one call's pipelined part on the slowest rank."""
+        """Report the times of one call's pipelined part on the slowest rank."""
 
 
 class LayerSearch:
-    """Decisions for the layers of one kind: settled, on trial, or the plan's.
+    """Decisions for all layers with one key: settled by a search, on trial, or the plan's.
 
     Args:
-        search: shared by all kinds of layers; it runs one trial at a time.
+        search: shared by all layers; it runs one trial at a time.
 
     Attributes:
-        decisions: by number of tokens, emptied when any of them changes.
-        ranges: what is settled, by the plan's id.
+        decisions: by number of tokens; cleared when any of them changes.
+        ranges: settled decisions, by the plan's id.
     """
 
     def __init__(
@@ -73,15 +74,15 @@ class LayerSearch:
         self._search, self._plans = search, plans
 
     def plan(self, tokens: int) -> Plan:
-        """Return the plan that decides for so many tokens."""
+        """Return the plan for that number of tokens."""
         return nearest_plan(self._plans, tokens)
 
     def settled(self, tokens: int) -> Decision | None:
-        """Return what is settled for so many tokens."""
+        """Return the settled decision for that number of tokens."""
         return self.ranges[self.plan(tokens).id].decide(tokens)
 
     def decide(self, tokens: int) -> Decision:
-        """Return what is settled, else what is on trial, else the plan's answer."""
+        """Return the settled decision, else the one on trial, else the plan's."""
         settled = self.settled(tokens)
         if settled is not None:
             return settled
@@ -92,7 +93,7 @@ class LayerSearch:
         return replace(answer, strategy=self._memory_reuse or answer.strategy)
 
     def watch(self, tokens: int, device: torch.device) -> Watch:
-        """Return the timer of a call whose size is on trial; note the first of other sizes."""
+        """Return the timer of a call of the size on trial; queue a search for another size."""
         search = self._search
         if search.has_failed or not tokens or self.settled(tokens) is not None:
             return NoWatch()
@@ -108,7 +109,7 @@ class LayerSearch:
         self.decisions.clear()
 
     def task(self, tokens: int) -> TuningTask | None:
-        """Return what may be tried for so many tokens, None where they are settled."""
+        """Return the search's task for that number of tokens, None if it is settled."""
         plan, reuse = self.plan(tokens), self._memory_reuse
         gap = self.ranges[plan.id].gap(tokens)
         if gap is None:
@@ -122,10 +123,10 @@ class Trial:
     """The search under way for one size.
 
     Args:
-        decision: what is being tried.
-        is_warming: the next step with it is not counted.
-        calls: those of this step.
-        idle_steps: steps since the size came last.
+        decision: on trial now.
+        is_warming: the next step is the first with this decision, and is not counted.
+        calls: timed in this step.
+        idle_steps: steps since the last call of this size.
     """
 
     layer: LayerSearch
@@ -136,13 +137,13 @@ class Trial:
     idle_steps: int = 0
 
     def is_about(self, layer: LayerSearch, tokens: int) -> bool:
-        """Return whether a call of so many tokens belongs to it."""
+        """Return whether a layer's calls of that number of tokens belong to this trial."""
         plan = self.task.plan
         is_same = layer is self.layer and layer.plan(tokens) is plan
         return is_same and layer.ranges[plan.id].is_near(tokens, self.task.tokens_per_rank)
 
     def measured(self) -> tuple[float, ...]:
-        """Return the mean forward and backward time of this step's calls, nothing without one.
+        """Return the mean forward and backward time of this step's calls, () without calls.
 
         Times of calls with a few more or fewer tokens are scaled to the size of the search. Of a
         call that activation checkpointing runs twice, only the second has a backward pass.
@@ -156,21 +157,20 @@ class Trial:
 
 
 class OnlineSearch:
-    """Settles sizes that no search has settled; the decisions are equal on all ranks of a group.
+    """Searches one size after another, with equal decisions on all ranks of a group.
 
-    One size is searched at a time; others run as planned until then. It serves layers whose
-    group is the search's.
+    Sizes that are not searched yet run as planned. All layers must have the search's group.
 
     Args:
-        make_tuner: makes the tuner when the first search begins, on the first rank only.
-        known: what earlier searches settled, oldest first.
+        make_tuner: called when the first search begins, on the first rank only.
+        known: results of earlier searches, oldest first.
         group: default, the world.
         clock: of the timers.
 
     Attributes:
         trial: the search under way.
         wanted: the next size to search for, and its layer.
-        has_failed: the tuner raised, and nothing is searched any more.
+        has_failed: the tuner raised, and searching has ended.
         num_changes: decisions that changed since the start.
     """
 
@@ -194,10 +194,10 @@ class OnlineSearch:
     def layer(
         self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
     ) -> LayerSearch:
-        """Return the search that all layers of this kind share.
+        """Return the search that all layers with this key share.
 
         Raises:
-            InputError: the layer runs on another number of ranks than the search's group has.
+            InputError: the layer's group and the search's have different numbers of ranks.
         """
         if key.num_ranks != self._communicator.num_ranks:
             raise InputError(
@@ -214,9 +214,9 @@ class OnlineSearch:
         return found
 
     def step(self) -> None:
-        """Agree on how long the last step took and on what to run next.
+        """Agree on the last step's times and on the next decision.
 
-        Nothing is exchanged once every size that comes is settled.
+        Once all sizes are settled there is no exchange.
         """
         if self.trial is not None:
             self._advance(self.trial)
@@ -257,13 +257,13 @@ class OnlineSearch:
         self._apply(self.trial, self._ask(lambda tuner: tuner.begin(task)))
 
     def _ask(self, question: Callable[[Tuner], Decision | Settled]) -> Decision | Settled | None:
-        """Return on every rank the first rank's tuner's answer, None where it fails."""
+        """Return the answer of the first rank's tuner, None if it raised; the same on all ranks."""
 
         def safely() -> Decision | Settled | None:
             try:
                 self._tuner = self._tuner or self._make_tuner()
                 return question(self._tuner)
-            except Exception as error:  # noqa: BLE001 - training goes on whatever the search meets
+            except Exception as error:  # noqa: BLE001 - training goes on without the search
                 _LOGGER.warning("the search for better plans ends here: %s", error)
                 return None
 

@@ -1,30 +1,25 @@
-"""Exchanges with a plan service: single requests, and observations sent in the background.
+"""Requests to a plan service over HTTP, below the `client` of plans and the `reports` of calls.
 
-A request is bounded in time and size and goes straight to one host: the proxies of the
-environment are passed by and redirections are not followed, because the token would travel
-with the request.
+A request is bounded in time and size, and goes to one host alone: proxies of the environment are
+ignored and redirections are not followed, because they would get the token.
 """
 
-import atexit
 import http.client
 import json
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
 from typing import IO, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from moetune.domain.document import canonical_json
-from moetune.domain.records import Observation
 
 TIMEOUT_SECONDS = 2.0
 MOST_BYTES = 16 * 2**20
 """The longest answer that is read."""
 
-_PIECE_BYTES = 2**16
+_READ_BYTES = 2**16
 _MOST_CHARACTERS = 400
 _LATER = frozenset({408, 425, 429})
 _REDIRECTIONS = range(300, 400)
@@ -34,7 +29,7 @@ _LOGGER = logging.getLogger("moetune")
 
 
 class ServiceError(Exception):
-    """The service gave no good answer: the text says why, as the end of a sentence.
+    """The service gave no good answer; the text is the end of a sentence that begins with its URL.
 
     Args:
         status: the HTTP status, None where there was no whole answer.
@@ -46,7 +41,7 @@ class ServiceError(Exception):
 
     @property
     def is_final(self) -> bool:
-        """Whether another try would get the same."""
+        """Whether another try would get the same answer."""
         if self.status is None or self.status in _LATER:
             return False
         return self.status < _SERVER_FAULT
@@ -57,7 +52,7 @@ class ServiceConnection:
 
     Args:
         url: as `check_service_url` returns it.
-        token: sent with every request, None for none.
+        token: sent with every request, if any.
         timeout_seconds: of every wait for the network, and of the whole body.
     """
 
@@ -111,10 +106,10 @@ class _NoRedirection(HTTPRedirectHandler):
 
 
 def _read(response: http.client.HTTPResponse, end_seconds: float) -> bytes:
-    """Return the body, read piece by piece: one that trickles must not go on for ever."""
+    """Return the body, with the time checked after each read: an answer may trickle for ever."""
     body = bytearray()
-    while piece := response.read1(_PIECE_BYTES):
-        body += piece
+    while part := response.read1(_READ_BYTES):
+        body += part
         if len(body) > MOST_BYTES:
             raise ServiceError(f"its answer is longer than {MOST_BYTES:,} bytes", status=200)
         if time.monotonic() > end_seconds:
@@ -136,7 +131,7 @@ def _refusal(error: HTTPError, end_seconds: float) -> ServiceError:
 
 
 def _host(location: str) -> str:
-    """Return where a redirection leads, without a name and a password."""
+    """Return the host of a redirection, without user name and password."""
     try:
         host = urlsplit(location).netloc.rpartition("@")[2]
     except ValueError:
@@ -145,7 +140,7 @@ def _host(location: str) -> str:
 
 
 def _words(error: HTTPError, end_seconds: float) -> str:
-    """Return what a problem document says (RFC 9457), else the status's own words."""
+    """Return the text of a problem document (RFC 9457), else the status's reason phrase."""
     try:
         body = _read(cast("http.client.HTTPResponse", error.fp), end_seconds)
         document = json.loads(body)
@@ -167,115 +162,6 @@ def _reason(error: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a foreign text as it may be logged: one line, and not a long one."""
+    """Return a text of the service as one short line, fit for the log."""
     line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]} …"
-
-
-MOST_WAITING = 1000
-"""The longest batch, too: a service takes no more at once."""
-CLOSING_SECONDS = 2.0
-
-
-class ObservationSender:
-    """Sends observations in a thread of its own, in batches.
-
-    Observations that find the queue full or the service away are dropped and counted. The log
-    says so the first time, and how many there were at the end.
-
-    Args:
-        send: sends a batch, at most `most_waiting` observations; it raises where it fails.
-        interval_seconds: between two batches.
-        pause_seconds: the same after one that failed.
-        is_quiet: the log has said already that the service is away.
-
-    Attributes:
-        num_sent, num_dropped: observations.
-    """
-
-    def __init__(
-        self,
-        send: Callable[[Sequence[Observation]], None],
-        *,
-        most_waiting: int = MOST_WAITING,
-        interval_seconds: float = 5.0,
-        pause_seconds: float = 30.0,
-        is_quiet: bool = False,
-    ) -> None:
-        self.num_sent = self.num_dropped = 0
-        self._send = send
-        self._most_waiting = most_waiting
-        self._interval_seconds, self._pause_seconds = interval_seconds, pause_seconds
-        self._is_quiet = is_quiet
-        self._waiting: list[Observation] = []
-        self._is_closed = False
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def add(self, observation: Observation) -> None:
-        """Take an observation to send, or drop it; returns at once."""
-        with self._changed:
-            if self._is_closed or len(self._waiting) >= self._most_waiting:
-                self.num_dropped += 1
-                return
-            self._waiting.append(observation)
-            self._changed.notify()
-            if self._thread is None:
-                self._start()
-
-    def close(self) -> None:
-        """Send what waits, for two seconds at most, and take no more."""
-        with self._changed:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._changed.notify()
-        atexit.unregister(self.close)
-        if self._thread is not None:
-            self._thread.join(CLOSING_SECONDS)
-        with self._changed:
-            self.num_dropped += len(self._waiting)
-            self._waiting = []
-            if self.num_dropped:
-                _LOGGER.info("%d observations sent, %d dropped", self.num_sent, self.num_dropped)
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, daemon=True, name="moetune observations")
-        try:
-            thread.start()
-        except RuntimeError:  # no threads left: tried again with the next observation
-            return
-        self._thread = thread
-        atexit.register(self.close)
-
-    def _run(self) -> None:
-        while batch := self._take():
-            pause_seconds = self._deliver(batch)
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closed, pause_seconds)
-
-    def _take(self) -> list[Observation]:
-        """Wait for observations and return all that there are; none at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            batch, self._waiting = self._waiting, []
-            return batch
-
-    def _deliver(self, batch: list[Observation]) -> float:
-        """Send a batch and return how long to wait before the next."""
-        try:
-            self._send(batch)
-        except Exception as error:  # noqa: BLE001 - training goes on whatever happens here
-            with self._changed:
-                self.num_dropped += len(batch)
-            if not self._is_quiet:
-                self._is_quiet = True
-                _LOGGER.warning(
-                    "observations do not reach the plan service: %s\n"
-                    "  training goes on; they are dropped until it takes them again",
-                    error,
-                )
-            return self._pause_seconds
-        with self._changed:
-            self.num_sent += len(batch)
-        return self._interval_seconds
