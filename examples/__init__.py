@@ -1,1 +1,1 @@
-"""Worked examples: a language model with experts, trained under any layout or with a plan."""
+"""Examples: a language model with experts, trained under any layout, or with a plan."""

@@ -1,6 +1,4 @@
-"""A language model with experts, small enough to read.
-
-Whole on one rank, or cut into stages and tensor-parallel shares by a layout.
+"""A small language model with experts, on one rank or cut by a layout into stages and shares.
 
 B sequences, S tokens each, D model width, V tokens of the vocabulary.
 """
@@ -16,11 +14,11 @@ from torch.nn import functional
 from moetune.comm.group import Communicator, OneRank
 from moetune.domain.layout import check_layout, stage_blocks
 from moetune.domain.model import Transformer
-from moetune.runtime.moe.layer import ExpertLayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.block import Attention, Block, FeedForward
 from moetune.runtime.parallel.groups import ParallelGroups
 from moetune.runtime.parallel.stages import Shapes, Stages
-from moetune.runtime.parallel.vocabulary import (
+from moetune.runtime.parallel.tensor import (
     VocabParallelEmbedding,
     VocabParallelHead,
     vocab_parallel_cross_entropy,
@@ -29,14 +27,14 @@ from moetune.runtime.parallel.vocabulary import (
 
 
 class LanguageModel(nn.Module):
-    """Predicts the next token: the whole model, or the blocks of one stage.
+    """Next-token model: all blocks, or those of one stage.
 
-    The first blocks come with the embedding, the last ones with norm and head. Parameters have
-    the same names in every cut.
+    The first block comes with the embedding, the last one with norm and head. Parameters have the
+    same names under every layout.
 
     Args:
-        make_moe: returns one MoE layer; called once for every block with experts.
-        blocks: those of this stage; None has all.
+        make_moe: returns an MoE layer; called once for every block with experts.
+        blocks: those of this stage; None for all.
         communicator: the tensor-parallel group; None is this rank alone.
         balance: weight of every layer's balance loss in the gradients.
     """
@@ -69,7 +67,7 @@ class LanguageModel(nn.Module):
             self.head = VocabParallelHead(d_model, shape.vocab_size, communicator)
 
     def reset_parameters(self, seed: int) -> None:
-        """Draw every layer from the seed and its name: the same values in every cut."""
+        """Draw every layer from the seed and its name: the same values under every layout."""
         for name, module in self.named_modules():
             if module is not self and hasattr(module, "reset_parameters"):
                 with torch.random.fork_rng(devices=()):
@@ -80,7 +78,7 @@ class LanguageModel(nn.Module):
         """Return this rank's logits of the next tokens, or (B, S, D) for the next stage.
 
         Args:
-            x: (B, S) tokens as int64, or (B, S, D) of the stage before.
+            x: (B, S) tokens as int64, or (B, S, D) of the previous stage.
         """
         if self.is_first:
             x = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
@@ -110,12 +108,12 @@ def staged_language_model(
 
     Args:
         num_sequences: of one data-parallel rank in one step, `shape.length` tokens each.
-        seed: the first weights are a function of it alone, whatever the layout.
+        seed: of the initial weights, which do not depend on the layout.
         balance: weight of the mean balance loss.
         options: further arguments of the MoE layers.
 
     Raises:
-        InputError: the layout cannot run the model; the text names sizes that can.
+        InputError: the layout cannot run the model; the message names sizes that can.
     """
     layout, layer = ranks.layout, shape.moe
     check_layout(

@@ -26,7 +26,7 @@ _SAME_LOSS = 1e-4
 
 
 def quickstart() -> int:
-    """Run the main job on real input and return the exit code."""
+    """Measure, plan and train twice; return the exit code, 1 if chunks changed the losses."""
     from examples.train_twice import TrainingConfig, train_twice
     from moetune.workflows.launch import run_on_ranks
 
@@ -37,14 +37,15 @@ def quickstart() -> int:
     plan = _plan()
     screen.say(
         f"2. Plan for a layer of {_LAYER.num_experts} experts, {_LAYER.d_model} wide, "
-        f"{_BATCH * _LENGTH:,} tokens a rank: {plan.pipeline.forward_degree} chunks forward, "
+        f"{_BATCH * _LENGTH:,} tokens per rank: {plan.pipeline.forward_degree} chunks forward, "
         f"{plan.pipeline.backward_degree} backward. {plan.decision.why}"
     )
     training = TrainingConfig(
         plan=plan, batch=_BATCH, length=_LENGTH, num_blocks=2, num_heads=4, num_steps=_NUM_STEPS
     )
     screen.say(
-        f"3. Train a byte-level language model on Python's sources, twice {_NUM_STEPS} steps."
+        f"3. Train a byte-level language model on Python's sources for {_NUM_STEPS} steps, with "
+        "the plan and with one chunk."
     )
     results = run_on_ranks(
         train_twice, training, num_ranks=_NUM_RANKS, launch=None, environ=environ
@@ -100,16 +101,16 @@ def _report(
     )
     screen.say()
     screen.say(
-        "The step is that of one MoE layer, forward and backward, on the trained model's own "
-        f"tokens; its busiest rank had {planned.steps.imbalance:.2f} × the mean rows, where a "
-        "plan assumes 1."
+        "A step is the forward and backward pass of one MoE layer on the trained model's own "
+        f"tokens. The busiest rank had {planned.steps.imbalance:.2f} × the mean rows; a plan "
+        "assumes 1."
     )
     difference = abs(planned.loss_after - one_chunk.loss_after)
     same = difference <= _SAME_LOSS
-    screen.say(f"Losses after training differ by {difference:.1e}: chunks change no number.")
+    screen.say(f"The losses after training differ by {difference:.1e}.")
     location = wiring.configure().settings.db
     screen.line(f"Plan {plan.id[:6]} is in {config.without_password(location)}")
-    screen.line(f"See why: .venv/bin/moetune explain {plan.id[:6]}")
+    screen.line(f"Explain it: .venv/bin/moetune explain {plan.id[:6]}")
     return 0 if same else 1
 
 

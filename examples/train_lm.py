@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 -m examples.train_lm --pp 2 --tp 2
 
-Every layout trains on the same sequences from the same weights, and so to the same losses.
+Every layout trains the same initial weights on the same sequences, and so gives the same losses.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def train(arguments: argparse.Namespace, device: str) -> None:
         optimizer.step()
         loss = float(stages.total_loss(share))
         if dist.get_rank() == 0:
-            print(f"step {step + 1}: {loss:.6f} nats a byte", flush=True)
+            print(f"step {step + 1}: {loss:.6f} nats per byte", flush=True)
 
 
 def sources() -> torch.Tensor:

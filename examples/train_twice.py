@@ -1,4 +1,6 @@
-"""Train a byte-level language model on real text, with a plan and with one chunk.
+"""Training of a byte-level language model on real text, with a plan and with one chunk.
+
+Third step of the quickstart; runs on every rank.
 
 B sequences of a rank, S bytes each, D model width, T = B·S tokens.
 """
@@ -30,7 +32,7 @@ _HELD_OUT_FILES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """The model, its plan, and the length of the training.
+    """Sizes of the model and the batch, the plan of its layers, and the number of steps.
 
     Args:
         batch, length: sequences of a rank and the bytes of each: T = batch · length tokens.
@@ -51,7 +53,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """The losses of one training, and timed steps of its first MoE layer on its own tokens.
+    """Losses of one training, and timed steps of its first MoE layer on the model's own tokens.
 
     Args:
         loss_before, loss_after: cross-entropy on held-out text, nats per byte.
@@ -68,8 +70,8 @@ class Text:
     """Bytes of real files.
 
     Args:
-        training: one long sequence.
-        held_out: (B, S + 1), the same on every rank.
+        training: one long sequence, uint8.
+        held_out: (B, S + 1), int64, the same on every rank.
     """
 
     training: torch.Tensor
@@ -85,7 +87,7 @@ def train_twice(config: TrainingConfig, _: object) -> tuple[TrainingResult, Trai
 
 
 def standard_library(config: TrainingConfig) -> Text:
-    """Return the sources of the standard library, the text that every Python has."""
+    """Return the sources of the standard library: text that every Python has."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(folder.glob("*.py"))
     training, held_out = files[:-_HELD_OUT_FILES], files[-_HELD_OUT_FILES:]

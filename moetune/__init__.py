@@ -1,6 +1,6 @@
 """Measure a cluster once, solve for the best Mixture-of-Experts plan, and run it in PyTorch.
 
-Names are imported when they are first used: `import moetune` loads no library.
+Names are imported on first use: `import moetune` loads neither torch nor SQLAlchemy.
 """
 
 import importlib
@@ -83,7 +83,7 @@ _ERRORS = "moetune.domain.errors"
 
 
 def __getattr__(name: str) -> object:
-    """Import a name of the front door (PEP 562)."""
+    """Import a public name (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(importlib.import_module(_HOMES.get(name, _ERRORS)), name)

@@ -1,8 +1,8 @@
 """Settings and the environment: the only reader of `os.environ` in the package.
 
-A setting is taken from the first of: a flag, `MOETUNE_<SETTING>`, the nearest `moetune.toml`
-(walking up from the working directory, or `[tool.moetune]` of a `pyproject.toml` beside where
-it would be), the user's `moetune.toml`, its default.
+First step of every command and of `open_planbook`. A setting is taken from the first of: a flag,
+`MOETUNE_<SETTING>`, the nearest `moetune.toml` or `[tool.moetune]` of a `pyproject.toml` (from the
+working directory upwards), the user's `moetune.toml`, its default.
 """
 
 import os
@@ -12,22 +12,23 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
+from urllib.parse import urlsplit
 
 from moetune import config_files
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError
-from moetune.domain.service_url import check_service_url
 from moetune.domain.units import dtype_bytes, parse_count, parse_seconds
 
 PREFIX = "MOETUNE_"
 
 _TRUE = ("1", "true")
 _FALSE = ("0", "false")
+_URL_HINT = "such as http://planner.example.org:8642"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a user can set once instead of with every command.
+    """Values that a user sets once instead of passing them to every command.
 
     Args:
         db: database, a file or a URL.
@@ -38,10 +39,10 @@ class Settings:
         min_chunk_tokens: fewest tokens of one chunk.
         preset: which points `profile` measures.
         budget: longest time `profile` may take, such as "2m"; None for no limit.
-        url: of the plan service that training jobs ask; None for none.
+        url: address of the plan service that training jobs use; None for no service.
 
     Raises:
-        InputError: a value out of range; the text names the setting.
+        InputError: a value is out of range; the message names the setting.
     """
 
     db: str
@@ -71,7 +72,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The settings, and where each one comes from."""
+    """The settings, and the source of each one: "default", a file, a variable or a flag."""
 
     settings: Settings
     origins: Mapping[str, str]
@@ -79,10 +80,10 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What `torchrun` or another launcher tells a rank.
+    """A rank's place in a job, from the variables that `torchrun` or another launcher sets.
 
     Args:
-        rank, world_size: of the whole job.
+        rank, world_size: in the job.
         local_rank, local_world_size: on this node.
     """
 
@@ -107,16 +108,16 @@ def load(
     file: Path | None = None,
     no_files: bool = False,
 ) -> Configuration:
-    """Return the settings that hold in a directory.
+    """Return the settings that apply in a directory.
 
     Args:
-        directory: where the walk up to the nearest file starts.
-        db: the flag.
+        directory: first folder that is searched for a settings file; its parents follow.
+        db: value of `--db`.
         file: read this file instead of the nearest and the user's.
         no_files: read no file at all.
 
     Raises:
-        InputError: a file or a variable has an unknown key or a wrong value; the text names it.
+        InputError: a file or a variable has an unknown key or a wrong value; the message names it.
     """
     default_db = default_database(environ)
     layers: list[tuple[str, dict[str, object]]] = [("default", {"db": default_db})]
@@ -130,6 +131,7 @@ def load(
     plain: dict[str, object] = {}
     origins = dict.fromkeys((item.name for item in fields(Settings)), "default")
     for origin, values in layers:
+        # Each layer is decoded on its own, so that an error names the file or variable at fault.
         _check(origin, {"db": default_db, **values})
         plain |= values
         origins |= dict.fromkeys(values, origin)
@@ -139,22 +141,22 @@ def load(
 
 
 def default_database(environ: Mapping[str, str]) -> str:
-    """Return the file in the user's data folder."""
+    """Return the database that is used without a setting: a file in the user's data folder."""
     home = environ.get("XDG_DATA_HOME") or str(_home(environ) / ".local" / "share")
     return str(Path(home) / "moetune" / "moetune.db")
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return where this user keeps what can be had again."""
+    """Return the user's cache folder, whose files may be deleted at any time."""
     home = environ.get("XDG_CACHE_HOME") or str(_home(environ) / ".cache")
     return Path(home) / "moetune"
 
 
 def service_token(environ: Mapping[str, str]) -> str | None:
-    """Return the plan service's token, MOETUNE_TOKEN; None where there is none.
+    """Return the plan service's token from MOETUNE_TOKEN; None where it is not set.
 
     Raises:
-        InputError: it cannot be one; the text does not repeat it.
+        InputError: it has a space or characters beyond ASCII; the message does not repeat it.
     """
     name = PREFIX + "TOKEN"
     token = environ.get(name, "").strip()
@@ -165,16 +167,44 @@ def service_token(environ: Mapping[str, str]) -> str | None:
     return token or None
 
 
+def check_service_url(text: str) -> str:
+    """Return the address of a plan service without a slash at its end.
+
+    Raises:
+        InputError: it is not an http or https address, or it has more than a host, a port and a
+            path. A password in it is not repeated.
+    """
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        has_port = parts.port != 0
+    except ValueError:
+        is_address = has_port = False
+    else:
+        if parts.username is not None or parts.password is not None:
+            raise InputError(
+                "the url of the plan service holds a name or a password",
+                "omit them: the token belongs in MOETUNE_TOKEN",
+            )
+        if parts.query or parts.fragment:
+            raise InputError(
+                "the url of the plan service has more than a host, a port and a path", _URL_HINT
+            )
+    if not (is_address and has_port and text.isprintable() and text.isascii() and " " not in text):
+        raise InputError(f"url {text!r} is not the address of a plan service", _URL_HINT)
+    return text.rstrip("/")
+
+
 def without_password(db: str) -> str:
-    """Return a database's address as it may be shown."""
+    """Return a database's address with `***` in place of its password."""
     return re.sub(r"(?<=//)([^/@:]*):[^@]*(?=@)|(?<=password=)[^&]*", _hidden, db)
 
 
 def launch(environ: Mapping[str, str]) -> Launch | None:
-    """Return the launch this process is a rank of, None when it was started by hand.
+    """Return the launch that this process is a rank of; None when it was started by hand.
 
     Raises:
-        InputError: the launcher's variables are incomplete or no numbers.
+        InputError: the launcher's variables are incomplete or not numbers.
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
         return None
@@ -193,7 +223,7 @@ def launch(environ: Mapping[str, str]) -> Launch | None:
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:
-    """Return whether MOETUNE_DISABLE asks for stock behaviour: no plan, one chunk."""
+    """Return whether MOETUNE_DISABLE is set: layers then take no plan and run one chunk."""
     name = PREFIX + "DISABLE"
     return _boolean(name, environ[name]) if environ.get(name) else False
 
@@ -260,7 +290,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         return default
     if text is None or not text.isdecimal():
         raise InputError(
-            f"the launcher set {name} to {text!r}, which is no number",
+            f"the launcher set {name} to {text!r}, which is not a number",
             "start the ranks with torchrun, or unset RANK and WORLD_SIZE",
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""Files with settings: `moetune.toml`, or a table of a `pyproject.toml`."""
+"""Settings files: `moetune.toml`, or `[tool.moetune]` of a `pyproject.toml`, read for `config`."""
 
 import tomllib
 from pathlib import Path
@@ -9,10 +9,10 @@ FILE_NAME = "moetune.toml"
 
 
 def nearest(directory: Path) -> tuple[str, dict[str, object]] | None:
-    """Return the settings file of a directory or the next one above it, by its name.
+    """Return the name and the settings of the first file in a directory or above; None for none.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     for folder in (directory, *directory.parents):
         if (folder / FILE_NAME).is_file():
@@ -27,15 +27,14 @@ def read(file: Path) -> dict[str, object]:
     """Return the settings in a file.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     return _place_files(_parse(file, _read_text(file)), file.parent)
 
 
 def _read_project(file: Path) -> dict[str, object] | None:
-    """Return the project's table, None without one; a broken file without one is let be."""
     text = _read_text(file)
-    if "moetune" not in text:
+    if "moetune" not in text:  # a broken pyproject.toml of somebody else must not stop a command
         return None
     tool = _parse(file, text).get("tool")
     table = tool.get("moetune") if isinstance(tool, dict) else None
@@ -63,7 +62,7 @@ def _parse(file: Path, text: str) -> dict[str, object]:
 
 
 def _place_files(values: dict[str, object], folder: Path) -> dict[str, object]:
-    """Take relative files as beside the settings file, wherever it is used."""
+    """Resolve relative paths against the settings file's folder, not the working directory."""
     placed = dict(values)
     for key in ("db", "profile"):
         text = values.get(key)

@@ -32,8 +32,8 @@ def fewest_gathers(order: Sequence[Use], num_places: int) -> int:
             covers[row, column] = 1
     room = np.array([num_places - len(set(use.chunks)) for use in order])
     found = linprog(-np.ones(len(inner)), A_ub=covers.tocsr(), b_ub=room, bounds=(0, 1))
-    num_kept = len(gaps) - len(inner) + round(float(-found.fun))
-    return demands - num_kept
+    num_in_flight = len(gaps) - len(inner) + round(float(-found.fun))
+    return demands - num_in_flight
 
 
 def _gaps(order: Sequence[Use]) -> Iterator[tuple[int, int]]:

@@ -21,7 +21,7 @@ from moetune.domain.document import decode
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.layer import ExpertLayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
 from moetune.workflows.launch import leave

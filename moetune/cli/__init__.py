@@ -1,1 +1,1 @@
-"""The command line: one file per command; each parses, calls one use case and renders."""
+"""The command line, one file per command: parse the flags, call one use case, render its result."""

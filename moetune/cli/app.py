@@ -1,4 +1,4 @@
-"""The program: options before the command, the commands, errors to exit codes."""
+"""The typer program: its commands, the options before them, and exit codes of errors."""
 
 import io
 import os
@@ -31,11 +31,11 @@ from moetune.domain.errors import InputError, MoetuneError
 INTERRUPTED = 130
 _BEFORE_THE_COMMAND = ("--db", "--config", "--no-config", "-v", "-vv", "-q", "--no-color")
 
-# Click is a part of typer in some of its versions and a package in others: this is its
-# UsageError, the base of all complaints about arguments, in both.
+# Click's UsageError, the base of all errors in arguments. Some versions of typer include click and
+# others import it: this finds the class in both.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
-# No rich markup: its help takes longer to import than the command line may take to start.
+# No rich markup: importing rich takes longer than the command line may take to start.
 app = typer.Typer(
     name="moetune",
     add_completion=False,
@@ -59,15 +59,15 @@ app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 
 
 def run() -> None:
-    """Run the command of this process and leave with its exit code."""
+    """Run this process's command and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show µ or × shows a question mark instead of failing.
+        # A terminal without µ or × gets a question mark instead of an error.
         cast("io.TextIOWrapper", stream).reconfigure(errors="replace")
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has gone; what is still in the buffer must not fail again at the exit.
+        # The reader has closed the pipe; flushing the rest of the buffer at exit must not fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     if "RANK" in environment():
@@ -87,37 +87,37 @@ def main(arguments: Sequence[str]) -> int:
         session.screen.error(error, as_json=as_json)
         return error.exit_code
     except _UsageError as error:
-        return _complain(session, error, as_json=as_json)
+        return _show_usage_error(session, error, as_json=as_json)
     except (typer.Abort, KeyboardInterrupt):
         session.screen.note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - no traceback without -vv, whatever happens
-        return _confess(session, error, as_json=as_json)
+    except Exception as error:  # noqa: BLE001 - users see a traceback with -vv only
+        return _show_defect(session, error, as_json=as_json)
     return code if isinstance(code, int) else 0
 
 
-def _complain(session: Session, error: Exception, *, as_json: bool) -> int:
+def _show_usage_error(session: Session, error: Exception, *, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     where = context.command_path if context else "moetune"
     what = str(getattr(error, "format_message", error.__str__)())
     hint = f"see `{where} --help`"
     if getattr(error, "option_name", None) in _BEFORE_THE_COMMAND:
-        hint = f"it stands before the command; {hint}"
-    complaint = InputError(what, hint)
-    session.screen.error(complaint, as_json=as_json)
-    return complaint.exit_code
+        hint = f"write it before the command; {hint}"
+    usage_error = InputError(what, hint)
+    session.screen.error(usage_error, as_json=as_json)
+    return usage_error.exit_code
 
 
-def _confess(session: Session, error: Exception, *, as_json: bool) -> int:
-    bug = MoetuneError(
+def _show_defect(session: Session, error: Exception, *, as_json: bool) -> int:
+    defect = MoetuneError(
         f"moetune failed: {type(error).__name__}: {error}",
         "this is a defect of moetune: run it again with -vv and report what it prints",
     )
-    bug.__cause__ = error
-    session.screen.error(bug, as_json=as_json)
-    return bug.exit_code
+    defect.__cause__ = error
+    session.screen.error(defect, as_json=as_json)
+    return defect.exit_code
 
 
 @app.callback(invoke_without_command=True)
@@ -137,7 +137,7 @@ def _moetune(
         int,
         typer.Option(
             "--verbose", "-v", count=True, show_default=False,
-            help="Say more; -vv prints tracebacks.",
+            help="Print more notes; -vv also prints tracebacks.",
         ),
     ] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes on stderr.")] = False,

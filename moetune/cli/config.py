@@ -1,4 +1,4 @@
-"""`moetune config`: the settings that hold here."""
+"""`moetune config`: the settings that apply in this folder."""
 
 from typing import Annotated
 
@@ -8,12 +8,12 @@ from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
 from moetune.report.section import Cell, Table
 
-app = typer.Typer(help="The settings that hold here.", rich_markup_mode=None)
+app = typer.Typer(help="The settings that apply in this folder.", rich_markup_mode=None)
 
 
-@app.callback()
+@app.callback()  # without it typer drops the name of an only command
 def _config() -> None:
-    """The settings that hold here."""
+    """The settings that apply in this folder."""
 
 
 @app.command("show", epilog=example("moetune config show --origin"))
@@ -21,11 +21,11 @@ def show(
     context: typer.Context,
     *,
     origin: Annotated[
-        bool, typer.Option("--origin", help="Say where each value comes from.")
+        bool, typer.Option("--origin", help="Show the source of each value.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show every setting that holds here, and with --origin where it comes from."""
+    """Show every setting that applies in this folder."""
     from moetune.config import without_password
 
     session = session_of(context)

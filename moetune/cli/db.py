@@ -28,14 +28,14 @@ def upgrade(context: typer.Context, *, json: Json = False) -> None:
     elif before == after:
         session.screen.line(f"{location} has schema {after} already")
     elif before is None:
-        session.screen.line(f"{location} is made, with schema {after}")
+        session.screen.line(f"made {location} with schema {after}")
     else:
-        session.screen.line(f"{location} is upgraded from schema {before} to {after}")
+        session.screen.line(f"upgraded {location} from schema {before} to {after}")
 
 
 @app.command(epilog=example("moetune db current"))
 def current(context: typer.Context, *, json: Json = False) -> None:
-    """Print the database's schema beside the one that this version wants."""
+    """Print the database's schema and the one that this version needs."""
     from moetune.config import without_password
     from moetune.workflows import wiring
 
@@ -55,7 +55,7 @@ def current(context: typer.Context, *, json: Json = False) -> None:
     elif state.found is None:
         session.screen.line(f"there is no database at {location} yet")
     else:
-        session.screen.line(f"{location} has schema {state.found}, this moetune wants {state.head}")
+        session.screen.line(f"{location} has schema {state.found}, this moetune needs {state.head}")
     if state.found is not None and not state.up_to_date:
         session.screen.note("run `moetune db upgrade`")
         raise typer.Exit(SchemaMismatchError.exit_code)
@@ -63,7 +63,7 @@ def current(context: typer.Context, *, json: Json = False) -> None:
 
 @app.command(epilog=example("moetune db check"))
 def check(context: typer.Context, *, json: Json = False) -> None:
-    """Look for damage: pages, references, the schema, and every stored document."""
+    """Check the database for damage: pages, references, schema, and every stored document."""
     from moetune.config import without_password
     from moetune.workflows import wiring
 
@@ -80,7 +80,7 @@ def check(context: typer.Context, *, json: Json = False) -> None:
             }
         )
     else:
-        for problem in problems or ("no problem found",):
+        for problem in problems or ("no problems found",):
             session.screen.line(problem)
     if not state.up_to_date:
         raise typer.Exit(SchemaMismatchError.exit_code)
@@ -95,7 +95,7 @@ def backup(
     *,
     json: Json = False,
 ) -> None:
-    """Copy the database to a new file, while others may use it."""
+    """Copy the database to a new file; others may use it meanwhile."""
     from moetune.config import without_password
     from moetune.workflows import wiring
 
@@ -108,4 +108,4 @@ def backup(
             {"schema": "moetune.db.backup/1", "location": location, "file": str(file)}
         )
     else:
-        session.screen.line(f"{location} is copied to {file}")
+        session.screen.line(f"copied {location} to {file}")

@@ -1,4 +1,4 @@
-"""`moetune doctor`: everything that a report of a problem needs."""
+"""`moetune doctor`: machine, software, database and settings, for a bug report."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ EPILOG = example("moetune doctor --json > report.json")
 
 
 def doctor(context: typer.Context, *, json: Json = False) -> None:
-    """Print what is known of this machine, its software, the database and the settings."""
+    """Print this machine, its software, the database, the settings, and problems with them."""
     from moetune.workflows.doctor import examine
 
     session = session_of(context)
@@ -54,7 +54,7 @@ def _show_machine(screen: Screen, report: "Diagnosis") -> None:
     machine = report.cluster.machine
     screen.say(
         f"{machine.kind.upper()} · {machine.device} · "
-        f"{format_bytes(machine.memory_bytes)} of memory for each device",
+        f"{format_bytes(machine.memory_bytes)} of memory per device",
         indent=2,
     )
     for note in report.cluster.notes:
@@ -69,10 +69,10 @@ def _show_store(screen: Screen, report: "Diagnosis") -> None:
     screen.say("Store", style="bold")
     screen.line(f"  {store.location}")
     if store.revision is None and store.problem is None:
-        screen.say("There is no database yet: the first profile or plan makes it.", indent=2)
+        screen.say("There is no database yet; the first profile or plan makes it.", indent=2)
     elif store.revision is not None:
         screen.say(
-            f"Schema {store.revision}, this moetune wants {store.wanted} · "
+            f"Schema {store.revision}, this moetune needs {store.wanted} · "
             f"{plural(store.num_runs, 'run')}, {plural(store.num_plans, 'plan')}",
             indent=2,
         )

@@ -1,4 +1,4 @@
-"""`moetune explain`: why a plan is as it is."""
+"""`moetune explain`: the reasons of a plan."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ def explain(
     *,
     json: Json = False,
 ) -> None:
-    """Say why a plan is as it is: terms, what lost, other sizes, and how sure it is."""
+    """Explain a plan: its terms, its alternatives, other batch sizes, and its uncertainty."""
     from moetune.workflows.planner import local_planner
     from moetune.workflows.views.explanation import explanation_sections
 

@@ -1,4 +1,4 @@
-"""Flags that several commands share, as what they stand for."""
+"""Flags that several commands share, parsed into values of the domain."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,10 +24,13 @@ class LayerFlags:
     activation: Activation | None
 
     def layer(self, model: str | None) -> LayerShape | None:
-        """Return the layer; None where a model is named instead.
+        """Return the layer; None without any of these flags.
+
+        Args:
+            model: value of `--model`.
 
         Raises:
-            InputError: some sizes are missing, or a model is named, too.
+            InputError: some sizes are missing, or a model is named as well.
         """
         sizes = {
             "--d-model": self.d_model,
@@ -46,7 +49,7 @@ class LayerFlags:
             return None
         if self.d_model is None or self.d_hidden is None or self.num_experts is None:
             missing = ", ".join(flag for flag, value in sizes.items() if value is None)
-            raise InputError(f"a layer lacks {missing}", "or name a model with --model")
+            raise InputError(f"the layer lacks {missing}", "give them, or a model with --model")
         return LayerShape(
             d_model=self.d_model,
             d_hidden=self.d_hidden,
@@ -65,10 +68,14 @@ def model_sizes(
     vocab: int | None,
     moe_every: int | None,
 ) -> TransformerSizes:
-    """Return a whole model's sizes; without any, --seq belongs to --batch.
+    """Return the sizes of a whole model.
+
+    Args:
+        length: of --seq; without other sizes of a whole model it goes with --batch, and the
+            sizes are empty.
 
     Raises:
-        InputError: no model has that name.
+        InputError: no model has this name.
     """
     others = (num_layers, num_heads, vocab, moe_every)
     is_named = model is not None and find_model(model).transformer is not None
@@ -88,8 +95,9 @@ def tokens_of(
     """Return the tokens of one step on each rank; None for the model's.
 
     Args:
+        tokens: value of --tokens, such as "8k".
         length: of --seq.
-        is_whole: whether --seq says something without --batch.
+        is_whole: whether the plan is for a whole model, which takes --seq without --batch.
 
     Raises:
         InputError: the flags contradict each other.
@@ -106,5 +114,5 @@ def tokens_of(
 
 
 def parsed(text: str | None, parse: Callable[[str], T]) -> T | None:
-    """Return what a flag's text stands for, None where it was not given."""
+    """Return a flag's parsed value; None where it was not given."""
     return None if text is None else parse(text)

@@ -1,4 +1,4 @@
-"""`moetune models`: the papers' layers and whole models."""
+"""`moetune models`: the named models, from the papers."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.model import MODELS, find_model
 
-app = typer.Typer(help="The named models that a plan can be made for.", rich_markup_mode=None)
+app = typer.Typer(help="The named models to plan for.", rich_markup_mode=None)
 
 _DEFAULT_RANKS = 64
 
@@ -35,17 +35,17 @@ def show_model(
     ] = _DEFAULT_RANKS,
     json: Json = False,
 ) -> None:
-    """Show one model and its layer on so many ranks."""
+    """Show a model and its layer on --world-size ranks."""
     from moetune.workflows.views.models import model_section
 
     model = find_model(name)
-    whole = model.transformer
+    transformer = model.transformer
     document = {
         "schema": "moetune.model/1",
         **encode(model),
         "world_size": world_size,
         "layer": model.layer(world_size),
-        "num_parameters": None if whole is None else whole.num_parameters,
+        "num_parameters": None if transformer is None else transformer.num_parameters,
     }
     found = model_section(model, world_size=world_size)
     session_of(context).screen.answer((found,), document, as_json=json)

@@ -1,4 +1,4 @@
-"""`moetune plan`: the best plan for a layer on a machine."""
+"""`moetune plan`: the best plan for a layer or a whole model on a profile's machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,7 @@ EPILOG = example("moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype fl
 
 
 def _size(flag: str, words: str) -> typer.models.OptionInfo:
+    """Return an option for a whole number from 1."""
     found: typer.models.OptionInfo = typer.Option(flag, min=1, help=words)
     return found
 
@@ -31,8 +32,8 @@ def plan(
     ] = None,
     d_model: Annotated[int | None, _size("--d-model", "Width of the tokens.")] = None,
     d_hidden: Annotated[int | None, _size("--d-hidden", "Width of the experts.")] = None,
-    num_experts: Annotated[int | None, _size("--num-experts", "Experts of all ranks.")] = None,
-    top_k: Annotated[int | None, _size("--top-k", "Experts of a token. Default: 1.")] = None,
+    num_experts: Annotated[int | None, _size("--num-experts", "Experts on all ranks.")] = None,
+    top_k: Annotated[int | None, _size("--top-k", "Experts per token. Default: 1.")] = None,
     activation: Annotated[
         Activation | None, typer.Option(help="Of the experts. Default: gelu.")
     ] = None,
@@ -46,42 +47,40 @@ def plan(
     ] = None,
     batch: Annotated[int | None, _size("--batch", "With --seq: sequences per rank.")] = None,
     seq: Annotated[
-        str | None, typer.Option(help="Tokens of a sequence: with --batch, or of a whole model.")
+        str | None, typer.Option(help="Tokens per sequence: with --batch, or of a whole model.")
     ] = None,
     num_layers: Annotated[int | None, _size("--num-layers", "Blocks of a whole model.")] = None,
-    num_heads: Annotated[int | None, _size("--num-heads", "Heads of its attention.")] = None,
-    vocab: Annotated[str | None, typer.Option(help="Its vocabulary, such as 50k.")] = None,
+    num_heads: Annotated[int | None, _size("--num-heads", "Attention heads of its blocks.")] = None,
+    vocab: Annotated[str | None, typer.Option(help="Its vocabulary size, such as 50k.")] = None,
     moe_every: Annotated[
         int | None,
-        typer.Option(min=0, help="Experts in every so many-th block, 0 in none. Default: 2."),
+        typer.Option(min=0, help="Every n-th block has experts; 0 for none. Default: 2."),
     ] = None,
     dp: Annotated[int | None, _size("--dp", "Pin the replicas of a whole model.")] = None,
-    ep: Annotated[int | None, _size("--ep", "Pin the replicas that share experts.")] = None,
-    tp: Annotated[int | None, _size("--tp", "Pin the ranks of a tensor-parallel group.")] = None,
+    ep: Annotated[int | None, _size("--ep", "Pin the replicas per expert-parallel group.")] = None,
+    tp: Annotated[int | None, _size("--tp", "Pin the ranks per tensor-parallel group.")] = None,
     pp: Annotated[int | None, _size("--pp", "Pin the pipeline stages.")] = None,
     expert_parallel: Annotated[
         ExpertParallel | None,
         typer.Option(
-            help="Pin how ranks share experts: tokens travel to them, or every rank sees all "
-            "tokens and their outputs are summed. Default of a layer: all_to_all."
+            help="Pin how ranks share experts: all_to_all sends tokens to their experts; tensor "
+            "cuts every expert and sums the outputs. Default of a layer: all_to_all."
         ),
     ] = None,
     sequence_parallel: Annotated[
         bool,
         typer.Option(
             "--sequence-parallel",
-            help="With --expert-parallel tensor, of a layer: each rank has a shard of --tokens, "
-            "gathered before the experts and scattered behind them.",
+            help="With --expert-parallel tensor, for a layer: each rank has a shard of --tokens, "
+            "with an all-gather before the experts and a reduce-scatter after them.",
         ),
     ] = False,
     micro_batch: Annotated[
-        int | None, _size("--micro-batch", "Pin the sequences of a micro-batch.")
+        int | None, _size("--micro-batch", "Pin the sequences per micro-batch.")
     ] = None,
     zero: Annotated[
         bool | None,
-        typer.Option(
-            "--zero/--no-zero", help="Pin whether model states are sharded over replicas."
-        ),
+        typer.Option("--zero/--no-zero", help="Pin whether replicas shard the model states."),
     ] = None,
     no_offload: Annotated[
         bool, typer.Option("--no-offload", help="Keep all model states on the device.")
@@ -96,11 +95,11 @@ def plan(
     ] = None,
     memory_taken: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="What the rest of the model takes of it. Default: 0."),
+        typer.Option(metavar="SIZE", help="Part of it for the rest of the model. Default: 0."),
     ] = None,
     strategy: Annotated[
         Strategy | None,
-        typer.Option(help="Pin how activations are kept. Default: the fastest that fits."),
+        typer.Option(help="Pin the memory strategy. Default: the fastest that fits."),
     ] = None,
     forward_degree: Annotated[
         int | None, _size("--forward-degree", "Pin the chunks of the forward pass.")
@@ -112,7 +111,7 @@ def plan(
         int | None, _size("--max-degree", "Largest number of chunks. Default: 64.")
     ] = None,
     min_chunk_tokens: Annotated[
-        int | None, _size("--min-chunk-tokens", "Fewest tokens of a chunk. Default: 1.")
+        int | None, _size("--min-chunk-tokens", "Fewest tokens per chunk. Default: 1.")
     ] = None,
     order: Annotated[
         Order | None, typer.Option(help="Pin the order of the transfers on the link.")
@@ -121,18 +120,18 @@ def plan(
         bool | None,
         typer.Option(
             "--allow-modelled/--no-allow-modelled",
-            help="Take the nearest group size where the one asked for was not measured.",
+            help="Use the nearest group size where the plan's own was not measured.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan to this file, too.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the plan to this file.")
     ] = None,
     no_save: Annotated[
-        bool, typer.Option("--no-save", help="Do not keep the plan in the store.")
+        bool, typer.Option("--no-save", help="Do not save the plan in the store.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Solve for the chunks of a layer's passes, or the layout of a whole model, and say why."""
+    """Solve for the chunks of a layer's passes, or the layout of a whole model."""
     session = session_of(context)
     settings = session.settings
     length = parsed(seq, parse_count)
@@ -196,13 +195,13 @@ def _plan(
     if output is not None:
         screen.note(f"Plan {short} is written to {output}.")
     if not save:
-        screen.note(f"Plan {short} is not kept in the store.")
+        screen.note(f"Plan {short} is not saved in the store.")
     elif as_json:
         screen.note(f"Plan {short} saved.")
     else:
-        screen.line(f"Plan {short} saved. See why: moetune explain {short}")
+        screen.line(f"Plan {short} saved. Explain it: moetune explain {short}")
         if made.transformer is None:
-            screen.line(f"Check it on this machine: moetune verify {short}")
+            screen.line(f"Verify it on this machine: moetune verify {short}")
 
 
 def _show(session: Session, planned: "Planned") -> None:
@@ -212,7 +211,7 @@ def _show(session: Session, planned: "Planned") -> None:
 
     screen, made, used = session.screen, planned.plan, planned.found.profile
     screen.answer(plan_sections(explain_plan(made, profile=used)))
-    # To look at this machine loads torch, which takes ten times as long as the plan.
+    # Detecting this machine loads torch, which takes ten times as long as the plan.
     if session.verbosity > 0 and (note := machine_note(used)):
         screen.say(f"Note: {note}.", indent=2)
     screen.say()

@@ -1,4 +1,4 @@
-"""`moetune profile`: measure this machine, with its progress on stderr."""
+"""`moetune profile`: measure this machine, with the progress on stderr."""
 
 import sys
 import time
@@ -31,19 +31,19 @@ _PAUSE_SECONDS = 10.0
 
 
 class ScreenProgress:
-    """One line for each group of points."""
+    """A bar for each group of points on a terminal, else a line every ten seconds."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._is_terminal = sys.stderr.isatty() and not screen.quiet
         self._total: dict[str, int] = {}
         self._done: dict[str, int] = {}
-        self._said = 0.0
+        self._printed_at = 0.0
         self.num_failed = 0
 
     @property
     def num_done(self) -> int:
-        """Points that were finished."""
+        """Finished points."""
         return sum(self._done.values())
 
     @property
@@ -52,36 +52,35 @@ class ScreenProgress:
         return sum(self._total.values())
 
     def start(self, groups: Mapping[str, int], seconds: float) -> None:
-        """Say how much there is to do."""
+        """Print the number of points and the estimated time."""
         self._total, self._done = dict(groups), dict.fromkeys(groups, 0)
         about = clock(seconds)
-        self._screen.note(f"{self.num_points} points, about {about} (Ctrl-C keeps what is done)")
-        self._said = time.monotonic()
+        self._screen.note(
+            f"{self.num_points} points, about {about} (Ctrl-C stops; finished points stay stored)"
+        )
+        self._printed_at = time.monotonic()
         if self._is_terminal:
             sys.stderr.write("\n" * len(groups))
 
     def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
-        """Move the group's bar, or say a line where ten seconds have passed."""
+        """Advance the group's bar."""
         self._done[group] += 1
         self.num_failed += bool(sample.error)
-        if self._is_terminal:
-            self._paint(group, seconds_left)
-        elif time.monotonic() - self._said >= _PAUSE_SECONDS:
-            self._said = time.monotonic()
-            self._screen.note(
-                f"{self.num_done}/{self.num_points} points, {clock(seconds_left)} left"
-            )
+        self._show(group, f"{self.num_done}/{self.num_points} points", seconds_left)
 
     def repeat(self, group: str, seconds_left: float) -> None:
-        """Say that what is noisy is measured again."""
+        """Show that noisy points are measured again."""
+        self._show(group, "measuring noisy points again", seconds_left)
+
+    def _show(self, group: str, words: str, seconds_left: float) -> None:
         if self._is_terminal:
             self._paint(group, seconds_left)
-        elif time.monotonic() - self._said >= _PAUSE_SECONDS:
-            self._said = time.monotonic()
-            self._screen.note(f"noisy points again, {clock(seconds_left)} left")
+        elif time.monotonic() - self._printed_at >= _PAUSE_SECONDS:
+            self._printed_at = time.monotonic()
+            self._screen.note(f"{words}, {clock(seconds_left)} left")
 
     def _paint(self, active: str, seconds_left: float) -> None:
-        """Write all lines again over the old ones."""
+        """Rewrite the lines of all groups."""
         lines = [f"\033[{len(self._total)}F"]
         for group, total in self._total.items():
             left = f"{clock(seconds_left)} left" if group == active else ""
@@ -91,7 +90,7 @@ class ScreenProgress:
         sys.stderr.flush()
 
     def finish(self, summaries: Sequence[GroupSummary]) -> None:
-        """Say how good each group became."""
+        """Print the quality of each group."""
         if self._is_terminal and self._total:
             sys.stderr.write(f"\033[{len(self._total)}F\033[J")
         width = _width([one.group for one in summaries])
@@ -125,10 +124,10 @@ def _width(groups: Iterable[str]) -> int:
 
 def clock(seconds: float) -> str:
     """Return "45 s", "1 min 50 s" or "2 h 5 min"."""
-    whole = max(round(seconds), 1)
-    if whole < 60:  # noqa: PLR2004 - seconds of a minute
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    rounded = max(round(seconds), 1)
+    if rounded < 60:  # noqa: PLR2004 - seconds of a minute
+        return f"{rounded} s"
+    minutes, rest = divmod(rounded, 60)
     if minutes < 60:  # noqa: PLR2004 - minutes of an hour
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min"
@@ -142,10 +141,10 @@ _TOKENS = 4096
 def profile(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Option(help="Of the profile. Default: the device and its number.")
+        str | None, typer.Option(help="Of the profile. Default: the device and number of ranks.")
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Ranks to start here. Default: 1; not in a launch.")
+        int | None, typer.Option(min=1, help="Ranks to start. Default: 1. Not under torchrun.")
     ] = None,
     preset: Annotated[Preset | None, typer.Option(help="How much to measure.")] = None,
     budget: Annotated[
@@ -156,17 +155,15 @@ def profile(
     ] = None,
     group_sizes: Annotated[
         str | None,
-        typer.Option(help="Ranks that talk, such as 2,4. Default: divisors and powers of two."),
+        typer.Option(help="Group sizes, such as 2,4. Default: divisors and powers of two."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Cover a named model: see `moetune models list`.")
+        str | None, typer.Option(help="Measure a named model: see `moetune models list`.")
     ] = None,
-    d_model: Annotated[int | None, typer.Option(min=1, help="Cover a layer: its width.")] = None,
+    d_model: Annotated[int | None, typer.Option(min=1, help="Measure a layer: its width.")] = None,
     d_hidden: Annotated[int | None, typer.Option(min=1, help="Width of its experts.")] = None,
-    num_experts: Annotated[int | None, typer.Option(min=1, help="Experts of all ranks.")] = None,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, help="Experts of a token. Default: 1.")
-    ] = None,
+    num_experts: Annotated[int | None, typer.Option(min=1, help="Experts on all ranks.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Experts per token. Default: 1.")] = None,
     activation: Annotated[
         Activation | None, typer.Option(help="Of the experts. Default: gelu.")
     ] = None,
@@ -174,27 +171,27 @@ def profile(
         str | None, typer.Option(help="Tokens per rank and step, such as 8k.")
     ] = None,
     num_layers: Annotated[
-        int | None, typer.Option(min=1, help="Cover a whole model: its blocks.")
+        int | None, typer.Option(min=1, help="Measure a whole model: its blocks.")
     ] = None,
-    num_heads: Annotated[int | None, typer.Option(min=1, help="Heads of its attention.")] = None,
-    seq: Annotated[str | None, typer.Option(help="Tokens of its sequences, such as 2k.")] = None,
-    vocab: Annotated[str | None, typer.Option(help="Its different tokens, such as 50k.")] = None,
+    num_heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
+    seq: Annotated[str | None, typer.Option(help="Tokens per sequence, such as 2k.")] = None,
+    vocab: Annotated[str | None, typer.Option(help="Vocabulary size, such as 50k.")] = None,
     moe_every: Annotated[
         int | None,
-        typer.Option(min=0, help="Experts in every so many-th block, 0 in none. Default: 2."),
+        typer.Option(min=0, help="Every n-th block has experts; 0 for none. Default: 2."),
     ] = None,
     *,
     plan_only: Annotated[
-        bool, typer.Option("--plan-only", help="Count points and time, measure nothing.")
+        bool, typer.Option("--plan-only", help="Estimate points and time, measure nothing.")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Measure only what an earlier run lacks.")
+        bool, typer.Option("--resume", help="Measure only the points that an earlier run lacks.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Measure this machine: GEMM, collectives, copies and how they disturb each other.
+    """Measure this machine: GEMMs, collectives, copies and their interference.
 
-    Under torchrun every rank runs this command, and rank 0 keeps what is measured.
+    Under torchrun every rank runs this command, and rank 0 stores the samples.
     """
     from moetune.workflows.profile import ProfileRequest, take_part
 
@@ -208,7 +205,7 @@ def profile(
     ).layer(model)  # fmt: skip
     if named is not None and named.transformer is None:
         layer, model = named.layer(num_ranks), None
-    whole = model_sizes(
+    transformer = model_sizes(
         model, num_layers=num_layers, num_heads=num_heads, length=parsed(seq, parse_count),
         vocab=parsed(vocab, parse_count), moe_every=moe_every,
     ).transformer(model=model, layer=layer)  # fmt: skip
@@ -220,8 +217,8 @@ def profile(
         preset=preset or settings.preset,
         dtypes=_words(dtype),
         group_sizes=tuple(map(parse_count, _words(group_sizes))),
-        layers=() if layer is None or whole is not None else (layer,),
-        transformers=() if whole is None else (whole,),
+        layers=() if layer is None or transformer is not None else (layer,),
+        transformers=() if transformer is None else (transformer,),
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=parse_seconds(limit) if limit else None,
     )
@@ -234,13 +231,13 @@ def profile(
 
 
 def _setting(nproc: int | None) -> "MeasurementSetting":
-    """Return whether this process measures alone or in a launch, and its environment."""
+    """Return this process's environment, and its launch where torchrun started it."""
     from moetune.workflows.profile import MeasurementSetting
 
     environ = config.environment()
     launch = config.launch(environ)
     if launch is not None and nproc is not None:
-        raise InputError("--nproc is of no use in a launch, which sets the ranks", "omit it")
+        raise InputError("--nproc does not apply under a launcher, which sets the ranks", "omit it")
     return MeasurementSetting(environment=environ, launch=launch)
 
 
@@ -310,7 +307,7 @@ def _measure(
         except KeyboardInterrupt:
             progress.finish(())
             screen.note(
-                f"interrupted: {progress.num_done} of {progress.num_points} points are kept\n"
+                f"interrupted: {progress.num_done} of {progress.num_points} points are stored\n"
                 f"  measure the rest:  moetune profile --name {name} … --resume"
             )
             raise typer.Exit(_INTERRUPTED) from None
@@ -337,11 +334,11 @@ def _document(outcome: "ProfileOutcome") -> dict[str, object]:
 
 def _show(session: Session, outcome: "ProfileOutcome") -> None:
     screen, name = session.screen, outcome.profile.name
-    reused = f", {outcome.num_reused} of them from before" if outcome.num_reused else ""
+    reused = f", {outcome.num_reused} of them from an earlier run" if outcome.num_reused else ""
     screen.say(f'Profile "{name}" has {len(outcome.profile.samples)} samples{reused}.')
-    screen.line(f"It is kept in {outcome.location}")
+    screen.line(f"It is stored in {outcome.location}")
     if outcome.has_drifted:
-        screen.say("The machine changed while it was measured: all samples are marked suspect.")
+        screen.say("The machine's speed changed meanwhile: all samples are marked suspect.")
     for sample in outcome.failed[:3]:
         screen.say(f"Not measured: {sample.point} ({sample.error})")
     screen.line(f"See it:        moetune profiles show {name}")

@@ -1,4 +1,4 @@
-"""`moetune profiles`: what is known of the speed of machines."""
+"""`moetune profiles`: list, show, export, import, compare and remove profiles of machines."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ from moetune.report.section import plural
 if TYPE_CHECKING:
     from moetune.workflows.profiles import FoundProfile
 
-app = typer.Typer(help="What is known of the speed of machines.", rich_markup_mode=None)
+app = typer.Typer(help="Profiles: measured speeds of machines.", rich_markup_mode=None)
 
 Name = Annotated[
     str, typer.Argument(metavar="FILE|NAME", help="A .toml file, or the name of a profile.")
@@ -34,7 +34,7 @@ def list_(context: typer.Context, *, json: Json = False) -> None:
 
 @app.command("show", epilog=example("moetune profiles show rtx2080ti-x64"))
 def show(context: typer.Context, name: Name, *, json: Json = False) -> None:
-    """Show a profile: its machine, its lines and how well they fit."""
+    """Show a profile: its machine, its fitted lines and their errors."""
     from moetune.workflows.views.profile import profile_sections
 
     session = session_of(context)
@@ -79,11 +79,11 @@ def import_(
     file: Annotated[Path, typer.Argument(help="A profile's TOML file.")],
     *,
     name: Annotated[
-        str | None, typer.Option(help="Keep it under this name instead of its own.")
+        str | None, typer.Option(help="Store it under this name instead of its own.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Keep a profile in the store; the newest of a name is the one that counts."""
+    """Store a file's profile; the newest of a name is the current one."""
     from moetune.workflows import wiring
     from moetune.workflows.profiles import import_profile
 
@@ -95,7 +95,7 @@ def import_(
         document = {"schema": "moetune.profiles.import/1", "name": profile.name}
         session.screen.document({**document, "file": str(file), "location": location})
     else:
-        session.screen.line(f"profile {profile.name} is kept in {location}")
+        session.screen.line(f"profile {profile.name} is stored in {location}")
         session.screen.note(f"Plan with it:  moetune plan --model gpt-s --profile {profile.name}")
 
 
@@ -123,12 +123,12 @@ def remove(
     *,
     json: Json = False,
 ) -> None:
-    """Delete all measurements and fits of a name from the store. Plans made with it stay."""
+    """Delete all measurements and fits of a name from the store, but no plans made with it."""
     from moetune.workflows import wiring
     from moetune.workflows.profiles import remove_profile
 
     session = session_of(context)
-    with session.find_store() as existing:
+    with session.find_store() as existing:  # a command that removes must not make a database
         exists = existing is not None
     if exists:
         with wiring.open_store(session.settings) as store:

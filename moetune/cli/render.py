@@ -1,4 +1,4 @@
-"""Draw sections, lines and errors on a terminal, or print JSON: the only importer of rich."""
+"""Rendering of sections, lines and errors on a terminal, and of JSON; the only importer of rich."""
 
 import json
 import re
@@ -25,7 +25,7 @@ _TRACEBACK_VERBOSITY = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """The answer goes to stdout, notes and errors go to stderr."""
+    """Output of a command: answers on stdout, notes and errors on stderr."""
 
     color: bool = True
     quiet: bool = False
@@ -45,7 +45,7 @@ class Screen:
             self._emit(Text(" " * indent + line.replace(_HARD_SPACE, " "), style=style))
 
     def line(self, text: str) -> None:
-        """Print one line of the answer that must stay whole: a path or a command."""
+        """Print one line of the answer without wrapping, such as a path or a command."""
         self._console().print(text, soft_wrap=True, markup=False, highlight=False)
 
     def answer(
@@ -58,7 +58,7 @@ class Screen:
         """Print sections in words and tables, or their values as JSON.
 
         Args:
-            document: what JSON has besides; its keys are fixed.
+            document: more keys of the JSON document; programs rely on them.
         """
         if as_json:
             self.document({**(document or {}), "sections": [values_of(one) for one in sections]})
@@ -69,7 +69,7 @@ class Screen:
             self.section(section)
 
     def section(self, section: Section) -> None:
-        """Print a section: title, words, tables, and what to beware of."""
+        """Print a section: title, paragraphs, tables and notes."""
         title = " · ".join(filter(None, (section.title, section.scope)))
         if title:
             self.say(title, style="bold")
@@ -90,7 +90,7 @@ class Screen:
             self.say(note, indent=2)
 
     def table(self, table: Table, *, indent: int = 2) -> None:
-        """Print columns, numbers flush right; sentences follow under the table, row by row."""
+        """Print columns, numbers flush right; columns of prose follow below, row by row."""
         from rich.padding import Padding
         from rich.table import Table as Grid
         from rich.text import Text
@@ -127,7 +127,7 @@ class Screen:
             self._console(stderr=True).print(text, soft_wrap=True, markup=False, highlight=False)
 
     def detail(self, text: str) -> None:
-        """Print a line on stderr where -v asks for it."""
+        """Print a line on stderr with -v."""
         if self.verbosity:
             self.note(text)
 
@@ -137,7 +137,7 @@ class Screen:
         sys.stdout.write(json.dumps(plain, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
     def error(self, error: MoetuneError, *, as_json: bool) -> None:
-        """Print what went wrong and what to do next."""
+        """Print an error and its hint on stderr, and as JSON also on stdout."""
         if as_json:
             self.document(
                 {
@@ -164,7 +164,7 @@ class Screen:
         )
 
     def _emit(self, renderable: "RenderableType", width: int | None = None) -> None:
-        """Print on stdout without the blanks that rich fills lines up with."""
+        """Print on stdout without the spaces with which rich pads lines."""
         console = self._console()
         with console.capture() as captured:
             console.print(renderable, width=width, soft_wrap=width is None)
@@ -173,5 +173,5 @@ class Screen:
 
 
 def _plain(cell: Cell) -> str:
-    """Return the text with a star where a page sets it off."""
+    """Return the cell's text, with a star for the chosen one."""
     return f"{cell.text} *" if cell.mark == "chosen" else cell.text

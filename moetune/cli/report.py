@@ -1,4 +1,4 @@
-"""`moetune report`: figures of everything measured, planned and observed, in one HTML file."""
+"""`moetune report`: a profile, plans and their observed steps as one HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,18 +19,18 @@ def report(
         typer.Option(
             "--plan",
             metavar="FILE|ID",
-            help="A plan, or the beginning of its id; may come several times. "
+            help="A plan's file, or the beginning of its id; can be repeated. "
             "Default: the newest five.",
         ),
     ] = None,
     profile: ProfileOption = None,
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Where the report goes.")] = Path(
+    output: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path(
         "report.html"
     ),
     *,
     json: Json = False,
 ) -> None:
-    """Draw a profile's fits, plans and what was observed of them, as one HTML file."""
+    """Draw a profile's fits, plans and their observed steps in one HTML file."""
     from datetime import UTC, datetime
     from importlib.metadata import version
 
@@ -53,5 +53,5 @@ def report(
     machine = f"profile {found.profiles[0]} and " if found.profiles else ""
     session.screen.line(
         f"{plural(found.num_figures, 'figure')} of {machine}{plans} are in {output}. "
-        "Open it in a browser: it needs nothing else."
+        "Open it in a browser; it needs no other file and no network."
     )

@@ -1,4 +1,4 @@
-"""`moetune serve`: the store and the page for a team."""
+"""`moetune serve`: the HTTP service for a team."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ EPILOG = example("moetune serve --port 8642")
 def serve(
     context: typer.Context,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but loopback needs a token.")
+        str, typer.Option(help="Address to listen on; without a token only loopback.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one.")] = 8642,
     read_token_file: Annotated[
@@ -31,7 +31,7 @@ def serve(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Answer to this name, too. Can be given again."),
+        typer.Option(metavar="NAME", help="Also accept this Host name; can be repeated."),
     ] = None,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate chain, for https.")
@@ -41,11 +41,11 @@ def serve(
         Literal["text", "json"], typer.Option(help="Of the log on stderr.")
     ] = "text",
     max_body: Annotated[
-        str, typer.Option(metavar="SIZE", help="Longest body of a request.")
+        str, typer.Option(metavar="SIZE", help="Largest body of a request.")
     ] = "4MiB",
     json: Json = False,
 ) -> None:
-    """Serve profiles, plans and observations to a team: an API, and a page for the browser."""
+    """Serve profiles, plans and observations to a team: an API, and pages for browsers."""
     session = session_of(context)
     server = _server_module()
     options = server.ServerOptions(
@@ -69,10 +69,10 @@ def serve(
 
 
 def _server_module() -> ModuleType:
-    """Return the service's door, which only this command loads.
+    """Import the service's libraries, which only this command needs.
 
     Raises:
-        MoetuneError: a library of the service is not installed.
+        MoetuneError: one of them is not installed.
     """
     try:
         from moetune.service import server
@@ -80,7 +80,7 @@ def _server_module() -> ModuleType:
         if (error.name or "").startswith("moetune"):
             raise
         raise MoetuneError(
-            f"the service needs {error.name}, which is not here",
+            f"the service needs {error.name}, which is not installed",
             "run `pip install 'moetune[serve]'`",
         ) from None
     return server

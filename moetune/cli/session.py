@@ -1,4 +1,4 @@
-"""What the options before the command ask for, handed to every command."""
+"""Session of one run: the options before the command, and options that commands share."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ ProfileOption = Annotated[
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One run of the command line; the settings are read when a command first wants them."""
+    """One run of the command line; settings are read only by commands that need them."""
 
     db: str | None = None
     config_file: Path | None = None
@@ -38,7 +38,7 @@ class Session:
 
     @property
     def screen(self) -> Screen:
-        """Where words go."""
+        """The output of this run."""
         return Screen(color=self.color, quiet=self.quiet, verbosity=self.verbosity)
 
     def configuration(self) -> "Configuration":
@@ -66,5 +66,5 @@ def session_of(context: typer.Context) -> Session:
 
 
 def example(command: str) -> str:
-    """Return the end of a command's help."""
+    """Return the epilog of a command's help."""
     return f"\b\nExample:\n  {command}"

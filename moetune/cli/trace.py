@@ -25,11 +25,11 @@ def trace(
     ],
     nproc: Annotated[
         int | None,
-        typer.Option("--nproc", min=1, help="Also run a step on so many ranks and record it."),
+        typer.Option("--nproc", min=1, help="Also record a real step on this number of ranks."),
     ] = None,
-    output: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where the Chrome trace goes.")
-    ] = Path("trace.json"),
+    output: Annotated[Path, typer.Option(metavar="FILE", help="File of the Chrome trace.")] = Path(
+        "trace.json"
+    ),
     profile: ProfileOption = None,
     *,
     json: Json = False,
@@ -59,7 +59,7 @@ def trace(
     for name, overlap in (("Predicted", found.predicted), ("Measured", found.measured)):
         if overlap is not None:
             screen.say(f"{name}: {_words(overlap)}")
-    screen.line(f"Written to {output}. Look at it in ui.perfetto.dev or chrome://tracing.")
+    screen.line(f"Written to {output}. Open it in ui.perfetto.dev or chrome://tracing.")
 
 
 def _predicted(planner: "Planner", plan: str) -> "Trace":

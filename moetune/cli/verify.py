@@ -1,4 +1,4 @@
-"""`moetune verify`: what a plan predicted against what its layer does here."""
+"""`moetune verify`: a plan's predictions against real steps of its layer on this machine."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ EPILOG = example("moetune verify 3f9c21 --nproc 2")
 
 Nproc = Annotated[
     int | None,
-    typer.Option("--nproc", min=1, help="Ranks to start here. Default: those of the plan."),
+    typer.Option("--nproc", min=1, help="Ranks to start. Default: the plan's."),
 ]
 
 
@@ -29,7 +29,7 @@ def verify(
     *,
     json: Json = False,
 ) -> None:
-    """Run the plan's layer at every degree: equal numbers, predicted against measured."""
+    """Run the plan's layer at every degree; compare its numbers and its times."""
     from moetune import config
     from moetune.workflows.planner import local_planner
     from moetune.workflows.verify import verify_plan
@@ -45,7 +45,7 @@ def verify(
     )
     if found is None:
         return
-    _keep(session, made, found)
+    _store(session, made, found)
     session.screen.answer(verification_sections(made, found), found.document, as_json=json)
     if not found.is_equal:
         raise QualityError(
@@ -54,7 +54,7 @@ def verify(
         )
 
 
-def _keep(session: Session, made: "Plan", found: "Verification") -> None:
+def _store(session: Session, made: "Plan", found: "Verification") -> None:
     from moetune.workflows import wiring
     from moetune.workflows.verify import observations_of
 

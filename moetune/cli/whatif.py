@@ -36,23 +36,23 @@ def whatif(
         list[str] | None,
         typer.Option(
             metavar="PART=FACTOR",
-            help="How many times as fast as measured computation, communication or copies are.",
+            help="Speed of computation, communication or copies as a multiple of the measured one.",
         ),
     ] = None,
     constraint: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FLAG=VALUE",
-            help="Another flag of `moetune plan`, such as strategy=S4; strategy= takes it back.",
+            help="Another flag of `moetune plan`, such as strategy=S4; strategy= removes it.",
         ),
     ] = None,
     profile: ProfileOption = None,
     *,
     json: Json = False,
 ) -> None:
-    """Say how a plan would change with another batch, cluster or machine. Nothing is stored.
+    """Plan again with another batch, cluster or speed, and compare. Nothing is stored.
 
-    Sizes that were not measured are estimated, and the plan says so.
+    Group sizes that were not measured are estimated, and the plan warns of it.
     """
     from moetune.workflows.planner import local_planner
     from moetune.workflows.views.comparison import whatif_sections
@@ -76,7 +76,7 @@ def whatif(
 
 
 def _constraints(pairs: Sequence[str]) -> dict[str, str | None]:
-    """Return flags and values; None for a flag that is taken back."""
+    """Return flags and their values; None for a flag that is removed."""
     return {name.removeprefix("--"): value or None for name, value in map(_pair, pairs)}
 
 
@@ -85,7 +85,9 @@ def _speed(text: str) -> tuple[str, float]:
     try:
         return part, float(factor)
     except ValueError:
-        raise InputError(f"--speed {text!r} has no number", "such as communication=2") from None
+        raise InputError(
+            f"--speed {text!r} does not end in a number", "such as communication=2"
+        ) from None
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -1,1 +1,1 @@
-"""Collectives among ranks, for the runtime and the measurements, and a clean end after them."""
+"""Collectives among ranks, below the runtime and the measurements, and a clean end after them."""

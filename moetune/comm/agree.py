@@ -1,4 +1,7 @@
-"""Agreement among ranks: a value is equal on all of them, or all raise the same error."""
+"""Agreement among ranks: a value that is equal on all of them, or the same error on all.
+
+`MoELayer.forward` begins here, because ranks that disagree on a degree would hang in a collective.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -21,15 +24,15 @@ def agree_on_tokens(
     problem: str,
     device: torch.device,
 ) -> tuple[int, ...]:
-    """Return every rank's tokens, once all ranks have shown the same signature.
+    """Return every rank's number of tokens, once all ranks have the same signature.
 
     Args:
-        signature: what must be equal on all ranks: shapes, dtype, plan.
-        problem: what is wrong with this rank's input, empty when nothing is; it travels, so
-            that no other rank waits for this one.
+        signature: describes what must be equal on all ranks: shapes, dtype, plan.
+        problem: describes a fault of this rank's input, empty without one. The other ranks get
+            it, and so do not wait for this one in the next collective.
 
     Raises:
-        InputError: one rank alone has a problem with its input.
+        InputError: the input has a problem, in a group of one rank.
         RankMismatchError: the ranks differ, or one has a problem; the same text on all.
         CollectiveError: the exchange failed.
     """
@@ -52,7 +55,10 @@ def agree_on_tokens(
 
 
 def agree_on_digest(communicator: Communicator, digest: str, what: str) -> None:
-    """Check that all ranks have the same digest of `what`, a plural.
+    """Check that all ranks have the same digest.
+
+    Args:
+        what: has that digest; a plural, for the error.
 
     Raises:
         RankMismatchError: they differ; the same text on all ranks.
@@ -70,20 +76,20 @@ def decide_on_first(communicator: Communicator, decide: Callable[[], T], name: s
         MoetuneError: what `decide` raised, on every rank.
         CollectiveError: the exchange failed.
     """
-    parcel: tuple[T | None, MoetuneError | None] = (None, None)
+    message: tuple[T | None, MoetuneError | None] = (None, None)
     if communicator.rank == 0:
         try:
-            parcel = decide(), None
+            message = decide(), None
         except MoetuneError as error:
-            parcel = None, error
-    value, failure = communicator.broadcast_object(parcel, name)
+            message = None, error
+    value, failure = communicator.broadcast_object(message, name)
     if failure is not None:
         raise failure
     return value  # type: ignore[return-value] # None only where `decide` returned it
 
 
 def largest(communicator: Communicator, values: Sequence[float], name: str) -> tuple[float, ...]:
-    """Return the largest of every rank's value at each place."""
+    """Return the element-wise maximum over the ranks."""
     if communicator.num_ranks == 1:
         return tuple(values)
     mine = torch.tensor(values, dtype=torch.float64)
@@ -96,7 +102,7 @@ def first_text(communicator: Communicator, text: str, name: str) -> str:
 
 
 def vote(communicator: Communicator, wish: bool, name: str) -> Callable[[], bool]:  # noqa: FBT001 - a vote is its one value
-    """Start a vote and return the function that waits for it: any rank's wish wins."""
+    """Start a vote and return the function that waits for it: True if any rank wishes so."""
     ballot = torch.tensor([wish], dtype=torch.int32, device=communicator.device)
     transfer = communicator.all_reduce(ballot, name, op="max")
 

@@ -1,10 +1,11 @@
-"""The communicator of CPUs: a lone all-to-all posts its receives before it sends.
+"""The communicator for CPU tensors, and the choice of a communicator for a group.
 
-gloo's own all-to-all sends first. A rank that is late then queues its "ready" behind its own
-data, and the two directions of a link run one after the other: between one and two times the
-time of the wire, by chance. With the receives posted first it is always about once. In a queue
-of several chunks that does not show, and gloo's own, which its threads issue, disturbs the
-computing thread less (steps of 4 to 16 chunks were 4 to 15 % faster).
+gloo's own all-to-all sends before it posts its receives. A late rank then queues its "ready" behind
+its own data, and the two directions of the wire run one after the other: a lone exchange takes
+between one and two times the wire's time, by chance. With receives posted first it always takes
+about one. In a queue of several chunks this makes no difference, and gloo's own all-to-all, which
+gloo's threads issue, disturbs the computing thread less (steps of 4 to 16 chunks were 4 to 15 %
+faster).
 """
 
 import datetime as dt
@@ -21,7 +22,7 @@ _NUM_TAGS = 2**20
 
 
 class GlooCommunicator(GroupCommunicator):
-    """A gloo group of CPU tensors, in the order of issue on every pair of ranks."""
+    """A gloo group of CPU tensors, in which a lone all-to-all posts its receives first."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         super().__init__(group)
@@ -37,7 +38,7 @@ class GlooCommunicator(GroupCommunicator):
         *,
         is_alone: bool = False,
     ) -> Transfer:
-        """Post all receives, then all sends; in a queue, leave it to gloo."""
+        """Post all receives, then all sends; with other exchanges behind it, leave it to gloo."""
         if not is_alone:
             return super().all_to_all(output, rows, output_splits, input_splits, name)
         arriving, leaving = self._parts(output, output_splits), self._parts(rows, input_splits)
@@ -50,8 +51,8 @@ class GlooCommunicator(GroupCommunicator):
     def _receives_first(
         self, arriving: Sequence[torch.Tensor], leaving: Sequence[torch.Tensor]
     ) -> Iterator[dist.Work]:
-        # A tag of its own keeps an exchange's empty parts, which do not travel, from shifting
-        # the next one's into their place.
+        # Empty parts do not travel. Without a tag of its own, the next exchange's part would
+        # take the place of the one that was left out.
         tag = self._issued % _NUM_TAGS
         self._issued += 1
         others = [(self.rank + step) % self.num_ranks for step in range(1, self.num_ranks)]
@@ -68,9 +69,10 @@ class GlooCommunicator(GroupCommunicator):
 
 
 def communicator_of(group: dist.ProcessGroup | None, *, device: torch.device) -> Communicator:
-    """Return the communicator of a group: None is the world, or one rank without it.
+    """Return the communicator of a group, `OneRank` for a group of one.
 
     Args:
+        group: None is the world; without torch.distributed, one rank.
         device: of the tensors that will travel.
     """
     if group is None and not (dist.is_available() and dist.is_initialized()):
@@ -86,12 +88,12 @@ def new_communicator(
     backend: str | None = None,
     timeout_seconds: float | None = None,
 ) -> Communicator:
-    """Return a communicator of its own, so that no other's collectives come between.
+    """Make a group for one purpose, whose collectives no other code's come between.
 
-    Its members call this together; without torch.distributed it is one rank.
+    All members call this together. Without torch.distributed, or for one member, it is `OneRank`.
 
     Args:
-        members: their ranks in the world, in order; default, all.
+        members: ranks in the world, in order; default, all.
         backend: default, the world's.
         timeout_seconds: how long a rank waits for the others; default, torch's.
     """

@@ -1,7 +1,8 @@
-"""The communicator: collectives of a group of ranks, asynchronous and in the order of issue.
+"""The `Communicator`: collectives of a group of ranks, asynchronous and in the order of issue.
 
-`OneRank` needs no torch.distributed; `process_group.GroupCommunicator` is any of its groups, and
-`gloo.GlooCommunicator` one of CPUs. `gloo.communicator_of` chooses.
+Layers, sharded models and measurements communicate through it alone. `OneRank` needs no
+torch.distributed; `process_group.GroupCommunicator` is any of its groups, and
+`gloo.GlooCommunicator` one for CPU tensors. `gloo.communicator_of` chooses.
 """
 
 from abc import ABC, abstractmethod
@@ -19,15 +20,15 @@ ReduceOp = Literal["sum", "max"]
 class Communicator(ABC):
     """Collectives among the ranks of a group.
 
-    Every rank issues the same collectives in the same order, also those of zero rows. What
-    returns a `Transfer` has been issued and must be waited for; the rest blocks. `name` is what
-    an error calls the collective. All raise CollectiveError where the collective fails.
+    Every rank issues the same collectives in the same order, also those of zero rows: a rank that
+    skipped one would leave the others waiting. Methods that return a `Transfer` have issued it, and
+    the caller waits for it; the others block. `name` is the collective's name in errors. All
+    methods, and waits, raise CollectiveError if the collective fails.
 
     Attributes:
-        rank: this rank's place in the group, from 0.
-        num_ranks: ranks of the group.
-        members: their ranks in the world, in order.
-        device: where the group takes tensors of any origin: its GPU with NCCL, else the CPU.
+        rank: this rank's index in the group.
+        members: the group's ranks in the world, in order.
+        device: takes part in collectives of values from anywhere: the GPU with NCCL, else the CPU.
     """
 
     rank: int
@@ -72,10 +73,11 @@ class Communicator(ABC):
     def reduce_scatter(
         self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
     ) -> Transfer:
-        """Start adding up every rank's `shards`, the r-th on rank r in its `total`.
+        """Start summing every rank's `shards`, shard r into the `total` of rank r.
 
         Args:
-            shards: contiguous, one a rank, which may differ in rows; or one tensor of equal ones.
+            shards: one contiguous tensor for each rank, which may differ in rows; or one tensor
+                that is cut into equal shards.
         """
 
     @abstractmethod
@@ -86,11 +88,11 @@ class Communicator(ABC):
     def send_receive(
         self, to: Mapping[int, torch.Tensor], source: Mapping[int, torch.Tensor], name: str
     ) -> Transfer:
-        """Start sends and receives at once, peer by peer.
+        """Start sends and receives in one batch.
 
         Args:
-            to: what goes to which rank of the group.
-            source: what is filled by which rank of the group.
+            to: tensors to send, by the rank of the group that receives them.
+            source: tensors to fill, by the rank of the group that sends them.
         """
 
     @abstractmethod
@@ -103,7 +105,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def broadcast_object(self, value: T, name: str) -> T:
-        """Return the picklable value of rank 0; the others' is ignored."""
+        """Return the picklable value of rank 0 on every rank."""
 
     @abstractmethod
     def barrier(self, name: str) -> None:
@@ -114,11 +116,11 @@ class Communicator(ABC):
         return self.send_receive({to: values}, {}, name)
 
     def receive(self, values: torch.Tensor, name: str, *, source: int) -> Transfer:
-        """Start filling `values` by one rank of the group."""
+        """Start receiving `values` from one rank of the group."""
         return self.send_receive({}, {source: values}, name)
 
     def all_to_all_blocks(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
-        """Return block r of every rank's `blocks` (num_ranks, …) on rank r, blocking."""
+        """Return, on rank r, block r of every rank's `blocks` (num_ranks, …); blocking."""
         if self.num_ranks == 1:
             return blocks
         received = torch.empty_like(blocks)
@@ -126,7 +128,7 @@ class Communicator(ABC):
         return received
 
     def all_gather_values(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Return every rank's equally large `values` (…) as (num_ranks, …), blocking."""
+        """Return every rank's equally large `values` (…) as (num_ranks, …); blocking."""
         if self.num_ranks == 1:
             return values.unsqueeze(0)
         gathered = values.new_empty((self.num_ranks, *values.shape))
@@ -136,9 +138,9 @@ class Communicator(ABC):
     def all_gather_rows(
         self, rows: torch.Tensor, num_rows: Sequence[int], name: str
     ) -> torch.Tensor:
-        """Return every rank's contiguous rows, one rank's after another's, blocking.
+        """Return every rank's contiguous rows, in the order of the ranks; blocking.
 
-        They travel filled up to those of the largest shard: gloo takes no others.
+        Shards travel padded to the largest one, because gloo gathers only equal sizes.
 
         Args:
             num_rows: of every rank.
@@ -158,7 +160,7 @@ class Communicator(ABC):
     def all_reduce_values(
         self, values: torch.Tensor, name: str, *, op: ReduceOp = "sum"
     ) -> torch.Tensor:
-        """Return the reduction of a few values on the CPU over the ranks, blocking."""
+        """Return the reduction of a few values over the ranks, on the CPU; blocking."""
         if self.num_ranks == 1:
             return values
         reduced = values.to(self.device, copy=True)
@@ -167,7 +169,7 @@ class Communicator(ABC):
 
 
 class OneRank(Communicator):
-    """One rank: rows stay where they are."""
+    """A group of one rank, which needs no torch.distributed."""
 
     rank = 0
     members: tuple[int, ...] = (0,)
@@ -181,7 +183,7 @@ class OneRank(Communicator):
         return Done()
 
     def all_reduce(self, values: torch.Tensor, *_: object, **__: object) -> Transfer:  # noqa: ARG002 - reduced already
-        """Do nothing: the reduction is there."""
+        """Do nothing: one rank's values are their own reduction."""
         return Done()
 
     def all_gather(self, output: torch.Tensor, values: torch.Tensor, *_: object) -> Transfer:
@@ -192,21 +194,21 @@ class OneRank(Communicator):
     def reduce_scatter(
         self, total: torch.Tensor, shards: torch.Tensor | Sequence[torch.Tensor], name: str
     ) -> Transfer:
-        """Copy the only shard; a link that stands for a wire reduces it, too."""
+        """Copy the only shard, and reduce it as a subclass that models a wire does."""
         total.copy_(shards if isinstance(shards, torch.Tensor) else shards[0])
         return self.all_reduce(total, name)
 
     def broadcast(self, values: torch.Tensor, *_: object, **__: object) -> Transfer:  # noqa: ARG002 - its own
-        """Do nothing: the values are there."""
+        """Do nothing: the values are those of the only rank."""
         return Done()
 
     def send_receive(
         self, to: Mapping[int, torch.Tensor], source: Mapping[int, torch.Tensor], name: str
     ) -> Transfer:
-        """Do nothing for nobody.
+        """Do nothing, without sends and receives.
 
         Raises:
-            ValueError: there is no other rank.
+            ValueError: there are some, and no other rank.
         """
         if to or source:
             raise ValueError(f"{name}: one rank has no other to send to or receive from")

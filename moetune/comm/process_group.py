@@ -1,4 +1,4 @@
-"""The communicator of a torch.distributed group, whatever its backend."""
+"""The communicator of any torch.distributed group; its errors become CollectiveError here."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from moetune.comm.exit import exit_cleanly
 from moetune.comm.group import Communicator, ReduceOp
-from moetune.comm.transfer import GroupTransfer, Place, Transfer
+from moetune.comm.transfer import GroupRank, GroupTransfer, Transfer
 
 T = TypeVar("T")
 
@@ -23,11 +23,11 @@ _OPS: Mapping[ReduceOp, dist.ReduceOp.RedOpType] = MappingProxyType(
 
 
 class GroupCommunicator(Communicator):
-    """A torch.distributed group (gloo or NCCL), which orders streams by itself.
+    """A torch.distributed group (gloo or NCCL).
 
-    With NCCL a collective runs on the group's own stream behind what the current stream has
-    been given so far; waiting orders the current stream behind it, and the tensors are kept
-    alive until then, so that the caching allocator never hands them out early.
+    With NCCL a collective runs on the group's own stream, behind everything issued to the current
+    stream so far. Waiting orders the current stream behind it. The tensors live until then, so
+    that the caching allocator does not hand out their memory early.
 
     Args:
         group: default, the world.
@@ -41,7 +41,7 @@ class GroupCommunicator(Communicator):
         self.device = torch.device("cpu")
         if dist.get_backend(self.group) == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self._place = Place(self.rank, self.members)
+        self._group_rank = GroupRank(self.rank, self.members)
 
     def all_to_all(
         self,
@@ -73,7 +73,7 @@ class GroupCommunicator(Communicator):
         )  # fmt: skip
 
     def all_gather(self, output: torch.Tensor, values: torch.Tensor, name: str) -> Transfer:
-        """Start one all-gather of bytes: what only moves needs no arithmetic of its dtype."""
+        """Start one all-gather of bytes: backends lack some dtypes that need only be moved."""
         into, mine = output.view(-1).view(torch.uint8), values.view(-1).view(torch.uint8)
         return self._start(
             "all_gather", name, (output, values),
@@ -113,7 +113,7 @@ class GroupCommunicator(Communicator):
             if peer in source:
                 ops.append(dist.P2POp(dist.irecv, source[peer], self.members[peer], self.group))
         tensors = (*to.values(), *source.values())
-        # torch refuses an empty batch.
+        # torch refuses an empty batch; a stage without neighbours has one.
         return self._start(
             "send_receive", name, tensors, lambda: dist.batch_isend_irecv(ops) if ops else ()
         )
@@ -135,10 +135,10 @@ class GroupCommunicator(Communicator):
 
     def broadcast_object(self, value: T, name: str) -> T:
         """Broadcast one pickle."""
-        parcel = [value]
+        values = [value]
         with self._blocking("broadcast_object", name):
-            dist.broadcast_object_list(parcel, group=self.group, group_src=0)
-        return parcel[0]
+            dist.broadcast_object_list(values, group=self.group, group_src=0)
+        return values[0]
 
     def barrier(self, name: str) -> None:
         """Wait in one barrier."""
@@ -155,8 +155,8 @@ class GroupCommunicator(Communicator):
         try:
             works = tuple(issue())
         except RuntimeError as error:
-            raise self._place.failed(collective, name, tensors, error) from error
-        return GroupTransfer(works, tensors, collective, name, self._place)
+            raise self._group_rank.error(collective, name, tensors, error) from error
+        return GroupTransfer(works, tensors, collective, name, self._group_rank)
 
     @contextmanager
     def _blocking(
@@ -165,4 +165,4 @@ class GroupCommunicator(Communicator):
         try:
             yield
         except RuntimeError as error:
-            raise self._place.failed(collective, name, tensors, error) from error
+            raise self._group_rank.error(collective, name, tensors, error) from error

@@ -1,4 +1,4 @@
-"""Collectives under way, and the one error that a collective's failure becomes."""
+"""Transfers: collectives that were issued and are waited for, and the error when one fails."""
 
 import contextlib
 import threading
@@ -15,7 +15,7 @@ _MANY_RANKS = 16
 
 
 class Transfer(Protocol):
-    """A collective under way; it keeps its tensors alive until it is waited for."""
+    """A collective under way; its tensors live until it is waited for."""
 
     def wait(self) -> None:
         """Order the current stream (on a CPU: the caller) behind the end of the collective.
@@ -26,23 +26,23 @@ class Transfer(Protocol):
         ...
 
     def future(self) -> torch.futures.Future[object] | None:
-        """Return a future that completes with the collective, None where there is none."""
+        """Return a future that completes with the collective, None if it is complete already."""
         ...
 
 
 class Done:
-    """A transfer that ended when it was issued."""
+    """A transfer that was complete when it was issued."""
 
     def wait(self) -> None:
         """Return at once."""
 
     def future(self) -> None:
-        """Return no future."""
+        """Return None: it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A rank in a group, for errors.
+class GroupRank:
+    """A rank of a group, as errors name it.
 
     Args:
         members: the group's ranks in the world, in order.
@@ -51,22 +51,22 @@ class Place:
     rank: int
     members: tuple[int, ...]
 
-    def failed(
-        self, collective: str, name: str, tensors: Sequence[torch.Tensor], error: Exception
+    def error(
+        self, collective: str, name: str, tensors: Sequence[torch.Tensor], cause: Exception
     ) -> CollectiveError:
-        """Return the error that names collective, sizes, group and rank.
+        """Return the error with the names of collective, sizes, group and rank.
 
         Args:
             collective: torch's name of it.
-            name: what the caller uses it for.
-            tensors: what it was given.
+            name: the caller's name of it.
+            tensors: its arguments.
         """
         sizes = ", ".join(
             f"{'x'.join(map(str, tensor.shape)) or 1} {str(tensor.dtype).removeprefix('torch.')}"
             for tensor in tensors
         )
         of_sizes = f" of {sizes}" if sizes else ""
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        reason = str(cause).splitlines()[0] if str(cause) else repr(cause)
         return CollectiveError(
             f"{name} failed on rank {self.rank} of {len(self.members)}: {reason} "
             f"({collective}{of_sizes} among {_spelled(self.members)})",
@@ -75,7 +75,7 @@ class Place:
 
 
 class GroupTransfer:
-    """What a process group was given to do, in one or several pieces of work."""
+    """A transfer of a process group: one or several of torch's works."""
 
     def __init__(
         self,
@@ -83,20 +83,20 @@ class GroupTransfer:
         tensors: tuple[torch.Tensor, ...],
         collective: str,
         name: str,
-        place: Place,
+        group_rank: GroupRank,
     ) -> None:
         self._works = works
         self._tensors = tensors
         self._collective = collective
         self._name = name
-        self._place = place
+        self._group_rank = group_rank
         self._watched: torch.futures.Future[object] | None = None
 
     def wait(self) -> None:
-        """Order the current stream, or the caller, behind the end of all of it.
+        """Order the current stream (on a CPU: the caller) behind the end of all works.
 
         Raises:
-            CollectiveError: a piece failed.
+            CollectiveError: one failed.
         """
         try:
             if self._watched is None:
@@ -105,13 +105,15 @@ class GroupTransfer:
             else:
                 self._watched.wait()
         except RuntimeError as error:
-            raise self._place.failed(self._collective, self._name, self._tensors, error) from error
+            raise self._group_rank.error(
+                self._collective, self._name, self._tensors, error
+            ) from error
         self._works, self._tensors = (), ()
 
     def future(self) -> torch.futures.Future[object]:
-        """Return the group's future, or one that a thread completes.
+        """Return the work's own future, or one that a thread completes.
 
-        gloo has none for a reduce-scatter, nor for sends and receives.
+        gloo's reduce-scatter, sends and receives have none of their own.
         """
         if self._watched is not None:
             return self._watched
@@ -134,7 +136,7 @@ def _watch(works: Sequence[dist.Work], watched: "torch.futures.Future[object]") 
 
 
 def _spelled(members: Sequence[int]) -> str:
-    """Return the ranks in words: a run by its ends, many others by the first of them."""
+    """Return the ranks in words: consecutive ones by the first and last, others one by one."""
     first, last = members[0], members[-1]
     if len(members) > 1 and list(members) == list(range(first, last + 1)):
         return f"ranks {first} to {last} of the world"

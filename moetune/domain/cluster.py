@@ -1,4 +1,4 @@
-"""The machine: what it is (identity) and the software on it (validity)."""
+"""Machines with their fingerprints, and groups of ranks placed on their nodes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from moetune.domain.errors import InputError
 
 DeviceKind = Literal["cpu", "cuda"]
 HOST_MEMORY = "host_memory_bytes"
-"""Among the hardware facts of a CUDA machine; a CPU's own memory is its host's."""
+"""Name of a hardware fact of CUDA machines; a CPU's own memory is its host's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """Facts in two parts: hardware tells machines apart, software says if numbers hold.
+    """Hardware facts, which tell machines apart, and software facts, which date measurements.
 
-    No host name and no serial number: nodes of one type share what they measured.
+    No host name and no serial number: nodes of one type share their measurements.
     """
 
     hardware: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def nodes_of(group: Group, machine: Machine) -> int:
 
 
 def canonical(group: Group, machine: Machine) -> Group:
-    """Return the group with 0 nodes where consecutive ranks are on as many."""
+    """Return the canonical form: 0 nodes where consecutive ranks span as many."""
     size, num_nodes = group
     return (size, 0 if num_nodes == nodes_of((size, 0), machine) else num_nodes)
 
@@ -89,11 +89,11 @@ def placement_name(group: Group, machine: Machine) -> str:
 
 
 def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
-    """Return the even spreads of groups of those sizes that layouts of the machine have.
+    """Return how layouts of the machine spread groups of those sizes evenly over nodes.
 
     Tensor parallelism takes consecutive ranks; an expert- or data-parallel group then takes
-    every T-th rank, T a divisor of the node, so that ranks of k = devices_per_node / T places
-    in each node belong to it; stages follow one another from node to node.
+    every T-th rank, T a divisor of the node, so that k = devices_per_node / T ranks of each node
+    belong to it; stages follow one another from node to node.
 
     Returns:
         Each size's spreads, those with the fewest ranks in a node first.
@@ -112,7 +112,7 @@ def spread_groups(sizes: Sequence[int], machine: Machine) -> tuple[Group, ...]:
 def members(group: Group, *, num_ranks: int, ranks_per_node: int) -> tuple[tuple[int, ...], ...]:
     """Return the ranks of every group of that kind; together they tile the ranks.
 
-    Consecutive groups and nodes that the ranks do not fill are left over.
+    Ranks beyond the last full group, or the last full set of nodes, belong to none.
     """
     size, num_nodes = group
     if not num_nodes:

@@ -69,8 +69,8 @@ class LayoutPins:
     """Pins of a layout; None for what the solver chooses.
 
     Args:
-        micro_batch: sequences of one.
-        offload: whether model states may live on the host (False), or have to (True).
+        micro_batch: sequences of a micro-batch.
+        offload: True where model states have to live on the host, False where they may not.
 
     Raises:
         InputError: a number below 1.
@@ -126,7 +126,7 @@ class TransformerSizes:
         """Return the whole model of these sizes; None for one layer.
 
         Args:
-            model: named model, whose other sizes stay.
+            model: named model, which gives the sizes that are None.
             layer: MoE layer, where no model is named.
 
         Raises:
@@ -167,7 +167,7 @@ class Constraints:
 
     Args:
         sequence_parallel: ranks of a tensor-parallel group have a shard of the tokens each.
-        memory_taken_bytes: of the memory limit, by the rest of the model.
+        memory_taken_bytes: part of the memory limit that the rest of the model takes.
         allow_modelled: accept estimates for what was not measured.
     """
 

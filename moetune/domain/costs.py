@@ -1,17 +1,17 @@
-"""Costs of operations, in seconds, each with how far it can be trusted."""
+"""Costs of operations in seconds, each with the trust in it: what `fit` gives and solvers read."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 from moetune.domain.errors import InputError
-from moetune.domain.samples import CollectiveOp, Direction, Product, ResourceClass
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm, ResourceClass
 
 Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
 CopyMode = Literal["pinned", "pageable", "inline"]
-"""How activations leave the device and come back: by an engine beside everything else (pinned
-memory), or in the place of computation (pageable memory, and on a CPU its own memory)."""
+"""How activations are offloaded: by a copy engine while everything else runs ("pinned"), or in the
+place of computation (from "pageable" memory, and "inline" on a CPU, which copies itself)."""
 
 
 def least_trust(trusts: Iterable[Trust]) -> Trust:
@@ -87,7 +87,7 @@ class MemSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interference:
-    """Speed of each class beside each set of the others (MPipeMoE §II-C, Fig. 3)."""
+    """Speed of each class while each set of the others runs (MPipeMoE §II-C, Fig. 3)."""
 
     comp: CompSpeed = field(default_factory=CompSpeed)
     comm: CommSpeed = field(default_factory=CommSpeed)
@@ -108,7 +108,7 @@ class Interference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideBySide:
+class OverlapSpeeds:
     """Speeds of computation and communication while both run, 1.0 = undisturbed."""
 
     comp: float
@@ -123,28 +123,29 @@ class Costs(Protocol):
         """How operations of different classes disturb each other."""
         ...
 
-    def side_by_side(self, *, exchange_bytes: float, exchange_seconds: float) -> SideBySide:
-        """Return the speeds of computation and of all-to-alls of that size, one after another.
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
+        """Return the speeds of computation and of back-to-back all-to-alls while they overlap.
 
         Args:
-            exchange_seconds: of one of them, undisturbed.
+            exchange_bytes: input of one all-to-all on one rank.
+            exchange_seconds: of one all-to-all, undisturbed.
         """
         ...
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
-        """Return the α–β line when that is all there is to predict with, else None."""
+        """Return the α–β line over MACs; None where measured points predict."""
         ...
 
     def collective_line(
         self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
     ) -> LinearCost | None:
-        """Return the α–β line when that is all there is to predict with, else None."""
+        """Return the α–β line over input bytes; None where measured points predict."""
         ...
 
     def gemm(
-        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
-        """Return the time of one product of `num_experts` experts with `rows` rows each.
+        """Return the time of one GEMM of `num_experts` experts with `rows` rows each.
 
         Raises:
             ProfileError: nothing is known about that dtype.
@@ -152,7 +153,7 @@ class Costs(Protocol):
         ...
 
     def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
-        """Return the time of an operation bound by memory, None where it was not measured."""
+        """Return the time of a memory-bound operation; None where it was not measured."""
         ...
 
     def collective(
@@ -187,7 +188,7 @@ class Costs(Protocol):
         """Return the time of causal self-attention without its projections.
 
         Args:
-            backward: of the gradients of query, key and value instead.
+            backward: the gradients of query, key and value instead.
 
         Returns:
             None where it was not measured.

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain values and back, strictly, driven by their annotations.
+"""Conversion of frozen dataclasses to plain values and back, checked by their annotations.
 
 Plans, profiles and samples travel as JSON or TOML. A document has exactly the keys of its
 dataclass; whatever is wrong is named with its path, as in `profile.gemm[2].alpha_seconds`.
@@ -78,7 +78,7 @@ def digest(value: object) -> str:
 
 
 def shown(plain: object) -> str:
-    """Return a value as an error shows it: strangers send long and deep ones."""
+    """Return a value shortened for an error: requests hold long and deep ones."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = 100
     short.maxlevel = 3

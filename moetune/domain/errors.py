@@ -62,7 +62,7 @@ class InputError(MoetuneError):
 
 
 class NotFoundError(InputError):
-    """There is nothing with the id that was asked for."""
+    """Nothing has the given id."""
 
 
 class StoreUnavailableError(MoetuneError):
@@ -73,7 +73,7 @@ class StoreUnavailableError(MoetuneError):
 
 
 class BadStoreError(StoreUnavailableError, InputError):
-    """At the database's address is none of moetune's, or a damaged one."""
+    """The address holds no database of moetune's, or a damaged one."""
 
     exit_code = 2
 

@@ -1,4 +1,4 @@
-"""The layer to plan for, and how many tokens meet it on how many ranks."""
+"""The MoE layer to plan for, and its workload: ranks and tokens per rank."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -9,8 +9,8 @@ from moetune.domain.units import dtype_bytes
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 ExpertParallel = Literal["all_to_all", "tensor"]
-"""How ranks share the experts: tokens travel to them, or every rank sees all tokens and the
-experts' outputs are added up (PPMoE §3.3)."""
+"""How ranks share the experts: tokens travel to them by all-to-all, or every rank has all tokens
+and the experts' outputs are summed (PPMoE §3.3)."""
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -51,7 +51,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKey:
-    """What a layer's plans are looked up by, besides the number of tokens.
+    """Key of a layer's plans, for any number of tokens.
 
     Args:
         num_ranks: ranks that share the layer's experts, not all that a plan is for.
@@ -113,17 +113,17 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Pairs of token and choice on one rank, and its rows after a balanced dispatch: T·k."""
+        """Token-expert pairs of one rank, which are its rows after a balanced dispatch: T·k."""
         return self.tokens_per_rank * self.layer.top_k
 
     @property
     def gathers(self) -> bool:
-        """Whether a rank lacks some of the tokens that it computes."""
+        """Whether a rank all-gathers the tokens that it computes."""
         return self.sequence_parallel and self.world_size > 1
 
     @property
     def own_tokens(self) -> int:
-        """Tokens that the largest rank has around the layer: its shard, or all."""
+        """Tokens that a rank holds around the layer: the largest shard, or all."""
         return -(-self.tokens_per_rank // (self.world_size if self.gathers else 1))
 
     @property
@@ -149,10 +149,10 @@ def check_divisible(num_experts: int, world_size: int) -> None:
 
 
 def check_sequence_parallel(expert_parallel: ExpertParallel, *, sequence_parallel: bool) -> None:
-    """Raise InputError for shards of a sequence around experts that tokens travel to."""
+    """Raise InputError for sequence shards around experts that tokens travel to by all-to-all."""
     if sequence_parallel and expert_parallel != "tensor":
         raise InputError(
-            "sequence_parallel needs expert_parallel tensor: where tokens travel to the "
-            "experts, every rank has its own anyway",
+            "sequence_parallel needs expert_parallel tensor: with all_to_all every rank has "
+            "tokens of its own anyway",
             "omit it, or use moetune.TensorExpertLayer, whose plans --expert-parallel tensor makes",
         )

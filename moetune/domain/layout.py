@@ -1,7 +1,7 @@
 """Layouts of ranks, the rules that they obey, and the nearest sizes that work.
 
-The rules are one set for both: the solver omits the layouts that break one and names the rule
-that pins break, and the runtime refuses them.
+Solver and runtime share the rules: the solver omits layouts that break one and names the rule that
+pins break, the runtime refuses such layouts.
 """
 
 import itertools
@@ -40,7 +40,7 @@ class Layout:
 
 
 class LayoutSizes(Protocol):
-    """A layout, or what is pinned of one; None for what is not."""
+    """The sizes of a layout, or those that are pinned; None for the others."""
 
     @property
     def expert_parallel(self) -> ExpertParallel | None:
@@ -70,7 +70,7 @@ class LayoutSizes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """What a layout divides of a model.
+    """Sizes of a model that a layout divides.
 
     Args:
         d_hidden: hidden width of the dense FFNs.
@@ -86,7 +86,7 @@ class ModelSizes:
 
 
 class BrokenRule(NamedTuple):
-    """What is wrong with a layout's sizes, and the nearest that are right."""
+    """A violated rule about a layout's sizes, and the nearest sizes that obey it."""
 
     what: str
     hint: str
@@ -95,7 +95,7 @@ class BrokenRule(NamedTuple):
 def rank_rules(
     sizes: LayoutSizes, world_size: int, *, exchanges_under_tensor: bool = False
 ) -> Iterator[BrokenRule]:
-    """Yield the rules about ranks that the sizes break, the plainest one first.
+    """Yield the rules about ranks that the sizes break, the most basic one first.
 
     The ranks are dp·tp·pp. Experts are spread over ep of the dp ranks, or over the tp ranks.
 
@@ -111,7 +111,7 @@ def rank_rules(
     yield from _world_rules(sizes, world_size)
     if sizes.expert_parallel == "tensor" and ep != 1:
         yield BrokenRule(
-            f"ep ({ep}) is of all_to_all: with tensor the tp ranks share the experts",
+            f"ep ({ep}) belongs to all_to_all: with tensor the tp ranks share the experts",
             "use ep 1, or expert_parallel all_to_all with tp 1",
         )
     if sizes.expert_parallel == "all_to_all" and tp != 1 and not exchanges_under_tensor:
@@ -188,12 +188,12 @@ def check_layout(
         num_experts=num_experts,
         vocab_size=vocab_size,
     )
-    _refuse(rank_rules(layout, world_size))
+    check_ranks(layout, world_size)
     _refuse(model_rules(layout, model, stages_per_rank=stages_per_rank))
 
 
 def check_ranks(layout: Layout, world_size: int) -> None:
-    """Raise InputError, with the nearest sizes that work, unless the layout is one of the ranks."""
+    """Raise InputError, with the nearest sizes that work, unless the layout fits the ranks."""
     _refuse(rank_rules(layout, world_size))
 
 
@@ -296,13 +296,13 @@ def nearest_divisors(number: int, near: int) -> tuple[int, ...]:
 
 
 def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:
-    """Return the multiples of `unit` next to a number that is none, the smaller one above 0."""
+    """Return the positive multiples of `unit` on both sides of a number that is none."""
     below = number // unit * unit
     return (below, below + unit) if below else (unit,)
 
 
 def _fills(num_micro_batches: int, pp: int, stages_per_rank: int) -> bool:
-    """Whether torch's Schedule1F1B or ScheduleInterleaved1F1B takes so many."""
+    """Return whether torch's Schedule1F1B or ScheduleInterleaved1F1B accepts so many."""
     if stages_per_rank == 1:
         return num_micro_batches >= pp
     return num_micro_batches % max(1, num_micro_batches // pp) == 0

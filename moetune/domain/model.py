@@ -1,4 +1,4 @@
-"""The layers of the papers' models, by name."""
+"""Models of the papers by name: MoE layers, and whole transformers."""
 
 import difflib
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from moetune.domain.layout import nearest_divisors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A decoder whose every `moe_every`-th block has experts instead of a dense network.
+    """A decoder in which every `moe_every`-th block has an MoE layer instead of a dense FFN.
 
     Args:
-        moe: the experts' layer; the dense networks have one expert's width and activation. A
-            dense model's has a single expert: its network.
+        moe: the MoE layer; dense FFNs have the width and activation of one expert. In a dense
+            model it has a single expert: the FFN.
         num_layers: blocks.
         length: tokens of a sequence.
         moe_every: 1 for experts in every block, 2 for the 2nd, 4th and so on; 0 for a dense model.
@@ -75,43 +75,43 @@ class Transformer:
 
     @property
     def attention_parameters(self) -> int:
-        """Of one block: query, key, value and output. Biases, under a thousandth, are left out."""
+        """Of one block: query, key, value and output projections; biases (< 0.1 %) are omitted."""
         return 4 * self.moe.d_model**2
 
     @property
     def norm_parameters(self) -> int:
-        """Of one norm: weight and bias."""
+        """Of one layer norm: weight and bias."""
         return 2 * self.moe.d_model
 
     @property
     def ffn_parameters(self) -> int:
-        """Of one dense network, and of one expert."""
+        """Of one dense FFN, and of one expert."""
         return self.moe.num_gemms * self.moe.d_model * self.moe.d_hidden
 
     @property
     def gate_parameters(self) -> int:
-        """Of one MoE layer."""
+        """Of one MoE layer's gate."""
         return self.moe.d_model * self.moe.num_experts
 
     @property
     def token_parameters(self) -> int:
-        """Of the embedding of tokens, and of the head, which shares nothing with it."""
+        """Of the token embedding, and again of the head: they are not tied."""
         return self.vocab_size * self.moe.d_model
 
-    def num_words(self, tp: int) -> int:
-        """Return the tokens of the vocabulary on that of tp ranks that has the most."""
+    def vocab_per_rank(self, tp: int) -> int:
+        """Return the most tokens of the vocabulary that one of `tp` ranks holds."""
         return -(-self.vocab_size // tp)
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model: embeddings of tokens and places, blocks, last norm and head."""
-        places = self.length * self.moe.d_model
+        """Of the whole model: token and position embeddings, blocks, last norm and head."""
+        positions = self.length * self.moe.d_model
         block = self.attention_parameters + 2 * self.norm_parameters
         experts = self.gate_parameters + self.moe.num_experts * self.ffn_parameters
         num_dense = self.num_layers - self.num_moe_layers
         return (
             2 * self.token_parameters
-            + places
+            + positions
             + self.num_layers * block
             + num_dense * self.ffn_parameters
             + self.num_moe_layers * experts
@@ -128,14 +128,12 @@ PPMoE names no vocabulary; it builds on Megatron-LM and GPT-3, whose tokens are 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A named MoE layer, or a whole model; its experts are counted whole or per rank.
-
-    A dense model's layer is its feed-forward network, with a single expert.
+    """A named MoE layer or whole model; a dense model's layer is its FFN, a single expert.
 
     Args:
-        num_experts: experts of the layer, or None where they grow with the ranks.
-        experts_per_rank: experts on each rank, where `num_experts` is None.
-        tokens_per_rank: the tokens of one step in the source, used when none are asked for.
+        num_experts: of the layer; None where they grow with the ranks.
+        experts_per_rank: where `num_experts` is None.
+        tokens_per_rank: of one step in the source, the default of a request.
         transformer: the whole model, where the source has one.
     """
 
@@ -152,7 +150,7 @@ class Model:
     transformer: Transformer | None = None
 
     def layer(self, world_size: int) -> LayerShape:
-        """Return the layer for so many expert-parallel ranks."""
+        """Return the MoE layer on `world_size` expert-parallel ranks."""
         experts = self.num_experts or (self.experts_per_rank or 1) * world_size
         return LayerShape(
             d_model=self.d_model,

@@ -1,4 +1,4 @@
-"""The plan: what was decided, for which inputs, what it should cost, and why (plan file)."""
+"""The plan (plan file): inputs, decision, predicted times and memory, and reasons."""
 
 import json
 import math
@@ -29,7 +29,7 @@ PartName = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one kind of work takes of the model's step, on the slowest stage.
+    """Time of one kind of work in the model's step, on the slowest stage.
 
     Args:
         layer_seconds: one layer's forward pass with one micro-batch; 0 where it has none.
@@ -62,7 +62,7 @@ class StageTime:
     """One pipeline stage with one micro-batch.
 
     Args:
-        backward_seconds: with what runs forward again before.
+        backward_seconds: with the recomputed forward pass of its blocks.
         send_seconds: to the next stage, or back from it; 0 for the last one.
     """
 
@@ -74,11 +74,11 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerPlan:
-    """How a whole model runs in the plan's layout.
+    """Micro-batches, model states and times of a whole model in the plan's layout.
 
     Args:
         zero: optimizer states are sharded over the ranks that hold the same parameters.
-        recompute: blocks keep only their input, and run forward again before their backward pass.
+        recompute: blocks keep only their input, and are recomputed before their backward pass.
         step_seconds: of the model, from the first micro-batch to the new parameters.
         stages: in their order; empty in older plans.
     """
@@ -100,7 +100,7 @@ class TransformerPlan:
 
 PLAN_SCHEMA = 2
 READABLE_SCHEMAS = (1, 2)
-"""Plans of schema 1 have no terms: whoever explains them ranks their candidates again."""
+"""Plans of schema 1 have no terms: to explain one, its candidates are ranked again."""
 Binding = Literal["communication", "computation", "copies", "memory"]
 Range = tuple[int, int, int, int]
 
@@ -171,7 +171,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What could have been chosen, with its predicted step."""
+    """Degrees, order and strategy that could be chosen, with their predicted step."""
 
     forward_degree: int
     backward_degree: int
@@ -196,7 +196,7 @@ class Alternative(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How sure the choice is, what binds it, and why it was made.
+    """Confidence in the choice, the resource that binds it, and the reason for it.
 
     Args:
         probability_best: share of the bootstrap fits in which no other choice is better.
@@ -212,7 +212,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a layer runs with for one number of tokens."""
+    """Degrees, order and memory strategy of a layer for one number of tokens."""
 
     forward_degree: int
     backward_degree: int

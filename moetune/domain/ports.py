@@ -20,11 +20,11 @@ from moetune.domain.samples import Sample
 
 
 class Store(Protocol):
-    """Keeps what was measured and planned. Rows are appended, never averaged away.
+    """Storage of measurements and plans. Rows are appended, never averaged away.
 
     Safe for several processes and threads; every method commits before it returns. Lists that
-    take `after` are pages, newest first: `after` is what the last entry of the page before is
-    called, and what comes while somebody turns pages changes none that follow.
+    take `after` are pages, newest first: `after` is the id of the previous page's last entry, and
+    rows appended meanwhile do not shift the pages that follow.
     """
 
     @property
@@ -39,8 +39,8 @@ class Store(Protocol):
     def open_run(self, *, name: str, fingerprint: Fingerprint) -> int | None:
         """Return the latest unfinished run of that name, to resume it.
 
-        None where it ran on other hardware or with other software: its samples say nothing
-        about this machine as it is now.
+        None where it ran on other hardware or with other software: its samples do not describe
+        this machine as it is now.
         """
         ...
 
@@ -59,7 +59,7 @@ class Store(Protocol):
     def save_profile(self, profile: Profile, *, run_id: int | None = None) -> None:
         """Append the fitted or imported profile: the newest of its name is the current one.
 
-        Without `run_id` the profile is an imported one; its own samples are kept with it.
+        Without `run_id` the profile is an imported one, stored with its own samples.
         """
         ...
 
@@ -72,9 +72,9 @@ class Store(Protocol):
         ...
 
     def current_fit(self, name: str) -> int | None:
-        """Return the number of that profile's fit, None where there is none of that name.
+        """Return the id of the current profile's fit; None where no profile has that name.
 
-        It tells cheaply whether a profile is still the one that was read before.
+        A cheap check whether a profile has changed since it was read.
         """
         ...
 
@@ -122,7 +122,7 @@ class Store(Protocol):
     def plan_page(self, *, after: str = "", limit: int = 50) -> tuple[PlanInfo, ...]:
         """Return a page of the plans.
 
-        A plan that is answered anew, by a newer moetune, moves to the front.
+        A plan that a newer moetune solves again moves to the front.
 
         Args:
             after: id of the last one seen, "" for the beginning.
@@ -169,7 +169,7 @@ class Store(Protocol):
         ...
 
     def check_ready(self) -> None:
-        """Return where the database can be read and written now; nothing is written.
+        """Check that the database can be read and written now; nothing is written.
 
         Raises:
             StoreUnavailableError: it is locked, full or away.

@@ -1,4 +1,4 @@
-"""A profile: everything known about one machine's speed, with the shape of `profiles/*.toml`."""
+"""A profile: everything known about one machine's speed, with the keys of `profiles/*.toml`."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -21,7 +21,7 @@ def _check_line(alpha_seconds: float, beta_seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitError:
-    """How well the prediction meets points it was not given, and where it holds.
+    """Error of predictions at points left out of the fit, and the range of measured sizes.
 
     Args:
         median, p95: leave-one-out |relative error|.
@@ -41,7 +41,7 @@ class FitError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmLine:
-    """α–β line of the matrix product of one dtype."""
+    """α–β line of the GEMMs of one dtype."""
 
     dtype: str
     alpha_seconds: float
@@ -106,7 +106,7 @@ class CopyLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsLine:
-    """α–β line of an operation bound by memory, by the names of `RowsPoint.op`."""
+    """α–β line of a memory-bound operation, by the names of `RowsPoint.op`."""
 
     op: str
     dtype: str
@@ -127,10 +127,10 @@ class RowsLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One machine's costs with where they come from.
+    """One machine's costs and their provenance.
 
     Args:
-        rows: of published profiles; measured ones have samples, whose curves are no lines.
+        rows: memory-bound operations of published profiles; measured ones have samples instead.
         samples: the raw measurements of a measured profile.
     """
 
@@ -149,10 +149,10 @@ class Profile:
 
     @property
     def digest(self) -> str:
-        """Hash of all but the name: what a plan that was made from it records."""
+        """Hash of all but the name, which a plan made from the profile records."""
         plain = encode(replace(self, name=""))
         if not self.rows:
-            del plain["rows"]  # so that plans of before there were any know their profile
+            del plain["rows"]  # older plans record digests from before profiles had rows
         return digest(plain)
 
 

@@ -56,7 +56,7 @@ class MachineInfo:
 
     Args:
         facts: of the hardware; empty for published ones.
-        created_at: when it was first met; UTC, ISO 8601.
+        created_at: of its first run; UTC, ISO 8601.
     """
 
     id: int
@@ -76,7 +76,7 @@ class FitInfo:
 
     Args:
         profile: its name.
-        num_samples: that it was fitted to.
+        num_samples: samples that it was fitted to.
         created_at: UTC, ISO 8601.
     """
 
@@ -90,12 +90,12 @@ class FitInfo:
 
 OBSERVATIONS_SCHEMA = "moetune.observations/1"
 MAX_OBSERVATIONS = 1000
-"""That a service stores at once, and so the most that a job sends at once."""
+"""Most observations that a service stores, and so a job sends, in one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A measured step beside the plan that predicted it.
+    """Measured times of a step, and the plan that predicted it.
 
     Args:
         seconds: raw times of single steps, in order.
@@ -125,16 +125,16 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """What a search in training decided for one number of tokens.
+    """Decision of a search in training for one number of tokens.
 
     Args:
         plan_id: the plan whose answer the search began with.
         hardware_id: of the machine that trained.
-        memory_reuse: the strategy that the layer was told to use, None where it was free.
+        memory_reuse: the strategy that the layer was pinned to, None where it was free.
         tokens_per_rank: the group's agreed number.
         seconds: raw times of one call's pipelined part, forward and backward, step by step.
         planned_seconds: the median of the same with the plan's answer.
-        num_steps: steps that the whole search took, those that warmed up among them.
+        num_steps: steps of the whole search, with those that warmed up.
     """
 
     plan_id: str

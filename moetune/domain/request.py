@@ -28,7 +28,7 @@ LARGEST_RANKS = 2**20
 LARGEST_TOKENS = 2**31
 LARGEST_BYTES = 2**50
 LARGEST_WIDTH = 2**20
-"""Of a layer: its sizes and its experts. Larger ones are mistakes, and take long to refuse."""
+"""Of a layer: its widths and its experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class PlanRequest:
             raise InputError(
                 f"{self.spelling('strategy')} {self.constraints.bounds.strategy} is not planned "
                 "in a whole model",
-                f"omit {self.spelling('strategy')}: where memory binds, blocks run forward again",
+                f"omit {self.spelling('strategy')}: where memory binds, blocks are recomputed",
             )
 
     @property
@@ -95,7 +95,7 @@ class PlanRequest:
         """Return the request with every default filled in.
 
         Args:
-            fingerprint: the profile's digest, where it is known; it takes long to work out.
+            fingerprint: the profile's digest, where it is known already; hashing takes long.
         """
         world_size = self.world_size or profile.machine.num_devices
         layer, tokens = self._layer_and_tokens(world_size)
@@ -118,7 +118,7 @@ class PlanRequest:
         return model.layer(world_size), self.tokens_per_rank or model.tokens_per_rank
 
     def _recorded_constraints(self) -> Constraints:
-        """Return what differs from the defaults: the same question always has the same id."""
+        """Return what differs from the defaults: the same request always has the same id."""
         constraints = self.constraints
         if self.whole is not None:
             own = find_model(self.model).transformer if self.model else None
@@ -177,7 +177,7 @@ class PlanInputs:
 
     @property
     def expert_parallel(self) -> ExpertParallel:
-        """How a layer alone has to share its experts: as pinned, else all to all."""
+        """How a single layer's ranks share its experts: as pinned, else all_to_all."""
         return self.pinned.pins.expert_parallel or "all_to_all"
 
     def workload(self, layout: Layout) -> Workload:
@@ -257,8 +257,8 @@ def _check_shards(request: PlanRequest) -> None:
         )
     if request.constraints.pins.expert_parallel != "tensor":
         raise InputError(
-            f"{shards} needs {experts} tensor: where tokens travel to the experts, every rank has "
-            "its own anyway",
+            f"{shards} needs {experts} tensor: with all_to_all every rank has tokens of its own "
+            "anyway",
             f"add {experts} tensor, or omit {shards}",
         )
 

@@ -8,7 +8,7 @@ from typing import Literal
 from moetune.domain.cluster import Group
 from moetune.domain.errors import InputError
 
-Product = Literal["forward", "grad_input", "grad_weight"]
+GemmForm = Literal["forward", "grad_input", "grad_weight"]
 CollectiveOp = Literal["all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"]
 Direction = Literal["h2d", "d2h"]
 ResourceClass = Literal["comp", "comm", "mem"]
@@ -18,12 +18,12 @@ GOOD_SPREAD = 0.10
 USABLE_SPREAD = 0.25
 HOST_ROWS, HOST_WIDTH = 2, 16
 ALONE_CHUNKS = 2
-"""Up to so many chunks of a phase, an exchange finds the link as if it were alone."""
+"""In a phase of up to so many chunks, an exchange takes as long as alone on the link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class GemmPoint:
-    """The experts' matrix product of one chunk, by the sizes of its forward form.
+    """The experts' GEMM of one chunk, by the sizes of its forward form.
 
     forward (rows, d_in) x (d_in, d_out), grad_input (rows, d_out) x (d_out, d_in), and
     grad_weight (d_in, rows) x (rows, d_out), once for each of `num_experts` experts.
@@ -31,7 +31,7 @@ class GemmPoint:
 
     kind: Literal["gemm"] = "gemm"
     dtype: str
-    product: Product = "forward"
+    product: GemmForm = "forward"
     num_experts: int = 1
     rows: int
     d_in: int
@@ -45,15 +45,16 @@ class GemmPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class RowsPoint:
-    """An operation bound by memory on a (rows, width) tensor.
+    """A memory-bound operation on a (rows, width) tensor.
 
-    op: an activation with its bias ("gelu", and "gelu_backward"), "gather", "scatter_add",
-    "gate" (softmax and top-k over `width` experts), "norm" (layer norm and the residual's sum),
-    "cross_entropy" (of `width` logits), each with its "_backward", or "adam" (a step of AdamW on
-    rows · width parameters; "host_adam": on the host's float32 copy of them, which then gives
-    them their new values; on a CPU "adam" stands for both). "dense_block" and "moe_block",
-    forward or a whole "_step", are so small (`HOST_ROWS`, `HOST_WIDTH`) that the host's work to
-    start them is all they take.
+    Args:
+        op: an activation with its bias ("gelu"), "gather", "scatter_add", "gate" (softmax and
+            top-k over `width` experts), "norm" (layer norm and the residual's sum) or
+            "cross_entropy" (of `width` logits), most also as "…_backward"; "adam" (AdamW's step on
+            rows · width parameters) or "host_adam" (the same on the host's float32 copy, written
+            back to the parameters; on a CPU "adam" stands for both); "dense_block" or "moe_block",
+            forward or as a whole "…_step", so small (`HOST_ROWS`, `HOST_WIDTH`) that their time is
+            that of the host launching them.
     """
 
     kind: Literal["rows"] = "rows"
@@ -112,10 +113,7 @@ class AttentionPoint:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of both products, half of which the mask leaves out.
-
-        Backward they are five instead of two.
-        """
+        """Multiply-accumulates of both GEMMs (backward: five), of which the mask skips half."""
         once = self.num_sequences * self.length**2 * self.num_heads * self.head_dim // 2
         return (5 if self.backward else 2) * once
 
@@ -133,10 +131,10 @@ class CopyPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class InterferencePoint:
-    """The victim's operation while the others provably run; none of them is the baseline.
+    """The victim's operation while the others provably run; without others, its baseline.
 
     Args:
-        comm_bytes: of each exchange of "comm"; 0 for the session's own size.
+        comm_bytes: of each exchange of "comm"; 0 for the representative size of the session.
     """
 
     kind: Literal["interference"] = "interference"

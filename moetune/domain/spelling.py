@@ -55,6 +55,6 @@ AS_FIELDS = Spelling(key="{}", constraint="{}")
 
 
 def check_range(name: str, value: int, smallest: int, largest: int) -> None:
-    """Raise InputError unless the value is in the range; larger ones take long to refuse."""
+    """Raise InputError unless the value is in the range: huge ones would take long to reject."""
     if not smallest <= value <= largest:
         raise InputError(f"{name} must be from {smallest} to {largest}, got {value}")

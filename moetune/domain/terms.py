@@ -18,8 +18,8 @@ class PhaseTerms:
         compute_seconds: one chunk's experts.
         total_transfer_seconds: all transfers of the phase, undisturbed.
         total_compute_seconds: all experts, undisturbed.
-        exposed_communication_seconds: what the phase takes beyond its experts.
-        hidden_seconds: what the overlap saves of everything one after another.
+        exposed_communication_seconds: time of the phase beyond its experts'.
+        hidden_seconds: time that overlapping saves over running everything in sequence.
     """
 
     degree: int
@@ -37,7 +37,7 @@ class PhaseTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyTerms:
-    """One memory strategy at its best; where nothing of it fits, at its fastest.
+    """One memory strategy at the best degrees that fit; where none do, at the fastest.
 
     Args:
         needed_bytes: on the device: states, activations and buffers, by MPipeMoE Eq. 1 to 6.

@@ -1,4 +1,4 @@
-"""Units at the edge: text in, SI and bytes inside, short text out."""
+"""Parsing and formatting of units at the edges: inside, everything is in SI and bytes."""
 
 import math
 import re

@@ -1,15 +1,14 @@
-"""Samples to costs, with the error of the fit.
+"""Samples to costs, with the error of every fit.
 
-profile    samples to a Profile
-costs      a Profile to the Costs that the solvers read
-resample   a Profile to many Costs that its noise allows
-
-pool       raw samples to one series of times for each operation
-curve      monotone prediction between measured sizes
-line       α–β lines by relative least squares, with their bootstrap interval
-gemm       GEMMs of shapes that were not measured
-quality    leave-one-out error to a label
-book       what a profile knows of each operation
-predictor  how that becomes a prediction
-missing    what to say where it knows nothing
+pool          raw samples to one series of times for each operation
+line          α–β lines by relative least squares, with their bootstrap interval
+curve         monotone prediction between measured sizes
+gemm          GEMMs of shapes that were not measured
+interference  slowdown of operations that overlap
+profile       samples to a Profile
+index         a profile's operations by key, and the errors for those it lacks
+collectives   stand-ins for collectives of groups that were not measured
+predictor     points and lines to predictions with their trust
+costs         a Profile to the Costs that the solvers read
+variants      a Profile to many Costs within its noise, or to that of a faster machine
 """

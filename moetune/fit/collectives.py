@@ -1,4 +1,4 @@
-"""Stand-ins for collectives: the nearest group that a profile knows, and in what ratio."""
+"""Stand-ins for collectives that were not measured: the nearest known group, and a ratio."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from moetune.domain.cluster import Group, Machine, nodes_of
 from moetune.domain.costs import Trust, least_trust
 from moetune.domain.samples import CollectiveOp
-from moetune.fit.book import Book, Points
 from moetune.fit.curve import Line
+from moetune.fit.index import Points, ProfileIndex
 
 
 def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
@@ -39,11 +39,11 @@ def wire_share(op: CollectiveOp, group: Group, machine: Machine) -> float:
 def nearest_group(
     op: CollectiveOp, wanted: Group, known: Sequence[Group], machine: Machine
 ) -> tuple[Group, float]:
-    """Return the known group that stands in for another, and how many of its bytes stand for one.
+    """Return the known group that stands in for another, and its bytes for one of the other's.
 
     Groups on the same kind of wire, inside a node or between nodes, come first; of them, those
-    placed alike, and then the size nearest in ratio. Another wire says nothing of this one, so
-    its times are taken as they are.
+    placed alike, and then the size nearest in ratio. No ratio between different wires is known, so
+    there the times are taken as they are.
     """
 
     def crosses(group: Group) -> bool:
@@ -68,11 +68,11 @@ def nearest_group(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The nearest thing known of a collective.
+    """The points or line to predict a collective from.
 
     Args:
-        factor: its bytes that stand for one of the wanted bytes.
-        cap: the best label of a prediction from it.
+        factor: its bytes for one of the wanted collective's.
+        cap: most that a prediction from it can be trusted.
     """
 
     found: Points | Line
@@ -82,25 +82,25 @@ class Source:
 
 
 def nearest_source(
-    book: Book, op: CollectiveOp, group: Group, in_flight: int, *, allow_modelled: bool
+    index: ProfileIndex, op: CollectiveOp, group: Group, in_flight: int, *, allow_modelled: bool
 ) -> Source | None:
-    """Return what to predict the collective from, None where nothing may stand for it.
+    """Return what to predict the collective from; None where nothing is known that may be used.
 
     Args:
-        allow_modelled: whether another group may.
+        allow_modelled: whether another group may stand in.
     """
-    known = book.groups(op)
+    known = index.groups(op)
     cap: Trust = "measured"
     factor = 1.0
     if group not in known:
         if not (known and allow_modelled):
             return None
         cap = "modelled"
-        group, factor = nearest_group(op, group, known, book.profile.machine)
-    flight, flight_cap = _nearest_flight(in_flight, book.in_flight(op, group))
+        group, factor = nearest_group(op, group, known, index.profile.machine)
+    flight, flight_cap = _nearest_flight(in_flight, index.in_flight(op, group))
     key = (op, *group, flight)
     return Source(
-        found=book.collective(key),
+        found=index.collective(key),
         label=f"collective {key}",
         factor=factor,
         cap=least_trust((cap, flight_cap)),
@@ -108,7 +108,7 @@ def nearest_source(
 
 
 def _nearest_flight(wanted: int, known: Sequence[int]) -> tuple[int, Trust]:
-    """Return the known number in flight that stands for another, and the best label of it."""
+    """Return the known number in flight that stands in for another, and the most trust in it."""
     if wanted in known:
         return wanted, "measured"
     several = [one for one in known if one > 1]

@@ -1,4 +1,4 @@
-"""A profile as the costs that the solvers read."""
+"""A profile as the costs that the solvers read: the last step from samples to a plan's times."""
 
 import math
 from dataclasses import replace
@@ -10,16 +10,23 @@ from moetune.domain.costs import (
     Estimate,
     Interference,
     LinearCost,
-    SideBySide,
+    OverlapSpeeds,
     Trust,
     least_trust,
 )
 from moetune.domain.profile import Profile
-from moetune.domain.samples import CollectiveOp, Direction, Product
-from moetune.fit.book import Book, Points, copy_name, missing_collective, missing_copy, missing_gemm
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.fit.collectives import Source, nearest_source
 from moetune.fit.curve import Line
 from moetune.fit.gemm import nearest_attention, work_ratio
+from moetune.fit.index import (
+    Points,
+    ProfileIndex,
+    copy_name,
+    missing_collective,
+    missing_copy,
+    missing_gemm,
+)
 from moetune.fit.pool import AttentionKey, CollectiveKey, RowsKey, Shape
 from moetune.fit.predictor import Curves, ExactCurves, Predictor, capped, stretched
 
@@ -32,21 +39,23 @@ def costs_of(profile: Profile, *, allow_modelled: bool = False) -> "ProfileCosts
     Args:
         allow_modelled: estimate a group that was not measured from the nearest one.
     """
-    return ProfileCosts(book=Book(profile), curves=ExactCurves(), allow_modelled=allow_modelled)
+    return ProfileCosts(
+        index=ProfileIndex(profile), curves=ExactCurves(), allow_modelled=allow_modelled
+    )
 
 
 class ProfileCosts:
     """Predictions from one profile (`domain.costs.Costs`).
 
-    What was found for an operation is kept, so that the next question costs a dictionary
-    access and a bisection. Not for several threads at once.
+    Predictors are cached by operation: a repeated query costs a dictionary access and a
+    bisection. Not safe for several threads.
     """
 
-    def __init__(self, *, book: Book, curves: Curves, allow_modelled: bool) -> None:
-        self._book = book
+    def __init__(self, *, index: ProfileIndex, curves: Curves, allow_modelled: bool) -> None:
+        self._index = index
         self._curves = curves
         self._allow_modelled = allow_modelled
-        self._gemms: dict[tuple[str, Product, int, int, int], Predictor] = {}
+        self._gemms: dict[tuple[str, GemmForm, int, int, int], Predictor] = {}
         self._collectives: dict[CollectiveKey, Predictor] = {}
         self._copies: dict[tuple[Direction, bool], Predictor] = {}
         self._labelled: dict[str, Predictor] = {}
@@ -56,16 +65,16 @@ class ProfileCosts:
     @property
     def interference(self) -> Interference:
         """Speed of each class while others run."""
-        return self._curves.interference(self._book)
+        return self._curves.interference(self._index)
 
-    def side_by_side(self, *, exchange_bytes: float, exchange_seconds: float) -> SideBySide:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         """Return the speeds of computation and of exchanges of that size.
 
-        They are the table's where sizes were not measured, or where somebody set the table.
+        They are the table's where sizes were not measured, or the table was set by hand.
         """
-        comp, comm = self._book.comp_loss, self._book.comm_loss
+        comp, comm = self._index.comp_loss, self._index.comm_loss
         table = self.interference
-        return SideBySide(
+        return OverlapSpeeds(
             comp=table.comp.comm if comp is None else comp.speed(exchange_bytes, exchange_seconds),
             comm=table.comm.comp
             if comm is None
@@ -73,14 +82,14 @@ class ProfileCosts:
         )
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
-        """Return the α–β line over MACs when that is all there is, else None."""
-        line = self._book.gemm_line(dtype)
+        """Return the α–β line over MACs; None where measured points predict."""
+        line = self._index.gemm_line(dtype)
         return self._curves.line(line, label=f"gemm {dtype}").cost if line else None
 
     def collective_line(
         self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0
     ) -> LinearCost | None:
-        """Return the α–β line over bytes when that is all there is, else None."""
+        """Return the α–β line over bytes; None where measured points predict."""
         if group_size == 1:
             return None
         source = self._source(op, self._canonical(group_size, num_nodes), 1)
@@ -90,7 +99,7 @@ class ProfileCosts:
         return replace(cost, beta_seconds=source.factor * cost.beta_seconds)
 
     def gemm(
-        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
         """Return the time of one GEMM of `num_experts` experts with `rows` rows each.
 
@@ -108,10 +117,10 @@ class ProfileCosts:
         return found.predict(rows)
 
     def rows_op(self, *, op: str, dtype: str, rows: float, width: int) -> Estimate | None:
-        """Return the time of an operation bound by memory, None where it was not measured."""
+        """Return the time of a memory-bound operation; None where it was not measured."""
         key = (op, dtype)
         if key not in self._rows:
-            known = self._book.rows(key)
+            known = self._index.rows(key)
             self._rows[key] = None if known is None else self._predictor(known, f"rows {key}")
         found = self._rows[key]
         return found.predict(rows * width) if found else None
@@ -125,10 +134,10 @@ class ProfileCosts:
         in_flight: int = 1,
         num_nodes: int = 0,
     ) -> Estimate:
-        """Return the time of one collective; in a group of one it costs nothing.
+        """Return the time of one collective; 0 in a group of one.
 
-        Where that number in flight was not measured, several take the nearest number of
-        several ("interpolated" at best), and else what there is ("extrapolated" at best).
+        A number in flight that was not measured takes the nearest one: "interpolated" at best
+        where both are above 1, else "extrapolated" at best.
 
         Raises:
             ProfileError: such a group was not measured; the text names the command that does.
@@ -152,7 +161,7 @@ class ProfileCosts:
         head_dim: int,
         backward: bool,
     ) -> Estimate | None:
-        """Return the time of causal self-attention, None where it was not measured.
+        """Return the time of causal self-attention; None where it was not measured.
 
         Another length or number of heads takes the nearest measured one at as much work,
         labelled "extrapolated".
@@ -165,13 +174,13 @@ class ProfileCosts:
 
     @property
     def copy_mode(self) -> CopyMode | None:
-        """Way in which activations are offloaded; None where copies were not measured both ways."""
+        """How activations are offloaded; None where copies were not measured both ways."""
         known = {
-            pinned: {way for way, how, both in self._book.copies() if how == pinned and not both}
+            pinned: {way for way, how, both in self._index.copies() if how == pinned and not both}
             for pinned in (True, False)
         }
         modes: tuple[CopyMode, CopyMode] = ("pinned", "pageable")
-        if self._book.profile.machine.kind == "cpu":
+        if self._index.profile.machine.kind == "cpu":
             modes = ("inline", "inline")
         for mode, pinned in zip(modes, (True, False), strict=True):
             if len(known[pinned]) == len(get_args(Direction)):
@@ -190,22 +199,22 @@ class ProfileCosts:
             found = self._copies[key] = self._copy(direction, pinned)
         return found.predict(num_bytes)
 
-    def _gemm(self, dtype: str, product: Product, shape: Shape) -> Predictor:
+    def _gemm(self, dtype: str, product: GemmForm, shape: Shape) -> Predictor:
         form = self._form(dtype, product)
         if form is None:
             return self._gemm_line(dtype, shape)
         cap: Trust = "measured" if form == product else "modelled"
-        points = self._book.gemm_points(dtype, form, shape)
+        points = self._index.gemm_points(dtype, form, shape)
         if points is not None:
             return capped(self._curves.through(points), cap)
-        surface = self._book.surface(dtype, form)
+        surface = self._index.surface(dtype, form)
         near: Trust = "interpolated" if surface.covers(shape) else "extrapolated"
         curve = self._curves.blend(surface.blend(shape), family=surface.family)
         return capped(curve, least_trust((cap, near)))
 
-    def _form(self, dtype: str, product: Product) -> Product | None:
+    def _form(self, dtype: str, product: GemmForm) -> GemmForm | None:
         """Return the measured form to predict with: the same one, forward, or any."""
-        forms = [form for one, form in self._book.products if one == dtype]
+        forms = [form for one, form in self._index.gemm_forms if one == dtype]
         for wanted in (product, "forward", *forms):
             if wanted in forms:
                 return wanted
@@ -213,50 +222,52 @@ class ProfileCosts:
 
     def _gemm_line(self, dtype: str, shape: Shape) -> Predictor:
         cost = self.gemm_line(dtype=dtype)
-        line = self._book.gemm_line(dtype)
+        line = self._index.gemm_line(dtype)
         if cost is None or line is None:
-            raise missing_gemm(self._book.profile, dtype=dtype, known=self._book.dtypes)
+            raise missing_gemm(self._index.profile, dtype=dtype, known=self._index.dtypes)
         per_row = LinearCost(
             alpha_seconds=cost.alpha_seconds, beta_seconds=cost.beta_seconds * math.prod(shape)
         )
         return Line(cost=per_row, relative_error=line.relative_error)
 
     def _attention_like(self, wanted: AttentionKey) -> Predictor | None:
-        known = self._book.pool.attention
+        known = self._index.pool.attention
         if wanted in known:
-            return self._curves.through(self._book.attention(wanted))
+            return self._curves.through(self._index.attention(wanted))
         near = nearest_attention(wanted, known)
         if near is None:
             return None
-        curve = self._curves.through(self._book.attention(near))
+        curve = self._curves.through(self._index.attention(near))
         return capped(stretched(curve, work_ratio(wanted, near)), "extrapolated")
 
     def _canonical(self, group_size: int, num_nodes: int) -> Group:
-        return canonical((group_size, num_nodes), self._book.profile.machine)
+        return canonical((group_size, num_nodes), self._index.profile.machine)
 
     def _collective(self, op: CollectiveOp, group: Group, in_flight: int) -> Predictor:
         source = self._source(op, group, in_flight)
         if source is None:
-            known = self._book.groups(op)
-            raise missing_collective(self._book.profile, op=op, group=group, known=known)
+            known = self._index.groups(op)
+            raise missing_collective(self._index.profile, op=op, group=group, known=known)
         found = self._predictor(source.found, source.label)
         return capped(stretched(found, source.factor), source.cap)
 
     def _source(self, op: CollectiveOp, group: Group, in_flight: int) -> Source | None:
-        return nearest_source(self._book, op, group, in_flight, allow_modelled=self._allow_modelled)
+        return nearest_source(
+            self._index, op, group, in_flight, allow_modelled=self._allow_modelled
+        )
 
     def _copy(self, direction: Direction, pinned: bool) -> Predictor:  # noqa: FBT001 - private
         alone = (direction, pinned, False)
-        known = self._book.copies()
-        if alone not in known and self._book.profile.machine.kind == "cpu":
+        known = self._index.copies()
+        if alone not in known and self._index.profile.machine.kind == "cpu":
             alone = (direction, not pinned, False)  # both are the same memory
         if alone not in known:
             names = [copy_name(direction=one, pinned=pin) for one, pin, both in known if not both]
-            raise missing_copy(self._book.profile, direction=direction, pinned=pinned, known=names)
-        return self._predictor(self._book.copy(alone), f"copy {alone}")
+            raise missing_copy(self._index.profile, direction=direction, pinned=pinned, known=names)
+        return self._predictor(self._index.copy(alone), f"copy {alone}")
 
     def _predictor(self, found: Points | Line, label: str) -> Predictor:
-        """Return the one predictor of that label: many numbers in flight share the nearest."""
+        """Return the label's only predictor: many numbers in flight share the nearest one."""
         if label not in self._labelled:
             self._labelled[label] = (
                 self._curves.line(found, label=label)

@@ -1,4 +1,4 @@
-"""Prediction over one size: monotone between measured points, a line where there are none."""
+"""Prediction over one size: monotone between measured points, or a published α–β line."""
 
 import math
 from bisect import bisect_left
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Estimate, LinearCost
 
-# What a published line is trusted with: the largest median error of the gate's "good".
+# Of a published line: the largest median error that the quality gate calls "good".
 ASSUMED_RELATIVE_ERROR = 0.05
 
 
@@ -99,16 +99,15 @@ def curve_through(
 ) -> Curve:
     """Return the curve through the points.
 
-    A cubic, because coarse sizes are common: straight pieces in log-log overrate a start-up
+    A cubic, because coarse sizes are common: straight lines in log-log overrate a start-up
     time plus a rate by up to 25 % between sizes 16 times apart, the cubic by 7 %.
-
     Where the times fall as the size grows they are replaced by their isotonic regression
     (in log time), so only points that contradict each other move.
 
     The floor is the time at size 0 of the straight line through the two smallest points, at
-    least `alpha_seconds` and at most the smallest point's time. A single point says nothing of
-    a start-up time: its time is then held below it and its rate above it, which is the dearest
-    α–β line through it on both sides, so that nobody is talked into cutting work up.
+    least `alpha_seconds` and at most the smallest point's time. A single point does not tell a
+    start-up time from a rate: its time is held below it and its rate above it, the slowest α–β
+    line through it on either side, so that no plan cuts work up for a gain nobody measured.
 
     Args:
         sizes: at least one, positive, distinct and ascending.
@@ -117,15 +116,15 @@ def curve_through(
         least_seconds_per_size: no time between the points is below this rate's.
     """
     log_seconds = isotonic([math.log(one) for one in seconds])
-    kept = tuple(
+    monotone = tuple(
         given if fitted == math.log(given) else math.exp(fitted)
         for given, fitted in zip(seconds, log_seconds, strict=True)
     )
     return Curve(
         sizes=tuple(float(size) for size in sizes),
-        seconds=kept,
+        seconds=monotone,
         pieces=_pieces([math.log(size) for size in sizes], log_seconds),
-        floor_seconds=_floor(sizes, kept, alpha_seconds),
+        floor_seconds=_floor(sizes, monotone, alpha_seconds),
         relative_error=relative_error,
         least_seconds_per_size=least_seconds_per_size,
     )
@@ -167,7 +166,7 @@ def _tangents(steps: Sequence[float], slopes: Sequence[float]) -> list[float]:
 
 
 def _end(steps: Sequence[float], slopes: Sequence[float]) -> float:
-    """Return the slope at the first point: of a parabola through three, kept monotone."""
+    """Return the slope at the first point: of a parabola through three, but not negative."""
     wanted = ((2 * steps[0] + steps[1]) * slopes[0] - steps[0] * slopes[1]) / (steps[0] + steps[1])
     return max(wanted, 0.0)
 
@@ -203,8 +202,8 @@ def leave_one_out(
 ) -> list[float]:
     """Return |predicted / measured − 1| of each point predicted from the others.
 
-    The two ends are left in, as without them the rest would be extrapolated and the domain
-    another one; two points predict each other, a single one has no error to show.
+    The two ends are never left out, as they would be extrapolated. Two points predict each
+    other; a single one has no error.
     """
     errors = left_out_errors(sizes=sizes, seconds=seconds, alpha_seconds=alpha_seconds)
     return [abs(error) for error in errors.values()]

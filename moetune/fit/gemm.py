@@ -1,4 +1,4 @@
-"""GEMMs of expert shapes, measured or between measured ones."""
+"""GEMMs and attention of shapes that were not measured, from those that were."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -23,14 +23,13 @@ _UNCHECKED_SHAPE_ERROR = 0.30
 class Surface:
     """The measured GEMMs of one dtype and one form, over (num_experts, d_in, d_out) and rows.
 
-    A measured shape has its own curve over rows. Any other shape takes the roofline that fits
-    them all best, corrected by what the measured shapes at the same number of rows do better
-    or worse than it, the near ones (in log sizes) more than the far ones. The rate never
-    exceeds the best that was seen.
+    A measured shape has its own curve over rows. Any other shape takes the roofline fitted to
+    all of them, times the mean ratio of the measured shapes to it at the same number of rows,
+    weighted by nearness in log sizes. The rate never exceeds the best measured one.
 
     Args:
         shapes: times over rows of each measured shape; at least one.
-        family: what the shapes are called together.
+        family: name of the shapes together, which share one systematic error.
         alpha_seconds: start-up time of the dtype's line.
         relative_error: typical error of a measured shape's curve; None to take it from them.
     """
@@ -65,7 +64,7 @@ class Surface:
         return max(self.relative_error, typical)
 
     def series(self, shape: Shape) -> Series | None:
-        """Return the shape's times over rows, None where it was not measured."""
+        """Return the shape's times over rows; None where it was not measured."""
         return self._shapes.get(shape)
 
     def blend(self, shape: Shape) -> Curve:

@@ -1,10 +1,10 @@
 """Interference: by how much overlapped operations slow each other down.
 
-The table has one factor for each class while each set of others runs. For computation beside
-exchanges one factor for all sizes does not do where the link's work runs on the cores that
-compute: an exchange then costs them a constant (its calls and wake-ups) and its copies, however
-long it takes on the wire. With gloo on two cores 0.25 ms and 0.1 to 0.6 ms a MiB were measured
-at any rate of the link: a quarter of a small exchange and a tenth of a large one.
+The table has one factor for each class while each set of others runs. One factor for all sizes is
+wrong where the cores that compute also serve the link: an exchange then costs them a constant (its
+calls and wake-ups) and its copies, however long it takes on the wire. With gloo on two cores
+0.25 ms and 0.1 to 0.6 ms a MiB were measured at any rate of the link: a quarter of a small
+exchange and a tenth of a large one. With one factor plans cut too fine.
 """
 
 import statistics
@@ -45,8 +45,8 @@ def interference_of(times: Mapping[InterferenceKey, tuple[float, ...]]) -> Inter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """Seconds lost to one exchange that overlaps computation, by the one or by the other.
+class OverlapLoss:
+    """Seconds that computation, or else the exchange, loses when one exchange overlaps it.
 
     Args:
         sizes: bytes, ascending.
@@ -57,13 +57,13 @@ class Loss:
     seconds: tuple[float, ...]
 
     def speed(self, num_bytes: float, exchange_seconds: float) -> float:
-        """Return the speed of what loses so much while an exchange takes `exchange_seconds`."""
+        """Return the speed of computation during exchanges of that time: 1 − loss / time."""
         if not exchange_seconds:
             return 1.0
         return min(max(1 - self._at(num_bytes) / exchange_seconds, _LEAST_SPEED), 1.0)
 
     def stretched_speed(self, num_bytes: float, exchange_seconds: float) -> float:
-        """Return the speed of exchanges of `exchange_seconds` that take so much longer."""
+        """Return the speed of exchanges of that time: time / (time + loss)."""
         if not exchange_seconds:
             return 1.0
         return max(exchange_seconds / (exchange_seconds + self._at(num_bytes)), _LEAST_SPEED)
@@ -78,8 +78,8 @@ class Loss:
         return max(seconds[at - 1] + slope * (num_bytes - sizes[at - 1]), 0.0)
 
 
-def comp_loss(found: Pool) -> Loss | None:
-    """Return what exchanges take from computation, None where that was not measured.
+def comp_loss(found: Pool) -> OverlapLoss | None:
+    """Return the time that exchanges cost computation; None where not measured.
 
     An exchange of t seconds during which computation has speed σ takes (1 − σ)·t from it.
     """
@@ -94,8 +94,8 @@ def comp_loss(found: Pool) -> Loss | None:
     return _loss(lost)
 
 
-def comm_loss(found: Pool) -> Loss | None:
-    """Return how much longer exchanges take during computation, None where not measured."""
+def comm_loss(found: Pool) -> OverlapLoss | None:
+    """Return how much longer exchanges take during computation; None where not measured."""
     exchange = _exchange(found)
     if exchange is None:
         return None
@@ -115,10 +115,10 @@ def _exchange(found: Pool) -> Curve | None:
     return curve_through(sizes=series.sizes, seconds=series.medians)
 
 
-def _loss(lost: Mapping[int, float]) -> Loss | None:
+def _loss(lost: Mapping[int, float]) -> OverlapLoss | None:
     if not lost:
         return None
     sizes = sorted(lost)
-    return Loss(
+    return OverlapLoss(
         sizes=tuple(map(float, sizes)), seconds=tuple(max(lost[size], 0.0) for size in sizes)
     )

@@ -1,4 +1,4 @@
-"""α–β lines by relative least squares, and how sure they are."""
+"""α–β lines by relative least squares, with bootstrap intervals."""
 
 from collections.abc import Sequence
 
@@ -97,8 +97,8 @@ def line_intervals(
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the bootstrap 90 % intervals of α and β.
 
-    Raw block times are drawn again at every size, so the interval tells the noise of the
-    measurement; what a line misses of a bent curve is in the leave-one-out error.
+    Raw block times are drawn again at every size, so the intervals cover the noise of the
+    measurement; the curvature that a line misses is in the leave-one-out error.
     """
     medians = resampled_medians(times=times, num=_NUM_BOOTSTRAPS, rng=rng)
     alphas, betas = fit_lines(sizes=np.asarray(sizes, float), seconds=medians)

@@ -1,4 +1,4 @@
-"""Samples of the same point pooled, and points of the same operation put in a row."""
+"""Raw samples pooled by point, and points by operation: the first step of a fit."""
 
 import statistics
 from collections import defaultdict
@@ -12,17 +12,17 @@ from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
     Direction,
+    GemmForm,
     GemmPoint,
     InterferencePoint,
     Point,
-    Product,
     ResourceClass,
     RowsPoint,
     Sample,
 )
 
 Shape = tuple[int, int, int]
-GemmKey = tuple[str, Product, Shape]
+GemmKey = tuple[str, GemmForm, Shape]
 CollectiveKey = tuple[CollectiveOp, int, int, int]
 CopyKey = tuple[Direction, bool, bool]
 RowsKey = tuple[str, str]
@@ -53,7 +53,7 @@ class Pool:
     """All that was measured without an error, by operation.
 
     Args:
-        gemm: by dtype, product and (num_experts, d_in, d_out), over rows of one expert.
+        gemm: by dtype, form and (num_experts, d_in, d_out), over rows of one expert.
         collective: by op, group size, nodes and number in flight, over bytes.
         copy: by direction, pinned and both_ways, over bytes.
         rows: by op and dtype, over elements.
@@ -76,7 +76,7 @@ class Pool:
 def pool(samples: Iterable[Sample]) -> Pool:
     """Return the samples by operation; raw times of the same point are joined.
 
-    A sample with an error has no time to give and is left out, and so is a size of zero.
+    Samples with an error, and sizes of zero, are omitted.
     """
     timed = [sample for sample in samples if sample.seconds and not sample.error]
     interference, overlapped_comp, overlapped_comm = _interference(timed)
@@ -117,7 +117,7 @@ def _curves(
     """Return the operations in sorted order, so that a seed means the same in every run.
 
     Args:
-        place: says which operation a point is of, and of what size.
+        place: a point's operation and size.
     """
     found: defaultdict[Key, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
@@ -143,7 +143,7 @@ _Times = Mapping[int, tuple[float, ...]]
 def _interference(
     samples: Iterable[Sample],
 ) -> tuple[Mapping[InterferenceKey, tuple[float, ...]], _Times, _Times]:
-    """Return the times while others run, and by size those of computation and exchanges alone."""
+    """Return the table's times; by size, those of computation and exchanges that overlap."""
     table: defaultdict[InterferenceKey, list[float]] = defaultdict(list)
     overlapped: dict[ResourceClass, defaultdict[int, list[float]]] = {
         victim: defaultdict(list) for victim in ("comp", "comm")
@@ -158,7 +158,7 @@ def _interference(
             case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as at:
                 table[at.victim, frozenset(at.others) - {at.victim}].extend(sample.seconds)
             case _:
-                pass  # of a size, but not of computation and exchanges alone
+                pass  # sized, but more than computation and exchanges overlap
     comp, comm = (
         {size: tuple(times) for size, times in overlapped[victim].items()}
         for victim in ("comp", "comm")

@@ -1,11 +1,11 @@
-"""Predictors: curves and lines of one operation, with the trust in what they say."""
+"""Predictors: curves and lines of one operation, with the trust in their times."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from moetune.domain.costs import Estimate, Interference, Trust, least_trust
-from moetune.fit.book import Book, Points
 from moetune.fit.curve import Curve, Line, curve_through
+from moetune.fit.index import Points, ProfileIndex
 
 
 class Predictor(Protocol):
@@ -19,7 +19,7 @@ class Predictor(Protocol):
 class Curves(Protocol):
     """Source of predictors for points, lines and blends: nominal ones, or a random draw."""
 
-    def interference(self, book: Book) -> Interference:
+    def interference(self, index: ProfileIndex) -> Interference:
         """Return how operations of different classes disturb each other."""
         ...
 
@@ -39,9 +39,9 @@ class Curves(Protocol):
 class ExactCurves:
     """Everything as it was measured or published."""
 
-    def interference(self, book: Book) -> Interference:
+    def interference(self, index: ProfileIndex) -> Interference:
         """Return the profile's factors."""
-        return book.profile.interference
+        return index.profile.interference
 
     def through(self, points: Points) -> Curve:
         """Return the curve through the medians."""
@@ -63,7 +63,7 @@ class ExactCurves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capped:
-    """A predictor of a stand-in for what was wanted, so trusted no more than `cap`."""
+    """Predictions of a stand-in, trusted no more than `cap`."""
 
     inner: Predictor
     cap: Trust
@@ -84,16 +84,16 @@ def capped(inner: Predictor, cap: Trust) -> Predictor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretched:
-    """A predictor of something `factor` times as large for each unit of size."""
+    """Predictions at `factor` times the size."""
 
     inner: Predictor
     factor: float
 
     def predict(self, size: float) -> Estimate:
-        """Return the inner time at the larger size."""
+        """Return the inner time at the multiplied size."""
         return self.inner.predict(self.factor * size)
 
 
 def stretched(inner: Predictor, factor: float) -> Predictor:
-    """Return the predictor over sizes of which each is `factor` of the inner's."""
+    """Return the predictor at `factor` times the size."""
     return inner if factor == 1.0 else Stretched(inner=inner, factor=factor)

@@ -35,7 +35,7 @@ def fit_error(
     alpha_seconds: tuple[float, float],
     beta_seconds: tuple[float, float],
 ) -> FitError | None:
-    """Return the summary of a fit, None where there was nothing to leave out.
+    """Return the summary of a fit; None without leave-one-out errors.
 
     Args:
         errors: leave-one-out |relative error| of the prediction.
@@ -68,7 +68,7 @@ def fit_profile(
     """Return the measured profile: a line with its error for each operation, and the samples.
 
     Raw times of the same point are pooled, in whatever order they came. Samples with an error
-    are kept and not fitted. An operation with a single size has a line through the origin and
+    are stored but not fitted. An operation with a single size has a line through the origin and
     no error, as nothing can be left out.
 
     Args:
@@ -77,13 +77,13 @@ def fit_profile(
     Raises:
         ProfileError: no sample has a time.
     """
-    kept = tuple(samples)
-    if all(sample.error for sample in kept):
+    measured = tuple(samples)
+    if all(sample.error for sample in measured):
         raise ProfileError(
-            f'profile "{name}" has no sample with a time ({len(kept)} failed)',
+            f'profile "{name}" has no sample with a time ({len(measured)} failed)',
             f"measure again:  moetune profile --name {name}",
         )
-    found = pool(kept)
+    found = pool(measured)
     return Profile(
         name=name,
         provenance="measured",
@@ -93,7 +93,7 @@ def fit_profile(
         copy=_copy_lines(found, seed),
         interference=interference_of(found.interference),
         fingerprint=fingerprint,
-        samples=kept,
+        samples=measured,
     )
 
 

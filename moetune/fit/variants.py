@@ -1,4 +1,4 @@
-"""Variations of a profile: costs drawn within its noise, and machines with faster parts."""
+"""Variants of a profile: costs drawn within its noise, and machines with faster parts."""
 
 import math
 import zlib
@@ -20,19 +20,21 @@ from moetune.domain.samples import (
     ResourceClass,
     Sample,
 )
-from moetune.fit.book import Book, Points
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
+from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.interference import interference_of
 from moetune.fit.line import Floats, resampled_medians
 from moetune.fit.pool import pool
 from moetune.fit.predictor import Predictor
 
+NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
+"""Draws behind a plan's own spread, and behind the bands of figures."""
 # The median of |z| of a normal z: turns a median absolute error into a standard deviation.
 _MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
-# factor of 2. Two points predict each other, so their leave-one-out error compares a line with
-# a start-up time that it knows nothing of: 900 times off says "no idea", and no machine is.
+# factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
+# where a start-up time dominates: that shows that nothing is known, and no machine varies as much.
 _MAX_SPREAD = math.log(2)
 
 
@@ -46,19 +48,19 @@ def resample_costs(
     curve's leave-one-out error, up to a spread of a factor of 2: noise of points averages out
     over a plan, a smooth error of a fit does not. Lines without samples have α and β each
     changed by their assumed error. Interference factors come from raw times drawn again, unless
-    the profile's factors are not those of its samples: then they were set by hand, and kept.
+    the profile's factors are not those of its samples: then they were set by hand, and hold.
 
     An operation is drawn when it is first wanted; its draws depend on the seed and on the
-    operation alone, not on the order of the questions.
+    operation alone, not on the order of the queries.
 
     Args:
         num: how many.
     """
-    book = Book(profile)
+    index = ProfileIndex(profile)
     noise = _Noise(num=num, seed=seed)
     return tuple(
         ProfileCosts(
-            book=book,
+            index=index,
             curves=_DrawnCurves(noise=noise, draw=draw),
             allow_modelled=allow_modelled,
         )
@@ -72,7 +74,7 @@ def drawn_predictors(
     """Return one operation as each of `num` draws of `resample_costs` predicts it.
 
     Args:
-        label: what the draws of a line depend on; points bring their own.
+        label: seeds the draws of a line; points have their own label.
     """
     noise = _Noise(num=num, seed=seed)
     curves = [_DrawnCurves(noise=noise, draw=draw) for draw in range(num)]
@@ -110,11 +112,11 @@ class _Noise:
         one, other = self._normals[family][draw]
         return math.exp(spread * one), math.exp(spread * other)
 
-    def interference(self, book: Book, *, draw: int) -> Interference:
+    def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
         """Return the factors from raw times drawn again."""
-        times = book.pool.interference
-        if not times or interference_of(times) != book.profile.interference:
-            return book.profile.interference
+        times = index.pool.interference
+        if not times or interference_of(times) != index.profile.interference:
+            return index.profile.interference
         if not self._interference:
             drawn = resampled_medians(
                 times=list(times.values()), num=self._num, rng=self._rng("interference")
@@ -136,9 +138,9 @@ class _DrawnCurves:
         self._draw = draw
         self._interference: Interference | None = None
 
-    def interference(self, book: Book) -> Interference:
+    def interference(self, index: ProfileIndex) -> Interference:
         if self._interference is None:
-            self._interference = self._noise.interference(book, draw=self._draw)
+            self._interference = self._noise.interference(index, draw=self._draw)
         return self._interference
 
     def through(self, points: Points) -> Curve:
@@ -229,7 +231,7 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         collective=tuple(_byte_line(line, speeds.communication) for line in profile.collective),
         copy=tuple(_byte_line(line, speeds.copies) for line in profile.copy),
         rows=tuple(_rows_line(line, speeds.computation) for line in profile.rows),
-        # The same ratios but for the last digit, by which costs know them as the samples' own.
+        # The same but for rounding; costs use the samples' own only where these equal the table.
         interference=interference_of(pool(samples).interference) if own else profile.interference,
         samples=samples,
     )

@@ -1,4 +1,4 @@
-"""The machine: devices, their grouping into nodes, and the software on them."""
+"""Detection of the machine: devices, their grouping into nodes, and the software on them."""
 
 from moetune.hardware.detect import detect
 

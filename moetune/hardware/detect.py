@@ -1,4 +1,4 @@
-"""Detect this machine: one kind of device, how many there are, and both fingerprints."""
+"""Detect this machine: its kind of device, their number and nodes, and its fingerprint."""
 
 import importlib.metadata
 import os
@@ -11,12 +11,21 @@ import torch
 
 from moetune.domain.cluster import HOST_MEMORY, Cluster, DeviceKind, Fingerprint, Machine
 from moetune.domain.errors import InputError
-from moetune.hardware import facts as cuda
-from moetune.hardware import facts as host
-from moetune.hardware.facts import UNKNOWN, Facts
+from moetune.hardware.facts import (
+    ROOT,
+    UNKNOWN,
+    Facts,
+    cpu_flags,
+    cpu_model,
+    memory_bytes,
+    num_cores,
+    num_numa_nodes,
+    read_cuda_device,
+    read_cuda_software,
+)
 
 _PREFIXES = ("NCCL_", "CUDA_", "TORCH_", "OMP_", "GLOO_")
-# They name this node, this run or a place on its disks, and say nothing about speed.
+# Parts of names that identify this node, this run or a path, and do not affect speed.
 _NOT_SPEED = ("HOME", "PATH", "DIR", "FILE", "COMM_ID", "HOSTID", "LOG", "SHOW_CPP", "VISIBLE_")
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
@@ -27,7 +36,7 @@ def detect(
     ranks_per_node: int | None = None,
     environment: Mapping[str, str] = _EMPTY,
     threads_per_rank: int | None = None,
-    root: Path = host.ROOT,
+    root: Path = ROOT,
 ) -> Cluster:
     """Return the machine that `num_ranks` ranks run on, one device each.
 
@@ -55,7 +64,7 @@ def detect(
         )
     hardware = _hardware(kind, num_ranks, per_node, root)
     if threads_per_rank is None:
-        shared = max(host.num_cores() // per_node, 1)
+        shared = max(num_cores() // per_node, 1)
         threads_per_rank = torch.get_num_threads() if num_ranks == 1 else shared
     software = _software(kind, environment, threads_per_rank, root)
     memory = hardware.values["memory_bytes"]
@@ -77,16 +86,16 @@ def _hardware(kind: DeviceKind, num_ranks: int, per_node: int, root: Path) -> Fa
     facts.read("kind", lambda: kind)
     facts.read("num_devices", lambda: num_ranks)
     facts.read("devices_per_node", lambda: per_node)
-    facts.read("cpu", lambda: host.cpu_model(root))
-    facts.read("cpu_flags", lambda: host.cpu_flags(root))
-    facts.read("cores", host.num_cores)
-    facts.read("numa_nodes", lambda: host.num_numa_nodes(root))
+    facts.read("cpu", lambda: cpu_model(root))
+    facts.read("cpu_flags", lambda: cpu_flags(root))
+    facts.read("cores", num_cores)
+    facts.read("numa_nodes", lambda: num_numa_nodes(root))
     if kind == "cuda":
-        cuda.read_device(facts)
-        facts.read(HOST_MEMORY, lambda: host.memory_bytes(root))
+        read_cuda_device(facts)
+        facts.read(HOST_MEMORY, lambda: memory_bytes(root))
     else:
-        facts.read("device", lambda: host.cpu_model(root) or platform.machine() or None)
-        facts.read("memory_bytes", lambda: max(host.memory_bytes(root) // per_node, 1))
+        facts.read("device", lambda: cpu_model(root) or platform.machine() or None)
+        facts.read("memory_bytes", lambda: max(memory_bytes(root) // per_node, 1))
     return facts
 
 
@@ -99,7 +108,7 @@ def _software(kind: DeviceKind, environment: Mapping[str, str], threads: int, ro
     facts.read("backend", lambda: "nccl" if kind == "cuda" else "gloo")
     facts.read("threads_per_rank", lambda: threads)
     if kind == "cuda":
-        cuda.read_software(facts, root)
+        read_cuda_software(facts, root)
     for name in sorted(filter(_is_allowed, environment)):
         facts.values[f"env.{name}"] = environment[name]
     return facts

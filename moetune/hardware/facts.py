@@ -1,4 +1,4 @@
-"""Named facts: what cannot be read is "unknown" with a note, never a crash."""
+"""Facts about this machine, read by name: one that cannot be read is "unknown", with a note."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -19,8 +19,8 @@ class Facts:
     def read(self, name: str, reader: Callable[[], object]) -> str:
         """Record what `reader` returns under `name`; None or an error is "unknown".
 
-        The readers reach into drivers, files and libraries of many versions: whatever one of
-        them raises says only that this fact is not to be had here.
+        The readers call drivers, files and libraries of many versions: whatever one of them
+        raises means only that this fact is not available here.
         """
         try:
             value = reader()
@@ -43,19 +43,19 @@ def _first_line(error: Exception) -> str:
 
 
 ROOT = Path("/")
-# Kernels reserve a little memory differently; nodes of one type must stay one type.
+# Kernels reserve slightly different memory; nodes of one type must have one fingerprint.
 _MEMORY_STEP_BYTES = 2**28
-# What decides the speed of a matrix product on a processor.
+# They decide the speed of a GEMM on a CPU.
 _SPEED_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
 
 
 def cpu_model(root: Path = ROOT) -> str | None:
-    """Return the processor's name, or None where the kernel does not tell."""
+    """Return the processor's name; None where the kernel does not report it."""
     return _cpuinfo(root, "model name") or _cpuinfo(root, "Model") or _cpuinfo(root, "CPU part")
 
 
 def cpu_flags(root: Path = ROOT) -> str | None:
-    """Return the instruction sets that matter to speed, or None where unknown."""
+    """Return the instruction sets that matter to speed; None where unknown."""
     flags = _cpuinfo(root, "flags") or _cpuinfo(root, "Features")
     if flags is None:
         return None
@@ -68,7 +68,7 @@ def num_cores() -> int:
 
 
 def num_numa_nodes(root: Path = ROOT) -> int | None:
-    """Return the number of NUMA nodes, or None where the kernel does not tell."""
+    """Return the number of NUMA nodes; None where the kernel does not report it."""
     nodes = root / "sys/devices/system/node"
     return sum(1 for _ in nodes.glob("node[0-9]*")) or None
 
@@ -90,7 +90,7 @@ def _total_bytes(root: Path) -> int:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
-    """Yield every limit on the way from this process's control group up, versions 1 and 2."""
+    """Yield every limit from this process's control group up to the root, versions 1 and 2."""
     for folder, file in _cgroup_folders(root):
         try:
             text = (folder / file).read_text().strip()
@@ -131,8 +131,8 @@ def _cpuinfo(root: Path, key: str) -> str | None:
     return None
 
 
-def read_device(facts: Facts) -> None:
-    """Record the first device's facts; nodes are taken to have devices of one kind."""
+def read_cuda_device(facts: Facts) -> None:
+    """Record the first CUDA device's facts; nodes are assumed to have devices of one kind."""
 
     def properties(name: str) -> object:
         return getattr(torch.cuda.get_device_properties(0), name, None)
@@ -145,7 +145,7 @@ def read_device(facts: Facts) -> None:
     facts.read("peer_access", _peer_access)
 
 
-def read_software(facts: Facts, root: Path) -> None:
+def read_cuda_software(facts: Facts, root: Path) -> None:
     """Record the versions of CUDA, cuDNN, NCCL and the driver."""
     facts.read("cuda", lambda: torch.version.cuda)
     facts.read("cudnn", torch.backends.cudnn.version)

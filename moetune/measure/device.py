@@ -1,4 +1,4 @@
-"""One device to measure on: clock, streams, buffers. CPU and CUDA behind one small protocol."""
+"""The device to measure on, CPU or CUDA behind one protocol: clock, streams and buffers."""
 
 import time
 from collections.abc import Callable
@@ -78,19 +78,19 @@ class CpuDevice:
         """Return at once."""
 
     def mark(self) -> Callable[[], float]:
-        """Everything is done by now."""
+        """Return the time now: operations are done when they return."""
         now = time.perf_counter()
         return lambda: now
 
     def flush(self) -> None:
-        """Leave the caches: a chunk's rows come from the core that just received them."""
+        """Keep the caches: a chunk's rows come from the core that just received them."""
 
     def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:  # noqa: ARG002
-        """Return a buffer; there is nothing to pin it to."""
+        """Return a buffer; host memory is not pinned for a CPU."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def clock_hertz(self) -> float | None:
-        """Return None: a virtual machine's clock says nothing."""
+        """Return None: the clock that a virtual machine reports is not the real one."""
         return None
 
 
@@ -162,7 +162,7 @@ def open_device(local_rank: int = 0) -> Device:
 
 
 def drop(_: object) -> None:
-    """Let the result go: only its time matters."""
+    """Discard a result: only its time matters."""
 
 
 def torch_dtype(dtype: str) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""A first probe of the machine, and estimates of how long each point takes."""
+"""Estimates before measuring: a first probe of the machine, and the points that fit a budget."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Rates:
 
 
 def operation_seconds(point: Point, rates: Rates) -> float:
-    """Return about how long one run of the point's operation takes."""
+    """Return a rough time of one run of the point's operation."""
     if isinstance(point, (GemmPoint, AttentionPoint)):
         return point.macs / rates.macs_per_second[point.dtype]
     if isinstance(point, RowsPoint):
@@ -66,7 +66,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
 
 
 def point_seconds(point: Point, rates: Rates, effort: Effort) -> float:
-    """Return about how long measuring the point takes, with its preparation."""
+    """Return a rough time of measuring the point, with its preparation."""
     effort = effort.for_point(point)
     if isinstance(point, InterferencePoint):
         return effort.warmup_seconds + max(effort.max_seconds, OVERLAPPED_SECONDS)
@@ -90,23 +90,23 @@ def within_budget(
         InputError: not even one point fits.
     """
     value = levels(points)
-    kept: set[Point] = set()
+    chosen: set[Point] = set()
     left = budget_seconds
     for point in sorted(points, key=lambda point: value[point]):
         if seconds[point] <= left:
-            kept.add(point)
+            chosen.add(point)
             left -= seconds[point]
-    if not kept and points:
+    if not chosen and points:
         cheapest = format_seconds(min(seconds[point] for point in points))
         raise InputError(
-            f"a budget of {format_seconds(budget_seconds)} holds not one point",
+            f"a budget of {format_seconds(budget_seconds)} is too short for any point",
             f"the cheapest takes about {cheapest}; a profile of one layer about one minute",
         )
-    return tuple(point for point in points if point in kept)
+    return tuple(point for point in points if point in chosen)
 
 
 def levels(points: Sequence[Point]) -> dict[Point, int]:
-    """Return each point's place in its family by value, 0 for the one to measure first."""
+    """Return each point's rank by value in its family, 0 for the one to measure first."""
     families: dict[object, list[Point]] = {}
     for point in points:
         families.setdefault(_family(point), []).append(point)
@@ -164,11 +164,11 @@ _TRIES = 5
 
 
 def representatives(device: Device, world_size: int) -> Representatives:
-    """Return short operations, the same in every session.
+    """Return short operations of each resource class, the same in every session.
 
-    The link's is what a pipeline keeps on it: on a CPU a queue of small exchanges, which need
-    a core, and soon, to go on at all. All ranks talk to each other; one CUDA device through
-    host memory, one CPU not at all.
+    Communication is what a pipeline keeps on the link: on a CPU a queue of small exchanges,
+    which progress only when they get a core. It is among all ranks; for one CUDA device through
+    host memory, and for one CPU there is none.
     """
     large = device.kind == "cuda"
     width = 4096 if large else 512
@@ -190,10 +190,10 @@ def representatives(device: Device, world_size: int) -> Representatives:
 def probe(
     points: Sequence[Point], representatives: Representatives, timed: Callable[[Point], Timing]
 ) -> Rates:
-    """Return rough speeds from a handful of operations.
+    """Return rough speeds from a few operations.
 
     Args:
-        timed: measures a point in a moment; what fails with it counts as very slow.
+        timed: measures a point in a moment; points that fail count as very slow.
     """
 
     def seconds(point: Point) -> float:
@@ -206,8 +206,8 @@ def probe(
     width = min(representatives.comp.d_in, 2048)
     dtypes = {point.dtype for point in points if isinstance(point, (GemmPoint, AttentionPoint))}
     for dtype in sorted(dtypes):
-        product = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
-        macs[dtype] = product.macs / seconds(product)
+        square = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
+        macs[dtype] = square.macs / seconds(square)
     copy = CopyPoint(direction="d2h", pinned=True, num_bytes=_LARGE_BYTES)
     groups = sorted({point.group for point in points if isinstance(point, CollectivePoint)})
     return Rates(
@@ -227,19 +227,19 @@ def _wire(group: Group, seconds: Callable[[Point], float]) -> Wire:
 
 
 def default_dtypes(kind: DeviceKind, preset: Preset) -> tuple[str, ...]:
-    """Return the element types to measure where none is asked for.
+    """Return the element types to measure where none is given.
 
-    A CPU's quick look takes float32 alone, a full one bfloat16 too where it is faster.
+    On a CPU the quick preset takes float32 alone, the full one also bfloat16 where it is faster.
     """
     if kind == "cuda":
         half = ("float16",) if preset == "full" else ()
         return ("float32", "bfloat16", *half)
-    if preset == "quick" or _product_seconds("bfloat16") > _FAST * _product_seconds("float32"):
+    if preset == "quick" or _gemm_seconds("bfloat16") > _FAST * _gemm_seconds("float32"):
         return ("float32",)
     return ("float32", "bfloat16")
 
 
-def _product_seconds(dtype: str) -> float:
+def _gemm_seconds(dtype: str) -> float:
     device = CpuDevice()
     run = gemm(GemmPoint(dtype=dtype, rows=256, d_in=512, d_out=512), device)
     return min(device.seconds(run) for _ in range(_TRIES))

@@ -1,4 +1,4 @@
-"""Sizes to measure, spaced evenly on a logarithm, and points made of them."""
+"""Grids of sizes to measure, spaced evenly on a logarithm, and points of these sizes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from moetune.domain.cluster import DeviceKind, Group
-from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmPoint, Product
+from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmForm, GemmPoint
 
 Preset = Literal["quick", "full"]
 
@@ -14,7 +14,7 @@ IN_FLIGHT = 4
 OPS: tuple[CollectiveOp, ...] = (
     "all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send",
 )  # fmt: skip
-_PRODUCTS: tuple[Product, ...] = ("forward", "grad_input", "grad_weight")
+_GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,12 @@ class Grid:
     """Sizes of one preset on one kind of device.
 
     Args:
-        degrees: into which a layer's tokens are cut.
-        fractions: of the tokens that a model's micro-batches have.
-        queued: the collectives that are measured with several in flight, too.
+        degrees: numbers of chunks into which a layer's tokens are cut.
+        fractions: divisors of the largest micro-batch of a model.
+        shapes: (d_model, d_hidden) of GEMMs.
+        row_divisors: of the largest number of tokens, for the rows of GEMMs.
+        experts: numbers of local experts of GEMMs.
+        queued: collectives that are also measured with several in flight.
     """
 
     degrees: tuple[int, ...]
@@ -68,8 +71,8 @@ GRIDS = MappingProxyType[tuple[Preset, DeviceKind], Grid](
 
 
 def gemm_points(dtype: str, experts: int, rows: int, d_in: int, d_out: int) -> Iterator[GemmPoint]:
-    """Yield a product's three forms, forward first."""
-    for product in _PRODUCTS:
+    """Yield a GEMM's three forms, forward first."""
+    for product in _GEMM_FORMS:
         yield GemmPoint(
             dtype=dtype, product=product, num_experts=experts, rows=rows, d_in=d_in, d_out=d_out
         )

@@ -1,4 +1,4 @@
-"""Operations of a model around its experts: attention, norms, the loss, the optimiser's step.
+"""Operations of a model around its experts: attention, norms, the loss, the optimizer's step.
 
 B sequences of S tokens, A heads of width D.
 """
@@ -13,7 +13,7 @@ from moetune.measure.device import Device, drop, tensor_maker, torch_dtype
 
 
 def attention(point: AttentionPoint, device: Device) -> Callable[[], None]:
-    """Return the function that attends once, or finds the three gradients of it.
+    """Return a function that runs attention once, or its three gradients.
 
     Query, key and value lie in one tensor, as one projection leaves them.
     """
@@ -35,7 +35,7 @@ def _attend(inputs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def norm(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Layer norm of a residual stream, and the sum with what comes back to it."""
+    """Return a function that runs a layer norm of a residual stream, and a sum with the stream."""
     x, weight, bias = _norm_inputs(point, device)
     out = torch.empty_like(x)
 
@@ -47,7 +47,7 @@ def norm(point: RowsPoint, device: Device) -> Callable[[], None]:
 
 
 def norm_backward(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Gradients of a norm's input, weight and bias, and the sum with the residual's."""
+    """Return a function that finds a norm's gradients, and their sum with the residual's."""
     inputs = _norm_inputs(point, device)
     for one in inputs:
         one.requires_grad_()
@@ -68,13 +68,13 @@ def _norm_inputs(point: RowsPoint, device: Device) -> list[torch.Tensor]:
 
 
 def cross_entropy(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Mean cross-entropy of every row of logits with one label."""
+    """Return a function that finds the mean cross-entropy of rows of logits with a label each."""
     logits, labels = _logits_and_labels(point, device)
     return lambda: drop(functional.cross_entropy(logits, labels))
 
 
 def cross_entropy_backward(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """Return the function that finds the gradient of the logits."""
+    """Return a function that finds the gradient of the logits."""
     logits, labels = _logits_and_labels(point, device)
     loss = functional.cross_entropy(logits.requires_grad_(), labels)
     one = torch.ones_like(loss)
@@ -87,18 +87,18 @@ def _logits_and_labels(point: RowsPoint, device: Device) -> tuple[torch.Tensor, 
 
 
 def adam(point: RowsPoint, device: Device) -> Callable[[], None]:
-    """A step of AdamW on one tensor, in one kernel."""
+    """Return a function that runs a step of AdamW on one tensor, in one kernel."""
     make = tensor_maker(device, point.dtype)
     parameter = make(point.rows, point.width).requires_grad_()
     parameter.grad = make(point.rows, point.width)
-    optimiser = torch.optim.AdamW([parameter], fused=True)
-    return lambda: drop(optimiser.step())
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    return lambda: drop(optimizer.step())
 
 
 def host_adam(point: RowsPoint, device: Device) -> Callable[[], None]:  # noqa: ARG001
-    """A step of AdamW on the host's own copy of a tensor, and the tensor's new values.
+    """Return a function that runs AdamW on the host's copy of a tensor, and casts the result.
 
-    Optimizer states of 2-byte parameters are in float32, and so is what is updated.
+    Of 2-byte parameters the copy and the optimizer states are in float32.
     """
     dtype = torch_dtype(point.dtype)
     wide = torch.promote_types(dtype, torch.float32)
@@ -106,10 +106,10 @@ def host_adam(point: RowsPoint, device: Device) -> Callable[[], None]:  # noqa: 
     master = torch.rand(shape, dtype=wide).sub_(0.5).requires_grad_()
     master.grad = torch.rand(shape, dtype=wide).sub_(0.5)
     values = torch.zeros(shape, dtype=dtype)
-    optimiser = torch.optim.AdamW([master], fused=True)
+    optimizer = torch.optim.AdamW([master], fused=True)
 
     def run() -> None:
-        optimiser.step()
+        optimizer.step()
         if wide != dtype:
             values.copy_(master.detach())
 

@@ -14,16 +14,16 @@ from moetune.domain.samples import GemmPoint, Point, Sample
 from moetune.measure.device import Device
 
 AGAIN_SHARE = 0.5
-"""Of the time that all points took, spent on noisy ones where no budget says otherwise."""
+"""Time for noisy points, as a share of the time that all points took, without a budget."""
 _CERTAIN = 0.02
 _MAX_VISITS = 5
 _MIN_QUARTILE_BLOCKS = 4
 
 
 def next_noisy(samples: Mapping[Point, Sequence[Sample]]) -> Point | None:
-    """Return the least certain of the points with the fewest visits; None where all are sure.
+    """Return the least certain of the points with the fewest visits; None where all are certain.
 
-    Visits lie apart in time, so that what disturbs one of them does not disturb them all.
+    Visits lie apart in time, so that a disturbance of one of them does not meet them all.
 
     Args:
         samples: of each point, one a visit.
@@ -31,13 +31,13 @@ def next_noisy(samples: Mapping[Point, Sequence[Sample]]) -> Point | None:
     doubts = {
         point: doubt
         for point, visits in samples.items()
-        if len(visits) < _MAX_VISITS and (doubt := doubt_of(visits)) > _CERTAIN
+        if len(visits) < _MAX_VISITS and (doubt := relative_uncertainty(visits)) > _CERTAIN
     }
     return min(doubts, key=lambda point: (len(samples[point]), -doubts[point]), default=None)
 
 
-def doubt_of(visits: Sequence[Sample]) -> float:
-    """Return about the relative standard error of the median; 0 where a visit failed."""
+def relative_uncertainty(visits: Sequence[Sample]) -> float:
+    """Return roughly the relative standard error of the median; 0 where a visit failed."""
     if any(visit.error for visit in visits):
         return 0.0
     seconds = list(itertools.chain.from_iterable(visit.seconds for visit in visits))
@@ -57,9 +57,9 @@ _QUARTILE_VALUES = 2
 def mark_drift(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Return the samples, those of a session that drifted marked "drift".
 
-    A session measures its first point, a matrix product, again at its end. The machine drifted
-    between two samples of a product whose medians differ by more than 3 % and by more than
-    their own spread explains. What else is measured again is noisy by itself.
+    A session measures its first point, a GEMM, again at its end. The machine drifted between two
+    samples of a GEMM whose medians differ by more than 3 % and by more than their own spread
+    explains. Other points are measured again because they are noisy, which shows no drift.
     """
     drifted: set[int] = set()
     first: dict[Point, int] = {}
@@ -80,7 +80,7 @@ def mark_drift(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 
 
 def has_drifted(before: Sample, after: Sample) -> bool:
-    """Whether two samples of one point differ beyond 3 % and beyond their quartiles."""
+    """Return whether two samples of one point differ beyond 3 % and beyond their quartiles."""
     change = abs(after.median_seconds / before.median_seconds - 1)
     (low, high), (next_low, next_high) = _quartiles(before), _quartiles(after)
     return change > _MAX_DRIFT and (low > next_high or next_low > high)
@@ -103,11 +103,11 @@ _CLOCK_SHARE = 0.9
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Cores = tuple[str, frozenset[int]]
-"""A machine that is up, and the cores of it that a process may use."""
+"""Boot id of a machine, and its cores that a process may use."""
 
 
 def process_cores() -> Cores:
-    """Return this process's."""
+    """Return the machine and the cores of this process."""
     try:
         boot = _BOOT.read_text()
     except OSError:
@@ -116,9 +116,9 @@ def process_cores() -> Cores:
 
 
 def num_sharers(cores: Sequence[Cores]) -> tuple[int, ...]:
-    """Return for how many ranks each rank's cores have to do, itself included.
+    """Return how many ranks share each rank's cores, itself included.
 
-    A rank on several cores counts on each of them for its share.
+    A rank with several cores counts on each of them by its share.
     """
     loads = [
         sum(len(mine & theirs) / len(theirs) for where, theirs in cores if where == machine)
@@ -128,10 +128,10 @@ def num_sharers(cores: Sequence[Cores]) -> tuple[int, ...]:
 
 
 class Load:
-    """Watches this rank's cores and its device's clock between calls of `signs`.
+    """Monitor of this rank's cores and its device's clock between calls of `signs`.
 
     Args:
-        sharers: ranks on the same cores, this one included; they are taken to work as much.
+        sharers: ranks on the same cores, with this one; they are assumed to work as much.
     """
 
     def __init__(self, device: Device, *, sharers: int = 1, root: Path = Path("/")) -> None:
@@ -155,7 +155,7 @@ class Load:
         self._before = now
         mine = own * self._sharers
         free = max(len(self._cores) * wall - mine, 0.0)
-        # Others disturb where they use cores, and there is no idle one left to use instead.
+        # Other programs disturb only where they leave no idle core to use instead.
         idle = len(self._cores) * wall - busy
         return busy - mine > _BUSY_SHARE * len(self._cores) * wall and idle < free / 2
 
@@ -173,7 +173,7 @@ class Load:
         for line in lines:
             name, *values = line.split()
             if name in self._cores:
-                # Without interrupts: those of our own packets count for nobody.
+                # Without interrupts: those of our own packets are no other program's.
                 user, nice, system, *_, steal = map(int, values[:8])
                 ticks += user + nice + system + steal
         return ticks / os.sysconf(_TICKS)

@@ -1,4 +1,4 @@
-"""The points to measure: those that the layers asked for need, then a grid of sizes.
+"""Points to measure: those that the given layers and models need, then a grid of sizes.
 
 All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Which fit?").
 """
@@ -42,7 +42,7 @@ _NEIGHBOURS = 2
 _NUM_EXPERTS = 8
 # Query, key, value, result, and the gradient of each.
 _ATTENTION_TENSORS = 8
-# Of exchanges and computation side by side: what they lose has a constant and a rate.
+# Of exchanges that overlap computation: several, as the loss has a constant and a rate.
 _COMM_BYTES: dict[DeviceKind, tuple[int, ...]] = {
     "cpu": (2**14, 2**18, 2**22),
     "cuda": (2**18, 2**22, 2**26),
@@ -77,10 +77,10 @@ def choose_points(
     spread over nodes (`spread_groups`).
 
     Args:
-        group_sizes: ranks that talk to each other; 1 stands for a loopback through host memory
-            in the place of a wire, for one CUDA device.
-        layers: shapes whose GEMMs, payloads and memory-bound operations are covered exactly.
-        transformers: models of which every tensor-parallel width is covered exactly.
+        group_sizes: ranks of a group; 1 stands for a loopback through host memory in the place
+            of a wire, for one CUDA device.
+        layers: shapes whose GEMMs, payloads and memory-bound operations are measured exactly.
+        transformers: models of which every tensor-parallel width is measured exactly.
         max_tokens: tokens on one rank in one step.
 
     Raises:
@@ -109,7 +109,7 @@ def choose_points(
         *_interference(machine.kind, has_link=bool(linked)),
     ]
     if not transformers:
-        chosen += _gemm_grid(dtypes, max_tokens, grid, covered=bool(workloads))
+        chosen += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
     chosen += [*_collective_grid(groups, grid), *_copy_grid(machine.kind, grid)]
     if not workloads:
         chosen += _rows_grid(dtypes, max_tokens, grid)
@@ -174,9 +174,9 @@ def _layer_points(
 
 
 def _payloads(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
-    """All-to-alls of the rows, and sums and gatherings of the tokens.
+    """Yield all-to-alls of the rows, and all-reduces and all-gathers of the tokens.
 
-    Sums in chunks, and shards of the tokens, among consecutive ranks only.
+    Those of tensor parallelism, in chunks and of shards, are among consecutive ranks only.
     """
     for degree in grid.degrees:
         for in_flight in (1, IN_FLIGHT):
@@ -221,9 +221,9 @@ def _interference(kind: DeviceKind, *, has_link: bool) -> Iterator[Point]:
 
 
 def _gemm_grid(
-    dtypes: Sequence[str], max_tokens: int, grid: Grid, *, covered: bool
+    dtypes: Sequence[str], max_tokens: int, grid: Grid, *, forward_only: bool
 ) -> Iterator[Point]:
-    """Every shape with few and many rows; only forward where a layer's own are covered."""
+    """Yield every shape with few and many rows; the forward form alone, or all three forms."""
     for dtype in dtypes:
         for d_model, d_hidden in grid.shapes:
             for experts in grid.experts:
@@ -231,8 +231,8 @@ def _gemm_grid(
                     rows = -(-max_tokens // (divisor * experts))
                     for d_in, d_out in ((d_model, d_hidden), (d_hidden, d_model)):
                         points = list(gemm_points(dtype, experts, rows, d_in, d_out))
-                        kept = points[:1] if covered else points
-                        yield from (one for one in kept if one.macs <= grid.max_macs)
+                        wanted = points[:1] if forward_only else points
+                        yield from (one for one in wanted if one.macs <= grid.max_macs)
 
 
 def _collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
@@ -240,7 +240,7 @@ def _collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
         size, num_nodes = group
         for op in OPS if size > _STAGED else OPS[:1]:
             if op == "send" and num_nodes and size > _NEIGHBOURS:
-                continue  # stages follow one another: two of them say it all
+                continue  # only neighbouring stages send: two ranks on two nodes are enough
             step = grid.bytes_step if op == "all_to_all" else 2 * grid.bytes_step
             for num_bytes in ladder(_SMALLEST_BYTES, grid.max_bytes, step):
                 for in_flight in (1, IN_FLIGHT) if op in grid.queued else (1,):
@@ -248,7 +248,7 @@ def _collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
 
 
 def _copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[Point]:
-    """Host memory cannot be pinned to a CPU: there the pinned ones are all."""
+    """Yield copies both ways; a CPU does not pin memory: there "pinned" stands for both kinds."""
     for num_bytes in ladder(_SMALLEST_COPY_BYTES, 4 * grid.max_bytes, grid.copy_bytes_step):
         for direction in _DIRECTIONS:
             for pinned in (True, False) if kind == "cuda" else (True,):
@@ -272,7 +272,7 @@ def _rows_grid(dtypes: Sequence[str], max_tokens: int, grid: Grid) -> Iterator[P
 
 
 def memory_bytes(point: Point) -> int:
-    """Return about how much memory the point's tensors take on one rank."""
+    """Return roughly the bytes of the point's tensors on one rank."""
     if isinstance(point, GemmPoint):
         elements = point.rows * (point.d_in + point.d_out) + point.d_in * point.d_out
         return point.num_experts * elements * dtype_bytes(point.dtype)

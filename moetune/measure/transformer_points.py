@@ -1,4 +1,4 @@
-"""Points of a whole model besides its experts: attention, dense networks, head, optimiser."""
+"""Points of a whole model around its experts: attention, dense FFNs, head, optimizer."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from moetune.domain.samples import HOST_ROWS, HOST_WIDTH, AttentionPoint, Point,
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import Grid, collective, gemm_points
 
-# A step of Adam over more elements takes as much longer as there are more.
+# Adam's time over more elements is proportional to them.
 _MAX_ADAM_ELEMENTS: dict[DeviceKind, int] = {"cpu": 2**24, "cuda": 2**28}
 _MAX_HOST_ADAM_ELEMENTS = 2**26
 _MAX_GRADIENT_LADDERS = 8
@@ -27,8 +27,8 @@ def transformer_points(
     """Yield the points of one micro-batch at every tensor-parallel width that divides the model.
 
     Args:
-        group_sizes: ranks of a tensor-parallel group, besides one.
-        groups: that may share gradients.
+        group_sizes: ranks of a tensor-parallel group, in addition to one.
+        groups: that may all-reduce gradients.
         max_tokens: of the largest micro-batch; of others, the grid's fractions of it, in whole
             sequences.
     """
@@ -42,7 +42,7 @@ def transformer_points(
     for width in dict.fromkeys(widths):
         yield from _attention(model, dtype, heads // width, sequences)
         for rows in (count * model.length for count in sequences):
-            yield from _block_products(model, dtype, width, rows)
+            yield from _block_gemms(model, dtype, width, rows)
             yield from _head(model, dtype, width, rows)
     for rows in (count * model.length for count in sequences):
         for op in ("norm", "norm_backward"):
@@ -50,7 +50,7 @@ def transformer_points(
     for op in ("dense_block",) if model.is_dense else ("dense_block", "moe_block"):
         for name in (op, f"{op}_step"):
             yield RowsPoint(op=name, dtype=dtype, rows=HOST_ROWS, width=HOST_WIDTH)
-    yield from _optimiser(model, dtype, groups, kind, grid)
+    yield from _optimizer(model, dtype, groups, kind, grid)
 
 
 def _sequences(model: Transformer, max_tokens: int, grid: Grid) -> list[int]:
@@ -74,8 +74,8 @@ def _attention(
             )
 
 
-def _block_products(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Point]:
-    """Attention's projections and the two halves of the dense network, on one of `width` ranks."""
+def _block_gemms(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Point]:
+    """Yield attention's projections and the two GEMMs of a dense FFN, on one of `width` ranks."""
     d_model, d_hidden = model.moe.d_model, model.moe.d_hidden
     for d_in, d_out in (
         (d_model, 3 * d_model // width),
@@ -87,17 +87,17 @@ def _block_products(model: Transformer, dtype: str, width: int, rows: int) -> It
 
 
 def _head(model: Transformer, dtype: str, width: int, rows: int) -> Iterator[Point]:
-    """The head and the loss, on the one of `width` ranks that has the most tokens of its own."""
-    words = model.num_words(width)
-    yield from gemm_points(dtype, 1, rows, model.moe.d_model, words)
+    """Yield head and loss, on the one of `width` ranks with the most of the vocabulary."""
+    vocab = model.vocab_per_rank(width)
+    yield from gemm_points(dtype, 1, rows, model.moe.d_model, vocab)
     for op in ("cross_entropy", "cross_entropy_backward"):
-        yield RowsPoint(op=op, dtype=dtype, rows=rows, width=words)
+        yield RowsPoint(op=op, dtype=dtype, rows=rows, width=vocab)
 
 
-def _optimiser(
+def _optimizer(
     model: Transformer, dtype: str, groups: Sequence[Group], kind: DeviceKind, grid: Grid
 ) -> Iterator[Point]:
-    """Adam on all parameters and on shards of them, and the all-reduce of all gradients."""
+    """Yield Adam on all parameters and on shards of them, and the all-reduce of all gradients."""
     parameters = model.num_parameters
     most = min(parameters, _MAX_ADAM_ELEMENTS[kind])
     for fraction in grid.fractions:

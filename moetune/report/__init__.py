@@ -1,5 +1,5 @@
-"""Figures of everything measured and planned, and the HTML around them.
+"""Neutral sections, figures of profiles and plans, and the HTML around them.
 
-Figures are plotly's JSON, drawn by the plotly.js of the installed `plotly` package, which is read
-only here. Functions take values of the domain and return a `Figure`.
+A figure is plotly's JSON, written without plotly's slow import and drawn by the plotly.js of the
+installed package. Functions take values of the domain and return a `Figure`.
 """

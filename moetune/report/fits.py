@@ -1,4 +1,4 @@
-"""Figures of fits: an operation's points, the curve, its band, and the residuals."""
+"""Figures of fits: an operation's points, curve, band and residuals, and two profiles' curves."""
 
 import math
 from collections.abc import Sequence
@@ -6,22 +6,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.fit.book import Points
 from moetune.fit.curve import curve_through, left_out_errors
+from moetune.fit.index import Points
 from moetune.fit.predictor import Predictor
-from moetune.fit.variants import drawn_predictors
+from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, drawn_predictors
 from moetune.report.operations import OperationCurve
 from moetune.report.section import Figure, Value
 from moetune.report.theme import SERIES, axis, drawing, log_seconds, log_sizes
 
-NUM_DRAWS = 100
-SEED = 0
-"""The draws that a plan's own spread comes from."""
 _BAND_PERCENT = (5.0, 95.0)
 _PER_OCTAVE = 4
 _LEAST_STEPS = 24
 _UNMEASURED = {"bytes": (2.0**10, 2.0**28), "MACs": (2.0**20, 2.0**40)}
-"""Where a line that comes without sizes is drawn."""
+"""Range of sizes in which a line without measured sizes is drawn."""
 
 
 def fit_figure(operation: OperationCurve) -> Figure:
@@ -58,9 +55,9 @@ def fit_figure(operation: OperationCurve) -> Figure:
 
 
 def residual_figure(operation: OperationCurve) -> Figure | None:
-    """Return how far predictions miss each point; None where there is nothing to hold against.
+    """Return the relative errors of predictions at the measured points; None without points.
 
-    Of the curve each point is predicted from the others; of the α–β line all are given.
+    The curve is fitted without the predicted point; the α–β line to all points.
     """
     found = operation.found
     if not isinstance(found, Points):
@@ -80,10 +77,10 @@ def residual_figure(operation: OperationCurve) -> Figure | None:
     return Figure(
         name="residuals",
         is_low=True,
-        title="What is left over",
+        title="Residuals",
         words=(
-            "How far a prediction misses each measured median: of the curve when the point is left "
-            "out, and of the α–β line. Both ends of the curve are left in."
+            "Relative error of the prediction at each measured median: by the curve without the "
+            "point, and by the α–β line. The two ends of the curve are never left out."
         ),
         drawing=drawing(
             [
@@ -92,7 +89,7 @@ def residual_figure(operation: OperationCurve) -> Figure | None:
             ],
             x=log_sizes(_size_title(operation), ends[0] / 2, ends[1] * 2, unit=operation.unit),
             y=axis(
-                "relative miss", tickformat="+.0%", zeroline=True,
+                "relative error", tickformat="+.0%", zeroline=True,
                 zerolinecolor="@muted",
             ),
         ),
@@ -145,14 +142,16 @@ def _curve(operation: OperationCurve) -> Predictor:
 
 
 def _band(operation: OperationCurve, sizes: Sequence[float]) -> tuple[list[float], list[float]]:
-    drawn = drawn_predictors(operation.found, label=operation.label, num=NUM_DRAWS, seed=SEED)
+    drawn = drawn_predictors(
+        operation.found, label=operation.label, num=NUM_RESAMPLES, seed=RESAMPLING_SEED
+    )
     seconds = np.array([[one.predict(size).seconds for size in sizes] for one in drawn])
     low, high = np.percentile(seconds, _BAND_PERCENT, axis=0)
     return low.tolist(), high.tolist()
 
 
 def _grid(operation: OperationCurve) -> list[float]:
-    """Return sizes in even steps of their logarithm, half as far again as was measured."""
+    """Return sizes in even logarithmic steps, from half the smallest point to twice the largest."""
     found, error = operation.found, operation.error
     if isinstance(found, Points):
         low, high = found.series.sizes[0] / 2, found.series.sizes[-1] * 2
@@ -269,10 +268,10 @@ def _size_title(operation: OperationCurve) -> str:
 def _words(operation: OperationCurve) -> str:
     if not isinstance(operation.found, Points):
         return (
-            f"Only a line is known of {operation.name}, no measured points: the band is what an "
-            "assumed error of its start-up and its rate leaves open."
+            f"{operation.name} has a line and no measured points: the band follows from assumed "
+            "errors of its start-up time and its rate."
         )
     return (
-        f"{operation.name} at {operation.num_points} sizes. The curve goes through the medians; "
-        "9 in 10 draws of the measurement's noise and the fit's error lie in the band."
+        f"{operation.name} at {operation.num_points} sizes. The curve passes through the medians; "
+        "90 % of draws from the measurement's noise and the fit's error lie in the band."
     )

@@ -1,4 +1,4 @@
-"""HTML around sections: templates, the report as one file, and the plotly.js that draws."""
+"""HTML of sections: Jinja templates, the report as one file, and the installed plotly.js."""
 
 import base64
 import json
@@ -31,8 +31,8 @@ class PlotlyScript:
     """plotly.js of the installed package.
 
     Args:
-        injected_styles: ids of elements that keep it from adding an inline `<style>` when it is
-            loaded, which a Content-Security-Policy forbids: of maps, which are not drawn here.
+        injected_styles: ids of the inline `<style>` elements that it adds for maps on loading.
+            A Content-Security-Policy forbids those; elements with these ids prevent them.
     """
 
     file: Path
@@ -41,7 +41,7 @@ class PlotlyScript:
 
 
 def plotly_script() -> PlotlyScript:
-    """Return where plotly.js is; Python's part of the package is not loaded.
+    """Find plotly.js without importing the plotly package.
 
     Raises:
         MoetuneError: plotly is not installed.
@@ -70,7 +70,7 @@ _AGES = (
 
 
 def environment(*folders: Path) -> "Environment":
-    """Return the templates of these folders and of this package; everything is escaped.
+    """Return an environment of the templates in these folders and in this package, with escaping.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
@@ -97,16 +97,16 @@ def environment(*folders: Path) -> "Environment":
 
 
 def figure_json(figure: Figure) -> str:
-    """Return the figure as JSON that cannot end the script element it stands in."""
+    """Return the figure as JSON that cannot close the script element around it."""
     found = json.dumps(figure.drawing, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def age(created_at: str, now: datetime) -> str:
-    """Return "3 days ago" of a time of day in UTC; "" where there is none.
+    """Return the age of a time, such as "3 days ago"; "" for no time.
 
     Args:
-        created_at: ISO 8601.
+        created_at: ISO 8601 with a time zone, or "".
         now: with a time zone.
     """
     if not created_at:
@@ -125,9 +125,9 @@ class Chapter:
 
     Args:
         name: of letters, digits and hyphens; unique in the report.
-        short: for the list of contents.
-        scope: what it is about, in one line.
-        sections: the first one's title stands above it already.
+        short: title in the list of contents.
+        scope: sizes and machine in one line.
+        sections: the first one's title is omitted: it repeats the chapter's.
     """
 
     name: str
@@ -138,10 +138,10 @@ class Chapter:
 
 
 def report_page(*, title: str, made_at: str, version: str, chapters: Sequence[Chapter]) -> str:
-    """Return one HTML file with everything in it: styles, scripts, figures and their data.
+    """Return the report as one HTML file with its styles, scripts, figures and their data.
 
     Args:
-        made_at: UTC, for the reader.
+        made_at: time of the report, as text.
 
     Raises:
         MoetuneError: plotly or Jinja2 is not installed.
@@ -163,7 +163,7 @@ def _data_url(text: str) -> str:
 
 
 def _ticked(text: str) -> str:
-    """Return escaped text in which `this` is set as code."""
+    """Return escaped text with words in backticks set as code."""
     from markupsafe import Markup, escape
 
     return Markup(_TICKED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - escaped

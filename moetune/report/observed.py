@@ -1,4 +1,4 @@
-"""Predicted against observed over time, and whether the machine drifts away from its profile."""
+"""Figures of observed steps: predicted against observed over time, and the machine's drift."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from moetune.domain.records import Observation, Stored
 from moetune.domain.units import format_seconds
-from moetune.report.section import Figure, Value
+from moetune.report.section import Figure, Value, plural
 from moetune.report.theme import axis, drawing, seconds_scale
 
 WINDOW = 21
-"""Observations whose median is the drift: enough that a few slow steps do not move it."""
+"""Observations in the rolling median: enough that a few slow steps do not move it."""
 MOST_POINTS = 600
 HEADER = (
     "id", "time_utc", "plan", "source", "tokens_per_rank", "forward_degree", "backward_degree",
@@ -20,10 +20,10 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One observation, summed up.
+    """One observation with the median of its steps.
 
     Args:
-        at: time of day, UTC, ISO 8601.
+        at: time of storing, UTC, ISO 8601.
         seconds: the median of its steps.
     """
 
@@ -40,7 +40,7 @@ class Seen:
 
     @property
     def row(self) -> tuple[Value, ...]:
-        """The entries of `HEADER`."""
+        """The values of the columns in `HEADER`."""
         one = self.observation
         return (
             self.id, self.at, one.plan_id, one.source, one.tokens_per_rank, one.forward_degree,
@@ -48,20 +48,20 @@ class Seen:
         )  # fmt: skip
 
 
-def seen(kept: Sequence[Stored[Observation]]) -> tuple[Seen, ...]:
-    """Return the observations that have a time, oldest first."""
+def seen(rows: Sequence[Stored[Observation]]) -> tuple[Seen, ...]:
+    """Return the observations that have steps, oldest first."""
     return tuple(
         Seen(
             id=one.id, at=one.created_at[:23], observation=one.value,
             seconds=statistics.median(one.value.seconds),
         )
-        for one in sorted(kept, key=lambda one: one.id)
+        for one in sorted(rows, key=lambda one: one.id)
         if one.value.seconds
     )  # fmt: skip
 
 
 def observed_figure(found: Sequence[Seen]) -> Figure:
-    """Return observed steps over time beside what the plan promised for them."""
+    """Return observed and predicted steps of one plan over time."""
     shown = thinned([one.seconds for one in found], MOST_POINTS)
     scale, unit = seconds_scale(min(one.seconds for one in found))
     some = [found[at] for at in shown]
@@ -71,8 +71,9 @@ def observed_figure(found: Sequence[Seen]) -> Figure:
         is_low=True,
         title="Predicted against observed",
         words=(
-            f"{_count(len(found))}, the latest took {format_seconds(found[-1].seconds)} where "
-            f"{format_seconds(found[-1].observation.predicted_seconds)} were predicted."
+            f"{plural(len(found), 'observation')}; the latest step took "
+            f"{format_seconds(found[-1].seconds)}, predicted were "
+            f"{format_seconds(found[-1].observation.predicted_seconds)}."
             f"{_thinning(len(found), len(shown))}"
         ),
         drawing=drawing(
@@ -104,9 +105,9 @@ def drift_figure(found: Sequence[Seen]) -> Figure:
         is_low=True,
         title="Drift",
         words=(
-            f"Observed over predicted, less 1. The line is the median of {WINDOW} observations: "
-            f"it ends at {drift[-1] - 1:+.1%}. A line that leaves 0 for good says that the "
-            f"machine is no longer the one that was measured.{_thinning(len(found), len(shown))}"
+            f"Observed over predicted, minus 1. The line is the median of {WINDOW} observations "
+            f"and ends at {drift[-1] - 1:+.1%}. If it stays away from 0, the machine's speed is "
+            f"no longer that of the profile.{_thinning(len(found), len(shown))}"
         ),
         drawing=drawing(
             [
@@ -120,7 +121,7 @@ def drift_figure(found: Sequence[Seen]) -> Figure:
             ],
             x=axis("time, UTC", type="date"),
             y=axis(
-                "relative miss", tickformat="+.0%", zeroline=True,
+                "relative error", tickformat="+.0%", zeroline=True,
                 zerolinecolor="@muted",
             ),
         ),
@@ -130,26 +131,26 @@ def drift_figure(found: Sequence[Seen]) -> Figure:
 
 
 def rolling_median(values: Sequence[float], window: int) -> list[float]:
-    """Return the median of each value and those before it, `window` of them at most."""
+    """Return for each value the median of it and up to `window` - 1 values before it."""
     return [
         statistics.median(values[max(0, at + 1 - window) : at + 1]) for at in range(len(values))
     ]
 
 
 def thinned(values: Sequence[float], most: int) -> list[int]:
-    """Return the indices to draw, in order: of each stretch the least and the largest value.
+    """Return the indices of at most `most` values, in order: extremes of equal stretches, and ends.
 
-    No outlier is lost. Both ends are kept; with no more values than `most` all of them are.
+    So that no outlier is lost.
     """
     count = len(values)
     if count <= most:
         return list(range(count))
     stretches = max(1, (most - 2) // 2)
-    kept = {0, count - 1}
+    chosen = {0, count - 1}
     for stretch in range(stretches):
         part = range(stretch * count // stretches, (stretch + 1) * count // stretches)
-        kept |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
-    return sorted(kept)
+        chosen |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
+    return sorted(chosen)
 
 
 def _points(name: str, some: Sequence[Seen], y: Sequence[float]) -> dict[str, object]:
@@ -166,11 +167,7 @@ def _points(name: str, some: Sequence[Seen], y: Sequence[float]) -> dict[str, ob
     }  # fmt: skip
 
 
-def _count(count: int) -> str:
-    return f"{count:,} observation{'' if count == 1 else 's'}"
-
-
 def _thinning(count: int, shown: int) -> str:
     if shown == count:
         return ""
-    return f" {shown:,} points are drawn, the extremes among them; the CSV file has all."
+    return f" {shown:,} points are drawn, with all extremes; the CSV file has all points."

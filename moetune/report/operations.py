@@ -1,4 +1,4 @@
-"""The operations of a profile over their sizes, and how they disturb each other."""
+"""Operations of a profile as curves over their size, and the figure of their interference."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ from moetune.domain.cluster import placement_name
 from moetune.domain.costs import Interference, LinearCost
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import ResourceClass
-from moetune.fit.book import Book, Points
 from moetune.fit.curve import Line
+from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.pool import CollectiveKey, CopyKey
 from moetune.report.section import Figure
 from moetune.report.theme import axis, drawing, note
@@ -24,11 +24,11 @@ class OperationCurve:
     Args:
         name: unique in the profile, such as "all_to_all, 8 ranks, 4 in flight".
         kind: "collective", "GEMM", "copy", "memory-bound operation" or "attention".
-        unit: what the size counts: "bytes", "rows", "elements", "sequences" or "MACs".
+        unit: of the size: "bytes", "rows", "elements", "sequences" or "MACs".
         found: the measured points, or the line where nothing was measured.
-        line: the α–β line over the same size.
-        error: of the line's fit; of a GEMM, of its dtype's.
-        label: what its random draws depend on.
+        line: the α–β line over the same size, in seconds.
+        error: of the line's fit; of a GEMM's shape, that of its dtype's line.
+        label: seeds the operation's random draws, as in the plan's own resamples.
     """
 
     name: str
@@ -41,12 +41,12 @@ class OperationCurve:
 
     @property
     def key(self) -> str:
-        """The name in an address: letters, digits and hyphens."""
+        """The name as letters, digits and hyphens, for addresses."""
         return _NOT_IN_KEYS.sub("-", self.name.lower()).strip("-")
 
     @property
     def is_shape(self) -> bool:
-        """Whether it is one shape of a GEMM or of attention, of which a profile has many."""
+        """Whether this is one of the many shapes of a GEMM or of attention."""
         return self.kind == "attention" or (self.kind == "GEMM" and self.unit == "rows")
 
     @property
@@ -56,42 +56,42 @@ class OperationCurve:
 
 
 def operations_of(profile: Profile) -> tuple[OperationCurve, ...]:
-    """Return everything that the profile knows the time of, what travels first."""
-    book = Book(profile)
+    """Return all operations of the profile, collectives first."""
+    index = ProfileIndex(profile)
     return (
-        *_collectives(book),
-        *_gemms(book),
-        *_copies(book),
-        *_memory_bound(book),
-        *_attention(book),
+        *_collectives(index),
+        *_gemms(index),
+        *_copies(index),
+        *_memory_bound(index),
+        *_attention(index),
     )
 
 
-def _collectives(book: Book) -> Iterator[OperationCurve]:
+def _collectives(index: ProfileIndex) -> Iterator[OperationCurve]:
     lines: dict[CollectiveKey, CollectiveLine] = {
         (line.op, line.group_size, line.num_nodes, line.in_flight): line
-        for line in book.profile.collective
+        for line in index.profile.collective
     }
-    for key in sorted(book.pool.collective.keys() | lines.keys()):
+    for key in sorted(index.pool.collective.keys() | lines.keys()):
         op, group_size, num_nodes, in_flight = key
         line = lines.get(key)
         flight = f", {in_flight} in flight" if in_flight > 1 else ""
-        place = placement_name((group_size, num_nodes), book.profile.machine)
+        place = placement_name((group_size, num_nodes), index.profile.machine)
         yield OperationCurve(
             name=f"{op}, {place}{flight}",
             kind="collective",
             unit="bytes",
-            found=book.collective(key),
+            found=index.collective(key),
             line=line.cost if line else None,
             error=line.error if line else None,
             label=f"collective {key}",
         )
 
 
-def _gemms(book: Book) -> Iterator[OperationCurve]:
-    lines = {line.dtype: line for line in book.profile.gemm}
-    for dtype, product, shape in sorted(book.pool.gemm):
-        points = book.gemm_points(dtype, product, shape)
+def _gemms(index: ProfileIndex) -> Iterator[OperationCurve]:
+    lines = {line.dtype: line for line in index.profile.gemm}
+    for dtype, product, shape in sorted(index.pool.gemm):
+        points = index.gemm_points(dtype, product, shape)
         assert points is not None  # noqa: S101 - the pool names what was measured
         num_experts, d_in, d_out = shape
         line = lines.get(dtype)
@@ -105,7 +105,7 @@ def _gemms(book: Book) -> Iterator[OperationCurve]:
             label=points.label,
         )
     for line in lines.values():
-        found = book.gemm_line(line.dtype)
+        found = index.gemm_line(line.dtype)
         if found is not None:
             yield OperationCurve(
                 name=f"gemm {line.dtype}",
@@ -119,17 +119,17 @@ def _gemms(book: Book) -> Iterator[OperationCurve]:
 
 
 def _per_row(line: GemmLine, *, macs: int) -> LinearCost:
-    """Return the line over rows, each of so many multiply-accumulates."""
+    """Return the line over rows of `macs` multiply-accumulates each."""
     return LinearCost(
         alpha_seconds=line.alpha_seconds, beta_seconds=line.beta_seconds_per_mac * macs
     )
 
 
-def _copies(book: Book) -> Iterator[OperationCurve]:
+def _copies(index: ProfileIndex) -> Iterator[OperationCurve]:
     lines: dict[CopyKey, CopyLine] = {
-        (line.direction, line.pinned, line.both_ways): line for line in book.profile.copy
+        (line.direction, line.pinned, line.both_ways): line for line in index.profile.copy
     }
-    for key in book.copies():
+    for key in index.copies():
         direction, pinned, both_ways = key
         line = lines.get(key)
         both = ", both ways" if both_ways else ""
@@ -137,16 +137,16 @@ def _copies(book: Book) -> Iterator[OperationCurve]:
             name=f"{direction} {'pinned' if pinned else 'pageable'}{both}",
             kind="copy",
             unit="bytes",
-            found=book.copy(key),
+            found=index.copy(key),
             line=line.cost if line else None,
             error=line.error if line else None,
             label=f"copy {key}",
         )
 
 
-def _memory_bound(book: Book) -> Iterator[OperationCurve]:
-    for op, dtype in book.rows_keys():
-        known = book.rows((op, dtype))
+def _memory_bound(index: ProfileIndex) -> Iterator[OperationCurve]:
+    for op, dtype in index.rows_keys():
+        known = index.rows((op, dtype))
         assert known is not None  # noqa: S101 - it is one of the keys
         yield OperationCurve(
             name=f"{op} {dtype}",
@@ -159,10 +159,10 @@ def _memory_bound(book: Book) -> Iterator[OperationCurve]:
         )
 
 
-def _attention(book: Book) -> Iterator[OperationCurve]:
-    for key in sorted(book.pool.attention):
+def _attention(index: ProfileIndex) -> Iterator[OperationCurve]:
+    for key in sorted(index.pool.attention):
         dtype, length, num_heads, head_dim, backward = key
-        points = book.attention(key)
+        points = index.attention(key)
         yield OperationCurve(
             name=f"attention {dtype}{' backward' if backward else ''}, "
             f"{length} long, {num_heads} × {head_dim}",
@@ -180,19 +180,19 @@ CLASSES: dict[ResourceClass, str] = {
     "comm": "communication",
     "mem": "copies",
 }
-BESIDE = (*CLASSES.values(), "both others")
+OVERLAPPED = (*CLASSES.values(), "both others")
 _STRONGEST = 0.55
-"""How opaque a cell is whose operation stands still: text on it stays readable."""
+"""Opacity of a cell of speed 0, at which its text is still readable."""
 _Cell = tuple[int, int, float]
 """(row, column, speed)."""
 
 
 def interference_figure(table: Interference) -> Figure:
-    """Return the speed of each class beside the others; 1 is undisturbed (MPipeMoE Fig. 3)."""
+    """Return the relative speed of each class when overlapped with others (MPipeMoE Fig. 3)."""
     cells = [
         (row, column, speed)
         for row, victim in enumerate(CLASSES)
-        for column, speed in enumerate(speeds_beside(table, victim))
+        for column, speed in enumerate(overlapped_speeds(table, victim))
         if speed is not None
     ]
     names = list(CLASSES.values())
@@ -201,14 +201,14 @@ def interference_figure(table: Interference) -> Figure:
         is_low=True,
         title="Interference",
         words=(
-            "Speed of the row's operation while the column's runs beside it; 1.00 is undisturbed, "
-            "and the stronger the colour, the slower."
+            "Speed of the row's operation while the column's runs at the same time, relative to "
+            "its speed alone. Stronger colour is slower."
         ),
         drawing=drawing(
             [_numbers(cells, names)],
             x=axis(
-                "", side="top", tickvals=list(range(4)), ticktext=list(BESIDE), showgrid=False,
-                range=[-0.5, 3.5], showline=False, fixedrange=True, tickangle=0,
+                "", side="top", tickvals=list(range(4)), ticktext=list(OVERLAPPED),
+                showgrid=False, range=[-0.5, 3.5], showline=False, fixedrange=True, tickangle=0,
             ),
             y=axis(
                 "", tickvals=list(range(3)), ticktext=names, showgrid=False, range=[2.5, -0.5],
@@ -221,12 +221,12 @@ def interference_figure(table: Interference) -> Figure:
             margin={"l": 8, "r": 8, "t": 24, "b": 8},
         ),
         header=("operation", "beside", "speed"),
-        rows=tuple((names[row], BESIDE[column], speed) for row, column, speed in cells),
+        rows=tuple((names[row], OVERLAPPED[column], speed) for row, column, speed in cells),
     )  # fmt: skip
 
 
-def speeds_beside(table: Interference, victim: ResourceClass) -> tuple[float | None, ...]:
-    """Return the victim's speed beside each class and beside both others; None beside itself."""
+def overlapped_speeds(table: Interference, victim: ResourceClass) -> tuple[float | None, ...]:
+    """Return the victim's relative speed with each class (None: its own) and with both others."""
     alone = (
         None if other == victim else table.speed(victim, frozenset({other})) for other in CLASSES
     )
@@ -239,7 +239,7 @@ def _numbers(cells: Sequence[_Cell], names: Sequence[str]) -> dict[str, object]:
         "x": [column for _, column, _ in cells], "y": [row for row, _, _ in cells],
         "text": [f"{speed:.2f}" for _, _, speed in cells],
         "hovertext": [
-            f"{names[row]} beside {BESIDE[column]}: {speed:.1%} of its speed"
+            f"{names[row]} with {OVERLAPPED[column]}: {speed:.1%} of its speed alone"
             for row, column, speed in cells
         ],
         "textfont": {"size": 15, "color": "@ink"},

@@ -18,9 +18,10 @@ from moetune.report.theme import (
 
 
 def degree_figure(plans: Mapping[str, Plan]) -> Figure:
-    """Return the ranges of one plan or several, by the name each is shown under.
+    """Return the chunks of one plan or several over the batch size.
 
-    One size is marked where there is one plan: its own.
+    Args:
+        plans: by the name in the legend. A single plan's own batch size is marked.
     """
     several = len(plans) > 1
     data = [
@@ -37,7 +38,7 @@ def degree_figure(plans: Mapping[str, Plan]) -> Figure:
         name="degrees",
         title="Chunks by batch",
         words=(
-            "How many chunks the tokens of a step are cut into, for every number of tokens on a "
+            "Number of chunks that a step's tokens are cut into, for every number of tokens per "
             "rank. A layer that runs with this plan looks its batch up here."
         ),
         drawing=drawing(
@@ -67,7 +68,8 @@ def _steps(ranges: tuple[Range, ...], at: int, name: str, color: str) -> dict[st
 
 
 _NEAR = 1.25
-"""Times the largest memory up to which the limit is drawn, and does not squeeze the rest."""
+"""Multiple of the largest memory up to which the limit is drawn; a farther one would squeeze the
+points together."""
 _SYMBOLS = ("circle-open", "square-open", "diamond-open", "triangle-up-open", "cross-open")
 
 
@@ -77,7 +79,7 @@ class Option:
 
     Args:
         group: options that belong together, such as a strategy.
-        memory_bytes: on the device that needs the most.
+        memory_bytes: of the device that needs most.
     """
 
     name: str
@@ -88,9 +90,9 @@ class Option:
 
 
 def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
-    """Return the options that no other beats in both, the least memory first.
+    """Return the options for which no other is both faster and smaller, the least memory first.
 
-    Of equals the first one is taken.
+    Of equal ones the first is taken.
     """
     front: list[Option] = []
     for one in sorted(options, key=lambda option: (option.memory_bytes, option.step_seconds)):
@@ -100,19 +102,19 @@ def pareto_front(options: Sequence[Option]) -> tuple[Option, ...]:
 
 
 def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figure:
-    """Return every option by memory and time, the front, the choice and the limit."""
+    """Return all options by memory and step time, with Pareto front, chosen one and limit."""
     scales = _Scales.of(options, limit_bytes)
     front = pareto_front(options)
     most = max(one.memory_bytes for one in options)
     is_near = limit_bytes is not None and limit_bytes <= _NEAR * most
     limit = upright((limit_bytes or 0) / scales.size, "limit ") if is_near else {}
-    far = f" The limit, {format_bytes(limit_bytes)}, is far." if limit_bytes and not is_near else ""
+    far = f" The limit is {format_bytes(limit_bytes)}." if limit_bytes and not is_near else ""
     return Figure(
         name="memory",
         title="Step time against memory",
         words=(
-            "Down and to the left is better. What lies on the line is beaten by nothing that is "
-            "both faster and smaller; the filled point is the plan." + far
+            "Down and to the left is better: no option is both faster and smaller than one on the "
+            "line. The filled point is the plan." + far
         ),
         drawing=drawing(
             _traces(options, front, scales),
@@ -134,7 +136,7 @@ def pareto_figure(options: Sequence[Option], *, limit_bytes: int | None) -> Figu
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """What the axes count in."""
+    """Units of the axes, and the memory limit."""
 
     seconds: float
     time_unit: str
@@ -161,7 +163,7 @@ class _Scales:
 def _traces(
     options: Sequence[Option], front: Sequence[Option], scales: _Scales
 ) -> list[dict[str, object]]:
-    """Return the front, each group, and the choice on top."""
+    """Return the front, the options of each group, and the chosen one on top."""
     groups = list(dict.fromkeys(one.group for one in options))
     return [
         scales.trace(
@@ -198,7 +200,11 @@ PHASES = ("forward", "backward", "around")
 
 
 def phases_figure(plans: Mapping[str, Plan]) -> Figure:
-    """Return the predicted passes of each plan's layer as stacked bars, by the plan's name."""
+    """Return the predicted passes of each plan's layer as stacked bars.
+
+    Args:
+        plans: by the name next to the bar.
+    """
     parts = {
         name: (
             plan.predicted.forward_seconds,
@@ -237,7 +243,7 @@ def phases_figure(plans: Mapping[str, Plan]) -> Figure:
 def _stacked(
     parts: Mapping[str, tuple[float, float, float]], scale: float
 ) -> list[dict[str, object]]:
-    """Return a bar for each phase that anything takes time of."""
+    """Return a trace of bars for each phase that takes time."""
     return [
         {
             "type": "bar", "orientation": "h", "name": phase, "y": list(parts),
@@ -251,15 +257,15 @@ def _stacked(
     ]  # fmt: skip
 
 
-def parts_figure(whole: TransformerPlan) -> Figure:
-    """Return what a whole model's step consists of, the longest part first."""
-    parts = sorted(whole.parts, key=lambda part: part.seconds, reverse=True)
-    scale, unit = seconds_scale(max(whole.step_seconds, 1e-9))
+def parts_figure(transformer: TransformerPlan) -> Figure:
+    """Return the parts of a whole model's step as bars, the longest first."""
+    parts = sorted(transformer.parts, key=lambda part: part.seconds, reverse=True)
+    scale, unit = seconds_scale(max(transformer.step_seconds, 1e-9))
     return Figure(
         name="parts",
         is_wide=True,
         title="Parts of one step",
-        words=f"Seconds of {format_seconds(whole.step_seconds)}, on the slowest stage.",
+        words=f"Parts of {format_seconds(transformer.step_seconds)} on the slowest stage.",
         drawing=drawing(
             [
                 {

@@ -1,7 +1,7 @@
-"""Sections: what is shown of a plan, a profile or a comparison, before anybody draws it.
+"""Sections: titles, words, tables and figures of a plan, a profile or a comparison.
 
-The command line draws them with rich, the pages and the report with Jinja, and `--json` prints
-their values: the same facts everywhere, in the form that suits the medium.
+`workflows.views` makes them; the command line draws them with rich, the pages and the report with
+Jinja, and `--json` prints their values.
 """
 
 import csv
@@ -13,7 +13,7 @@ from typing import TypeAlias
 from moetune.domain.units import format_bytes, format_seconds
 
 Drawing: TypeAlias = dict[str, object]
-"""What plotly draws: `data` and `layout`. Colours are roles of the theme, as in `theme.py`."""
+"""plotly's `data` and `layout`; colours are roles of the theme, as in `theme.py`."""
 Value: TypeAlias = str | int | float | None
 
 
@@ -22,10 +22,10 @@ class Cell:
     """One fact: a value for programs, a text for people.
 
     Args:
-        value: seconds, bytes, a share of 1, a count, or words; None where nothing is known.
+        value: seconds, bytes, a share of 1, a count, or words; None where it is unknown.
         unit: of the value: "s", "B", "1" for a share, or "".
-        href: where the cell leads on a page; "" for nowhere.
-        mark: how it is set: "chosen", "good", "usable", "suspect", "code", or "".
+        href: link on a page; "" for none.
+        mark: style class: "chosen", "good", "usable", "suspect", "code", or "".
     """
 
     text: str
@@ -62,7 +62,7 @@ class Cell:
 
     @classmethod
     def share(cls, number: float | None, *, digits: int = 1, sign: bool = False) -> "Cell":
-        """Return a cell with per cent; an empty one for None."""
+        """Return a cell with a percentage; an empty one for None."""
         text = "" if number is None else percent(number, digits=digits, sign=sign)
         return cls(text=text, value=number, unit="1")
 
@@ -72,7 +72,7 @@ EMPTY = Cell(text="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Highlight:
-    """One of the few numbers to read first, and what to hold it against."""
+    """One of the few numbers to read first, with a note to compare it with."""
 
     name: str
     cell: Cell
@@ -85,12 +85,12 @@ class Table:
 
     Args:
         name: of letters, digits and hyphens; unique on its page.
-        title: "" where the section's title says it.
-        prose: columns of sentences: a narrow screen prints them under the table, row by row.
-        wide: columns that a narrow screen has no room for.
-        notes: what the columns mean.
-        empty: what to say where there is no row.
-        is_narrow: whether it is easier to read where it does not fill the page.
+        title: "" where the section's title is enough.
+        prose: columns of sentences, which a terminal prints below the table, row by row.
+        wide: columns that a terminal omits.
+        notes: meaning of the columns.
+        empty: text instead of a table without rows.
+        is_narrow: whether a page shows it at less than its full width.
     """
 
     name: str
@@ -113,15 +113,15 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Something drawn, with the words and the numbers that belong to it.
+    """A plotly drawing with its description and its numbers.
 
     Args:
         name: of letters, digits and hyphens; unique on its page, and the name of its CSV file.
-        words: what it shows, also for those who cannot see it.
-        header: of the rows, with units.
-        rows: every number that is drawn.
-        is_wide: whether it needs the width of the page.
-        is_low: whether half the height will do.
+        words: caption and text alternative.
+        header: names of the rows' columns, with units.
+        rows: every number in the drawing.
+        is_wide: whether it needs the page's full width.
+        is_low: whether half the usual height is enough.
     """
 
     name: str
@@ -145,16 +145,16 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One thing shown: what is said of it, counted and drawn.
+    """One topic: words, highlights, tables and figures.
 
     Args:
         name: of letters, digits and hyphens; unique on its page.
-        title: "" for one that goes on with the section before it.
-        scope: what the title is about, in one line: sizes, ranks, a machine.
+        title: "" for one that continues the previous section.
+        scope: one line of sizes, ranks or a machine below the title.
         paragraphs: the answer first.
         highlights: the numbers to read first, for a page.
-        summary: the same numbers in a sentence, for a screen of words.
-        notes: what to beware of.
+        summary: the same numbers in a sentence, for a terminal.
+        notes: warnings.
     """
 
     name: str
@@ -174,7 +174,7 @@ def all_figures(sections: Iterable[Section]) -> tuple[Figure, ...]:
 
 
 def values_of(section: Section) -> dict[str, object]:
-    """Return the section for programs: numbers in SI units, words as they are."""
+    """Return the section's values for `--json`: numbers in SI units, words unchanged."""
     return {
         "name": section.name,
         "title": section.title,
@@ -218,18 +218,18 @@ def facts(
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital letter and a full stop; a command at its end has none."""
+    """Return the text with a capital letter and a full stop, without one after a command."""
     start = text[:1].upper() if text[:2].isalpha() else text[:1]
     return start + text[1:] + ("" if text.endswith((".", "`")) else ".")
 
 
 def plural(count: int, noun: str, nouns: str = "") -> str:
-    """Return "1 chunk" or "2 chunks"; `nouns` where an s does not do."""
+    """Return "1 chunk" or "2 chunks"; `nouns` is an irregular plural."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
 
 
 def percent(share: float, *, digits: int = 1, sign: bool = False) -> str:
-    """Return "12.3 %", or "+12.3 %" with its sign."""
+    """Return a share as "12.3 %", with `sign` as "+12.3 %"."""
     rounded = round(100 * share, digits) + 0.0  # a negative zero loses its sign
     return f"{rounded:{'+' if sign else ''},.{digits}f} %"
 

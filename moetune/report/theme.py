@@ -1,7 +1,7 @@
 """Layout, axes and scales of all figures; colours are roles with a light and a dark value.
 
-"@accent" is the colour of the stylesheet's `--accent`, "@accent/0.2" the same nearly transparent;
-`moetune.js` puts in the values when it draws, and again when the reader changes the theme.
+"@accent" is the colour of the stylesheet's `--accent`, "@accent/0.2" the same with opacity 0.2;
+`moetune.js` replaces roles by values when it draws, and again when the reader changes the theme.
 """
 
 import math
@@ -29,7 +29,7 @@ def drawing(
 
     Args:
         x, y: axes, as `axis` makes them.
-        layout: what else plotly's layout has, or has otherwise.
+        layout: more keys of plotly's layout, or other values of common ones.
     """
     common: dict[str, object] = {
         "font": {"family": "inherit", "size": 13, "color": "@ink"},
@@ -51,7 +51,12 @@ def drawing(
 
 
 def axis(title: str, **changes: object) -> dict[str, object]:
-    """Return an axis with a title that has the unit, and a quiet grid."""
+    """Return an axis.
+
+    Args:
+        title: with the unit.
+        changes: more keys of plotly's axis, or other values of common ones.
+    """
     return {
         "title": {"text": title, "font": _SMALL, "standoff": 8},
         "tickfont": _SMALL,
@@ -74,7 +79,7 @@ def log_sizes(title: str, low: float, high: float, *, unit: str) -> dict[str, ob
     """Return a logarithmic axis with ticks at powers of two: "64 KiB", or "4k" of a count.
 
     Args:
-        unit: "bytes", or what is counted.
+        unit: "bytes", or the name of counted things.
     """
     ticks = _powers(low, high)
     words = [format_bytes(one) if unit == "bytes" else count_text(one) for one in ticks]
@@ -92,20 +97,20 @@ def count_text(count: int) -> str:
 
 
 def seconds_scale(seconds: float) -> tuple[float, str]:
-    """Return the unit that suits a duration: its seconds, and its name."""
+    """Return the unit for a duration: its length in seconds, and its name."""
     return next((one for one in _SECONDS if seconds >= one[0]), (1.0, "s"))
 
 
 def bytes_scale(num_bytes: float) -> tuple[float, str]:
-    """Return the unit that suits a size: its bytes, and its name."""
+    """Return the unit for a size: its number of bytes, and its name."""
     return next(((float(one), name) for one, name in _BYTES if num_bytes >= one), (1.0, "B"))
 
 
 def upright(at: float, words: str, *, is_log: bool = False) -> dict[str, object]:
-    """Return the shape and its label of an upright line across the figure.
+    """Return a vertical line across the figure, with a label.
 
     Args:
-        is_log: whether the axis is logarithmic: plotly places words there by the logarithm.
+        is_log: whether the axis is logarithmic: plotly places annotations there by the exponent.
 
     Returns:
         Entries of plotly's layout: `shapes` and `annotations`.
@@ -126,7 +131,7 @@ def note(words: str, **place: object) -> dict[str, object]:
 
 
 def _powers(low: float, high: float) -> list[int]:
-    """Return powers of two within the range, in even steps, not too many."""
+    """Return at most seven powers of two within the range, in even steps."""
     exponents = [power for power in range(64) if low <= 2**power <= high]
     step = -(-len(exponents) // _MOST_TICKS) if exponents else 1
     return [2**power for power in exponents[::step]]

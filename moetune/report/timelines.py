@@ -1,4 +1,4 @@
-"""A simulated step as a Gantt chart: of one layer's streams, or of a model's pipeline stages."""
+"""Gantt charts of a simulated step: of a layer's streams, or of a model's pipeline stages."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ _DOMAINS = ((0.57, 1.0), (0.0, 0.43))
 def timeline_figure(
     *, forward: Timeline, backward: Timeline, title: str = "Timeline of one step"
 ) -> Figure:
-    """Return both phases of a step, one lane a stream, on one scale of time."""
+    """Return both phases of a layer's step, one lane per stream, on the same time scale."""
     phases = (("forward", forward), ("backward", backward))
     rows: list[tuple[Value, ...]] = [
         (phase, span.name, CLASSES[span.resource], span.stream, span.start_seconds,
@@ -43,7 +43,7 @@ def timeline_figure(
 
 
 def _chart(phases: Sequence[tuple[str, Timeline]]) -> Drawing:
-    """Return the figure: one phase above the other."""
+    """Return the drawing, with one phase above the other."""
     longest = max(timeline.makespan_seconds for _, timeline in phases)
     scale, unit = seconds_scale(longest)
     time = axis(unit, range=[0, 1.02 * longest / scale])
@@ -124,7 +124,7 @@ _PASS_TEXT = {FORWARD: "@surface", BACKWARD: "@surface", SEND: "@ink"}
 
 
 def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Figure:
-    """Return the stages' passes on one scale of time; of many micro-batches the first ones."""
+    """Return the passes of each stage on one time scale, of the first micro-batches if many."""
     shown = min(num_micro_batches, max(_MOST_PASSES // (2 * len(stages)), 2 * len(stages)))
     found = stage_timeline(stages, num_micro_batches=shown)
     which = (
@@ -137,9 +137,9 @@ def stages_figure(stages: Sequence[StageTime], *, num_micro_batches: int) -> Fig
         name="stages",
         title="Pipeline of one step",
         words=(
-            f"The simulated way of {which} through {len(stages)} stages takes "
-            f"{format_seconds(found.makespan_seconds)}, and stages wait or send for {idle:.0%} of "
-            "it. Numbers are micro-batches."
+            f"Simulation of {which} on {len(stages)} stages: "
+            f"{format_seconds(found.makespan_seconds)}, of which stages wait or send for "
+            f"{idle:.0%}. Numbers are micro-batches."
         ),
         drawing=_stage_chart(found.spans, found.makespan_seconds),
         is_wide=True,

@@ -1,1 +1,1 @@
-"""Inside the training job: the layer, its links and its plans. Imports no store and no CLI."""
+"""Inside the training job: layers, plan books, sharded models. Imports no store and no CLI."""

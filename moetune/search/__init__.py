@@ -1,4 +1,4 @@
-"""Searches on a running layer. Optuna lives only here."""
+"""Searches on a running layer, as Optuna studies. Only this package imports Optuna."""
 
 from moetune.search.study import TuningStudy
 

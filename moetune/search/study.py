@@ -1,8 +1,7 @@
 """One search for one number of tokens: an Optuna study in a file of its own.
 
-Optuna keeps the trials, so that a killed search goes on with what it knows, and asks our own
-sampler and pruner (`solve.probing`): its own need more trials to learn a curve than there are
-degrees to try.
+Optuna stores the trials, so that a killed search resumes with them, and calls our own sampler and
+pruner (`solve.layer.online`): its own need more trials to learn a curve than there are degrees.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,12 +35,12 @@ _FORWARD, _BACKWARD, _ORDER = "forward_seconds", "backward_seconds", "order"
 
 
 class TuningStudy:
-    """Ask for a decision, run one step with it at a time, report its times.
+    """A search to drive step by step: ask for a decision, run one step with it, report its times.
 
     Args:
-        file: the study's own; made where it is missing, resumed where it is not.
-        name: of the study: what is searched for.
-        space: what may be tried; the trials of a resumed study may lie outside.
+        file: the study's own; created where it is missing, else resumed.
+        name: of the study.
+        space: decisions that may be tried; the trials of a resumed study may lie outside.
 
     Raises:
         OSError, ValueError: the file cannot be read or written.
@@ -67,7 +66,7 @@ class TuningStudy:
 
     @property
     def num_steps(self) -> int:
-        """Steps spent: those reported, and one to warm up for each trial."""
+        """Steps so far: those reported, and one to warm up for each trial."""
         trials = self._study.get_trials(deepcopy=False)
         return sum(len(trial.intermediate_values) + 1 for trial in trials)
 
@@ -80,7 +79,7 @@ class TuningStudy:
         return Decision(order=self._space.seed.order, **self._trial.params)
 
     def report(self, *, forward_seconds: float, backward_seconds: float) -> bool:
-        """Note one step of the trial and return whether the trial goes on."""
+        """Record one step of the trial and return whether the trial goes on."""
         trial = self._trial
         assert trial is not None, "report before ask"  # noqa: S101 - our own bug
         step = len(trial.user_attrs.get(_FORWARD, ()))
@@ -99,16 +98,16 @@ class TuningStudy:
         return False
 
     def best(self) -> Tried:
-        """Return what the search decided."""
+        """Return the trial that the search chose."""
         return best_tried(space=self._space, tried=self.tried)
 
     def planned(self) -> Tried | None:
-        """Return the trial of the plan's answer, None where there was none."""
+        """Return the trial of the plan's answer; None where it was not tried."""
         return next((one for one in self.tried if one.decision == self._space.seed), None)
 
 
 class _Convex(BaseSampler):
-    """Proposes what `solve.probing` does."""
+    """Sampler that proposes `solve.layer.online.next_decision`."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -132,7 +131,7 @@ class _Convex(BaseSampler):
 
 
 class _ClearlyWorse(BasePruner):
-    """Ends a trial that `solve.probing` calls clearly worse."""
+    """Pruner that ends a trial when `solve.layer.online.is_clearly_worse`."""
 
     def prune(self, study: Study, trial: FrozenTrial) -> bool:
         seconds = list(trial.intermediate_values.values())

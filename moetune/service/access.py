@@ -1,4 +1,7 @@
-"""Access: the tokens and their files, the names the service answers to, the size of a body."""
+"""Access rules: tokens and their files, accepted host names, the largest body.
+
+`AuthMiddleware` applies them to every request; `check_exposure` refuses an unsafe start.
+"""
 
 import hmac
 import ipaddress
@@ -20,8 +23,8 @@ def read_token_file(path: Path) -> str:
     """Return the token in a file that only its owner can read.
 
     Raises:
-        InputError: the file is missing, no file, open to others, or holds no token. The text
-            names the file and never shows what is in it.
+        InputError: the file is missing, not a regular file, accessible to others, or does not
+            hold a token. The message never shows its contents.
     """
     try:
         with path.open("rb") as file:
@@ -35,10 +38,10 @@ def read_token_file(path: Path) -> str:
 
 
 def check_secret_file(path: Path, what: str) -> None:
-    """Refuse a secret's file that is missing or that everybody can read.
+    """Check that a secret's file can be read, and not by everybody.
 
     Raises:
-        InputError: so it is.
+        InputError: it is missing, or everybody can read it.
     """
     try:
         mode = path.stat().st_mode
@@ -50,7 +53,7 @@ def check_secret_file(path: Path, what: str) -> None:
 
 def _check_mode(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise InputError(f"token file {path} is no file", _MAKE_ONE.format(path))
+        raise InputError(f"token file {path} is not a regular file", _MAKE_ONE.format(path))
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(
             f"token file {path} is open to others (mode {stat.S_IMODE(found.st_mode):04o})",
@@ -66,7 +69,7 @@ def _checked(path: Path, content: bytes) -> str:
     elif len(content) >= _MAX_FILE_BYTES:
         problem = "is too long for a token"
     elif not all("!" <= character <= "~" for character in token):
-        problem = "holds more than one word of plain characters"
+        problem = "holds spaces, or characters beyond printable ASCII"
     if problem:
         raise InputError(f"token file {path} {problem}", _MAKE_ONE.format(path))
     return token
@@ -80,15 +83,15 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What a request needs to be let in.
+    """Rules by which requests are let in.
 
-    Without any token everybody may read and write: `check_exposure` allows that on loopback
-    only. With one or both, the write token also reads; where there is no read token, reading
-    takes the write token, and where there is no write token, nobody writes.
+    Without tokens everybody may read and write; `check_exposure` allows that on loopback only.
+    The write token also reads. Without a read token, reading needs the write token; without a
+    write token, nobody writes.
 
     Args:
-        hosts: names of the Host header that are answered, without port, in lower case.
-        max_body_bytes: longest body of a request.
+        hosts: accepted names in the Host header, without port, in lower case.
+        max_body_bytes: largest body of a request.
     """
 
     read_token: str | None = field(default=None, repr=False)
@@ -98,11 +101,11 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether no token is asked for."""
+        """Whether no token is needed."""
         return self.read_token is None and self.write_token is None
 
     def right_of(self, token: str | None) -> Right:
-        """Return what the bearer of a token may do, in a time that says nothing of the tokens."""
+        """Return the right of a token's bearer, in a time that does not depend on the token."""
         if self.is_open:
             return "write"
         reads = _equal(token, self.read_token)
@@ -111,24 +114,24 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """What a browser that has shown a token keeps instead of it; it reads, no more."""
+        """HMAC that a browser keeps instead of the token it logged in with; it only reads."""
         key = self.read_token or self.write_token or ""
         return hmac.new(key.encode(), b"moetune page", "sha256").hexdigest()
 
     def right_of_cookie(self, cookie: str) -> Right:
-        """Return what the bearer of a cookie may do."""
+        """Return the right of a cookie's bearer."""
         return "read" if _equal(cookie, self.cookie) else "none"
 
 
 def check_exposure(access: Access, host: str) -> None:
-    """Refuse to be reached from other machines without a token.
+    """Refuse to serve other machines without a token.
 
     Args:
         host: name or address that the service listens on.
 
     Raises:
-        InputError: it is no loopback address, or a name among `access.hosts` is another's:
-            then a proxy brings requests from elsewhere.
+        InputError: there is no token, and the host is not a loopback address or `access.hosts`
+            has another name, as behind a proxy that forwards requests of other machines.
     """
     if not access.is_open:
         return
@@ -142,10 +145,10 @@ def check_exposure(access: Access, host: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches the name or address.
+    """Return whether only this machine can reach the name or address.
 
     Raises:
-        InputError: the name has no address.
+        InputError: the name cannot be resolved.
     """
     try:
         found = socket.getaddrinfo(host, None)
@@ -157,7 +160,7 @@ def is_loopback(host: str) -> bool:
 
 
 def names_of(host: str) -> tuple[str, ...]:
-    """Return the names under which a service that listens on `host` is asked for by default."""
+    """Return the Host names that a service listening on `host` accepts by default."""
     names = dict.fromkeys((*LOOPBACK_NAMES, host.lower()))
     if host in _WILDCARDS:
         names |= dict.fromkeys(_own_names())

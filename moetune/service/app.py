@@ -1,4 +1,4 @@
-"""The application: its routes, the middleware around them, and the health endpoints."""
+"""The FastAPI application: routes, middleware, error handlers, and the health endpoints."""
 
 from http import HTTPStatus
 from importlib.metadata import version
@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from moetune.domain.errors import InputError, MoetuneError
-from moetune.service import describe, pages
+from moetune.service import describe
 from moetune.service.access import Access
 from moetune.service.bodies import document
 from moetune.service.describe import openapi_of
 from moetune.service.login import add_login
 from moetune.service.metrics import CONTENT_TYPE, Metrics
 from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in
+from moetune.service.pages.routes import add_pages
 from moetune.service.plans import add_plans
 from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_of, problem_response
 from moetune.service.profiles import add_observations, add_profiles
@@ -28,7 +29,7 @@ _PATIENCE_SECONDS = 3.0
 
 
 def add_health(app: FastAPI, pools: WorkerPools, *, version: str) -> None:
-    """Add the addresses."""
+    """Add the routes of health, readiness and metrics."""
 
     @app.get(
         "/healthz", summary="Is the process alive", responses=describe.answers(dict[str, object])
@@ -41,11 +42,11 @@ def add_health(app: FastAPI, pools: WorkerPools, *, version: str) -> None:
         "/readyz", summary="Can the database be used", responses=describe.answers(dict[str, object])
     )
     async def readyz(request: Request) -> Response:
-        """Answer 200, or 503 with the reasons; these only for who may read."""
+        """Answer 200, or 503 with the reasons, which only those who may read get."""
         found = await _problems(pools)
-        told = found if right_in(request.scope) != "none" else ()
+        shown = found if right_in(request.scope) != "none" else ()
         return document(
-            {"schema": "moetune.ready/1", "ready": not found, "problems": told},
+            {"schema": "moetune.ready/1", "ready": not found, "problems": shown},
             status=HTTPStatus.SERVICE_UNAVAILABLE if found else HTTPStatus.OK,
             headers={"Retry-After": str(RETRY_AFTER_SECONDS)} if found else None,
         )
@@ -65,9 +66,9 @@ async def _problems(pools: WorkerPools) -> tuple[str, ...]:
 
 
 def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
-    """Return the application that answers from the planner, to those whom `access` lets in."""
+    """Return the application over a planner, for requests that `access` lets in."""
     own_version = version("moetune")
-    # Its own documentation page fetches scripts from elsewhere; its telemetry is not wanted.
+    # FastAPI's documentation pages load scripts of other hosts; its telemetry is not wanted.
     app = FastAPI(
         title="moetune",
         version=own_version,
@@ -86,7 +87,7 @@ def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
     add_observations(app, pools)
     add_health(app, pools, version=own_version)
     add_login(app, access)
-    pages.mount(app, planner)
+    add_pages(app, planner)
     _add_openapi(app, own_version)
     _add_problems(app)
     return app
@@ -95,7 +96,7 @@ def create_app(planner: ServicePlanner, access: Access) -> FastAPI:
 def _add_openapi(app: FastAPI, own_version: str) -> None:
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        # Made when it is first asked for: the start need not wait for it.
+        # Built by the first request for it, so that the start is quick.
         if app.openapi_schema is None:
             app.openapi_schema = openapi_of(app, version=own_version)
         return JSONResponse(app.openapi_schema)
@@ -112,9 +113,9 @@ def _add_problems(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         detail = error.detail
         if error.status_code == HTTPStatus.NOT_FOUND:
-            detail = f"there is nothing at {request.url.path}"
+            detail = f"{request.url.path} does not exist"
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            detail = f"{request.url.path} does not take {request.method}"
+            detail = f"{request.url.path} does not support {request.method}"
         return problem_response(http_problem(error.status_code, detail, error.headers))
 
     @app.exception_handler(RequestValidationError)

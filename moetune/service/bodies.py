@@ -1,4 +1,4 @@
-"""Bodies of requests and responses: JSON or TOML to plain values, documents and pages back."""
+"""Bodies of requests and responses: limits and parsing of JSON, documents, lists, ETags."""
 
 import hashlib
 import json
@@ -30,11 +30,11 @@ def document(
 
 
 def page(schema: str, rows: Sequence[T], *, limit: int, cursor: Callable[[T], object]) -> Response:
-    """Return one page of a list, and where the next one begins.
+    """Return one page of a list, with the cursor of the next one under `next`.
 
     Args:
-        rows: one more than `limit` where there is a next page.
-        cursor: of the last row that was seen.
+        rows: up to `limit` + 1; the extra row shows that there is a next page.
+        cursor: returns a row's cursor.
     """
     items = rows[:limit]
     next_page = str(cursor(items[-1])) if len(rows) > limit else None
@@ -42,7 +42,7 @@ def page(schema: str, rows: Sequence[T], *, limit: int, cursor: Callable[[T], ob
 
 
 def tagged(text: str, if_none_match: str | None) -> Response:
-    """Return a JSON text with its ETag, or nothing where the client has it already."""
+    """Return a JSON text with its ETag, or 304 where the client has it already."""
     content = text.encode()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": _REVALIDATE}
@@ -52,7 +52,7 @@ def tagged(text: str, if_none_match: str | None) -> Response:
 
 
 def _matches(etag: str, header: str) -> bool:
-    """Return whether the header names the tag; a weak one does as well (RFC 9110 §13.1.2)."""
+    """Return whether If-None-Match names the tag, by weak comparison (RFC 9110 §13.1.2)."""
     named = (one.strip().removeprefix("W/") for one in header.split(","))
     return header.strip() == "*" or etag in named
 
@@ -66,19 +66,19 @@ _MAX_WHOLE_NUMBER = 2**63 - 1
 async def read_body(request: Request, *, kinds: Collection[str]) -> tuple[str, bytes]:
     """Return the body's media type and bytes.
 
-    JSON has to call itself so: a form of another site's page cannot.
+    The Content-Type is required: a form on another site's page cannot send JSON's.
 
     Args:
-        kinds: the media types that the address takes.
+        kinds: the media types that the address accepts.
 
     Raises:
-        MediaTypeError: the body calls itself something else, or nothing.
-        HTTPException: it is longer than the service takes.
+        MediaTypeError: the Content-Type is another one, or missing.
+        HTTPException: the body is larger than the service accepts.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in kinds:
         raise MediaTypeError(
-            f"the body is {kind!r}" if kind else "the header Content-Type is missing",
+            f"the Content-Type is {kind!r}" if kind else "the header Content-Type is missing",
             f"send {' or '.join(kinds)}",
         )
     return kind, await request.body()
@@ -88,10 +88,10 @@ async def read_document(request: Request, pools: WorkerPools, *, schema: str) ->
     """Return the keys and values of a JSON object, without its `schema`.
 
     Args:
-        schema: the only one that is taken; a body may leave it out.
+        schema: the only one that is accepted; a body may omit it.
 
     Raises:
-        InputError: the body is too long, no JSON, no object or in another schema.
+        InputError: the body is not JSON, not an object, or in another schema.
     """
     _, content = await read_body(request, kinds=(JSON,))
     document = await pools.read(parse_json, content)
@@ -100,7 +100,7 @@ async def read_document(request: Request, pools: WorkerPools, *, schema: str) ->
     found = document.pop("schema", schema)
     if found != schema:
         raise InputError(
-            f"the body has schema {shown(found)}, this address takes {schema!r}",
+            f"the body has schema {shown(found)}, this address accepts {schema!r}",
             "GET /openapi.json describes it",
         )
     return document
@@ -110,7 +110,7 @@ def parse_json(content: bytes) -> object:
     """Return the plain values of a JSON text.
 
     Raises:
-        UnreadableBodyError: it is none, or is nested too deeply.
+        UnreadableBodyError: the text is not JSON, or is nested too deeply.
         InputError: a number that is not finite or does not fit 64 bits.
     """
     try:
@@ -124,7 +124,7 @@ def parse_json(content: bytes) -> object:
 
 
 def check_values(value: object, *, depth: int = _MAX_DEPTH) -> None:
-    """Refuse what no plan, profile or observation holds, before anything is made of it.
+    """Check parsed values before they are decoded: their depth and the range of their numbers.
 
     Raises:
         UnreadableBodyError: nested too deeply.
@@ -136,9 +136,9 @@ def check_values(value: object, *, depth: int = _MAX_DEPTH) -> None:
         for item in value.values() if isinstance(value, Mapping) else value:
             check_values(item, depth=depth - 1)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise InputError(f"the body holds {value}, which is no number")
+        raise InputError(f"the body holds {value}, which is not a finite number")
     elif isinstance(value, int) and abs(value) > _MAX_WHOLE_NUMBER:
-        raise InputError("the body holds a whole number beyond 64 bits")
+        raise InputError("the body holds an integer beyond 64 bits")
 
 
 def _too_deep() -> UnreadableBodyError:

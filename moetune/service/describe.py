@@ -1,6 +1,6 @@
-"""The OpenAPI document's descriptions of bodies and answers; nothing is checked with them.
+"""OpenAPI descriptions of bodies and answers, for documentation only.
 
-The domain checks every value itself, with errors that help more than a schema's.
+Values are checked by the domain, whose errors help more than a schema's.
 """
 
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ from moetune.workflows.plan import InputsDocument
 _REF = "#/components/schemas/{model}"
 _MAX_ID = 2**63 - 1
 
-Limit = Annotated[int, Query(ge=1, le=500, description="Most entries of the page.")]
+Limit = Annotated[int, Query(ge=1, le=500, description="Largest number of entries.")]
 PlanCursor = Annotated[
-    str, Query(pattern="^([0-9a-f]{64})?$", description="`next` of the page before.")
+    str, Query(pattern="^([0-9a-f]{64})?$", description="`next` of the previous page.")
 ]
-RowCursor = Annotated[int, Query(ge=0, le=_MAX_ID, description="`next` of the page before.")]
-NameCursor = Annotated[str, Query(max_length=200, description="`next` of the page before.")]
+RowCursor = Annotated[int, Query(ge=0, le=_MAX_ID, description="`next` of the previous page.")]
+NameCursor = Annotated[str, Query(max_length=200, description="`next` of the previous page.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeDocument:
-    """A stored plan or inputs, and what is different: inputs, or the machine's speeds."""
+    """A stored plan or inputs, and the changes: other inputs, or other speeds of the machine."""
 
     schema: Literal["moetune.whatif/1"] = "moetune.whatif/1"
     plan_id: str | None = None
@@ -44,7 +44,7 @@ class ChangeDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """Measured steps: 1 to 1,000 of them, stored all or none."""
+    """1 to 1,000 measured steps, all stored or none."""
 
     schema: Literal["moetune.observations/1"]
     observations: tuple[Observation, ...]
@@ -61,7 +61,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemDocument:
-    """What is wrong (RFC 9457); `code` is the command line's exit code for the same."""
+    """An error (RFC 9457); `code` is the command line's exit code for it."""
 
     schema: Literal["moetune.problem/1"]
     type: str
@@ -99,10 +99,12 @@ _OF_BODIES = (
 
 
 def answers(model: Any, *statuses: HTTPStatus, takes_body: bool = False) -> dict[int | str, Any]:  # noqa: ANN401 - any type
-    """Return what an address answers: its document, and problems.
+    """Return the `responses` of a route: its document, and problems.
 
     Args:
-        statuses: beyond those that every address may answer.
+        model: type of the document.
+        statuses: in addition to those of every route.
+        takes_body: add the statuses of routes with a body.
     """
     problem = {"$ref": _REF.format(model=ProblemDocument.__name__)}
     found: dict[int | str, Any] = {int(HTTPStatus.OK): {"model": model}}
@@ -130,7 +132,7 @@ def openapi_of(app: FastAPI, *, version: str) -> dict[str, Any]:
     found = get_openapi(
         title="moetune",
         version=version,
-        description="Plans of Mixture-of-Experts training jobs, and what they are made from.",
+        description="Plans of Mixture-of-Experts training jobs, with profiles and observations.",
         routes=app.routes,
     )
     parts = found.setdefault("components", {})

@@ -1,4 +1,4 @@
-"""The form by which a person's browser gets in: a token once, then a cookie that reads."""
+"""Login form for browsers: the token is sent once, then a read-only cookie stands for it."""
 
 from html import escape
 from http import HTTPStatus
@@ -38,7 +38,7 @@ _PAGE = """<!doctype html>
 
 
 def add_login(app: FastAPI, access: Access) -> None:
-    """Add the form; where no token is asked for it leads straight to the page."""
+    """Add the routes of the form; without tokens it redirects to the wanted page."""
 
     @app.get(LOGIN_PATH, include_in_schema=False)
     async def form(request: Request) -> Response:
@@ -84,6 +84,6 @@ def _form(target: str, *, problem: str = "") -> Response:
 
 
 def _own_path(target: str) -> str:
-    """Return the path if it is one of this service: a link must not lead elsewhere from here."""
+    """Return the path if it is on this service, else "/": a login must not redirect elsewhere."""
     is_own = target.startswith("/") and not target.startswith("//") and "\\" not in target
     return target if is_own and target.isprintable() else "/"

@@ -1,4 +1,4 @@
-"""Prometheus metrics: requests, predictions against observations, the store's state."""
+"""Prometheus metrics: requests, errors of predictions, readiness and fits of the store."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ _NUM_FITS = 200
 
 
 class Metrics:
-    """Everything counted for one application, in a registry of its own."""
+    """Metrics of one application, in a registry of their own."""
 
     def __init__(self, planner: ServicePlanner) -> None:
         self._registry = CollectorRegistry()
@@ -41,7 +41,7 @@ class Metrics:
         )
         self._errors = Histogram(
             "moetune_prediction_error_ratio",
-            "How far the median of an observed step is from the predicted one, as a share of it.",
+            "Relative difference of the median observed step from the predicted one.",
             ("source",),
             buckets=_RELATIVE_ERRORS,
             registry=self._registry,
@@ -53,14 +53,14 @@ class Metrics:
         """Count a request.
 
         Args:
-            route: the pattern of the address, "" where it matched none.
+            route: pattern of the matched route; "" for none.
         """
         count, times = self._children_of(method, route, status)
         count.inc()
         times.observe(seconds)
 
     def _children_of(self, method: str, route: str, status: int) -> tuple[Counter, Histogram]:
-        """Return the two series of such a request; to look them up takes longer than to count."""
+        """Return the two series of such requests, cached: prometheus_client's look-up is slow."""
         known = method if method in _METHODS else "other"
         key = known, route or "none", status
         if key not in self._children:
@@ -68,7 +68,7 @@ class Metrics:
         return self._children[key]
 
     def observed(self, observations: Sequence[Observation]) -> None:
-        """Count stored observations by how well they were predicted."""
+        """Count the errors of the predictions of stored observations."""
         for one in (each for each in observations if each.predicted_seconds):
             error = abs(statistics.median(one.seconds) / one.predicted_seconds - 1)
             source = one.source if one.source in {"training", "verify", "quickstart"} else "other"
@@ -80,10 +80,10 @@ class Metrics:
 
 
 class _StoreState(Collector):
-    """Whether the store can be used, and when each profile was last fitted, at each scrape."""
+    """Gauges that are read from the store at each scrape: readiness, time of the newest fits."""
 
     def __init__(self, planner: ServicePlanner) -> None:
-        self._desk = planner
+        self._planner = planner
 
     def describe(self) -> Iterable[Metric]:
         """Return no names: registering must not read the store."""
@@ -91,7 +91,7 @@ class _StoreState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the gauges."""
-        is_ready = not self._desk.problems()
+        is_ready = not self._planner.problems()
         yield GaugeMetricFamily(
             "moetune_ready", "Whether the database can be used.", value=float(is_ready)
         )
@@ -107,7 +107,7 @@ class _StoreState(Collector):
     def _newest_fits(self) -> Iterable[FitInfo]:
         newest: dict[str, FitInfo] = {}
         try:
-            for fit in self._desk.reading.fits(limit=_NUM_FITS):
+            for fit in self._planner.reading.fits(limit=_NUM_FITS):
                 newest.setdefault(fit.profile, fit)
         except MoetuneError:
             return ()

@@ -1,4 +1,8 @@
-"""Middleware of every request: number, log line, metrics, then host, token and size."""
+"""ASGI middleware of every request, outermost first.
+
+`RequestMiddleware` gives the request its id, log line, metrics and security headers;
+`AuthMiddleware` checks host, token and size before the routes.
+"""
 
 import logging
 import re
@@ -32,13 +36,13 @@ _OPEN_PATHS = frozenset({LOGIN_PATH, LOGOUT_PATH, "/healthz", "/readyz"})
 _OPEN_FOLDER = "/static/"
 _READING = frozenset({"GET", "HEAD"})
 _READING_POSTS = frozenset({"/v1/whatif", "/whatif"})
-"""They compute and store nothing."""
+"""These compute and store nothing, and so need the read token only."""
 _RIGHT = "moetune.right"
 _MAX_LENGTH_DIGITS = 18
 
 
 class AuthMiddleware:
-    """Middleware: lets through what `Access` allows, and cuts bodies off at their limit."""
+    """Inner middleware: refuses requests that `Access` does not allow, and limits bodies."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -46,7 +50,7 @@ class AuthMiddleware:
         self._hosts = frozenset(access.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a refusal, or hand the request on."""
+        """Answer with a refusal, or pass the request on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -60,7 +64,7 @@ class AuthMiddleware:
             await self._app(scope, _Limited(receive, self._access.max_body_bytes), send)
 
     def _refusal(self, scope: Scope, headers: Mapping[bytes, str]) -> Response | None:
-        """Return the answer to a request that may not pass, None where it may."""
+        """Return the answer to a request that is refused; None for one that may pass."""
         try:
             self._check_host(headers.get(b"host", ""))
             right = self._right(headers)
@@ -97,9 +101,9 @@ class AuthMiddleware:
 
 
 class _Limited:
-    """A request's body that ends in an error where it grows beyond the limit.
+    """A `receive` that raises once the body exceeds the limit.
 
-    A Content-Length is checked before; a chunked body shows its size only as it comes.
+    For chunked bodies, whose size is not known before; a Content-Length is checked earlier.
     """
 
     def __init__(self, receive: Receive, max_bytes: int) -> None:
@@ -116,16 +120,16 @@ class _Limited:
 
 
 def too_large(max_bytes: int) -> HTTPException:
-    """Return the error for a body beyond the limit."""
+    """Return the error of a body beyond the limit."""
     return HTTPException(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"the body is longer than the {max_bytes:,} bytes that this service takes",
+        f"the body is larger than the {max_bytes:,} bytes that this service accepts",
         {"Connection": "close"},
     )
 
 
 def right_in(scope: Scope) -> Right:
-    """Return what the request that passed the guard may do."""
+    """Return the right that `AuthMiddleware` found for the request."""
     right: Right = scope.get(_RIGHT, "none")
     return right
 
@@ -142,17 +146,15 @@ def _check_right(scope: Scope, headers: Mapping[bytes, str], right: Right) -> No
     if right == "none":
         given = b"authorization" in headers
         raise NotAuthorisedError(
-            "the token is not one of this service's" if given else "a token is missing",
+            "this is not a token of this service" if given else "a token is missing",
             "send the header  Authorization: Bearer TOKEN",
         )
     if right == "read" and method not in _READING and path not in _READING_POSTS:
-        raise ForbiddenError(
-            "this token may read and not write", "send the service's write token instead"
-        )
+        raise ForbiddenError("this token may only read", "send the service's write token instead")
 
 
 def _ask_to_log_in(scope: Scope, headers: Mapping[bytes, str]) -> Response | None:
-    """Return the way to the form for a person's browser, None for a program."""
+    """Return a redirect to the login form for a browser, None for a program."""
     path = scope["path"]
     wants_page = "text/html" in headers.get(b"accept", "")
     if not wants_page or scope["method"] not in _READING or path.startswith("/v1/"):
@@ -182,7 +184,7 @@ def _cookie(header: str) -> str:
 
 
 def _fits(length: str, max_bytes: int) -> bool:
-    """Return whether a Content-Length may be read; one that is no number is not believed."""
+    """Return whether a Content-Length is within the limit; one that is not a number is not."""
     is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
     return is_number and int(length) <= max_bytes
 
@@ -192,7 +194,7 @@ _CONTENT_SECURITY_POLICY = (
     b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
     b"frame-ancestors 'none'"
 )
-"""No script and no style but from the service's own files: not even plotly.js needs another."""
+"""Scripts and styles come from the service's own files only, plotly.js included."""
 SECURITY_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -209,14 +211,14 @@ _log = logging.getLogger("moetune.service")
 
 
 class RequestMiddleware:
-    """Middleware around everything: what leaves the service has passed it."""
+    """Outermost middleware: every answer passes it."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; what nobody foresaw becomes a 500 that names the request."""
+        """Answer a request; an unexpected exception becomes a 500 that names the request's id."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -233,9 +235,9 @@ class RequestMiddleware:
                 await problem_response(defect(request_id))(scope, receive, answer)
             answer.status = _FAILED
         finally:
-            self._note(scope, answer.status or _GONE, perf_counter() - started)
+            self._record(scope, answer.status or _GONE, perf_counter() - started)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         self._metrics.answered(
             method=scope["method"], route=route_of(scope), status=status, seconds=seconds
         )
@@ -244,11 +246,7 @@ class RequestMiddleware:
 
 
 class _Answer:
-    """Sends an answer on, with the headers that every one carries.
-
-    Args:
-        status: of the answer, 0 until it begins.
-    """
+    """A `send` that adds the headers of every answer and remembers its status, 0 before it."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.status = 0
@@ -266,12 +264,12 @@ class _Answer:
 
 
 def request_id_of(scope: Scope) -> str:
-    """Return the number of the request, for its log and its errors."""
+    """Return the request's id, for logs and errors."""
     return str(scope.get(_REQUEST_ID, ""))
 
 
 def route_of(scope: Scope) -> str:
-    """Return the pattern that the address matched, "" for none: there are few of them."""
+    """Return the pattern of the matched route, "" for none; metrics need few distinct values."""
     return str(getattr(scope.get("route"), "path", ""))
 
 
@@ -283,7 +281,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _fields(scope: Scope, status: int, seconds: float) -> Mapping[str, object]:
-    """Return what the log says of a request: never its query, headers or body."""
+    """Return the log's fields of a request: never its query, headers or body, for their secrets."""
     client = scope.get("client") or ("", 0)
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return {

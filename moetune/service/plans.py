@@ -1,4 +1,4 @@
-"""Addresses of plans: ask for one, read it, why it is so, its timeline, and what if."""
+"""Routes of plans: resolve, read, explain, trace, what-if, list."""
 
 import re
 from collections.abc import Callable, Coroutine, Mapping
@@ -26,10 +26,7 @@ _ID = re.compile(r"[0-9a-f]{64}")
 
 
 class PlainRoute(APIRoute):
-    """A route whose endpoint takes the request and returns the response, nothing in between.
-
-    For the address that is asked for most.
-    """
+    """A route without FastAPI's parsing and validation, for the most frequent request."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the endpoint itself."""
@@ -37,7 +34,7 @@ class PlainRoute(APIRoute):
 
 
 def add_plans(app: FastAPI, pools: WorkerPools) -> None:
-    """Add the addresses; the one that is asked for most comes first."""
+    """Add the routes; the most frequent one comes first, as routes are matched in order."""
     _add_known_plan(app, pools)
     _add_resolve(app, pools)
     _add_reasons(app, pools)
@@ -49,7 +46,7 @@ def _add_known_plan(app: FastAPI, pools: WorkerPools) -> None:
     known = KnownPlans(pools)
 
     async def plan(request: Request) -> Response:
-        plan_id = whole_id(request.path_params["plan_id"])
+        plan_id = full_id(request.path_params["plan_id"])
         text = await known.document(plan_id)
         if text is None:
             raise _unknown(plan_id)
@@ -76,7 +73,7 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
         openapi_extra=describe.json_body(InputsDocument),
     )
     async def resolve(request: Request) -> Response:
-        """Return the stored plan of the inputs, or solve for it once and store it.
+        """Return the stored plan of the inputs, else solve for it and store it.
 
         Of the keys of a plan's `inputs` only `model` or `layer` is required.
         """
@@ -90,7 +87,7 @@ def _add_resolve(app: FastAPI, pools: WorkerPools) -> None:
 def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
     @app.get(
         "/v1/plans/{plan_id}/explain",
-        summary="Why a plan is as it is",
+        summary="The reasons of a plan",
         responses=describe.answers(dict[str, object], HTTPStatus.NOT_FOUND),
     )
     async def explain(plan_id: str) -> Response:
@@ -117,7 +114,7 @@ def _add_reasons(app: FastAPI, pools: WorkerPools) -> None:
 def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
     @app.post(
         "/v1/whatif",
-        summary="What would change",
+        summary="A plan for changed inputs or speeds",
         responses=describe.answers(
             dict[str, object],
             HTTPStatus.NOT_FOUND,
@@ -128,7 +125,7 @@ def _add_whatif(app: FastAPI, pools: WorkerPools) -> None:
         openapi_extra=describe.json_body(describe.ChangeDocument),
     )
     async def whatif(request: Request) -> Response:
-        """Plan again with other inputs or another machine, and store nothing."""
+        """Plan again with other inputs or speeds; nothing is stored."""
         question = question_in(await read_document(request, pools, schema=WHATIF_SCHEMA))
         if question.plan_id is not None:
             await _require(pools, question.plan_id)
@@ -145,10 +142,10 @@ def _add_list(app: FastAPI, pools: WorkerPools) -> None:
 
 
 def question_in(body: Mapping[str, object]) -> WhatIf:
-    """Return the question in a body.
+    """Return the what-if question in a body.
 
     Raises:
-        InputError: an unknown key, or a value of the wrong kind.
+        InputError: an unknown key, or a value of the wrong type.
     """
     known = ("plan_id", "inputs", "changes", "speeds")
     for key in body:
@@ -158,7 +155,7 @@ def question_in(body: Mapping[str, object]) -> WhatIf:
             )
     plan_id = body.get("plan_id")
     if plan_id is not None and not isinstance(plan_id, str):
-        raise InputError(f"plan_id must be a text, got {shown(plan_id)}")
+        raise InputError(f"plan_id must be a string, got {shown(plan_id)}")
     return WhatIf(
         plan_id=plan_id,
         inputs=_table(body, "inputs"),
@@ -167,22 +164,22 @@ def question_in(body: Mapping[str, object]) -> WhatIf:
     )
 
 
-def whole_id(plan_id: str) -> str:
-    """Return the id.
+def full_id(plan_id: str) -> str:
+    """Return the id; over HTTP beginnings of ids are not accepted.
 
     Raises:
-        NotFoundError: it is no whole id, which no plan has then.
+        NotFoundError: it does not have 64 hexadecimal digits.
     """
     if not _ID.fullmatch(plan_id):
         raise NotFoundError(
-            f"{plan_id[:80]!r} is no plan's id",
-            "an id has 64 hexadecimal digits here; GET /v1/plans lists them",
+            f"{plan_id[:80]!r} is not a plan's id",
+            "give all 64 hexadecimal digits; GET /v1/plans lists the ids",
         )
     return plan_id
 
 
 async def _require(pools: WorkerPools, plan_id: str) -> None:
-    found = await pools.read(pools.planner.reading.plan_document, whole_id(plan_id))
+    found = await pools.read(pools.planner.reading.plan_document, full_id(plan_id))
     if found is None:
         raise _unknown(plan_id)
 
@@ -194,5 +191,5 @@ def _unknown(plan_id: str) -> NotFoundError:
 def _table(body: Mapping[str, object], key: str) -> Mapping[str, object]:
     value = body.get(key, {})
     if not isinstance(value, dict):
-        raise InputError(f"{key} must be a table, got {shown(value)}")
+        raise InputError(f"{key} must be an object, got {shown(value)}")
     return value

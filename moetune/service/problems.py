@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents: one table from the tree of errors to statuses."""
+"""Errors as RFC 9457 problem documents, with one table from error classes to HTTP statuses."""
 
 import json
 from collections.abc import Mapping
@@ -27,27 +27,27 @@ _MAX_DETAIL_CHARACTERS = 2000
 
 
 class UnreadableBodyError(InputError):
-    """A body that is no JSON or TOML, or was cut short."""
+    """A body that is not JSON or TOML, or was cut short."""
 
 
 class MediaTypeError(InputError):
-    """A body of a kind that the address does not take."""
+    """A body of a media type that the address does not accept."""
 
 
 class UnknownHostError(InputError):
-    """The Host header names none of the service's names."""
+    """A Host header with a name that is not the service's."""
 
 
 class ForbiddenError(NotAuthorisedError):
-    """The token, or the page that asks, may not do this."""
+    """A request that its token, or the page it comes from, may not make."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is wrong, for the status line, the headers and the body.
+    """An error as status line, headers and body.
 
     Args:
-        code: the command line's exit code for the same.
+        code: the command line's exit code for it.
     """
 
     status: HTTPStatus
@@ -78,7 +78,7 @@ _TABLE: Mapping[type[MoetuneError], tuple[HTTPStatus, str]] = MappingProxyType(
 
 
 def problem_of(error: MoetuneError) -> Problem:
-    """Return the problem document of an error, by its nearest class that has a row."""
+    """Return the problem of an error, by its nearest class in the table."""
     kind = next(one for one in type(error).__mro__ if one in _TABLE)
     status, title = _TABLE[kind]
     return Problem(
@@ -92,7 +92,7 @@ def problem_of(error: MoetuneError) -> Problem:
 
 
 def http_problem(status_code: int, detail: str, headers: Mapping[str, str] | None) -> Problem:
-    """Return the problem of a request that no endpoint has seen: 404, 405, 413."""
+    """Return the problem of a request that reached no endpoint: 404, 405, 413."""
     status = HTTPStatus(status_code)
     return Problem(
         status=status,
@@ -105,18 +105,18 @@ def http_problem(status_code: int, detail: str, headers: Mapping[str, str] | Non
 
 
 def defect(request_id: str) -> Problem:
-    """Return the problem of a failure that nobody foresaw; the log has its traceback."""
+    """Return the problem of an unexpected exception, whose traceback is in the log."""
     return Problem(
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
         title="defect",
-        detail="moetune failed at this request",
+        detail="moetune failed to answer this request",
         code=MoetuneError.exit_code,
         hint=f"this is a defect of moetune: report it with the log of request {request_id}",
     )
 
 
 def problem_response(problem: Problem) -> Response:
-    """Return the answer that says what is wrong."""
+    """Return the problem as a response."""
     document = {
         "schema": PROBLEM_SCHEMA,
         "type": f"urn:moetune:problem:{problem.title.replace(' ', '-')}",

@@ -33,7 +33,7 @@ _MAX_NAME_CHARACTERS = 200
 
 
 def add_profiles(app: FastAPI, pools: WorkerPools) -> None:
-    """Add the addresses."""
+    """Add the routes of machines, fits and profiles."""
     _add_lists(app, pools)
     _add_profile(app, pools)
     _add_upload(app, pools)
@@ -43,11 +43,11 @@ def check_name(name: str) -> str:
     """Return the profile's name.
 
     Raises:
-        InputError: it is a path, which would name a file of this machine, or no name at all.
+        InputError: it is empty, too long, not printable, or a path to a file of this machine.
     """
     if is_path(name) or not name.isprintable() or not 0 < len(name) <= _MAX_NAME_CHARACTERS:
         raise InputError(
-            f"{name[:_MAX_NAME_CHARACTERS]!r} is no profile's name",
+            f"{name[:_MAX_NAME_CHARACTERS]!r} is not a profile's name",
             "a name has 1 to 200 printable characters, no slash and no .toml at its end",
         )
     return name
@@ -74,7 +74,7 @@ def _add_lists(app: FastAPI, pools: WorkerPools) -> None:
         found = await pools.read(list_profiles, reading)
         places = [_place(row) for row in found]
         if after and after not in places:
-            raise InputError(f"no profile is at {after!r}", "begin the list again, without after")
+            raise InputError(f"after={after!r} is not a cursor", "start again without after")
         rows = found[places.index(after) + 1 :] if after else found
         return page("moetune.profiles.page/1", rows, limit=limit, cursor=_place)
 
@@ -86,7 +86,7 @@ def _add_profile(app: FastAPI, pools: WorkerPools) -> None:
         responses=describe.answers(Profile, HTTPStatus.NOT_FOUND),
     )
     async def profile(request: Request, name: str) -> Response:
-        """Return a profile as JSON, or as the TOML of `moetune profiles export` if asked for."""
+        """Return a profile as JSON, or as the TOML of `moetune profiles export` by `Accept`."""
         try:
             found = await pools.read(named_profile, check_name(name), store=pools.planner.reading)
         except ProfileError as error:
@@ -100,19 +100,19 @@ def _add_profile(app: FastAPI, pools: WorkerPools) -> None:
 def _add_upload(app: FastAPI, pools: WorkerPools) -> None:
     @app.post(
         "/v1/profiles",
-        summary="Keep a profile",
+        summary="Store a profile",
         status_code=HTTPStatus.CREATED,
         responses=describe.answers(dict[str, object], HTTPStatus.CREATED, takes_body=True),
         openapi_extra=describe.profile_body(),
     )
     async def upload(request: Request) -> Response:
-        """Store a profile in TOML or JSON; the newest of a name is the one that counts.
+        """Store a profile in TOML or JSON; the newest of a name is the current one.
 
-        One that is stored already is not stored again.
+        A profile equal to the current one of its name is not stored again.
         """
         kind, content = await read_body(request, kinds=(TOML, JSON))
         profile = await pools.read(_profile_in, kind, content)
-        is_new = await pools.write(_keep, pools.planner.store, profile)
+        is_new = await pools.write(_store, pools.planner.store, profile)
         found = {
             "schema": "moetune.profiles.import/1", "name": profile.name, "digest": profile.digest,
         }  # fmt: skip
@@ -124,7 +124,7 @@ def _add_upload(app: FastAPI, pools: WorkerPools) -> None:
 
 
 def _place(row: ProfileInfo) -> str:
-    """Return what tells the row from all others: a stored profile may bear a bundled one's name."""
+    """Return the row's cursor, with the source: a stored profile may have a bundled one's name."""
     return f"{row.source}/{row.name}"
 
 
@@ -132,7 +132,7 @@ def _profile_in(kind: str, content: bytes) -> Profile:
     """Return the profile in a body.
 
     Raises:
-        InputError: it is no profile; the text names the key, or the line of the TOML.
+        InputError: it is not a profile; the message names the key, or the line of the TOML.
     """
     if kind == JSON:
         plain = parse_json(content)
@@ -147,8 +147,8 @@ def _profile_in(kind: str, content: bytes) -> Profile:
     return profile
 
 
-def _keep(store: Store, profile: Profile) -> bool:
-    """Store the profile unless the current one of its name is the same; return whether it was."""
+def _store(store: Store, profile: Profile) -> bool:
+    """Store a profile unless the current one of its name is equal; return whether it is new."""
     current = store.profile(profile.name)
     if current is not None and current.digest == profile.digest:
         return False
@@ -161,16 +161,16 @@ _MAX_SOURCE_CHARACTERS = 64
 
 
 def add_observations(app: FastAPI, pools: WorkerPools) -> None:
-    """Add the addresses."""
+    """Add the routes of observations."""
 
     @app.post(
         "/v1/observations",
-        summary="Keep measured steps",
+        summary="Store measured steps",
         status_code=HTTPStatus.CREATED,
         responses=describe.answers(dict[str, object], HTTPStatus.CREATED, takes_body=True),
         openapi_extra=describe.json_body(describe.Observations),
     )
-    async def keep(request: Request) -> Response:
+    async def store_observations(request: Request) -> Response:
         """Store 1 to 1,000 observations of stored plans, all or none."""
         body = await read_document(request, pools, schema=OBSERVATIONS_SCHEMA)
         found = await pools.read(observations_in, body)
@@ -200,7 +200,7 @@ def observations_in(body: dict[str, object]) -> tuple[Observation, ...]:
 
     Raises:
         InputError: none or too many of them, an unknown or missing key, or a value of the wrong
-            type or out of range; the text names the place.
+            type or out of range; the message names its place.
     """
     rows = body.pop("observations", None)
     if body:
@@ -221,5 +221,5 @@ def _observation(plain: object, where: str) -> Observation:
     return found
 
 
-def _row(kept: Stored[Observation]) -> dict[str, object]:
-    return {"id": kept.id, "created_at": kept.created_at, **encode(kept.value)}
+def _row(row: Stored[Observation]) -> dict[str, object]:
+    return {"id": row.id, "created_at": row.created_at, **encode(row.value)}

@@ -1,4 +1,4 @@
-"""The server process: checks, socket, log, planner, uvicorn, and a graceful end."""
+"""The server process of `moetune serve`: checks, socket, log, planner, uvicorn, graceful stop."""
 
 import errno
 import gc
@@ -35,8 +35,8 @@ LOGGERS = ("moetune", "uvicorn")
 
 
 def start_logging(kind: LogFormat, *, level: int) -> None:
-    """Send this process's log to stderr; called once, by the process's owner."""
-    # Nothing of these is shown, and to find them takes a tenth of a known plan's answer.
+    """Configure the log of this process to go to stderr; `serve` calls it once."""
+    # None of these is logged, and finding them takes a tenth of the time of a stored plan's answer.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if kind == "json" else TextLines())
@@ -47,7 +47,7 @@ def start_logging(kind: LogFormat, *, level: int) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; what a record carries in `fields` stands beside its message."""
+    """One JSON object per line; a record's `fields` are keys next to its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -64,7 +64,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """The time, the level and the message; a request in one line."""
+    """Time, level and message; a request's fields in one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -93,21 +93,21 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 _GRACE_SECONDS = 20
 _BACKLOG = 2048
 _SWITCH_INTERVAL_SECONDS = 0.0005
-"""A thread that answers waits so long for one that solves, instead of 5 ms each time."""
+"""Longest wait of an answering thread for the GIL while another solves; Python's own is 5 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What `moetune serve` is told.
+    """Options of `moetune serve`.
 
     Args:
         port: 0 for a free one.
-        allow_hosts: further names of the Host header.
+        allow_hosts: more accepted names in the Host header.
         tls_cert, tls_key: PEM files; both or none.
         level: of the log, as in `logging`.
 
     Raises:
-        InputError: no body would be short enough.
+        InputError: `max_body_bytes` is below 1.
     """
 
     host: str = "127.0.0.1"
@@ -127,17 +127,17 @@ class ServerOptions:
 
 
 def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; what is being answered then is answered first.
+    """Serve until SIGTERM or SIGINT; open requests are answered before the end.
 
     Args:
-        ready: called once, with the URL and the database, when the first request can come.
+        ready: called once, with the URL and the database, when requests are accepted.
 
     Raises:
-        InputError: other machines could come in without a token; a token or TLS file is wrong;
-            the address is in use or none of this machine's.
+        InputError: other machines could use the service without a token; a token or TLS file is
+            wrong; the address is in use, or not one of this machine's.
         SchemaMismatchError: the database has another schema.
         MoetuneError: the database cannot be opened or made.
-        KeyboardInterrupt: SIGINT, after the graceful end.
+        KeyboardInterrupt: SIGINT, after the graceful stop.
     """
     access = access_of(options)
     check_tls(options)
@@ -146,7 +146,7 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
         app = create_app(planner, access)
         start_logging(options.log_format, level=options.level)
         sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
-        # What is here now stays: a full collection would look at all of it, for 80 ms each time.
+        # Exempts what exists now from garbage collection: a full one stopped all answers for 80 ms.
         gc.freeze()
         server = _Server(
             uvicorn.Config(
@@ -169,11 +169,11 @@ def serve(settings: Settings, options: ServerOptions, *, ready: Callable[[str, s
 
 
 def access_of(options: ServerOptions) -> Access:
-    """Return who may come in.
+    """Return the access rules, with the tokens of their files.
 
     Raises:
-        InputError: a token file is wrong, both tokens are one, or other machines could come in
-            without a token.
+        InputError: a token file is wrong, both tokens are equal, or other machines could use the
+            service without a token.
     """
     tokens = [
         None if file is None else read_token_file(file)
@@ -195,10 +195,10 @@ def access_of(options: ServerOptions) -> Access:
 
 
 def check_tls(options: ServerOptions) -> None:
-    """Refuse a certificate and key that do not work, before anything is opened.
+    """Check certificate and key before anything is opened.
 
     Raises:
-        InputError: one of them is missing, unreadable or does not fit the other.
+        InputError: one of them is missing, unreadable or does not match the other.
     """
     cert, key = options.tls_cert, options.tls_key
     if cert is None and key is None:
@@ -216,7 +216,7 @@ def check_tls(options: ServerOptions) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn's server, which says when it is ready."""
+    """Uvicorn's server with a callback when it is ready."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -230,7 +230,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _quiet_end() -> Iterator[None]:
-    """Let the process end in order after SIGTERM: uvicorn raises it again when it has stopped."""
+    """Ignore the SIGTERM that uvicorn raises again after its stop: the store is closed first."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         yield
@@ -239,10 +239,10 @@ def _quiet_end() -> Iterator[None]:
 
 
 def _listen(options: ServerOptions) -> socket.socket:
-    """Return a socket that is bound and listens.
+    """Return a listening socket.
 
     Raises:
-        InputError: the port is in use or not to be had, or the host is not this machine's.
+        InputError: the port is in use or not permitted, or the host is not this machine's.
     """
     host, port = options.host, options.port
     try:
@@ -251,7 +251,7 @@ def _listen(options: ServerOptions) -> socket.socket:
         )[0]
     except (OSError, UnicodeError) as error:
         raise InputError(f"host {host!r} has no address ({error})") from None
-    # With its protocol named asyncio lets small packets go at once; else each answer waits 40 ms.
+    # The protocol is named because asyncio sets TCP_NODELAY only then; else answers take 40 ms.
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -266,9 +266,9 @@ def _listen(options: ServerOptions) -> socket.socket:
 def _no_listener(host: str, port: int, error: OSError) -> MoetuneError:
     hint = "name another with --port, or 0 for a free one"
     if error.errno == errno.EADDRINUSE:
-        return InputError(f"port {port} of {host} is in use", f"{hint}; or is it serving already?")
+        return InputError(f"port {port} of {host} is in use", f"{hint}; is moetune serving there?")
     if error.errno == errno.EACCES:
-        return InputError(f"port {port} may not be opened by this user", hint)
+        return InputError(f"this user may not open port {port}", hint)
     return InputError(
         f"cannot listen on {host} port {port}: {error.strerror}",
         "give an address of this machine with --host: 127.0.0.1, or 0.0.0.0 for all of them",

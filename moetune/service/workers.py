@@ -1,7 +1,8 @@
-"""Threads that wait for the planner, and stored plans read together for all who ask at once.
+"""Worker threads for the planner's blocking calls, and batched reads of stored plans.
 
-To wake a thread, begin a transaction and end it takes longer than all the rest of an answer. Under
-load that is done once for dozens of requests, and a lone request waits for nobody.
+Waking a thread and opening and closing a transaction takes longer than the rest of an answer.
+`KnownPlans` does it once for all requests that have arrived meanwhile; a single request does not
+wait for others.
 """
 
 import asyncio
@@ -26,10 +27,10 @@ _NUM_CHECKERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPools:
-    """One application's planner, and threads for its calls, which block.
+    """One application's planner, and threads for its blocking calls.
 
-    Each kind of call has threads of its own: requests that wait for new plans do not hold up those
-    for known plans, or the health check.
+    Each kind of call has its own threads, so that requests that wait for new plans do not delay
+    those for stored plans, or the health check.
     """
 
     planner: ServicePlanner
@@ -40,19 +41,19 @@ class WorkerPools:
     checkers: CapacityLimiter = field(default_factory=partial(CapacityLimiter, _NUM_CHECKERS))
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what looks up or parses."""
+        """Run a look-up, or the parsing of a body."""
         return await _run(self.readers, work, *args, **kwargs)
 
     async def solve(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what may solve for a plan."""
+        """Run work that may solve for a plan."""
         return await _run(self.solvers, work, *args, **kwargs)
 
     async def write(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what stores rows."""
+        """Run work that stores rows."""
         return await _run(self.writers, work, *args, **kwargs)
 
     async def check(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what asks whether the store is there; a wait that is given up ends by itself."""
+        """Run a check of the store; when the wait is cancelled, the thread goes on to its end."""
         return await to_thread.run_sync(
             partial(work, *args, **kwargs), limiter=self.checkers, abandon_on_cancel=True
         )
@@ -69,7 +70,7 @@ _Answer: TypeAlias = "asyncio.Future[str | None]"
 
 
 class KnownPlans:
-    """Reads plan documents for one application; used from its event loop only."""
+    """Batched reader of plan documents; used from the application's event loop only."""
 
     def __init__(self, pools: WorkerPools) -> None:
         self._pools = pools
@@ -77,7 +78,7 @@ class KnownPlans:
         self._reader: asyncio.Task[None] | None = None
 
     async def document(self, plan_id: str) -> str | None:
-        """Return the canonical JSON of the plan with exactly this id, None where there is none.
+        """Return the canonical JSON of the plan with exactly this id; None where there is none.
 
         Raises:
             MoetuneError: the database cannot be read.
@@ -97,12 +98,12 @@ class KnownPlans:
             self._reader = None
 
     async def _answer(self, batch: Mapping[str, Sequence[_Answer]]) -> None:
-        """Answer everybody who has not gone away."""
+        """Read a batch and answer all requests in it that were not cancelled."""
         found: Mapping[str, str] = {}
         problem: Exception | None = None
         try:
             found = await self._pools.read(self._pools.planner.reading.plan_documents, tuple(batch))
-        except Exception as error:  # noqa: BLE001 - it is raised where the plans are waited for
+        except Exception as error:  # noqa: BLE001 - it is raised in the waiting requests
             problem = error
         for plan_id, answers in batch.items():
             for answer in answers:
@@ -111,9 +112,9 @@ class KnownPlans:
                 if problem is None:
                     answer.set_result(found.get(plan_id))
                 else:
-                    answer.set_exception(_own(problem))
+                    answer.set_exception(_copy(problem))
 
 
-def _own(error: Exception) -> Exception:
-    """Return an error of its own for each who waits: raising one twice spoils its traceback."""
+def _copy(error: Exception) -> Exception:
+    """Return a copy for each waiting request: raising one object twice mixes their tracebacks."""
     return type(error)(*error.args) if isinstance(error, MoetuneError) else error

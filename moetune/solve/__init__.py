@@ -1,1 +1,1 @@
-"""From costs to a plan. Pure: the same input gives the same plan, to the last digit."""
+"""Solvers, from costs to a plan. Pure: the same input gives the same plan, to the last digit."""

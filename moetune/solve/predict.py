@@ -1,4 +1,4 @@
-"""Prediction for a plan that is already made: its step, its timelines, and their Chrome trace."""
+"""Predictions for an existing plan: its step, its timelines, and their Chrome trace."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def plan_step(
 ) -> StepTime:
     """Return the predicted step of the plan's layer; in a whole model, of one micro-batch.
 
-    The very times that the plan predicts, where the costs are those it was solved with.
+    These are the plan's own times where the costs are those it was solved with.
 
     Args:
         costs: of the machine.
@@ -75,16 +75,14 @@ def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timel
     return simulate(tasks, interference=layer.interference(rows=rows, degree=degree))
 
 
-def trace_events(
-    *, forward: Timeline, backward: Timeline, process: str = "predicted"
-) -> list[dict[str, object]]:
+def trace_events(*, forward: Timeline, backward: Timeline) -> list[dict[str, object]]:
     """Return the step as complete events ("X") of the Chrome trace format, backward last.
 
     `ts` and `dur` are in microseconds, `tid` is the stream.
     """
     backward_start = forward.makespan_seconds
     return [
-        _event(span, name=f"{phase} {span.name}", start_seconds=start, process=process)
+        _event(span, name=f"{phase} {span.name}", start_seconds=start)
         for phase, start, timeline in (
             ("forward", 0.0, forward),
             ("backward", backward_start, backward),
@@ -93,20 +91,18 @@ def trace_events(
     ]
 
 
-def stage_events(whole: TransformerPlan, *, process: str = "predicted") -> list[dict[str, object]]:
-    """Return a whole model's passes and sends, without gradients and optimizer, as such events."""
+def stage_events(whole: TransformerPlan) -> list[dict[str, object]]:
+    """Return a model's passes and sends, without gradients and optimizer, as trace events."""
     found = stage_timeline(whole.stages, num_micro_batches=whole.num_micro_batches)
-    return [
-        _event(span, name=span.name, start_seconds=0.0, process=process) for span in found.spans
-    ]
+    return [_event(span, name=span.name, start_seconds=0.0) for span in found.spans]
 
 
-def _event(span: Span, *, name: str, start_seconds: float, process: str) -> dict[str, object]:
+def _event(span: Span, *, name: str, start_seconds: float) -> dict[str, object]:
     return {
         "name": name,
         "cat": span.resource,
         "ph": "X",
-        "pid": process,
+        "pid": "predicted",
         "tid": span.stream,
         "ts": (start_seconds + span.start_seconds) * MICROSECONDS,
         "dur": (span.end_seconds - span.start_seconds) * MICROSECONDS,

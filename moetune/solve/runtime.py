@@ -1,4 +1,4 @@
-"""The runtime that a plan is made for: where runtimes differ in price, and their states' bytes."""
+"""The runtime that a plan is made for: features that change its costs, and bytes of its states."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from moetune.domain.units import dtype_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRuntime:
-    """The habits in which training runtimes differ; the defaults are moetune's own.
+    """Features in which training runtimes differ; the defaults are moetune's own.
 
     A plan's numbers hold for the runtime that it is made for. `benchmarks/ppmoe` describes the
     one of PPMoE's Table 2 (Megatron-LM with DeepSpeed's ZeRO) and compares the search with it.
@@ -15,8 +15,9 @@ class TargetRuntime:
     Args:
         hidden_gradients: share of the gradients' all-reduce that computation hides; moetune's
             begins after the last micro-batch.
-        splits_sends: whether each tensor-parallel rank sends its share of what all of them have
-            to the next stage, where it is gathered, as Megatron-LM does; moetune sends all of it.
+        splits_sends: whether each tensor-parallel rank sends its share of the activations that
+            all of them have, and the next stage gathers them, as Megatron-LM does; in moetune
+            every rank sends all of them.
         shards_gradients: whether ZeRO shards gradients besides optimizer states, as DeepSpeed's
             second stage does, and so reduces them after each micro-batch.
         exchanges_under_tensor: whether MoE layers exchange tokens under tensor-parallel groups,
@@ -47,7 +48,7 @@ _MOMENTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """Bytes of one parameter.
+    """Bytes of one parameter with its gradient and optimizer states.
 
     Adam's 16 in float32 are 4 for each of parameter, gradient and both moments. Elements of two
     bytes get a master copy in float32 among the optimizer's states, and then it depends on who
@@ -68,7 +69,7 @@ class StateBytes:
 
     @classmethod
     def of_layer(cls, dtype: str) -> "StateBytes":
-        """Return those of a layer by itself: 2 + 2 + 12 = 16 in mixed precision.
+        """Return those in a single layer: 2 + 2 + 12 = 16 in mixed precision.
 
         Autograd leaves a gradient in `parameter.grad`, which has the parameter's own dtype.
         """
@@ -76,7 +77,7 @@ class StateBytes:
 
     @classmethod
     def of_model(cls, dtype: str) -> "StateBytes":
-        """Return those of a layer inside a whole model: 2 + 4 + 12 = 18 in mixed precision.
+        """Return those in a whole model: 2 + 4 + 12 = 18 in mixed precision.
 
         A step has several micro-batches, whose gradients add up in the master's dtype, as
         `runtime.sharded.stored` and Megatron-LM do: two-byte sums would lose the smaller ones.

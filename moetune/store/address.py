@@ -64,7 +64,7 @@ def parse_address(text: str) -> Address:
 
 
 def database_file(text: str) -> Path | None:
-    """Return the absolute file of a SQLite database, None for PostgreSQL.
+    """Return the absolute file of a SQLite database; None for PostgreSQL.
 
     Raises:
         InputError: another kind of database, or no address at all.

@@ -27,7 +27,7 @@ from moetune.store.sql_store import SqlStore, check_place, set_journal
 
 
 def upgrade(url: str) -> tuple[str | None, str]:
-    """Bring a database to this moetune's schema, and make it where there is none.
+    """Bring a database to this moetune's schema; create it where there is none.
 
     Returns:
         The revisions before and after; None before for a new database.
@@ -46,7 +46,7 @@ def upgrade(url: str) -> tuple[str | None, str]:
 
 
 def current(url: str) -> SchemaState:
-    """Return the revision of a database beside the wanted one. Nothing is made or changed.
+    """Return the revision of a database and the wanted one; nothing is created or changed.
 
     Raises:
         InputError: the address, or the file at it, is no database.
@@ -62,7 +62,7 @@ def current(url: str) -> SchemaState:
 def check(url: str) -> tuple[str, ...]:
     """Return everything that is wrong with a database; empty for a sound one.
 
-    Looks at the file's pages, the references between rows, the revision, the tables against
+    Checks the file's pages, the references between rows, the revision and the tables against
     this moetune's, and reads every document.
 
     Raises:
@@ -151,7 +151,7 @@ def backup(url: str, target: Path) -> Path:
 
 @contextmanager
 def _whole_or_nothing(target: Path) -> Iterator[Path]:
-    """Yield a name in a folder of its own beside the target; rename it when all went well."""
+    """Yield a file in a temporary folder next to the target; rename it when all went well."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".moetune-backup-") as folder:
         temporary = Path(folder) / target.name
         yield temporary
@@ -166,7 +166,7 @@ def _copy_sqlite(database: Database, target: Path) -> None:
         try:
             with closing(sqlite3.connect(target)) as copy:
                 source.backup(copy)
-                # One file, with no journal beside it that could be left behind.
+                # A single file, without a journal next to it that could get lost.
                 copy.execute("PRAGMA journal_mode = delete")
                 problems = copy.execute("PRAGMA integrity_check").fetchall()
         except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""Rows common to every part of the store: one database, and the statements that several share."""
+"""Base of the store's parts: one open database, and the statements that several parts share."""
 
 from collections.abc import Sequence
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""One open database: transactions that are retried, and end in one clear error."""
+"""One open database: transactions that are retried, and fail with one clear error."""
 
 import threading
 import time
@@ -27,8 +27,8 @@ class Database:
     Args:
         reader: the same engine for transactions that only read.
         retry_seconds: a transaction that has taken longer is not run again.
-        turn: SQLite has one writer at a time, and asks for its lock by sleeping: threads of
-            one process come faster, and in turn, by waiting for each other.
+        turn: held by the thread that writes. SQLite has one writer at a time and polls for its
+            lock with sleeps: threads that wait here instead are faster, and take turns.
     """
 
     address: Address
@@ -70,7 +70,7 @@ class Database:
         )
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in one transaction, again where it failed by chance, and commit.
+        """Run `work` in one transaction and commit; retry where the failure is transient.
 
         Raises:
             MoetuneError: it failed; nothing of it was written unless the text says otherwise.
@@ -79,7 +79,7 @@ class Database:
             return self._run(self.engine, work)
         if not self.turn.acquire(timeout=self.retry_seconds):
             raise StoreUnavailableError(
-                f"database {self.address.shown} is busy: others of this process are writing",
+                f"database {self.address.shown} is busy: other threads of this process are writing",
                 "try again",
             )
         try:
@@ -96,7 +96,7 @@ class Database:
         return self._run(self.reader, work)
 
     def outside(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`, pragmas of SQLite, outside of a transaction.
+        """Run `work`, such as SQLite's pragmas, outside of a transaction.
 
         Raises:
             MoetuneError: it failed.

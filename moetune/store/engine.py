@@ -1,4 +1,4 @@
-"""Engines: how SQLite and PostgreSQL are opened so that several processes can share them.
+"""SQLAlchemy engines of SQLite and PostgreSQL that several processes can share.
 
 SQLAlchemy's defaults for SQLite lose concurrent updates without an error (the driver does
 not BEGIN before a SELECT), and deferred transactions fail as locked when they start to
@@ -27,7 +27,7 @@ from moetune.store.address import Address
 BUSY_TIMEOUT_SECONDS = 30.0
 # As many threads of one process use a store at once; connections are made when they are needed.
 NUM_CONNECTIONS = 16
-# A server that vanished without a word is given up after half a minute.
+# A connection to a server that vanished silently is given up after half a minute.
 _POSTGRESQL_OPTIONS = MappingProxyType(
     {
         "application_name": "moetune",
@@ -55,11 +55,11 @@ def make_engine(
     """Return an engine; nothing is connected yet.
 
     Args:
-        create: make a SQLite file where there is none.
+        create: create a SQLite file where there is none.
         enforce_foreign_keys: False for migrations, in which SQLite replaces tables: dropping
             the old one would delete the rows that refer to it.
-        patience_seconds: how long to wait for what others hold; None for half a minute with
-            SQLite, and for as long as it takes with PostgreSQL.
+        patience_seconds: longest wait for locks of others; None for half a minute with SQLite,
+            and without a limit with PostgreSQL.
 
     Raises:
         MoetuneError: the PostgreSQL driver is not installed.
@@ -193,7 +193,7 @@ def _watch_file(engine: Engine, path: Path) -> None:
 
 
 def _limit_waiting(engine: Engine, seconds: float) -> None:
-    """Let PostgreSQL give up a statement that has waited so long for a lock of others."""
+    """Let PostgreSQL fail a statement that has waited so long for a lock."""
 
     @event.listens_for(engine, "connect")
     def limit(connection: Any, _entry: ConnectionPoolEntry) -> None:  # noqa: ANN401 - psycopg's

@@ -1,4 +1,4 @@
-"""Errors of SQLAlchemy and its drivers, translated: none of them gets past this module."""
+"""Translation of SQLAlchemy's and its drivers' errors into moetune's own."""
 
 from types import MappingProxyType
 
@@ -115,7 +115,7 @@ def is_lost(error: DBAPIError) -> bool:
 
 
 def translate(error: SQLAlchemyError, address: Address) -> MoetuneError:
-    """Return what the error means for the database at `address`, without secrets."""
+    """Return the error of the database at `address` as one of moetune's, without secrets."""
     if isinstance(error, DBAPIError):
         detail = address.scrub(" ".join(str(error.orig).split()))
         kind, what, hint = _meaning(error, is_server=address.path is None)
@@ -134,7 +134,7 @@ def translate(error: SQLAlchemyError, address: Address) -> MoetuneError:
 
 
 def unstorable(error: Exception, address: Address) -> InputError:
-    """Return the error for a value that no column can hold: NaN, half a character, 2^70."""
+    """Return the error for a value that no column can hold: NaN, a lone surrogate, 2^70."""
     return InputError(
         f"database {address.shown} cannot hold this value ({error})",
         "check the names and numbers given",

@@ -166,7 +166,7 @@ class MeasurementStore(DatabaseStore):
 def _add_run(
     connection: Connection, *, machine: Machine, fingerprint: Fingerprint, **values: str
 ) -> int:
-    """Append a run, and its machine where that is new, and return the run's id."""
+    """Append a run, and its machine if that is new; return the run's id."""
     described = rows.machine_values(machine, fingerprint)
     insert_missing(connection, machines, described)
     query = select(machines.c.id).where(machines.c.fingerprint == described["fingerprint"])
@@ -221,7 +221,7 @@ def _samples_of(
     """Return the run's samples as measured, up to the sample `last_id`, or all.
 
     Args:
-        where: the store's place for an error.
+        where: the store's location, for errors.
     """
     query = select(samples).where(samples.c.run_id == run_id).order_by(samples.c.id)
     if last_id is not None:

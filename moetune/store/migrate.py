@@ -1,7 +1,7 @@
-"""Revisions: which one a database has, which one this moetune wants, and the way up.
+"""Schema revisions: a database's own, the one this moetune wants, and upgrades between them.
 
-Revisions are files `NNNN_name.py` in one line, so that opening a database needs to know no
-more than the file names and does not import Alembic.
+Revisions are files `NNNN_name.py` without branches, so that opening a database reads the file
+names alone and does not import Alembic.
 """
 
 import shutil
@@ -75,7 +75,7 @@ def migrations_folder(package: Path = _PACKAGE) -> Path:
     for folder in (package / "_migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
             return folder
-    raise MoetuneError(f"the migrations are missing beside {package}", "install moetune again")
+    raise MoetuneError(f"the migrations are missing next to {package}", "install moetune again")
 
 
 def known_revisions() -> tuple[str, ...]:
@@ -85,10 +85,10 @@ def known_revisions() -> tuple[str, ...]:
 
 
 def read_state(connection: Connection) -> SchemaState:
-    """Return the revision that is found in the database.
+    """Return the revision of the database, and the wanted one.
 
     Raises:
-        BadStoreError: the database has tables of our names that are not ours.
+        BadStoreError: another program's database has a table with one of our names.
     """
     head = known_revisions()[-1]
     tables = set(inspect(connection).get_table_names())
@@ -113,7 +113,7 @@ def no_database(address: Address) -> BadStoreError:
 
 
 def check_head(state: SchemaState, address: Address) -> None:
-    """Raise SchemaMismatchError, with the way out, unless the revision is the wanted one."""
+    """Raise SchemaMismatchError, with the next command, unless the revision is the wanted one."""
     if state.up_to_date:
         return
     what = (
@@ -128,8 +128,7 @@ def check_head(state: SchemaState, address: Address) -> None:
 def upgrade_to_head(address: Address, *, only_new: bool) -> SchemaState:
     """Bring a database to the head revision in one transaction.
 
-    Processes that do so at the same time wait for each other, and the later ones find it
-    done.
+    Processes that upgrade at the same time wait for each other; the later ones find it done.
 
     Args:
         only_new: leave a database that has a revision already as it is.
@@ -188,7 +187,7 @@ def _run_revisions(connection: Connection) -> None:
 
 
 def foreign_key_problems(connection: Connection) -> tuple[str, ...]:
-    """Return the rows that refer to nothing; only SQLite lets them come to be."""
+    """Return the rows that refer to a missing row, which only SQLite lets exist."""
     if connection.dialect.name != "sqlite":
         return ()
     rows = connection.execute(text("PRAGMA foreign_key_check")).all()
@@ -201,8 +200,7 @@ LEAST_FREE_BYTES = 2**20
 def check_ready(database: Database) -> None:
     """Read the schema, and take the write lock of a database open for writing; write nothing.
 
-    How full the disk is can be seen of a SQLite file only: a full server says so when it is
-    written to.
+    Free space is checked for a SQLite file only: a server reports a full disk when it writes.
 
     Raises:
         StoreUnavailableError: it is locked, full or away.

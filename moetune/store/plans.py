@@ -150,7 +150,7 @@ def _require_plans(connection: Connection, plan_ids: Sequence[str], where: str) 
 def _plan_infos(
     connection: Connection, *, after: str = "", limit: int | None = None
 ) -> tuple[PlanInfo, ...]:
-    """Return the plans behind `after`, newest first; without a limit, all that follow."""
+    """Return the plans that follow `after`, newest first; all of them without a limit."""
     query = (
         select(*(plans.c[name] for name in PlanInfo.__dataclass_fields__))
         .order_by(plans.c.created_at.desc(), plans.c.id.desc())

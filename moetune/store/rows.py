@@ -1,4 +1,4 @@
-"""Values of the domain to rows and back."""
+"""Conversion of domain values to rows of the database and back."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,7 +133,7 @@ def observation_from_row(row: RowMapping) -> Observation:
 def stored_observation(row: RowMapping) -> Stored[Observation]:
     """Return an observation with its number and its time.
 
-    Made without `decode`, which takes as long for ten thousand of them as a page may take.
+    Without `decode`, which would take a page's whole time for ten thousand of them.
 
     Raises:
         InputError: the row was changed by another program.
@@ -148,7 +148,7 @@ def stored_observation(row: RowMapping) -> Stored[Observation]:
 
 
 def settled_values(settled: Settled) -> Values:
-    """Return the columns of what a search decided."""
+    """Return the columns of a search's decision."""
     values: Values = encode(settled)
     decision: Values = values.pop("decision")
     decision["issue_order"] = decision.pop("order")
@@ -157,7 +157,7 @@ def settled_values(settled: Settled) -> Values:
 
 
 def settled_from_row(row: RowMapping, where: str) -> Settled:
-    """Return what a search decided.
+    """Return the search's decision in a row.
 
     Raises:
         InputError: the row was changed by another program.

@@ -1,7 +1,7 @@
 """The tables. A change here needs a new revision in `migrations/versions`.
 
 Times of day are UTC as ISO 8601 text and documents are canonical JSON, so that SQLite and
-PostgreSQL keep the same bytes. Which row is the newest is told by ids, not by clocks.
+PostgreSQL keep the same bytes. The newest row is the one with the largest id: clocks may go back.
 """
 
 from sqlalchemy import (
@@ -50,7 +50,7 @@ machines = Table(
 )
 
 # Without autoincrement SQLite gives a removed run's id to the next one, and a process that
-# still writes to the removed run would write into a stranger's.
+# still writes to the removed run would write to the new one.
 runs = Table(
     "runs",
     metadata,

@@ -1,4 +1,4 @@
-"""The store in SQLite or PostgreSQL: made where it is missing, refused where it is foreign."""
+"""The store in SQLite or PostgreSQL: created where it is missing, refused where it is foreign."""
 
 from sqlalchemy import Connection
 
@@ -20,14 +20,12 @@ def open_store(
 ) -> SqlStore:
     """Open the store at `url`; a new or empty database is given its tables first.
 
-    A SQLite file that is removed later is not made again, and one that is put in its place is
-    taken up.
+    A SQLite file that is removed later is not created again; a file that replaces it is used.
 
     Args:
         url: a file, `sqlite:///FILE`, or `postgresql+psycopg://USER@HOST/DATABASE`.
         read_only: open without any right to write; there must be a database then.
-        patience_seconds: how long to wait for what others hold; None for as long as a person
-            at a command line would.
+        patience_seconds: longest wait for locks of others; None as in `engine.make_engine`.
 
     Raises:
         SchemaMismatchError: the database has an older or newer schema.
@@ -62,11 +60,11 @@ def _prepare(database: Database, *, read_only: bool) -> None:
 
 
 def check_place(address: Address, *, must_exist: bool) -> None:
-    """Make the folder of a new SQLite file, and name what keeps it from being one.
+    """Check that a database is or can be at the address; create a new SQLite file's folder.
 
     Raises:
         InputError: it is a folder or another file, lies in a file, or is absent and must exist.
-        MoetuneError: the file may not be read, or the folder not be made.
+        MoetuneError: the file may not be read, or the folder not be created.
     """
     path = address.path
     if path is None:
@@ -93,10 +91,10 @@ def check_place(address: Address, *, must_exist: bool) -> None:
 
 
 def set_journal(database: Database) -> None:
-    """Give a SQLite file the write-ahead log, or on a network file system the old journal.
+    """Set a SQLite file's journal: the write-ahead log, or on a network file system "delete".
 
     Raises:
-        MoetuneError: a file on a network file system cannot be given the old journal.
+        MoetuneError: a file on a network file system cannot have the "delete" journal.
     """
     path = database.address.path
     if path is None:
@@ -112,7 +110,7 @@ def set_journal(database: Database) -> None:
     except InputError:
         raise
     except MoetuneError:
-        # The old journal is slower and as safe: a reader that holds the file, or a file that
-        # may only be read, is no reason to refuse. The new one on a network is.
+        # "delete" is slower but as safe, so a reader that holds the file, or a read-only file, is
+        # no reason to refuse it. A write-ahead log on a network file system is not safe.
         if wanted != "wal":
             raise

@@ -1,1 +1,1 @@
-"""Use cases: each one function that joins the parts; `wiring` makes the real adapters."""
+"""Use cases of the command line and the service; `wiring` opens the real store and devices."""

@@ -1,4 +1,4 @@
-"""Everything that a report of a problem needs: machine, software, store, settings."""
+"""Diagnosis of an installation for a bug report: machine, software, database, settings."""
 
 import platform
 import sys
@@ -21,7 +21,7 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that will keep commands from working, and the way out."""
+    """A problem that makes commands fail, and how to solve it."""
 
     error: str
     hint: str
@@ -30,11 +30,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReport:
-    """The database: what schema it has and how much is in it.
+    """State of the database.
 
     Args:
-        revision: None where there is no database yet, or it cannot be read.
-        wanted: None where the database cannot be read.
+        revision: of its schema; None where there is no database yet, or it cannot be read.
+        wanted: revision that this version needs; None where the database cannot be read.
     """
 
     location: str
@@ -47,10 +47,10 @@ class StoreReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What `moetune doctor` prints.
+    """The result of `moetune doctor`.
 
     Args:
-        versions: of the packages; "not installed" for absent ones.
+        versions: by package; "not installed" for absent ones.
         cluster: as one rank sees it; None where it could not be detected.
     """
 
@@ -65,13 +65,13 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """That of the first problem, 0 without one."""
+        """Exit code of the first problem; 0 without one."""
         problem = self.store.problem or self.machine_problem
         return problem.exit_code if problem else 0
 
 
 def examine(configuration: Configuration) -> Diagnosis:
-    """Return a report of this machine; what is broken is reported, never raised."""
+    """Return the diagnosis of this machine; problems are a part of it and not raised."""
     cluster, problem = _attempt(wiring.detect_cluster)
     return Diagnosis(
         versions=_versions(),

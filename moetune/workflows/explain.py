@@ -1,4 +1,7 @@
-"""Explanations: a plan with the terms of its candidates, and its profile where that is known."""
+"""Explanations: a plan with the terms behind its predicted times.
+
+Used by `Planner.explain`, between the look-up of plan and profile and `views.explanation`.
+"""
 
 import math
 from dataclasses import dataclass
@@ -21,10 +24,10 @@ class Explanation:
     """A plan with the terms behind it.
 
     Args:
-        forward, backward: None where neither the plan nor its profile tells.
-        strategies: every memory strategy at its best; empty where the layout leaves no
+        forward, backward: terms of the phases; None where neither plan nor profile has them.
+        strategies: every memory strategy with its best degrees; empty where the layout leaves no
             choice, or the terms are missing.
-        profile: that the plan was made with; None where it is gone.
+        profile: the one that the plan was made with; None where it was not found.
         note: what cannot be shown, and why; empty where everything can.
     """
 
@@ -37,24 +40,24 @@ class Explanation:
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Of one device: the plan's limit, else all that the profile's device has."""
+        """Memory limit of one device: the plan's, else all memory of the profile's device."""
         known = self.profile.machine.memory_bytes if self.profile else None
         return self.plan.inputs.memory_limit_bytes or known
 
     @property
     def document(self) -> dict[str, object]:
-        """The explanation as `moetune explain --json` and the service give it."""
+        """The JSON document of `moetune explain` and of the service."""
         plain = encode(self)
         del plain["profile"]
         return {"schema": EXPLANATION_SCHEMA, **plain}
 
 
 def explain_plan(plan: Plan, *, profile: Profile | None, missing: str = "") -> Explanation:
-    """Return the plan with its own terms; those of a plan of schema 1 come from its profile.
+    """Return the plan with its terms; a plan of schema 1 holds none, and is solved again for them.
 
     Args:
-        profile: that the plan was made with; None where it is gone.
-        missing: why it is gone.
+        profile: the one that the plan was made with; None where it was not found.
+        missing: why it was not found, for the note.
 
     Raises:
         ProfileError: the profile lacks an operation of the plan.
@@ -62,8 +65,8 @@ def explain_plan(plan: Plan, *, profile: Profile | None, missing: str = "") -> E
     terms = plan.terms
     note = f"{missing}: the timeline cannot be drawn" if profile is None else ""
     if terms is None and profile is not None:
-        terms = _terms_again(plan, profile)
-        missing = "this moetune would make another plan than the one that made it"
+        terms = _terms_of_schema_1(plan, profile)
+        missing = "this version of moetune would make another plan"
     if terms is None:
         note = f"{missing}: the terms behind the times cannot be shown"
     return Explanation(
@@ -76,12 +79,12 @@ def explain_plan(plan: Plan, *, profile: Profile | None, missing: str = "") -> E
     )
 
 
-def _terms_again(plan: Plan, profile: Profile) -> LayerTerms | None:
-    """Return the terms of a plan that holds none; None where its choice is not made again."""
-    inputs, whole = plan.inputs, plan.transformer
+def _terms_of_schema_1(plan: Plan, profile: Profile) -> LayerTerms | None:
+    """Solve again for the terms; None where this version would choose otherwise."""
+    inputs, transformer = plan.inputs, plan.transformer
     costs = costs_of(profile, allow_modelled=inputs.pinned.allow_modelled)
     ranked, num_nodes = None, 0
-    if whole is None:
+    if transformer is None:
         ranked = rank_layer(
             inputs=inputs,
             costs=costs,

@@ -1,4 +1,7 @@
-"""Profile and plan files: read with errors that say where, written whole or not at all."""
+"""Profile files (TOML) and plan files (JSON): reading with the place of an error, atomic writing.
+
+`load_profile_file(profile_to_toml(…))` and `load_plan_file(plan_to_json(…))` give equal values.
+"""
 
 import dataclasses
 import json
@@ -34,8 +37,8 @@ def load_profile_file(path: Path) -> Profile:
     """Return the profile in a TOML file.
 
     Raises:
-        InputError: the file is missing, broken or no profile; the text names the file, the line
-            where the TOML is broken, and the key where the profile is.
+        InputError: the file is missing, or is not a profile; the message names the file, and the
+            line (invalid TOML) or the key (wrong value).
     """
     document = parse_toml(_read_text(path, "profile"), f"profile {path}")
     try:
@@ -48,10 +51,10 @@ def parse_toml(text: str, where: str) -> dict[str, object]:
     """Return the plain values of a TOML text.
 
     Args:
-        where: what holds the text, for an error.
+        where: the text's source, for the error.
 
     Raises:
-        InputError: the text is no TOML; the error names the line.
+        InputError: the text is not TOML; the message names the line.
     """
     try:
         return tomllib.loads(text)
@@ -59,7 +62,7 @@ def parse_toml(text: str, where: str) -> dict[str, object]:
         last_line = f"at line {len(text.splitlines())}, the end"
         raise InputError(
             f"{where} is not valid TOML: {str(error).replace('at end of document', last_line)}",
-            "export or measure it again; a file that was cut short cannot be mended",
+            "export or measure it again: a file that was cut short cannot be repaired",
         ) from None
 
 
@@ -67,14 +70,14 @@ def load_plan_file(path: Path) -> Plan:
     """Return the plan in a JSON file.
 
     Raises:
-        InputError: the file is missing, broken or no plan; the text names the file, the line
-            where the JSON is broken, and the key where the plan is.
+        InputError: the file is missing, or is not a plan; the message names the file, and the line
+            (invalid JSON) or the key (wrong value).
     """
     text = _read_text(path, "plan")
     try:
         return plan_from_json(text, str(path))
     except RecursionError:
-        raise InputError(f"{path} is no plan: it is nested too deeply") from None
+        raise InputError(f"{path} is not a plan: it is nested too deeply") from None
 
 
 def plan_to_json(plan: Plan) -> str:
@@ -83,17 +86,14 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def profile_to_toml(profile: Profile) -> str:
-    """Return the profile file; `load_profile_file` reads the equal profile from it.
-
-    What equals its default is left out, and so are tables without entries.
-    """
+    """Return the profile file, without values that equal their default and without empty tables."""
     return "\n".join(_profile_lines(profile)) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: under a temporary name, to the disk, then renamed.
+    """Write a file atomically: to a temporary name, synced to disk, then renamed.
 
-    A device or a pipe is written straight to.
+    A device or a pipe is written directly.
 
     Raises:
         InputError: the file cannot be written there.
@@ -107,14 +107,14 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         raise InputError(
             f"{path} cannot be written: {error.strerror}",
-            "name a file in a folder that exists and that you may write",
+            "name a file in an existing folder that you may write to",
         ) from None
     except UnicodeEncodeError as error:
         raise InputError(f"{path} cannot hold this text: {error.reason}") from None
 
 
 def bundled_profiles() -> dict[str, Path]:
-    """Return the reference profiles' files by name: in an installed package, else the checkout."""
+    """Return the files of the reference profiles by name, from the package or the checkout."""
     for folder in (_PACKAGE / "_profiles", _PACKAGE.parent / "profiles"):
         if folder.is_dir():
             return {file.stem: file for file in sorted(folder.glob("*.toml"))}
@@ -148,7 +148,7 @@ def _replace(target: Path, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name last through a power cut."""
+    """Sync the folder, so that the new name survives a power cut, too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -203,7 +203,7 @@ def _value(value: object) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
-        # TOML's escapes are JSON's, but for the one control character that JSON leaves as it is.
+        # TOML's escapes are JSON's, except for DEL, which JSON does not escape.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         inside = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
@@ -218,13 +218,13 @@ def _key(key: str) -> str:
 
 
 def find_plan(wanted: str, *, stores: StoreFinder) -> Plan:
-    """Return the plan of a file, else of an id or the beginning of one in the store.
+    """Return the plan of a file, or of an id in the store.
 
     Args:
-        wanted: an id prefix, or a path that ends in .json or has a folder.
+        wanted: a path that ends in .json or has a slash, else an id or its beginning.
 
     Raises:
-        InputError: the file is missing or broken, or no or several plans have such an id.
+        InputError: the file is missing or broken, or no plan or several have such an id.
     """
     if wanted.endswith(".json") or "/" in wanted:
         return load_plan_file(Path(wanted))

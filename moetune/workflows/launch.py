@@ -1,4 +1,8 @@
-"""Run a function on several ranks of this machine, or on this rank of a launch."""
+"""Launch of a function on several ranks of this machine, or on this rank of `torchrun`.
+
+`python -m moetune.workflows.launch` is one started rank: it reads the pickled call, joins the
+process group, and sends messages, result or error back through a pipe.
+"""
 
 import ctypes
 import datetime as dt
@@ -35,11 +39,11 @@ _TAIL_LINES = 15
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER_TRIM = 2**31 - 1
 
-Hear = Callable[[Any], object]
-"""Takes what a rank tells while it works."""
-RankFunction = Callable[[Any, Hear], Any]
-"""Takes an argument and whom to tell."""
-_Kind = Literal["told", "returned", "raised"]
+Send = Callable[[Any], object]
+"""Takes a message that a rank sends while it works."""
+RankFunction = Callable[[Any, Send], Any]
+"""Takes the argument, and the function to send messages with."""
+_Kind = Literal["message", "returned", "raised"]
 
 
 def run_on_ranks(
@@ -49,28 +53,29 @@ def run_on_ranks(
     num_ranks: int,
     launch: Launch | None,
     environ: Mapping[str, str],
-    hear: Hear = lambda _: None,
+    on_message: Send = lambda _: None,
 ) -> Any:  # noqa: ANN401 - whatever the function returns on rank 0
-    """Call `function(argument, tell)` on every rank and return what rank 0 returned.
+    """Call `function(argument, send)` on every rank and return the result of rank 0.
 
     Inside a launch this process is a rank and calls the function itself. Otherwise `num_ranks`
-    processes are started, each with its share of the cores and as many threads; none outlives
-    this call, nor this process, however it ends.
+    processes are started, each with its share of the cores and as many threads. All of them end
+    with this call, and with this process, even when it is killed.
 
     Args:
-        function: of a module; it finds torch.distributed initialised where ranks are several.
-        hear: gets what the function tells, while the ranks work.
+        function: at the top level of a module. With several ranks torch.distributed is
+            initialised when it is called.
+        on_message: called with each message that a rank sends, while the ranks work.
 
     Raises:
         InputError: fewer CUDA devices than ranks.
         CollectiveError: a rank died.
-        MoetuneError: what a rank raised.
+        MoetuneError: the error that a rank raised.
     """
     if launch is not None:
         with _process_group(launch):
-            return function(argument, hear)
+            return function(argument, on_message)
     if num_ranks == 1:
-        return function(argument, hear)
+        return function(argument, on_message)
     if torch.cuda.is_available() and num_ranks > torch.cuda.device_count():
         raise InputError(
             f"{num_ranks} ranks need as many CUDA devices, here are {torch.cuda.device_count()}",
@@ -81,7 +86,7 @@ def run_on_ranks(
         ranks: list[_Rank] = []
         try:
             _start(ranks, num_ranks, Path(folder), pickle.dumps((name, argument)), environ)
-            return _follow(ranks, hear)
+            return _follow(ranks, on_message)
         finally:
             for rank in ranks:
                 with rank.process, rank.receiver:
@@ -97,10 +102,10 @@ def rank_device() -> torch.device:
 
 
 def leave(code: int) -> NoReturn:
-    """End this rank with its work done, without closing the interpreter.
+    """End this rank after its work with `os._exit`, which skips the interpreter's shutdown.
 
     A thread of gloo may still hold the tensors of its last operation, above all those of a
-    DistributedDataParallel; to free them in a closing interpreter aborts the process
+    DistributedDataParallel; freeing them while the interpreter shuts down aborts the process
     (pytorch/pytorch#190489).
     """
     logging.shutdown()
@@ -110,7 +115,7 @@ def leave(code: int) -> NoReturn:
 
 
 def cores_of(rank: int, num_ranks: int, cores: Sequence[int]) -> tuple[int, ...]:
-    """Return a rank's share of the cores: disjoint, as long as there are enough."""
+    """Return a rank's share of the cores; shares are disjoint where there are enough cores."""
     if num_ranks > len(cores):
         return (cores[rank % len(cores)],)
     return tuple(cores[rank * len(cores) // num_ranks : (rank + 1) * len(cores) // num_ranks])
@@ -118,7 +123,7 @@ def cores_of(rank: int, num_ranks: int, cores: Sequence[int]) -> tuple[int, ...]
 
 @dataclass(slots=True, kw_only=True)
 class _Rank:
-    """A started rank, and what came of it."""
+    """A started rank and its result or error."""
 
     number: int
     process: "subprocess.Popen[bytes]"
@@ -130,11 +135,11 @@ class _Rank:
 
 
 def _start(
-    ranks: list[_Rank], num_ranks: int, folder: Path, order: bytes, environ: Mapping[str, str]
+    ranks: list[_Rank], num_ranks: int, folder: Path, call: bytes, environ: Mapping[str, str]
 ) -> None:
-    """Start every rank; those that were started are in `ranks`, whatever happens."""
+    """Start every rank and append it to `ranks`, which the caller ends even after an error here."""
     cores = sorted(os.sched_getaffinity(0))
-    (folder / "order").write_bytes(order)
+    (folder / "call").write_bytes(call)
     port = _free_port()
     for number in range(num_ranks):
         mine = cores_of(number, num_ranks, cores)
@@ -150,18 +155,19 @@ def _start(
             "GLOO_SOCKET_IFNAME": "lo",
         }
         receiver, sender = multiprocessing.Pipe(duplex=False)
-        place = (str(folder / "order"), str(sender.fileno()), ",".join(map(str, mine)))
+        arguments = (str(folder / "call"), str(sender.fileno()), ",".join(map(str, mine)))
         output = folder / f"output-{number}"
+        # In a session of its own: Ctrl-C interrupts this process alone, which then ends the ranks.
         with sender, output.open("wb") as out:
             process = subprocess.Popen(  # noqa: S603 - this program
-                [sys.executable, "-m", __name__, *place], env=variables, stdin=subprocess.PIPE,
+                [sys.executable, "-m", __name__, *arguments], env=variables, stdin=subprocess.PIPE,
                 stdout=out, stderr=out, pass_fds=[sender.fileno()], start_new_session=True,
             )  # fmt: skip
         ranks.append(_Rank(number=number, process=process, receiver=receiver, output=output))
 
 
-def _follow(ranks: Sequence[_Rank], hear: Hear) -> object:
-    """Hear the ranks until all have ended; when one fails, the others have a moment to notice."""
+def _follow(ranks: Sequence[_Rank], on_message: Send) -> object:
+    """Receive from the ranks until all have ended; after a failure the others get 3 s to end."""
     deadline: float | None = None
     while running := {rank.receiver: rank for rank in ranks if not rank.has_ended}:
         patience = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -169,7 +175,7 @@ def _follow(ranks: Sequence[_Rank], hear: Hear) -> object:
         if not ready:
             break
         for rank in (running[end] for end in ready if isinstance(end, Connection)):
-            _hear_one(rank, hear)
+            _receive(rank, on_message)
             failed = rank.error or (rank.has_ended and rank.process.returncode)
             if failed and deadline is None:
                 deadline = time.monotonic() + _GRACE_SECONDS
@@ -178,7 +184,7 @@ def _follow(ranks: Sequence[_Rank], hear: Hear) -> object:
     return ranks[0].result
 
 
-def _hear_one(rank: _Rank, hear: Hear) -> None:
+def _receive(rank: _Rank, on_message: Send) -> None:
     try:
         kind, value = rank.receiver.recv()
     except (EOFError, ConnectionError):
@@ -186,8 +192,8 @@ def _hear_one(rank: _Rank, hear: Hear) -> None:
         with suppress(subprocess.TimeoutExpired):
             rank.process.wait(_GRACE_SECONDS)
         return
-    if kind == "told":
-        hear(value)
+    if kind == "message":
+        on_message(value)
     elif kind == "returned":
         rank.result = value
     else:
@@ -195,7 +201,7 @@ def _hear_one(rank: _Rank, hear: Hear) -> None:
 
 
 def _error(ranks: Sequence[_Rank]) -> MoetuneError:
-    """Return what a rank says of itself, else which one was killed, else what one saw fail."""
+    """Return the cause: a rank's own error before a death, and both before failed collectives."""
     raised = [rank.error for rank in ranks if rank.error is not None]
     own = [error for error in raised if not isinstance(error, CollectiveError)]
     died = [rank for rank in ranks if rank.has_ended and rank.process.returncode and not rank.error]
@@ -214,7 +220,7 @@ def _error(ranks: Sequence[_Rank]) -> MoetuneError:
 
 @contextmanager
 def _process_group(launch: Launch) -> Iterator[None]:
-    """Join the launch's ranks; NCCL where every rank has a GPU, else gloo."""
+    """Join the launch's ranks with NCCL and gloo where there are GPUs, else with gloo alone."""
     if launch.world_size == 1 or dist.is_initialized():
         yield
         return
@@ -223,7 +229,7 @@ def _process_group(launch: Launch) -> Iterator[None]:
         dist.init_process_group(backend, timeout=_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise CollectiveError(
-            f"rank {launch.rank} of {launch.world_size} does not find the others: {error}",
+            f"rank {launch.rank} of {launch.world_size} cannot reach the others: {error}",
             "start every rank with torchrun, or this machine's with --nproc",
         ) from error
     try:
@@ -239,19 +245,19 @@ def _free_port() -> int:
 
 
 def _main() -> None:
-    """Be one rank of `run_on_ranks`."""
-    order, descriptor, cores = sys.argv[1:]
+    """Run as one rank of `run_on_ranks`."""
+    path, descriptor, cores = sys.argv[1:]
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     _keep_large_blocks()
     sender: Connection[tuple[_Kind, object], None] = Connection(int(descriptor), readable=False)
-    name, argument = pickle.loads(Path(order).read_bytes())  # noqa: S301 - our parent wrote it
+    name, argument = pickle.loads(Path(path).read_bytes())  # noqa: S301 - our parent wrote it
     module, _, function = name.partition(":")
     launch = config.launch(config.environment())
     try:
         call: RankFunction = getattr(importlib.import_module(module), function)
         with _process_group(launch) if launch else nullcontext():
-            result = call(argument, lambda news: sender.send(("told", news)))
+            result = call(argument, lambda message: sender.send(("message", message)))
     except MoetuneError as error:
         sender.send(("raised", error))
         leave(error.exit_code)
@@ -261,17 +267,17 @@ def _main() -> None:
 
 
 def _leave_with_parent() -> None:
-    """End this process as soon as the other end of its input is gone."""
+    """End this process when its standard input closes: the parent has ended, or was killed."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)
 
 
 def _keep_large_blocks() -> None:
-    """Let this process keep large blocks of host memory that it frees.
+    """Keep freed large blocks of host memory in this process.
 
-    glibc hands them back to the system, and touching new pages costs a CPU rank more than many
-    of the operations that fill them. Nothing happens with another C library.
+    glibc returns them to the system, and touching new pages costs a CPU rank more than many of
+    the operations that fill them. No effect with another C library.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,4 +1,8 @@
-"""Plans from a request and a profile; requests in documents, read with every doubt."""
+"""Plans from a request and a profile, and requests read from untrusted JSON documents.
+
+`Planner` calls both: `read_inputs` for what a program sends, `make_plan` to solve. The layer's or
+the model's solver is chosen here.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +20,7 @@ from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.units import dtype_bytes
 from moetune.fit.costs import costs_of
-from moetune.fit.variants import resample_costs
+from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layout.plan import LayoutProblem, solve_layout
 from moetune.workflows.profiles import FoundProfile, is_path
@@ -26,13 +30,13 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputsDocument:
-    """A plan's inputs as a program sends them; None for what is open.
+    """A plan's inputs as a program sends them; None takes the default.
 
     Args:
-        constraints: names and values as plans carry them.
+        constraints: names and values as in a plan's `inputs.constraints`.
 
     Raises:
-        InputError: an unknown dtype, or a name that is none.
+        InputError: an unknown dtype, a name that is too long, or a profile that is a path.
     """
 
     model: str | None = None
@@ -52,13 +56,13 @@ class InputsDocument:
         if self.profile is not None and (not self.profile or is_path(self.profile)):
             raise InputError(
                 f"profile must be a name, got {shown(self.profile)}",
-                "only profiles that are stored here can be planned with: import the file first",
+                "import the file first: only stored profiles can be planned with here",
             )
         if self.dtype is not None:
             dtype_bytes(self.dtype)
 
     def request(self, *, default_dtype: str | None, spelling: Spelling = AS_KEYS) -> PlanRequest:
-        """Return the request; how large its numbers may be is not checked here.
+        """Return the request; `PlanRequest.check_sizes` limits its numbers later.
 
         Args:
             default_dtype: where the document has none; None for the profile's own.
@@ -78,13 +82,17 @@ class InputsDocument:
         )
 
     def check(self, inputs: PlanInputs) -> None:
-        """Raise InputError where the plan would be made from something else than was sent."""
+        """Compare the completed inputs with what was sent.
+
+        Raises:
+            InputError: the fingerprint or the layer is another one.
+        """
         sent = self.profile_fingerprint
         if sent is not None and sent != inputs.profile_fingerprint:
             raise InputError(
                 f"profile {inputs.profile!r} has the fingerprint "
                 f"{inputs.profile_fingerprint[:12]}, not {sent[:12]!r}",
-                "it was measured or imported anew: omit profile_fingerprint to take it",
+                "it was measured or imported again: omit profile_fingerprint to use it",
             )
         if self.layer is not None and self.layer != inputs.layer:
             raise InputError(
@@ -93,24 +101,17 @@ class InputsDocument:
             )
 
 
-def read_inputs(document: object, where: str = "inputs") -> InputsDocument:
+def read_inputs(document: object) -> InputsDocument:
     """Return the inputs in a document's plain values.
 
-    Args:
-        where: what the document is called in an error.
-
     Raises:
-        InputError: a key is unknown, or a value wrong; the text names the key.
+        InputError: a key is unknown, or a value wrong; the message names the key.
     """
-    return decode(InputsDocument, document, where)
-
-
-NUM_RESAMPLES = 100
-SEED = 0
+    return decode(InputsDocument, document, "inputs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanQuestion:
+class CompleteRequest:
     """A request with every default filled in, and the profile to plan with."""
 
     request: PlanRequest
@@ -120,7 +121,7 @@ class PlanQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A new plan, and the profile it was made with."""
+    """A new plan and the profile it was made with."""
 
     plan: Plan
     found: FoundProfile
@@ -130,23 +131,23 @@ def make_plan(request: PlanRequest, *, profile: Profile, fingerprint: str | None
     """Return the best plan for the request on the profile's machine.
 
     Args:
-        fingerprint: the profile's digest, where it is known; it takes long to work out.
+        fingerprint: the profile's digest, where it is known: computing it takes long.
 
     Raises:
-        InputError: the experts, or a whole model, do not divide by the ranks, or the dtype is
-            unknown.
-        InfeasiblePlanError: nothing satisfies the bounds or the memory limit.
+        InputError: the experts, or the model's layers, do not divide by the ranks, or the dtype
+            is unknown.
+        InfeasiblePlanError: nothing satisfies the constraints or the memory limit.
         ProfileError: the profile lacks an operation that the layer needs.
     """
     solved = _solve(request, profile, fingerprint)
     plan = replace(solved.plan, terms=solved.terms)
     if plan.transformer is not None:
         return plan
-    return replace(plan, warnings=(*_stand_in(plan, profile), *plan.warnings))
+    return replace(plan, warnings=(*_substitutes(plan, profile), *plan.warnings))
 
 
 def host_memory_bytes(profile: Profile) -> int | None:
-    """Return the memory of one node's host; None where the profile does not know it."""
+    """Return the host memory of one node; None where the profile does not have it."""
     machine = profile.machine
     if machine.kind == "cpu":
         return machine.memory_bytes * machine.devices_per_node
@@ -156,27 +157,29 @@ def host_memory_bytes(profile: Profile) -> int | None:
 
 @contextmanager
 def sound_numbers(profile: str) -> Iterator[None]:
-    """Say whose numbers are to blame where arithmetic fails: profiles come from strangers.
+    """Turn arithmetic errors into a ProfileError: a profile may come from anybody.
 
     Raises:
-        ProfileError: something overflowed, or was no number.
+        ProfileError: something overflowed, or was not a number.
     """
     try:
         yield
     except (ArithmeticError, ValueError) as error:
         raise ProfileError(
-            f"profile {profile!r} has numbers that nothing can be computed from: {error}",
+            f"profile {profile!r} has numbers that cannot be computed with: {error}",
             "look at it with `moetune profiles show`, and measure it again",
         ) from error
 
 
 def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> SolvedPlan:
     inputs = request.inputs_for(profile, fingerprint=fingerprint)
-    constraints, whole, machine = request.constraints, request.whole, profile.machine
+    constraints, transformer, machine = request.constraints, request.whole, profile.machine
     allowed = constraints.allow_modelled
     costs = costs_of(profile, allow_modelled=allowed)
-    resamples = resample_costs(profile, num=NUM_RESAMPLES, seed=SEED, allow_modelled=allowed)
-    if whole is None:
+    resamples = resample_costs(
+        profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allowed
+    )
+    if transformer is None:
         return solve_plan(
             inputs=inputs,
             costs=costs,
@@ -188,7 +191,7 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
     return solve_layout(
         LayoutProblem(
             inputs=inputs,
-            model=whole,
+            model=transformer,
             pins=constraints.pins,
             costs=costs,
             resamples=resamples,
@@ -202,8 +205,8 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
     )
 
 
-def _stand_in(plan: Plan, profile: Profile) -> tuple[str, ...]:
-    """Say which group size stands in for the plan's, where that one was not measured."""
+def _substitutes(plan: Plan, profile: Profile) -> tuple[str, ...]:
+    """Return warnings of group sizes that were not measured and take the nearest one's times."""
     ranks = plan.layout.expert_ranks
     missing = []
     for op in _exchanges(plan):
@@ -214,7 +217,7 @@ def _stand_in(plan: Plan, profile: Profile) -> tuple[str, ...]:
         if ranks > 1 and ranks not in sizes:
             known = ", ".join(map(str, sorted(sizes)))
             missing.append(
-                f"no {op} was measured for {ranks} ranks: the nearest of {known} stands in for it"
+                f"{op} was not measured for {ranks} ranks: the nearest of {known} is used instead"
             )
     return tuple(missing)
 

@@ -1,4 +1,7 @@
-"""The plans of a training job: of files, of the store and of a plan service, on all its ranks."""
+"""Plans of a training job, from files, the store and a plan service, equal on all its ranks.
+
+`open_planbook` is the job's first step; `MoELayer` looks its batch up in the book.
+"""
 
 import difflib
 import importlib.util
@@ -15,7 +18,6 @@ from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
 from moetune.domain.request import PlanInputs
-from moetune.domain.service_url import check_service_url
 from moetune.runtime.plans.book import FoundPlans, PlanBook, read_plans, share_plans
 from moetune.runtime.plans.client import ServiceClient
 from moetune.runtime.plans.observe import StepReporter, post_observations
@@ -33,13 +35,13 @@ _ID = re.compile("[0-9a-f]{64}")
 
 
 def checked_inputs(inputs: Mapping[object, object], *, num_ranks: int) -> dict[str, object]:
-    """Return a plan's inputs as they are sent: plain values, without what is None.
+    """Return a plan's inputs ready to send: plain values, without those that are None.
 
     Args:
         num_ranks: the world size where none is given.
 
     Raises:
-        InputError: a key is unknown, a value cannot be sent, or there is nothing to plan for.
+        InputError: a key is unknown, a value has no JSON form, or neither model nor layer is given.
     """
     names = [item.name for item in fields(PlanInputs)]
     for key in inputs:
@@ -57,15 +59,15 @@ def checked_inputs(inputs: Mapping[object, object], *, num_ranks: int) -> dict[s
         canonical_json(plain)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"a plan's inputs cannot be sent: {error}", "give texts, whole numbers and tables"
+            f"a plan's inputs cannot be sent: {error}", "give strings, integers and dicts"
         ) from None
     return plain
 
 
 def is_served(source: object, url: str | None) -> bool:
-    """Return whether a service is asked for it: for inputs, and for whole ids where there is one.
+    """Return whether the plan service resolves a source: inputs, and full ids where `url` is set.
 
-    A file, a folder and the beginning of an id are looked up here.
+    Files, folders and beginnings of ids are resolved on this machine.
     """
     if isinstance(source, Mapping):
         return True
@@ -80,12 +82,12 @@ def ask_service(
     num_ranks: int,
     observe_every: int,
 ) -> FoundPlans:
-    """Return the service's plans behind those from elsewhere, and where to report.
+    """Return other plans followed by the service's, and the reporter of the latter's steps.
 
     Args:
-        sources: plans' inputs, and whole ids.
+        sources: plans' inputs, and full ids.
         num_ranks: the world size of inputs that give none.
-        observe_every: calls of a layer between two that are reported; 0 reports none.
+        observe_every: calls of a layer per reported one; 0 reports none.
 
     Raises:
         InputError: there is no service, or inputs are wrong.
@@ -118,11 +120,11 @@ def _reporter(client: ServiceClient, served: Sequence[Plan], every: int) -> Step
     return StepReporter(sender, plan_ids=frozenset(plan.id for plan in served), every=every)
 
 
-_One: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]
+_Source: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]
 
 
 def open_planbook(
-    source: _One | Sequence[_One] | None = None,
+    source: _Source | Sequence[_Source] | None = None,
     *,
     group: "dist.ProcessGroup | None" = None,
     db: str | None = None,
@@ -132,39 +134,39 @@ def open_planbook(
 ) -> PlanBook:
     """Return the same plans on every rank of the group; all its ranks call this together.
 
-    The group's first rank reads, the others receive, and a digest is compared on all. With
-    `MOETUNE_DISABLE=1` on the first rank the book is empty: layers run one chunk.
+    The group's first rank reads the plans and broadcasts them; the ranks compare a digest. With
+    `MOETUNE_DISABLE=1` on the first rank the book is empty, and layers run one chunk.
 
-    With `online` the book searches for better degrees and strategies on the layers that are
-    given it, while they train: call `book.step()` after every optimizer step, on all ranks.
-    For each number of tokens that comes it tries a few, beginning with the plan's answer, and
-    keeps the fastest in the store, from where the next job takes it. A size costs about 20
-    steps, most of them near the best; near sizes and sizes between two that agree cost none.
-    When all that come are settled, `step` does nothing. The degrees never change the numbers.
+    With `online` the book searches for better degrees and strategies while its layers train: call
+    `book.step()` after every optimizer step, on all ranks. For each new number of tokens it tries
+    a few, first the plan's, and stores the fastest for later jobs. One number of tokens takes
+    about 20 steps, most of them close to the best; a number near a settled one, or between two
+    that agree, takes none. Once all are settled, `step` does nothing. Degrees never change the
+    numbers that a layer computes.
 
-    With a plan service (`moetune serve`) the first rank asks it for the plans of inputs. Where it
-    gives no plan, the last one that it gave for the same question counts, from the user's
-    cache, and then none: one warning, and the training goes on. What steps with its plans take
-    is sent to it in the background; `book.close()` at the end of the job sends the rest.
+    With a plan service (`moetune serve`) the first rank asks it for the plans of inputs. Where the
+    service gives none, its last answer to the same inputs is taken from the user's cache, else the
+    layer runs without a plan: there is one warning, and the training goes on. Step times are sent
+    to the service in the background; `book.close()` at the end of the job sends the rest.
 
     Args:
         source: plan files, folders of them, ids or their beginnings in the store, or plans;
-            None takes every plan of the store. With a service whole ids are the service's, and
-            a table of a plan's inputs, such as `{"model": "gpt-s", "tokens_per_rank": 8192}`,
-            asks it for the plan; `model` or `layer` is needed, `world_size` is the group's
-            number of ranks where it is not given, and the service knows the rest.
-        db: the store; default, as the command line finds it.
+            None takes every plan of the store. With a service, full ids are looked up there, and
+            a dict of a plan's inputs, such as `{"model": "gpt-s", "tokens_per_rank": 8192}`,
+            requests the plan. `model` or `layer` is required; `world_size` defaults to the
+            group's number of ranks, everything else to the service's defaults.
+        db: the store; default, that of the command line.
         group: the ranks that share the book; with `online` the layers' group.
         online: search while training.
         service: the service's url; default, MOETUNE_URL or the setting `url`. Its token is
             taken from MOETUNE_TOKEN.
-        observe_every: calls of a layer between two whose time is sent to the service; 0 sends
-            none. With `online` none is sent either.
+        observe_every: calls of a layer per call whose time is sent to the service; 0 sends
+            none, and neither does `online`.
 
     Raises:
         InputError: a file, an id of the store, an input's name or the url is wrong; on every
             rank.
-        RankMismatchError: a rank received something else.
+        RankMismatchError: a rank received other plans.
         MoetuneError: the store cannot be read, or `online` lacks Optuna; on every rank.
     """
     request = _BookRequest(source=source, db=db, service=service, observe_every=observe_every)
@@ -179,20 +181,20 @@ def open_planbook(
 class _BookRequest:
     """The arguments of `open_planbook`."""
 
-    source: _One | Sequence[_One] | None
+    source: _Source | Sequence[_Source] | None
     db: str | None
     service: str | None
     observe_every: int
 
     @property
-    def sources(self) -> Sequence[_One]:
+    def sources(self) -> Sequence[_Source]:
         if self.source is None:
             return ()
         return self.source if isinstance(self.source, (list, tuple)) else (self.source,)
 
 
 def _find_settled(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
-    """Return what an online book holds; on the group's first rank only."""
+    """Return an online book's plans and settled decisions; on the group's first rank only."""
     if importlib.util.find_spec("optuna") is None:
         raise MoetuneError("online=True needs Optuna", "pip install 'optuna>=5.0'")
     found = replace(_find_all(request, group), reporter=None)
@@ -218,7 +220,7 @@ def _make_tuner(db: str | None) -> "StudyTuner":
 
 
 def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
-    """Return what the book holds; on the group's first rank only."""
+    """Return the book's plans, its own before the service's; on the group's first rank only."""
     import torch
 
     from moetune.comm.gloo import communicator_of
@@ -241,19 +243,19 @@ def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> Found
 
 
 def _url(request: _BookRequest) -> str | None:
-    """Return the address of the service, None for none.
+    """Return the address of the service; None for no service.
 
     Raises:
-        InputError: it is no address, or there is nothing to ask for.
+        InputError: it is not an address, or `service` is given without a source.
     """
     url = request.service
     if url is None:
         url = wiring.configure(db=request.db).settings.url
     elif request.source is None:
         raise InputError(
-            "a plan service is asked for a job's own plans, and none is named", f"as in {EXAMPLE}"
+            "with a plan service, name the inputs or the ids of the plans", f"as in {EXAMPLE}"
         )
-    return None if url is None else check_service_url(url)
+    return None if url is None else config.check_service_url(url)
 
 
 def _find(one: object, db: str | None) -> Iterable[Plan]:

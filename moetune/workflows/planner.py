@@ -1,4 +1,8 @@
-"""One planner for the command line and the service: resolve, explain, trace and what-if."""
+"""Planner of the command line and the service: resolve a request, explain, trace, what-if.
+
+It looks profiles and plans up in its `PlanSources`, has `workflows.plan` solve, and returns values
+that `workflows.views` turns into sections.
+"""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,7 +18,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows import wiring
 from moetune.workflows.explain import Explanation, explain_plan
-from moetune.workflows.plan import Planned, PlanQuestion, make_plan, read_inputs, sound_numbers
+from moetune.workflows.plan import CompleteRequest, Planned, make_plan, read_inputs, sound_numbers
 from moetune.workflows.profiles import is_path
 from moetune.workflows.single_flight import SingleFlight
 from moetune.workflows.sources import LocalSources, PlanSources, StoredSources
@@ -22,17 +26,18 @@ from moetune.workflows.trace import Trace, predicted_trace
 from moetune.workflows.whatif import WhatIf, WhatIfAnswer, change_plan
 
 PATIENCE_SECONDS = 5.0
-"""How long a service's question waits for what others hold in the database."""
+"""Longest wait of the service for a lock on the database."""
 NUM_SOLVERS = 2
-"""Plans that are made at once: one that takes long shall not stop the others, nor all answers."""
+"""Plans that are solved at once: two, so that a long one does not block the rest, and no more, so
+that solving does not slow all other answers down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planner:
-    """Answers questions about plans; threads may share it.
+    """Planning over a source of profiles and plans; threads may share it.
 
     Args:
-        sources: where profiles and plans are found, and new plans go.
+        sources: profiles and plans, and the store of new plans.
         dtype: of requests that name none; None for the profile's own choice.
     """
 
@@ -46,34 +51,34 @@ class Planner:
     def resolve(self, inputs: Mapping[str, object]) -> Plan:
         """Return the plan for a plan's `inputs`, of which only `model` or `layer` is required.
 
-        A plan that is stored is not made again. Equal questions that come at the same time are
-        solved once, and all get the same answer or error.
+        A stored plan is not solved for again. Equal requests that come at the same time are solved
+        once, and all of them get the same answer or error.
 
         Raises:
-            InputError: a key is unknown, or a value wrong; the text names the key.
-            InfeasiblePlanError: nothing satisfies the constraints or the memory.
+            InputError: a key is unknown, or a value wrong; the message names the key.
+            InfeasiblePlanError: nothing satisfies the constraints or the memory limit.
             ProfileError: there is no such profile, or it lacks an operation.
-            StoreUnavailableError: the database is locked, full or away.
+            StoreUnavailableError: the database is locked, full or unreachable.
         """
-        question = self._read_question(inputs)
-        stored = self.sources.stored(question.inputs.plan_id)
+        request = self._read(inputs)
+        stored = self.sources.stored(request.inputs.plan_id)
         if stored is not None:
             return stored
-        return self._solving.run(question.inputs.plan_id, partial(self._make, question))
+        return self._solving.run(request.inputs.plan_id, partial(self._make, request))
 
     def plan_anew(self, request: PlanRequest) -> Planned:
-        """Return the plan for a request, made now although one may be stored, and store it.
+        """Solve for a request's plan even where one is stored, and store it.
 
         Raises:
             MoetuneError: as of `resolve`.
         """
-        question = self._question(request)
-        plan = self._solve(question)
+        complete = self._complete(request)
+        plan = self._solve(complete)
         self.sources.save(plan)
-        return Planned(plan=plan, found=question.found)
+        return Planned(plan=plan, found=complete.found)
 
     def plan(self, wanted: str) -> Plan:
-        """Return the plan whose id begins so; on a person's own machine, also of a file.
+        """Return the plan of an id or its beginning; on the command line also of a file.
 
         Raises:
             NotFoundError: a service has none.
@@ -82,11 +87,11 @@ class Planner:
         return self.sources.plan(wanted)
 
     def explain(self, wanted: str) -> Explanation:
-        """Return the terms behind the times of the plan whose id begins so.
+        """Return the terms behind the times of the plan of an id or its beginning.
 
         Raises:
             InputError: there is no such plan.
-            ProfileError: the profile that is named for it is missing, or lacks an operation.
+            ProfileError: `--profile` names a missing profile, or the profile lacks an operation.
         """
         return self.explain_plan(self.plan(wanted))
 
@@ -94,7 +99,7 @@ class Planner:
         """Return the terms behind a plan's times.
 
         Raises:
-            ProfileError: the profile that is named for it is missing, or lacks an operation.
+            ProfileError: `--profile` names a missing profile, or the profile lacks an operation.
         """
         try:
             found = self.sources.profile_of(plan)
@@ -102,7 +107,7 @@ class Planner:
             if self.sources.must_match:
                 raise
             name = plan.inputs.profile
-            missing = f"profile {name!r} is not here, name it with --profile"
+            missing = f"profile {name!r} was not found, name it with --profile"
             return explain_plan(plan, profile=None, missing=missing)
         if found.digest != plan.inputs.profile_fingerprint:
             return explain_plan(plan, profile=None, missing=_is_another(found.profile.name))
@@ -113,9 +118,9 @@ class Planner:
         """Return a plan's predicted timelines.
 
         Raises:
-            InputError: there is no such plan, or it is for a whole model, of before such plans
-                kept their stages.
-            ProfileError: a layer's profile is gone or has changed.
+            InputError: there is no such plan, or it is for a whole model and was made before
+                plans stored their stages.
+            ProfileError: a layer's profile is missing or has changed.
         """
         plan = self.plan(wanted)
         profile = None if plan.transformer is not None else self.profile_behind(plan)
@@ -128,20 +133,20 @@ class Planner:
         Nothing is stored.
 
         Raises:
-            InputError: there is no such plan, or the question is incomplete or wrong; the text
+            InputError: there is no such plan, or the question is incomplete or wrong; the message
                 names the key.
-            InfeasiblePlanError: nothing satisfies the changed constraints or memory.
-            ProfileError: the plan's profile is gone, has changed, or lacks an operation.
+            InfeasiblePlanError: nothing satisfies the changed constraints or memory limit.
+            ProfileError: the plan's profile is missing, has changed, or lacks an operation.
         """
         if (question.plan_id is None) == (not question.inputs):
             raise InputError(
-                "what is to be changed is not clear", "give either the plan's id or its inputs"
+                "the plan to change is not named", "give either the plan's id or its inputs"
             )
         if question.plan_id is not None:
             before = self.plan(question.plan_id)
             profile = self.profile_behind(before)
         else:
-            start = self._read_question(question.inputs)
+            start = self._read(question.inputs)
             profile = start.found.profile
             before = self.sources.stored(start.inputs.plan_id) or self._solve(start)
         with self._solvers, sound_numbers(profile.name):
@@ -151,7 +156,7 @@ class Planner:
         """Return the profile that a plan was made with.
 
         Raises:
-            ProfileError: it is gone, or has changed.
+            ProfileError: it is missing, or has changed.
         """
         found = self.sources.profile_of(plan)
         if found.digest == plan.inputs.profile_fingerprint:
@@ -162,10 +167,10 @@ class Planner:
         )
 
     def profile_if_known(self, plan: Plan) -> Profile | None:
-        """Return the profile that a plan was made with, None where it is gone or has changed.
+        """Return the profile that a plan was made with; None where it is missing or has changed.
 
         Raises:
-            ProfileError: a profile is named for the plan, and it is another.
+            ProfileError: `--profile` names another profile.
         """
         try:
             return self.profile_behind(plan)
@@ -174,46 +179,46 @@ class Planner:
                 raise
             return None
 
-    def _read_question(self, inputs: Mapping[str, object]) -> PlanQuestion:
+    def _read(self, inputs: Mapping[str, object]) -> CompleteRequest:
         document = read_inputs(inputs)
-        question = self._question(document.request(default_dtype=self.dtype), document.profile)
-        document.check(question.inputs)
-        return question
+        complete = self._complete(document.request(default_dtype=self.dtype), document.profile)
+        document.check(complete.inputs)
+        return complete
 
-    def _question(self, request: PlanRequest, profile: str | None = None) -> PlanQuestion:
+    def _complete(self, request: PlanRequest, profile: str | None = None) -> CompleteRequest:
         request.check_sizes()
         found = self.sources.profile(profile)
         inputs = request.inputs_for(found.profile, fingerprint=found.digest)
-        return PlanQuestion(request=request, inputs=inputs, found=found)
+        return CompleteRequest(request=request, inputs=inputs, found=found)
 
-    def _make(self, question: PlanQuestion) -> Plan:
-        # Somebody may have stored it between the look-up and the flight.
-        stored = self.sources.stored(question.inputs.plan_id)
+    def _make(self, complete: CompleteRequest) -> Plan:
+        # Another process, or an earlier call of this key, may have stored it since the look-up.
+        stored = self.sources.stored(complete.inputs.plan_id)
         if stored is not None:
             return stored
-        plan = self._solve(question)
+        plan = self._solve(complete)
         self.sources.save(plan)
         return plan
 
-    def _solve(self, question: PlanQuestion) -> Plan:
-        found = question.found
+    def _solve(self, complete: CompleteRequest) -> Plan:
+        found = complete.found
         with self._solvers, sound_numbers(found.profile.name):
-            return make_plan(question.request, profile=found.profile, fingerprint=found.digest)
+            return make_plan(complete.request, profile=found.profile, fingerprint=found.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServicePlanner(Planner):
-    """A planner whose stores stay open, for a service's other answers.
+    """A planner with open stores, which the service also lists and writes rows of.
 
     Args:
-        reading: the same database as `store`, without the right to write.
+        reading: the same database as `store`, opened read-only.
     """
 
     store: Store
     reading: Store
 
     def problems(self) -> tuple[str, ...]:
-        """Return why questions cannot be answered now; empty when they can."""
+        """Return the reasons why the database cannot be used now; empty when it can."""
         found = []
         for store in (self.store, self.reading):
             try:
@@ -225,7 +230,7 @@ class ServicePlanner(Planner):
 
 @contextmanager
 def open_planner(settings: Settings) -> Iterator[ServicePlanner]:
-    """Open the database of the settings, or make it, for as long as the context lasts.
+    """Open the service's planner; a database is made where there is none.
 
     Raises:
         InputError: the setting `profile` is a file.
@@ -234,8 +239,8 @@ def open_planner(settings: Settings) -> Iterator[ServicePlanner]:
     """
     if settings.profile is not None and is_path(settings.profile):
         raise InputError(
-            f"the setting profile is the file {settings.profile}: whoever asks for a plan finds "
-            "only what the store has",
+            f"the setting profile is the file {settings.profile}, and the service plans only with "
+            "profiles of the store",
             f"import it with `moetune profiles import {settings.profile}`, and name it",
         )
     with (
@@ -250,12 +255,11 @@ def open_planner(settings: Settings) -> Iterator[ServicePlanner]:
 def local_planner(
     settings: Settings, *, profile: str | None = None, saves: bool = False
 ) -> Iterator[Planner]:
-    """Give a person's own planner: files are read, and the store is opened when it is needed.
+    """Open the command line's planner: it also reads files, and opens the store when needed.
 
     Args:
-        profile: file or name, for new plans and behind known ones; None for the setting, and
-            behind known plans for their own.
-        saves: keep new plans in the store, which is made where there is none.
+        profile: file or name; None for the setting with new plans, and for a known plan's own.
+        saves: store new plans; a database is made where there is none.
 
     Raises:
         SchemaMismatchError: the database has another schema.
@@ -273,4 +277,4 @@ def local_planner(
 
 
 def _is_another(profile: str) -> str:
-    return f"profile {profile!r} is not the one the plan was made with, or has changed since"
+    return f"profile {profile!r} is not the one that the plan was made with, or has changed since"

@@ -1,4 +1,7 @@
-"""Measure this machine: choose points, run the ranks, keep every sample, fit the profile."""
+"""Measurement of this machine: choose points, run the ranks, store every sample, fit a profile.
+
+`moetune profile` calls `profile_machine` on rank 0 and `take_part` on the other ranks of a launch.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,17 +36,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """What to measure; empty tuples and None for the defaults.
+    """Points to measure; empty tuples and None take the defaults.
 
     Args:
         name: of the profile; default, the device's with the number of ranks.
-        num_ranks: ranks to start on this node, ignored in a launch that sets their number.
-        dtypes: default, what the device is fast with.
+        num_ranks: ranks to start on this node; a launch sets their number itself.
+        dtypes: default, those that the device is fast with.
         group_sizes: default, the divisors and powers of two up to the number of ranks.
-        layers: shapes that must be covered exactly.
-        transformers: whole models that must be.
+        layers: layers whose own shapes are measured.
+        transformers: whole models whose own shapes are measured.
         max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
-        budget_seconds: longest time to measure; the fit comes on top.
+        budget_seconds: longest time to measure, without the fit.
     """
 
     name: str | None = None
@@ -67,11 +70,11 @@ class ProfileRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementSetting:
-    """Where to measure.
+    """The process that measures.
 
     Args:
-        environment: the process's; what can change speed goes into the fingerprint.
-        launch: set where this process is a rank of a launch.
+        environment: its variables; those that can change speed go into the fingerprint.
+        launch: the one that this process is a rank of; None to start the ranks from here.
     """
 
     environment: Mapping[str, str]
@@ -79,7 +82,7 @@ class MeasurementSetting:
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process keeps what is measured: rank 0 alone."""
+        """Whether this process stores the samples: rank 0 alone."""
         return self.launch is None or self.launch.rank == 0
 
 
@@ -104,7 +107,7 @@ class ProfileOutcome:
 
     @property
     def has_drifted(self) -> bool:
-        """Whether the machine changed while it was measured."""
+        """Whether the machine's speed changed during the measurement."""
         return any(DRIFT in sample.marks for sample in mark_drift(self.profile.samples))
 
 
@@ -131,13 +134,13 @@ def detect_cluster(request: ProfileRequest, setting: MeasurementSetting) -> Clus
 def estimate_profile(
     request: ProfileRequest, setting: MeasurementSetting, *, store: Store | None = None
 ) -> Mapping[Point, float]:
-    """Return the points that would be measured with the seconds of each, after a short probe.
+    """Return the seconds that each point would take, estimated with a short probe.
 
     Args:
-        store: where an earlier run is to be resumed: its points are left out.
+        store: omits the points that an earlier run there has measured; None for all points.
 
     Raises:
-        InputError: the request cannot be met.
+        InputError: the request does not fit this machine.
         CollectiveError: a rank died.
     """
     cluster = detect_cluster(request, setting)
@@ -153,7 +156,7 @@ def measure_profile(
     """Measure and fit without a database, alone or as rank 0 of a launch.
 
     Raises:
-        InputError: the request cannot be met.
+        InputError: the request does not fit this machine.
         CollectiveError: a rank died.
         ProfileError: nothing could be measured.
     """
@@ -168,10 +171,10 @@ def measure_profile(
 
 
 def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
-    """Measure as a rank above 0 of a launch; rank 0 decides what and keeps it.
+    """Measure as a rank above 0 of a launch; rank 0 chooses the points and stores the samples.
 
     Raises:
-        CollectiveError: a rank is gone.
+        CollectiveError: a rank died.
     """
     from moetune.measure.session import Assignment
 
@@ -187,17 +190,18 @@ def profile_machine(
     progress: Progress,
     resume: bool = False,
 ) -> ProfileOutcome:
-    """Measure, keep every sample in the store as soon as it is done, and fit.
+    """Measure, store every sample as soon as it is done, and fit.
 
-    Ctrl-C and a dying rank leave the run "partial", and a killed process leaves it "running":
-    both can be resumed.
+    Ctrl-C and a dead rank leave the run "partial", a killed process leaves it "running"; both can
+    be resumed.
 
     Args:
-        resume: measure only what the last unfinished run of that name lacks, on this machine
-            with the same software; where all are finished, what the current profile lacks.
+        resume: measure only the points that the last unfinished run of this name lacks, on this
+            machine with the same software; without such a run, those that the current profile
+            lacks.
 
     Raises:
-        InputError: the request cannot be met.
+        InputError: the request does not fit this machine.
         CollectiveError: a rank died.
         ProfileError: nothing could be measured.
         KeyboardInterrupt: Ctrl-C.
@@ -209,12 +213,13 @@ def profile_machine(
         store, name=name, cluster=cluster, preset=request.preset, run_id=run_id, known=known
     )
     recorder = SampleRecorder(
-        machine=cluster.machine, keep=run.keep, progress=progress, begin=run.begin
+        machine=cluster.machine, store=run.append, progress=progress, begin=run.begin
     )
     with run:
         _measure(request, setting, cluster, known, recorder)
         raw = run.samples()
-        # The fit hears of drift; the rows stay as they were measured, and it is derived again.
+        # The fit marks drifted samples; rows are stored as measured, so that marks can be derived
+        # again by a better rule.
         profile = replace(_fit(name, cluster, raw, request.seed), samples=raw)
         run.complete(profile)
     groups = summarize(profile)
@@ -229,7 +234,7 @@ def profile_machine(
 
 
 def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
-    """Return the name asked for, or one of the device and the number of ranks."""
+    """Return the requested name, else one of the device and the number of ranks."""
     if request.name is not None:
         return request.name
     words = re.sub(r"\([^)]*\)", "", cluster.machine.device)
@@ -240,7 +245,7 @@ def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
 def _known_samples(
     store: Store, name: str, cluster: Cluster
 ) -> tuple[int | None, tuple[Sample, ...]]:
-    """Return the run to resume, or None, and the samples that need no measuring again."""
+    """Return the id of the run to resume, None for a new one, and the samples it begins with."""
     run_id = store.open_run(name=name, fingerprint=cluster.fingerprint)
     if run_id is not None:
         return run_id, store.samples(run_id)
@@ -259,7 +264,7 @@ def _measure(
     *,
     plan_only: bool = False,
 ) -> None:
-    """Measure what is not known yet."""
+    """Measure the points that `known` lacks, or failed there."""
     from moetune.measure.estimate import default_dtypes
     from moetune.measure.session import Assignment
 
@@ -283,14 +288,14 @@ def _measure(
         plan_only=plan_only,
         seed=request.seed,
     )
-    _on_ranks(assignment, request, setting, recorder.hear)
+    _on_ranks(assignment, request, setting, recorder.receive)
 
 
 def _on_ranks(
     assignment: "Assignment",
     request: ProfileRequest,
     setting: MeasurementSetting,
-    hear: Callable[["News"], object],
+    on_news: Callable[["News"], object],
 ) -> None:
     from moetune.workflows.steps import measure_on_ranks
 
@@ -299,7 +304,7 @@ def _on_ranks(
         num_ranks=request.num_ranks,
         launch=setting.launch,
         environ=setting.environment,
-        hear=hear,
+        on_news=on_news,
     )
 
 

@@ -1,4 +1,4 @@
-"""Find, list, compare, import and remove profiles."""
+"""Look-up, list, comparison, import and removal of profiles in files, store and package."""
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from moetune.domain.document import encode
 from moetune.domain.errors import MoetuneError, ProfileError
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile, Provenance
@@ -29,7 +30,7 @@ class FoundProfile:
 
     @cached_property
     def digest(self) -> str:
-        """Of the profile; of many samples it takes long, and is worked out once."""
+        """Digest of the profile, computed once: with many samples it takes long."""
         return self.profile.digest
 
 
@@ -39,7 +40,7 @@ class ProfileInfo:
 
     Args:
         status: of its newest run; "" for a bundled one.
-        created_at: of its newest run, UTC; "" for a bundled one.
+        created_at: time of its newest run, UTC, ISO 8601; "" for a bundled one.
     """
 
     name: str
@@ -73,12 +74,12 @@ def find_profile(wanted: str | None, *, stores: StoreFinder) -> FoundProfile:
     """Return the profile of a file, else of a name in the store, else of a bundled name.
 
     Args:
-        wanted: a name, or a path that ends in .toml or has a folder; None takes the newest
+        wanted: a path that ends in .toml or has a slash, else a name; None takes the newest
             measured profile of the store.
 
     Raises:
         InputError: the file is missing or broken.
-        ProfileError: nothing has that name, or nothing was measured yet.
+        ProfileError: no profile has this name, or none was measured yet.
     """
     if wanted is None:
         with stores() as store:
@@ -90,15 +91,15 @@ def find_profile(wanted: str | None, *, stores: StoreFinder) -> FoundProfile:
 
 
 def is_path(wanted: str) -> bool:
-    """Return whether a profile is named by a file, and not by its name."""
+    """Return whether a text is the path of a profile's file, not a profile's name."""
     return wanted.endswith(".toml") or "/" in wanted
 
 
 def named_profile(name: str, *, store: Store | None) -> FoundProfile:
-    """Return the profile of a name in the store, else of a bundled name; never a file.
+    """Return the profile of a name in the store, else of a bundled name; no other file is read.
 
     Raises:
-        ProfileError: nothing has that name.
+        ProfileError: no profile has this name.
     """
     stored = store.profile(name) if store else None
     if stored is not None:
@@ -120,14 +121,14 @@ def newest_measured(store: Store | None) -> str:
         if store is not None and store.current_fit(name) is not None:
             return name
     raise ProfileError(
-        "no machine was measured yet, and no profile is named",
+        "no profile is named, and none was measured yet",
         "measure this one:  moetune profile --nproc 2\n"
         f"  or name one:       --profile {next(iter(bundled_profiles()), 'FILE.toml')}",
     )
 
 
 def list_profiles(store: Store | None) -> tuple[ProfileInfo, ...]:
-    """Return the profiles of the store, newest first, and then the bundled ones."""
+    """Return the profiles of the store, newest first, followed by the bundled ones."""
     runs: dict[str, list[RunInfo]] = {}
     for run in store.runs() if store else ():
         runs.setdefault(run.name, []).append(run)
@@ -135,7 +136,7 @@ def list_profiles(store: Store | None) -> tuple[ProfileInfo, ...]:
 
 
 def import_profile(path: Path, *, name: str | None, store: Store) -> Profile:
-    """Append the profile of a file to the store, under another name if one is given.
+    """Append the profile of a file to the store, under `name` if one is given.
 
     Raises:
         InputError: the file is missing or broken.
@@ -148,10 +149,10 @@ def import_profile(path: Path, *, name: str | None, store: Store) -> Profile:
 
 
 def remove_profile(name: str, *, store: Store | None) -> int:
-    """Delete all runs and fits of a name and return how many runs there were.
+    """Delete all runs and fits of a name and return the number of runs.
 
     Raises:
-        ProfileError: the store has none of that name.
+        ProfileError: the store has no profile of this name.
     """
     removed = store.remove_profile(name) if store else 0
     if removed:
@@ -173,9 +174,9 @@ def compare_profiles(first: Profile, second: Profile) -> tuple[Difference, ...]:
 
 
 def machine_note(profile: Profile) -> str:
-    """Return how this machine differs from the one that was measured, "" where it does not.
+    """Return how this machine differs from the measured one; "" where it does not.
 
-    To plan on a laptop for a cluster is normal, so this is never an error. Loads torch.
+    Planning on a laptop for a cluster is normal, so this is never an error. Loads torch.
     """
     there, machine = profile.fingerprint, profile.machine
     if not there.hardware:
@@ -201,7 +202,7 @@ def _unknown(name: str, known: set[str], bundled: Mapping[str, Path]) -> Moetune
     names = sorted({*known, *bundled})
     near = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {near[0]}? " if near else ""
-    there = f"known: {', '.join(names)}" if names else "there is none yet"
+    there = f"known: {', '.join(names)}" if names else "there are no profiles yet"
     return ProfileError(
         f"profile {name!r} is unknown",
         f"{meant}{there}\n  measure it on the cluster:  moetune profile --name {name}",
@@ -262,24 +263,13 @@ def _facts(profile: Profile) -> Iterator[tuple[str, float | str]]:
     for rows in profile.rows:
         yield f"{rows.op} {rows.dtype} alpha_seconds", rows.alpha_seconds
         yield f"{rows.op} {rows.dtype} beta_seconds_per_element", rows.beta_seconds_per_element
-    yield from _speeds(profile)
+    for victim, speeds in encode(profile.interference).items():
+        for other, speed in speeds.items():
+            yield f"{victim} beside {other}", speed
     for key, value in profile.fingerprint.hardware.items():
         yield f"hardware {key}", value
     for key, value in profile.fingerprint.software.items():
         yield f"software {key}", value
-
-
-def _speeds(profile: Profile) -> Iterator[tuple[str, float]]:
-    speeds = profile.interference
-    yield "comp beside comm", speeds.comp.comm
-    yield "comp beside mem", speeds.comp.mem
-    yield "comp beside all", speeds.comp.all
-    yield "comm beside comp", speeds.comm.comp
-    yield "comm beside mem", speeds.comm.mem
-    yield "comm beside all", speeds.comm.all
-    yield "mem beside comp", speeds.mem.comp
-    yield "mem beside comm", speeds.mem.comm
-    yield "mem beside all", speeds.mem.all
 
 
 def _changed(there: Mapping[str, str], here: Mapping[str, str], keys: Iterable[str]) -> str:

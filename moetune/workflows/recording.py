@@ -1,4 +1,8 @@
-"""The record of a measurement: its samples as they come, its progress, how good they became."""
+"""Record of a measurement on rank 0: its samples, its progress, the quality of each group.
+
+The session on the ranks (`measure.session`) sends news; `SampleRecorder` receives them, stores
+each sample and updates the progress display.
+"""
 
 import statistics
 import time
@@ -27,7 +31,8 @@ class GroupSummary:
     """One group of points after the fit.
 
     Args:
-        median_error: middle of its fits' leave-one-out errors; None where nothing was fitted.
+        quality: the worst of its fits'; without a fit, that of its median sample.
+        median_error: median leave-one-out error of its fits, relative; None without a fit.
     """
 
     group: str
@@ -38,10 +43,10 @@ class GroupSummary:
 
 
 class Progress(Protocol):
-    """Shows a measurement while it runs."""
+    """Progress display of a measurement."""
 
     def start(self, groups: Mapping[str, int], seconds: float) -> None:
-        """Show how many points each group has, and about how long all will take."""
+        """Show the number of points of each group, and the estimated seconds of all."""
         ...
 
     def advance(self, sample: Sample, group: str, seconds_left: float) -> None:
@@ -53,12 +58,12 @@ class Progress(Protocol):
         ...
 
     def finish(self, summaries: Sequence[GroupSummary]) -> None:
-        """Show how good the groups became; none of them where the measurement ended early."""
+        """Show the groups' quality; `summaries` is empty where the measurement ended early."""
         ...
 
 
 class SilentProgress:
-    """Shows nothing."""
+    """No progress display."""
 
     def start(self, groups: Mapping[str, int], seconds: float) -> None:
         """Show nothing."""
@@ -74,12 +79,12 @@ class SilentProgress:
 
 
 class SampleRecorder:
-    """Hears a session on rank 0: keeps samples, hands them on at once, tells the time left.
+    """Receiver of a session's news on rank 0: stores samples and estimates the time left.
 
     Args:
         machine: the one that is measured.
-        begin: called when it is known what will be measured.
-        keep: stores a sample before the next point is measured.
+        begin: called once, when the points to measure are known.
+        store: called with each sample before the next point is measured.
     """
 
     def __init__(
@@ -88,17 +93,17 @@ class SampleRecorder:
         machine: Machine,
         progress: Progress,
         begin: Callable[[], object] | None = None,
-        keep: Callable[[Sample], None] | None = None,
+        store: Callable[[Sample], None] | None = None,
     ) -> None:
         self.seconds: dict[Point, float] = {}
         self.samples: list[Sample] = []
         self._machine = machine
-        self._begin, self._keep, self._progress = begin, keep, progress
+        self._begin, self._store, self._progress = begin, store, progress
         self._left: dict[Point, float] = {}
         self._start = self._again_seconds = self._again_until = 0.0
 
-    def hear(self, news: "News") -> None:
-        """Show what will be measured; keep a sample, then show it."""
+    def receive(self, news: "News") -> None:
+        """Start the display with the estimates, or store a sample and show it."""
         if isinstance(news, Sample):
             self._measured(news)
         else:
@@ -114,9 +119,8 @@ class SampleRecorder:
         self._progress.start(groups, total)
 
     def _measured(self, sample: Sample) -> None:
-        """Keep the sample, then show it."""
-        if self._keep is not None:
-            self._keep(sample)
+        if self._store is not None:
+            self._store(sample)
         self.samples.append(sample)
         group, now = group_of(sample.point, self._machine), time.monotonic()
         if self._left.pop(sample.point, None) is not None:
@@ -126,20 +130,20 @@ class SampleRecorder:
             self._progress.repeat(group, max(self._again_until - now, 0.0))
 
     def _seconds_left(self, now: float) -> float:
-        """Return the estimates that are left, at the pace of those that are done."""
+        """Return the remaining estimates, scaled by how long the finished points really took."""
         left = sum(self._left.values())
         done = sum(self.seconds.values()) - left
         return left * (now - self._start) / done + self._again_seconds
 
 
 class StoredRun:
-    """A run of the store, made when it is known that there is something to measure.
+    """A run of the store, created with its first sample or by `begin`.
 
-    Leaving it closes it: complete after `complete`, else partial.
+    As a context manager it sets the run's status: complete after `complete`, else partial.
 
     Args:
-        run_id: of an unfinished run to go on with.
-        known: samples of an earlier one, with which a new run begins.
+        run_id: of an unfinished run to continue; None for a new one.
+        known: samples of an earlier run, with which a new one begins.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class StoredRun:
         self._status: RunStatus = "partial"
 
     def begin(self) -> int:
-        """Make the run if there is none yet, and return its id."""
+        """Create the run if there is none yet, and return its id."""
         if self._id is None:
             self._id = self._store.start_run(
                 name=self._name, cluster=self._cluster, preset=self._preset
@@ -165,8 +169,8 @@ class StoredRun:
             self._store.add_samples(self._id, self._known)
         return self._id
 
-    def keep(self, sample: Sample) -> None:
-        """Append a sample."""
+    def append(self, sample: Sample) -> None:
+        """Store a sample."""
         self._store.add_samples(self.begin(), [sample])
 
     def samples(self) -> tuple[Sample, ...]:
@@ -192,21 +196,21 @@ class StoredRun:
 
 
 def group_of(point: Point, machine: Machine) -> str:
-    """Return the name of the group that a point is shown in."""
+    """Return the group in which a point is shown, such as "GEMM"."""
     if isinstance(point, CollectivePoint):
         return _collective_group(point.op, point.group, machine)
     return _NAMES.get(point.kind, point.kind)
 
 
 def _collective_group(op: CollectiveOp, group: Group, machine: Machine) -> str:
-    """Return the collective's name, under several nodes with the group's place in them."""
+    """Return the collective's name; with several nodes also the placement of its ranks."""
     if machine.num_devices <= machine.devices_per_node:
         return op
     return f"{op}, {placement_name(group, machine)}"
 
 
 def summarize(profile: Profile) -> tuple[GroupSummary, ...]:
-    """Return how good each group of a measured profile is, in the order of measuring."""
+    """Return the quality of each group of a measured profile, in the order of measuring."""
     by_group: dict[str, list[Sample]] = {}
     for sample in profile.samples:
         by_group.setdefault(group_of(sample.point, profile.machine), []).append(sample)
@@ -217,7 +221,6 @@ def summarize(profile: Profile) -> tuple[GroupSummary, ...]:
 
 
 def _summary(group: str, samples: Sequence[Sample], errors: Sequence[FitError]) -> GroupSummary:
-    """The fits' worst label; where there is no fit, that of the middle sample."""
     timed = [_QUALITIES.index(sample.quality) for sample in samples if not sample.error]
     labels = [_QUALITIES.index(error.quality) for error in errors]
     middle = round(statistics.median(timed)) if timed else len(_QUALITIES) - 1

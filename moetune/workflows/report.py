@@ -1,4 +1,4 @@
-"""`moetune report`: what is known, planned and observed, as one HTML file with everything in it."""
+"""`moetune report`: a profile, plans and their observed steps as one self-contained HTML file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from moetune.workflows.views.words import plan_name, plan_scope
 from moetune.workflows.wiring import StoreFinder
 
 NUM_PLANS = 5
-"""Newest plans of a report that names none."""
+"""Newest plans in a report for which no plan is named."""
 MOST_OBSERVATIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was written."""
+    """The written file and its contents: names of profiles, ids of plans."""
 
     file: Path
     profiles: tuple[str, ...]
@@ -45,16 +45,17 @@ def write_report(
     now: datetime,
     version: str,
 ) -> Report:
-    """Write the report, whole or not at all.
+    """Write the report atomically.
 
     Args:
         profile: as in `find_profile`; None for the newest measured, else the first plan's own.
-        plans: as in `find_plan`; none for the newest ones of the store.
+        plans: as in `find_plan`; empty for the newest ones of the store.
+        now: time of the report, UTC.
         version: of moetune.
 
     Raises:
-        MoetuneError: what is named is missing or broken, there is nothing to report, or what
-            draws is not installed.
+        MoetuneError: a named plan or profile is missing or broken, there is nothing to report, or
+            plotly or Jinja2 is not installed.
     """
     found = [find_plan(one, stores=stores) for one in plans] or _newest_plans(stores)
     machine = _profile(profile, found, stores)
@@ -62,8 +63,8 @@ def write_report(
         raise ProfileError(
             "there is nothing to report yet: no profile and no plan",
             "measure this machine:  moetune profile --nproc 2\n"
-            "  or plan for a known one:  moetune plan --model gpt-xl --profile rtx2080ti-x64 "
-            "--dtype float16",
+            "  or plan for a reference machine:  "
+            "moetune plan --model gpt-xl --profile rtx2080ti-x64 --dtype float16",
         )
     chapters = [_profile_chapter(machine)] if machine else []
     chapters += [_plan_chapter(one, stores) for one in found]
@@ -107,7 +108,7 @@ def _plan_chapter(plan: Plan, stores: StoreFinder) -> Chapter:
     with stores() as store:
         page = store.observation_page(plan.id, limit=MOST_OBSERVATIONS) if store else ()
     figures = observed_figures(seen(page))
-    observed = Section(name="observed", title="What became of it", figures=figures)
+    observed = Section(name="observed", title="Observed steps", figures=figures)
     scope = plan_scope(plan, profile=explanation.profile)
     return Chapter(
         name=f"plan-{plan.id[:12]}",

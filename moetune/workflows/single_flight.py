@@ -1,4 +1,4 @@
-"""Work that several threads want at once is done once, and everybody gets the result."""
+"""Deduplication of concurrent work: equal calls of several threads run once."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """Work under way, by a key: who wants it meanwhile waits for it, in this process.
+    """Calls in progress, by key, as in Go's `singleflight`; results are not stored.
 
-    Nothing is kept afterwards. A key must not be wanted by the work that it stands for.
+    The work of a key must not run the same key: it would wait for itself.
     """
 
     def __init__(self) -> None:
@@ -21,10 +21,10 @@ class SingleFlight(Generic[T]):
         self._under_way: dict[Hashable, Future[T]] = {}
 
     def run(self, key: Hashable, work: Callable[[], T]) -> T:
-        """Return what the work returns; its error is raised to everybody who waits.
+        """Return the work's result, of this call or of the one in progress; raise its error.
 
         Raises:
-            MoetuneError: the thread that worked was interrupted.
+            MoetuneError: the call in progress failed with another kind of error.
         """
         with self._lock:
             leader = self._under_way.get(key)
@@ -51,8 +51,8 @@ def _result_of(leader: Future[T]) -> T:
     if error is None:
         return leader.result()
     if isinstance(error, MoetuneError):
-        # Of its own: threads that raise one error at once spoil each other's tracebacks.
+        # A copy: threads that raise the same object overwrite each other's traceback.
         raise type(error)(*error.args) from error
     raise MoetuneError(
-        f"the work failed that was waited for: {type(error).__name__}: {error}", "ask again"
+        f"an equal request failed: {type(error).__name__}: {error}", "try again"
     ) from error

@@ -1,4 +1,4 @@
-"""Sources of profiles and plans for a planner: a service's stores, or a person's machine."""
+"""Profiles and plans for a `Planner`: from a service's store, or from a user's machine."""
 
 import threading
 from collections import OrderedDict
@@ -17,15 +17,15 @@ MOST_PROFILES = 8
 
 
 class PlanSources(Protocol):
-    """Profiles and plans as a planner looks them up."""
+    """Look-up of profiles and plans, and the store of new plans."""
 
     @property
     def must_match(self) -> bool:
-        """Whether the profile was named for the plan: another one is then an error."""
+        """Whether a profile that is not the plan's own is an error: the user named it."""
         ...
 
     def plan(self, wanted: str) -> Plan:
-        """Return the plan whose id begins so.
+        """Return the plan of an id or its beginning.
 
         Raises:
             InputError: there is none (a NotFoundError in a service), or there are several.
@@ -33,18 +33,18 @@ class PlanSources(Protocol):
         ...
 
     def profile(self, name: str | None) -> FoundProfile:
-        """Return the profile of that name; None for the default one.
+        """Return the profile of this name; None for the default one.
 
         Raises:
-            ProfileError: nothing has that name, or nothing was measured yet.
+            ProfileError: no profile has this name, or none was measured yet.
         """
         ...
 
     def profile_of(self, plan: Plan) -> FoundProfile:
-        """Return the profile that is called as the plan's, whether changed or not.
+        """Return the profile with the name of the plan's; it may have changed since.
 
         Raises:
-            ProfileError: nothing has that name.
+            ProfileError: no profile has this name.
         """
         ...
 
@@ -53,16 +53,15 @@ class PlanSources(Protocol):
         ...
 
     def save(self, plan: Plan) -> None:
-        """Store a new plan, where plans are stored."""
+        """Store a new plan, unless these sources have no store to write."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfileCache:
-    """The profiles of a store, by name. Threads may share it.
+    """Cache of a store's current profiles, by name and fit. Threads may share it.
 
-    Args:
-        store: read only when a profile is wanted that is not, or no longer, here.
+    A service would otherwise read all samples and compute the digest for every request.
     """
 
     store: Store
@@ -73,10 +72,10 @@ class ProfileCache:
     _reading: SingleFlight[FoundProfile] = field(default_factory=SingleFlight, init=False)
 
     def find(self, name: str) -> FoundProfile:
-        """Return the current profile of that name, its digest worked out.
+        """Return the current profile of this name, with its digest computed.
 
         Raises:
-            ProfileError: nothing has that name.
+            ProfileError: no profile has this name.
         """
         key = name, self.store.current_fit(name)
         with self._lock:
@@ -88,8 +87,8 @@ class ProfileCache:
     def _read(self, key: tuple[str, int | None]) -> FoundProfile:
         name, fit = key
         found = named_profile(name, store=self.store)
-        _ = found.digest  # worked out now, by one thread
-        if self.store.current_fit(name) == fit:  # else it was read while it changed
+        _ = found.digest  # computed here, so that no second thread computes it
+        if self.store.current_fit(name) == fit:  # else a newer fit may have been read
             with self._lock:
                 self._found[key] = found
                 while len(self._found) > MOST_PROFILES:
@@ -99,10 +98,10 @@ class ProfileCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StoredSources:
-    """A service's stores. Nobody outside names a file of its machine.
+    """A service's store; requests cannot name files of the service's machine.
 
     Args:
-        reading: the same database as `store`, without the right to write.
+        reading: the same database as `store`, opened read-only.
         default_profile: a name; None for the newest measured.
     """
 
@@ -143,13 +142,13 @@ class StoredSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocalSources:
-    """A person's machine: files, the store where there is one, and the reference machines.
+    """A user's machine: files, the store where there is one, and the reference machines.
 
     Args:
         stores: opens the store to read.
-        store: where new plans go; None to store none.
-        named: the profile's file or name, from the command line.
-        default_profile: the same, from the settings.
+        store: takes new plans; None to store none.
+        named: the profile's file or name from the command line.
+        default_profile: the profile's file or name from the settings.
     """
 
     stores: StoreFinder
@@ -167,22 +166,22 @@ class LocalSources:
         return find_plan(wanted, stores=self.stores)
 
     def profile(self, name: str | None) -> FoundProfile:
-        """Return the profile of a file or name; by default as named, set, or measured last."""
+        """Return the profile of the first: `name`, `named`, the setting, the newest measured."""
         return find_profile(name or self.named or self.default_profile, stores=self.stores)
 
     def profile_of(self, plan: Plan) -> FoundProfile:
-        """Return the profile that the command line names, else the plan's by its name."""
+        """Return the profile that the command line names, else the one of the plan's name."""
         if self.named is not None:
             return find_profile(self.named, stores=self.stores)
         with self.stores() as store:
             return named_profile(plan.inputs.profile, store=store)
 
     def stored(self, plan_id: str) -> Plan | None:
-        """Return the plan of the store, where there is one."""
+        """Return the stored plan; None also without a store."""
         with self.stores() as store:
             return store.plan(plan_id) if store else None
 
     def save(self, plan: Plan) -> None:
-        """Store the plan where plans are stored."""
+        """Store the plan, if there is a store to write."""
         if self.store is not None:
             self.store.save_plan(plan)

@@ -1,4 +1,7 @@
-"""Work that ranks do: measuring sessions, host work, and real steps of a layer."""
+"""Functions that run on the ranks: measuring sessions, blocks for launch times, steps of a layer.
+
+`workflows.launch` starts the ranks; this module, which loads torch, is imported only there.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +22,8 @@ from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.session import Assignment, News, run_session
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.moe.trace import HostRecorder, NoRecorder, RecordedSpan
 from moetune.runtime.parallel.block import Attention, Block, FeedForward
@@ -29,7 +33,7 @@ _NUM_EXPERTS = 2
 
 
 def block_makers() -> Makers:
-    """Return what runs a block forward, or a step of it, by the name of its point."""
+    """Return functions that make a block's forward pass or step, by the `op` of their point."""
     return {
         "dense_block": partial(_forward, _dense),
         "dense_block_step": partial(_step, _dense),
@@ -79,10 +83,11 @@ _SEED = 20240229
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSteps:
-    """LayerSteps with one decision; times are the maximum over the ranks, round by round.
+    """Timed steps with one decision.
 
     Args:
-        deviation: largest relative difference of output and gradients from one chunk.
+        forward_seconds, backward_seconds, step_seconds: by round, of the slowest rank.
+        deviation: largest relative difference (2-norm) of output and gradients from one chunk's.
         imbalance: rows of the busiest rank over the mean.
     """
 
@@ -95,10 +100,10 @@ class MeasuredSteps:
 
 
 class LayerSteps:
-    """Single steps of one layer on this rank.
+    """Single steps of one layer on this rank, always on the same input.
 
     Args:
-        x_TD, grad_TD: tokens, and the gradient of the output.
+        x_TD, grad_TD: (T, D) tokens, and the gradient of the output.
     """
 
     def __init__(self, layer: ExpertLayer, x_TD: torch.Tensor, grad_TD: torch.Tensor) -> None:
@@ -119,7 +124,7 @@ class LayerSteps:
         return middle - start, end - middle, end - start
 
     def record(self, decision: Decision) -> tuple[RecordedSpan, ...]:
-        """Run one step and return when each of its parts ran on this rank."""
+        """Run one step and return the spans of its parts on this rank."""
         recorder = HostRecorder()
         self.layer.recorder = recorder
         try:
@@ -144,10 +149,9 @@ def random_steps(
 ) -> LayerSteps:
     """Return steps of a layer with random weights, tokens and output gradients.
 
-    In a tensor-parallel group tokens and gradients are the same on all ranks, or each has its
-    shard of the same ones.
-    The gate's rows are orthonormal where there is room, so that random tokens choose all
-    experts alike, as a plan assumes.
+    In a tensor-parallel group tokens and gradients are the same on all ranks, or shards of the
+    same ones. The gate's rows are orthonormal where experts are not more than d_model, so that
+    random tokens choose all experts equally often, as a plan assumes.
     """
     dtype = getattr(torch, workload.dtype)
     shape = workload.layer
@@ -190,9 +194,9 @@ def _layer(
 def measure_steps(
     steps: LayerSteps, decisions: Sequence[Decision], *, num_rounds: int
 ) -> tuple[MeasuredSteps, ...]:
-    """Time every decision in turn, in an order that moves by one from round to round.
+    """Time every decision once per round, each round beginning with the next one.
 
-    All ranks call this together and all return the same.
+    All ranks call this together and return the same.
 
     Raises:
         CollectiveError: an exchange failed.
@@ -260,13 +264,13 @@ def measure_on_ranks(
     num_ranks: int,
     launch: Launch | None,
     environ: Mapping[str, str],
-    hear: Callable[[News], object],
+    on_news: Callable[[News], object],
 ) -> None:
     """Run the session on `num_ranks` ranks of this machine, or as one rank of a launch.
 
     Raises:
-        InputError: fewer CUDA devices than ranks; or what the session finds wrong.
-        CollectiveError: a rank died, or the ranks of the launch do not find each other.
+        InputError: fewer CUDA devices than ranks, or an assignment that the session refuses.
+        CollectiveError: a rank died, or the ranks of the launch cannot reach each other.
     """
     try:
         run_on_ranks(
@@ -275,12 +279,12 @@ def measure_on_ranks(
             num_ranks=num_ranks,
             launch=launch,
             environ=environ,
-            hear=hear,
+            on_message=on_news,
         )
     except CollectiveError as error:
         raise CollectiveError(
             str(error),
-            "run again: with --resume, finished points that are in the database are not repeated",
+            "run again with --resume: it omits the points that are already in the database",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Predicted and measured timelines of a plan as one Chrome trace."""
+"""Timelines of a plan, predicted and recorded, as one Chrome trace (`moetune trace`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,10 +39,10 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Events for Perfetto or chrome://tracing, and what they say.
+    """Events for Perfetto or chrome://tracing, and their overlap.
 
     Args:
-        predicted, measured: None where that side is missing.
+        predicted, measured: None where these events are missing.
     """
 
     events: tuple[Mapping[str, object], ...]
@@ -51,7 +51,7 @@ class Trace:
 
     @property
     def document(self) -> dict[str, object]:
-        """The file of `moetune trace`, and the service's answer; viewers skip the other keys."""
+        """The file of `moetune trace` and the service's answer; viewers ignore unknown keys."""
         return {
             "schema": TIMELINE_SCHEMA,
             "traceEvents": list(self.events),
@@ -60,7 +60,7 @@ class Trace:
         }
 
     def summary(self, file: str) -> dict[str, object]:
-        """Return what `moetune trace --json` prints of the timeline in that file."""
+        """Return the document of `moetune trace --json` for the written file."""
         return {"schema": TRACE_SCHEMA, "file": file, **self._overlaps}
 
     @property
@@ -75,10 +75,10 @@ class _RecordedStep:
 
 
 def predicted_trace(plan: Plan, *, profile: Profile | None) -> Trace:
-    """Return the timelines that a plan predicts: a layer's passes, a whole model's stages.
+    """Return the timelines that a plan predicts: a layer's passes, or a model's stages.
 
     Args:
-        profile: that a layer's plan was made with; with None nothing is predicted.
+        profile: the one that a layer's plan was made with; None gives no events.
 
     Raises:
         InputError: a whole model's plan has no stages.
@@ -102,10 +102,10 @@ def recorded_trace(
     launch: Launch | None,
     environ: Mapping[str, str],
 ) -> Trace | None:
-    """Return the timelines of a real step behind the predicted ones; None on ranks above 0.
+    """Return the predicted timelines and those of a recorded step; None on ranks above 0.
 
     Args:
-        profile: that the plan was made with; None omits the prediction.
+        profile: the one that the plan was made with; None omits the prediction.
         num_ranks: to start where there is no launch.
 
     Raises:
@@ -125,17 +125,17 @@ def recorded_trace(
     return replace(predicted, events=events, measured=overlap_of(spans))
 
 
-def _trace_stages(plan: Plan, whole: TransformerPlan) -> Trace:
-    """Return the micro-batches' ways through the stages, which the plan itself says."""
-    if not whole.stages:
+def _trace_stages(plan: Plan, transformer: TransformerPlan) -> Trace:
+    """Return the passes of the micro-batches through the stages, whose times the plan holds."""
+    if not transformer.stages:
         raise InputError(
-            f"plan {plan.id[:6]} was made before plans kept their stages", "make the plan again"
+            f"plan {plan.id[:6]} was made before plans stored their stages", "make the plan again"
         )
-    return Trace(events=tuple(stage_events(whole)), predicted=None, measured=None)
+    return Trace(events=tuple(stage_events(transformer)), predicted=None, measured=None)
 
 
 def overlap_of(spans: "Sequence[RecordedSpan]") -> Overlap:
-    """Return the overlapped shares of a recorded step."""
+    """Return the overlap of a recorded step."""
 
     def share(phase: str) -> float:
         return overlap_share(

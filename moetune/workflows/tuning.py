@@ -1,4 +1,7 @@
-"""Searches of a training job, each a study in a file, and their results in the store."""
+"""Online search of a training job: an Optuna study per batch size, its result in the store.
+
+The runtime's plan book calls `StudyTuner` between steps; it knows neither Optuna nor the store.
+"""
 
 import logging
 from collections.abc import Callable
@@ -16,11 +19,11 @@ _LOGGER = logging.getLogger("moetune")
 
 
 class StudyTuner:
-    """Implements `moetune.runtime.plans.search.Tuner`.
+    """Implementation of `moetune.runtime.plans.search.Tuner`.
 
     Args:
         folder: of the studies' files.
-        hardware_id: of this machine: what it finds is no other's.
+        hardware_id: of this machine, as results hold for equal machines only.
         stores: opens the store to write.
     """
 
@@ -37,7 +40,7 @@ class StudyTuner:
         self._trying: Decision | None = None
 
     def begin(self, task: TuningTask) -> Decision | Settled:
-        """Begin a search, or go on with what its file knows."""
+        """Begin a search, or continue the one in its file."""
         how = task.memory_reuse or "planned"
         name = f"{task.plan.id[:16]}-{self._hardware_id}-{how}-{task.tokens_per_rank}"
         self._task = task
@@ -45,7 +48,7 @@ class StudyTuner:
         return self._next(task, self._study)
 
     def tell(self, forward_seconds: float, backward_seconds: float) -> Decision | Settled:
-        """Take one step's times."""
+        """Report one step's times; return the next decision to try, or the result."""
         task, study, trying = self._task, self._study, self._trying
         assert task is not None, "tell before begin"  # noqa: S101 - our own bug
         assert study is not None  # noqa: S101
@@ -73,11 +76,11 @@ class StudyTuner:
         return settled
 
     def _store(self, plan: Plan, settled: Settled) -> None:
-        """Store it; a job that cannot still trains with it, and its study is not lost."""
+        """Store the result; without a store the job trains with it all the same."""
         try:
             with self._stores() as store:
                 if store.plan(plan.id) is None:
                     store.save_plan(plan)
                 store.add_settled(settled)
         except MoetuneError as error:
-            _LOGGER.warning("what a search decided is not in the store: %s", error)
+            _LOGGER.warning("the result of a search could not be stored: %s", error)

@@ -1,4 +1,4 @@
-"""Compare a plan with what its layer really does on the caller's machine."""
+"""`moetune verify`: a plan's predictions against real steps of its layer on this machine."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -55,10 +55,10 @@ class VerifiedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What was found.
+    """The comparison of all decisions.
 
     Args:
-        tolerance: deviation up to which two results of this dtype count as equal.
+        tolerance: largest deviation at which results in this dtype count as equal.
         imbalance: rows of the busiest rank over the mean; a plan assumes 1.
     """
 
@@ -83,17 +83,17 @@ class Verification:
 
     @property
     def one_chunk(self) -> VerifiedStep:
-        """Degree 1."""
+        """The step with degree 1 in both phases."""
         return next(s for s in self.steps if s.forward_degree == s.backward_degree == 1)
 
     @property
     def document(self) -> dict[str, object]:
-        """The comparison as `moetune verify --json` prints it."""
+        """The JSON document of `moetune verify`."""
         return {"schema": VERIFICATION_SCHEMA, **encode(self)}
 
     @property
     def is_equal(self) -> bool:
-        """Whether chunks change no number."""
+        """Whether every decision gives the numbers of one chunk, within the tolerance."""
         return all(step.deviation <= self.tolerance for step in self.steps)
 
 
@@ -111,11 +111,11 @@ def verify_plan(
     launch: Launch | None,
     environ: Mapping[str, str],
 ) -> Verification | None:
-    """Run the plan's layer at every degree and return the comparison, None on ranks above 0.
+    """Run the plan's layer at every degree and return the comparison; None on ranks above 0.
 
     Args:
-        profile: that the plan was made with, to predict the other degrees.
-        num_ranks: to start; default, those of the plan.
+        profile: the one that the plan was made with, to predict the other degrees.
+        num_ranks: to start; default, the plan's.
 
     Raises:
         InputError: the plan is for another number of ranks, or for a whole model.
@@ -144,7 +144,7 @@ def verify_plan(
 
 
 def observations_of(plan: Plan, verification: Verification) -> tuple[Observation, ...]:
-    """Return what the store keeps of a verification."""
+    """Return the measured steps of the plan's own strategy, as the store holds them."""
     return tuple(
         Observation(
             plan_id=plan.id,
@@ -161,21 +161,21 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
 
 
 def workload_of(plan: Plan) -> Workload:
-    """Return what a layer's plan is for.
+    """Return the workload of a layer's plan.
 
     Raises:
         InputError: the plan is for a whole model.
     """
     if plan.transformer is not None:
         raise InputError(
-            f"plan {plan.id[:6]} is for a whole model, and only layers can be run here",
+            f"plan {plan.id[:6]} is for a whole model, and only a layer can be run here",
             "make a plan for its layer:  moetune plan --d-model … --d-hidden … --num-experts …",
         )
     return plan.workload
 
 
 def _decisions(plan: Plan) -> tuple[Decision, ...]:
-    """Return one chunk, even degrees, and the plan's; of a plan that reuses memory also without."""
+    """Return the decisions to run: one chunk, the plan without reuse, equal degrees, the plan."""
     planned = plan.decide(plan.inputs.tokens_per_rank)
     even = (
         replace(planned, forward_degree=degree, backward_degree=degree)

@@ -1,4 +1,7 @@
-"""Plans for changed inputs or another machine, and in words what differs and why."""
+"""Plans for changed inputs or another machine, and their differences in words (what-if).
+
+`Planner.whatif` finds the plan and its profile; `change_plan` makes the second plan.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -14,8 +17,8 @@ from moetune.domain.spelling import Spelling
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.fit.variants import Speeds, scale_profile
 from moetune.solve.layer.memory import total_bytes
-from moetune.solve.layer.words import HOW
-from moetune.solve.layout.words import WORDS, name_layout
+from moetune.solve.layer.words import STRATEGY_WORDS
+from moetune.solve.layout.words import BINDING_WORDS, name_layout
 from moetune.workflows.plan import make_plan, read_inputs
 
 _SAME = 5e-4
@@ -23,17 +26,17 @@ _TWICE = 2.0
 
 
 def name_changes(before: PlanInputs, after: PlanInputs, speeds: Speeds) -> str:
-    """Return the changes in words: "With 32,768 tokens per rank instead of 8,192, …"."""
+    """Return the changes in words: "With 32,768 tokens per rank instead of 8,192."."""
     named = [
         *_changed_sizes(before, after),
         *_changed_constraints(before, after),
         *(f"{part} {factor:g} × as fast as measured" for part, factor in speeds.changed.items()),
     ]
-    return f"With {', '.join(named)}." if named else "This is what the plan is for already."
+    return f"With {', '.join(named)}." if named else "The plan is already made for these inputs."
 
 
 def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
-    """Yield how the second plan differs from the first, the most important first, and why."""
+    """Yield sentences on how the second plan differs and why, the most important first."""
     yield _step(before, after)
     yield from _layout(before, after)
     if after.transformer is None or after.transformer.moe_every:
@@ -51,7 +54,7 @@ def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
 
 
 def step_seconds(plan: Plan) -> float:
-    """Return the step of the whole model, else of the layer."""
+    """Return the predicted seconds of a step: of the whole model, else of the layer."""
     return plan.transformer.step_seconds if plan.transformer else plan.predicted.step_seconds
 
 
@@ -98,7 +101,8 @@ def _layout(before: Plan, after: Plan) -> Iterator[str]:
     if before.transformer is None or after.transformer is None:
         return
     then, now = name_layout(before.layout), name_layout(after.layout)
-    yield f"The layout is {now} instead of {then}." if now != then else f"The layout stays {now}."
+    same = f"The layout is {now}, as before."
+    yield same if now == then else f"The layout is {now} instead of {then}."
 
 
 def _chunks(before: Plan, after: Plan) -> str:
@@ -106,7 +110,7 @@ def _chunks(before: Plan, after: Plan) -> str:
         (one.pipeline.forward_degree, one.pipeline.backward_degree) for one in (after, before)
     )
     if (forward, backward) == (was_forward, was_backward):
-        return f"The chunks stay: {forward} forward and {backward} backward."
+        return f"The chunks are {forward} forward and {backward} backward, as before."
     return (
         f"The chunks are {forward} forward and {backward} backward instead of "
         f"{was_forward} and {was_backward}."
@@ -116,7 +120,7 @@ def _chunks(before: Plan, after: Plan) -> str:
 def _strategy(before: Plan, after: Plan) -> Iterator[str]:
     then, now = before.memory.strategy, after.memory.strategy
     if now != then:
-        yield f"The strategy is {now} instead of {then}: {HOW[now]}."
+        yield f"The strategy is {now} instead of {then}: {STRATEGY_WORDS[now]}."
 
 
 def _binding(before: Plan, after: Plan) -> str:
@@ -126,7 +130,7 @@ def _binding(before: Plan, after: Plan) -> str:
 
 
 def _what_binds(plan: Plan) -> str:
-    return WORDS[plan.transformer.binding] if plan.transformer else plan.decision.binding
+    return BINDING_WORDS[plan.transformer.binding] if plan.transformer else plan.decision.binding
 
 
 def _memory(before: Plan, after: Plan) -> str:
@@ -152,7 +156,7 @@ def _is_same(now: float, then: float) -> bool:
 
 
 def _ratio(now: float, then: float) -> str:
-    """Return "1.5 % less", "the same" or "2.4 × as long"."""
+    """Return "1.5% less", "the same" or "2.4 × as long"."""
     if _is_same(now, then):
         return "the same"
     ratio = now / then if then else math.inf
@@ -167,16 +171,15 @@ AS_CHANGES = Spelling(key="changes.{}", constraint="changes.constraints.{}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """A plan, or the inputs of one, and what is changed.
+    """A plan, or the inputs of one, and the changes.
 
     Args:
-        plan_id: of a plan, or its beginning; on a person's own machine also its file. None where
-            `inputs` say what the plan is for.
+        plan_id: of a plan, or its beginning; on the command line also its file. None where
+            `inputs` name the plan.
         changes: inputs that differ: `world_size`, `tokens_per_rank`, `memory_limit_bytes`,
-            `dtype`, and `constraints`, which are put on top of the plan's. None takes one back.
-        speeds: how many times as fast as measured `computation`, `communication` and `copies`
-            are taken to be.
-        spelling: how the caller writes what is changed, for errors.
+            `dtype`, and `constraints`, which override the plan's; None removes one.
+        speeds: factors on the measured speeds of `computation`, `communication` and `copies`.
+        spelling: the caller's names of the changed inputs, for errors.
     """
 
     plan_id: str | None = None
@@ -188,11 +191,11 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfAnswer:
-    """Both plans, and in words what changed and why; the second one is not stored.
+    """Both plans and their differences; the second plan is not stored.
 
     Args:
-        words: sentences, the most important first.
-        profile: what the second plan was made from.
+        words: sentences on the differences, the most important first.
+        profile: the one that the second plan was made with.
     """
 
     before: Plan
@@ -202,7 +205,7 @@ class WhatIfAnswer:
 
     @property
     def document(self) -> dict[str, object]:
-        """The answer as `moetune whatif --json` prints it; both plans name their profiles."""
+        """The JSON document of `moetune whatif` and of the service."""
         plans = {"before": encode(self.before), "after": encode(self.after)}
         return {"schema": WHATIF_SCHEMA, **plans, "words": list(self.words)}
 
@@ -219,23 +222,22 @@ class _Changes:
 def change_plan(before: Plan, *, profile: Profile, question: WhatIf) -> WhatIfAnswer:
     """Return the plan for changed inputs, or for a faster or slower machine.
 
-    A group size that was not measured takes an estimate, as with `--allow-modelled`, and the
-    plan says so. With speeds the plan is made from a profile whose times are divided by them,
-    and is labelled modelled.
+    A group size that was not measured is estimated, as with `--allow-modelled`, and the plan warns
+    of it. With speeds the profile's times are divided by them, and the plan is labelled modelled.
 
     Args:
-        profile: that `before` was made with.
+        profile: the one that `before` was made with.
         question: its plan or inputs are those of `before`.
 
     Raises:
-        InputError: nothing is changed, or a change is unknown or wrong; the text names it.
-        InfeasiblePlanError: nothing satisfies the changed constraints or memory.
-        ProfileError: the profile lacks an operation, and nothing can stand in for it.
+        InputError: nothing is changed, or a change is unknown or wrong; the message names it.
+        InfeasiblePlanError: nothing satisfies the changed constraints or memory limit.
+        ProfileError: the profile lacks an operation that cannot be estimated.
     """
     faster = decode(Speeds, question.speeds, "speeds")
     if not question.changes and not faster.changed:
         raise InputError(
-            "nothing is changed", "say what to change: tokens, ranks, memory or speeds"
+            "nothing is changed", "change the tokens, ranks, memory, dtype, constraints or speeds"
         )
     inputs = _changed_inputs(before, question)
     used = scale_profile(profile, faster)
@@ -259,14 +261,14 @@ def _changed_inputs(before: Plan, question: WhatIf) -> dict[str, object]:
     Constraints.decode(given, question.spelling).check_sizes(question.spelling)
     inputs: dict[str, object] = encode(before.inputs)
     for name in ("profile", "profile_fingerprint", *(["layer"] if before.inputs.model else [])):
-        del inputs[name]  # a model's experts may grow with the ranks
+        del inputs[name]  # the layer of a named model depends on the changed number of ranks
     constraints = {**before.inputs.constraints, **changed.constraints}
     texts = {name: value for name, value in constraints.items() if value is not None}
     return {**inputs, **question.changes, "constraints": texts}
 
 
 def _plan(inputs: Mapping[str, object], profile: Profile, spelling: Spelling) -> Plan:
-    """Return the plan, with estimates where the profile lacks a size."""
+    """Return the plan, with estimates of group sizes that the profile lacks."""
     document = read_inputs(inputs)
     request = document.request(default_dtype=None, spelling=spelling)
     fingerprint = profile.digest

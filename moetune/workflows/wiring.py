@@ -1,6 +1,9 @@
-"""The real adapters, made from the settings. Heavy libraries are imported when one is made."""
+"""Wiring: stores, service clients and the detected cluster, opened as the settings say.
 
-from collections.abc import Callable, Iterator, Mapping
+Heavy libraries are imported inside the functions, so that a command loads only what it uses.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from moetune.store import SchemaState
 
 StoreFinder: TypeAlias = Callable[[], AbstractContextManager[Store | None]]
-"""Opens the store when it is asked to; None where there is none yet."""
+"""Opens the store to read; gives None where there is none yet."""
 
 
 def configure(
@@ -34,15 +37,14 @@ def configure(
 def open_store(
     settings: Settings, *, read_only: bool = False, patience_seconds: float | None = None
 ) -> AbstractContextManager[Store]:
-    """Open the store that the settings name; without `read_only` a new one is made.
+    """Open the store of the settings; without `read_only` it is made where there is none.
 
     Args:
-        patience_seconds: how long to wait for what others hold; None for as long as a person
-            at a command line would.
+        patience_seconds: longest wait for a lock; None for the command line's default.
 
     Raises:
         SchemaMismatchError: the database has another schema.
-        InputError: what lies there is no database, or nothing to read does.
+        InputError: the file is not a database, or there is none to read.
         MoetuneError: it cannot be reached, read or written.
     """
     from moetune import store
@@ -52,11 +54,11 @@ def open_store(
 
 @contextmanager
 def find_store(settings: Settings) -> Iterator[Store | None]:
-    """Open the store to read, None where none was made yet.
+    """Open the store to read; None where none was made yet.
 
     Raises:
         SchemaMismatchError: the database has another schema.
-        InputError: what lies there is no database.
+        InputError: the file is not a database.
         MoetuneError: it cannot be reached or read.
     """
     from moetune import store
@@ -69,13 +71,13 @@ def find_store(settings: Settings) -> Iterator[Store | None]:
 
 
 def service_client(url: str) -> "ServiceClient":
-    """Return what asks a plan service, with this process's token and this user's cache.
+    """Return a client of the plan service, with this process's token and this user's cache.
 
     Args:
-        url: as `check_service_url` returns it.
+        url: as `config.check_service_url` returns it.
 
     Raises:
-        InputError: MOETUNE_TOKEN holds no token, or there is no folder for the cache.
+        InputError: MOETUNE_TOKEN does not hold a token, or there is no home for the cache.
     """
     from moetune.runtime.plans.client import ServiceClient
 
@@ -84,7 +86,7 @@ def service_client(url: str) -> "ServiceClient":
 
 
 def searches_folder(settings: Settings) -> Path:
-    """Return where searches keep their trials: beside a SQLite file, else in the data folder."""
+    """Return the folder of the searches' trials: next to a SQLite file, else the data folder."""
     from moetune import store
 
     file = store.database_file(settings.db)
@@ -94,10 +96,10 @@ def searches_folder(settings: Settings) -> Path:
 
 
 def schema_state(settings: Settings) -> "SchemaState":
-    """Return the revision of the database beside the wanted one; nothing is made or changed.
+    """Return the database's revision and the one that this version needs; nothing is changed.
 
     Raises:
-        InputError: what lies there is no database.
+        InputError: the file is not a database.
         MoetuneError: it cannot be reached or read.
     """
     from moetune import store
@@ -110,7 +112,7 @@ def upgrade_store(settings: Settings) -> tuple[str | None, str]:
 
     Raises:
         SchemaMismatchError: the database is newer than this version.
-        MoetuneError: it cannot be reached or written, and is as it was.
+        MoetuneError: it cannot be reached or written; nothing was changed.
     """
     from moetune import store
 
@@ -118,10 +120,10 @@ def upgrade_store(settings: Settings) -> tuple[str | None, str]:
 
 
 def check_store(settings: Settings) -> tuple[str, ...]:
-    """Return everything that is wrong with the database; empty for a sound one.
+    """Return the problems of the database; empty for a sound one.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no database.
     """
     from moetune import store
 
@@ -133,7 +135,7 @@ def backup_store(settings: Settings, target: Path) -> Path:
 
     Raises:
         InputError: there is no database, or the target exists.
-        MoetuneError: the copy could not be made; there is no target then.
+        MoetuneError: the copy could not be made, and the target was removed.
     """
     from moetune import store
 
@@ -144,13 +146,10 @@ def detect_cluster(
     *,
     num_ranks: int = 1,
     ranks_per_node: int | None = None,
-    environ: Mapping[str, str] | None = None,
 ) -> Cluster:
     """Return this machine as so many ranks see it; loads torch."""
     from moetune import hardware
 
     return hardware.detect(
-        num_ranks=num_ranks,
-        ranks_per_node=ranks_per_node,
-        environment=config.environment() if environ is None else environ,
+        num_ranks=num_ranks, ranks_per_node=ranks_per_node, environment=config.environment()
     )

@@ -86,7 +86,7 @@ def test_the_explanation_of_a_plan_file_needs_no_profile_and_solves_nothing(
     known = cli("explain", "plan.json", "--profile", "lab.toml", "--json").document
     monkeypatch.setattr("moetune.workflows.explain.rank_layer", None)
     found = cli("explain", "plan.json", "--json").document
-    assert "'lab' is not here" in found.pop("note")
+    assert "'lab' was not found" in found.pop("note")
     assert {**found, "note": ""} == known
     assert known["strategies"]
 

@@ -100,7 +100,7 @@ def test_explain_prints_the_parts_of_the_model_and_of_its_layer(cli: Cli) -> Non
     assert all(len(line) <= 80 for line in result.out.splitlines())
     words = " ".join(result.out.split())
     parts = ("first all_to_all", "second all_to_all", "stage sends", "gradients")
-    titles = ("What the model's step consists of", "Layouts", "One MoE layer · ")
+    titles = ("Parts of the model's step", "Layouts", "One MoE layer · ")
     for text in (*titles, *parts, "What the time consists of"):
         assert text in words
     document = cli("explain", plan["id"][:8], "--profile", "./cluster.toml", "--json").document

@@ -102,7 +102,7 @@ def test_diff_names_every_number_that_differs_and_no_other(cli: Cli, lab: Path) 
     ]
     assert "2.00" in cli("profiles", "diff", "rtx2080ti-x64", "./lab.toml").out
     same = cli("profiles", "diff", "rtx2080ti-x64", "rtx2080ti-x64")
-    assert "say the same" in same.out
+    assert "are equal" in same.out
 
 
 def test_places_of_a_collective_have_lines_of_their_own(cli: Cli, lab: Path) -> None:

@@ -56,7 +56,7 @@ def test_whatif_answers_in_words(cli: Cli, plan_id: str) -> None:
         ((), 2, "nothing is changed"),
         (("--speed", "wire=2"), 2, "unknown key 'wire'"),
         (("--speed", "communication"), 2, "is not NAME=VALUE"),
-        (("--speed", "communication=fast"), 2, "has no number"),
+        (("--speed", "communication=fast"), 2, "does not end in a number"),
         (("--speed", "communication=0"), 2, "speed of communication must be from"),
         (("--constraint", "colour=red"), 2, "--constraint 'colour' is unknown"),
         (("--constraint", "max-degree=999"), 2, "--constraint max-degree must be from 1 to 256"),

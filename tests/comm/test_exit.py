@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moetune.comm.exit import let_go
+from moetune.comm.exit import wait_for_workers
 
 EARLIER, LATER = "an earlier handler\n", "a later handler\n"
 Endings = dict[str, list[tuple[int, str]]]
@@ -49,7 +49,7 @@ def test_an_exception_keeps_its_status_and_traceback(endings: Endings) -> None:
 def test_a_process_without_gloo_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda _: pytest.fail("nothing to wait for"))
 
-    let_go()
+    wait_for_workers()
 
 
 def test_without_proc_the_wait_is_blind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -57,6 +57,6 @@ def test_without_proc_the_wait_is_blind(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr("moetune.comm.exit._THREADS", tmp_path / "absent")
     monkeypatch.setattr("time.sleep", pauses.append)
 
-    let_go()
+    wait_for_workers()
 
     assert len(pauses) == 1

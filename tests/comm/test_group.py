@@ -13,7 +13,7 @@ from moetune.comm.agree import (
 )
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.group import OneRank
-from moetune.comm.transfer import Place
+from moetune.comm.transfer import GroupRank
 from moetune.domain.errors import CollectiveError, InputError
 from tests.comm.workers import CPU, a_rank_dies, a_watched_exchange_fails, all_checks
 from tests.ranks import run_ranks
@@ -120,11 +120,11 @@ def test_one_ranks_own_error_passes(one: OneRank) -> None:
     ],
 )
 def test_a_failure_names_its_group(members: tuple[int, ...], spelled: str) -> None:
-    place = Place(1, members)
+    place = GroupRank(1, members)
 
-    error = place.failed("broadcast", "the plans", (torch.zeros(()),), RuntimeError("gone\nfar"))
+    error = place.error("broadcast", "the plans", (torch.zeros(()),), RuntimeError("gone\nfar"))
 
     assert f"(broadcast of 1 float32 among {spelled}" in error.what
     assert error.what.startswith(f"the plans failed on rank 1 of {len(members)}: gone (")
     assert isinstance(pickle.loads(pickle.dumps(error)), CollectiveError)  # noqa: S301 - our own
-    assert "RuntimeError()" in place.failed("barrier", "a pause", (), RuntimeError()).what
+    assert "RuntimeError()" in place.error("barrier", "a pause", (), RuntimeError()).what

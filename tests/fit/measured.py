@@ -12,10 +12,10 @@ from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
     Direction,
+    GemmForm,
     GemmPoint,
     InterferencePoint,
     Point,
-    Product,
     RowsPoint,
     Sample,
 )
@@ -40,7 +40,7 @@ def measured_profile(*, name: str = "lab", noise: float = 0.02) -> Profile:
 
 
 def _times() -> Iterator[tuple[Point, float]]:
-    for form, rows, experts in product(get_args(Product), (32, 128, 512, 2048), (1, 2, 4)):
+    for form, rows, experts in product(get_args(GemmForm), (32, 128, 512, 2048), (1, 2, 4)):
         macs = experts * rows * SHAPE[0] * SHAPE[1]
         yield (
             GemmPoint(

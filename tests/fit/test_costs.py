@@ -15,9 +15,9 @@ from moetune.domain.samples import (
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
+    GemmForm,
     GemmPoint,
     InterferencePoint,
-    Product,
     RowsPoint,
     Sample,
 )
@@ -50,7 +50,7 @@ def gemm(
     seconds: float,
     *,
     shape: tuple[int, int, int] = (1, 512, 2048),
-    product: Product = "forward",
+    product: GemmForm = "forward",
     dtype: str = "float32",
 ) -> Sample:
     num_experts, d_in, d_out = shape
@@ -414,7 +414,7 @@ def test_product_labels_and_times(shape: tuple[int, int, int], rows: float, trus
 def test_a_form_that_was_not_measured_takes_the_forward_time_as_modelled() -> None:
     costs = costs_of(measured(expert_products()))
 
-    def ask(product: Product, rows: float, d_in: int) -> tuple[float, str]:
+    def ask(product: GemmForm, rows: float, d_in: int) -> tuple[float, str]:
         found = costs.gemm(
             dtype="float32", product=product, num_experts=1, rows=rows, d_in=d_in, d_out=2048
         )

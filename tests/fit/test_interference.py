@@ -5,7 +5,7 @@ import pytest
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.samples import CollectivePoint, InterferencePoint, ResourceClass, Sample
 from moetune.fit.costs import ProfileCosts, costs_of
-from moetune.fit.interference import Loss
+from moetune.fit.interference import OverlapLoss
 from moetune.fit.profile import fit_profile
 
 SIZES = (2**14, 2**18, 2**22)
@@ -48,7 +48,7 @@ def costs(measured: list[Sample]) -> ProfileCosts:
 
 @pytest.mark.parametrize("num_bytes", [2**14, 2**16, 2**18, 2**20, 2**22, 2**24])
 def test_a_constant_and_a_rate_are_found_again_at_any_size(num_bytes: int) -> None:
-    speeds = costs(samples()).side_by_side(
+    speeds = costs(samples()).overlap_speeds(
         exchange_bytes=num_bytes, exchange_seconds=wire(num_bytes)
     )
     assert speeds.comp == pytest.approx(1 - taken(num_bytes) / wire(num_bytes), rel=1e-6)
@@ -64,12 +64,12 @@ def test_without_sizes_the_table_holds_for_all() -> None:
     ]
     found = costs(plain)
     for num_bytes in SIZES:
-        speeds = found.side_by_side(exchange_bytes=num_bytes, exchange_seconds=wire(num_bytes))
+        speeds = found.overlap_speeds(exchange_bytes=num_bytes, exchange_seconds=wire(num_bytes))
         assert (speeds.comp, speeds.comm) == (0.5, 1.0)
 
 
 def test_speeds_stay_above_0_and_at_most_1_whatever_was_lost() -> None:
-    loss = Loss(sizes=(1024.0, 2048.0), seconds=(1.0, 0.0))
+    loss = OverlapLoss(sizes=(1024.0, 2048.0), seconds=(1.0, 0.0))
     for num_bytes in (1.0, 1500.0, 1e9):
         for seconds in (0.0, 1e-6, 10.0):
             assert 0 < loss.speed(num_bytes, seconds) <= 1
@@ -81,7 +81,7 @@ def test_other_sized_points_are_let_be() -> None:
         point=InterferencePoint(victim="mem", others=("comm",), comm_bytes=2**14), seconds=(9.0,)
     )
     speeds = [
-        costs(found).side_by_side(exchange_bytes=2**18, exchange_seconds=wire(2**18))
+        costs(found).overlap_speeds(exchange_bytes=2**18, exchange_seconds=wire(2**18))
         for found in (samples(), [*samples(), stray])
     ]
     assert speeds[0] == speeds[1]

@@ -70,8 +70,8 @@ def test_how_operations_disturb_each_other_stays_as_measured() -> None:
     assert after.interference.comm.comp == pytest.approx(before.interference.comm.comp, rel=1e-12)
     assert after.interference.comp.comm < 1
     for size, seconds in ((2**16, 1e-4), (2**20, 5e-4)):
-        then = before.side_by_side(exchange_bytes=size, exchange_seconds=seconds)
-        now = after.side_by_side(exchange_bytes=size, exchange_seconds=seconds / 7.0)
+        then = before.overlap_speeds(exchange_bytes=size, exchange_seconds=seconds)
+        now = after.overlap_speeds(exchange_bytes=size, exchange_seconds=seconds / 7.0)
         # By the samples of that size, which a table changed by rounding would overrule.
         assert now.comm == pytest.approx(then.comm, rel=1e-9)
         assert now.comp == pytest.approx(then.comp, rel=1e-9)

@@ -1,7 +1,7 @@
 """Noisy points are measured again, each in its turn, and sure ones are not."""
 
 from moetune.domain.samples import CopyPoint, Point, Sample
-from moetune.measure.noise import doubt_of, next_noisy
+from moetune.measure.noise import next_noisy, relative_uncertainty
 
 CALM, WILD, WILDER = (
     CopyPoint(direction="h2d", pinned=True, num_bytes=2**size) for size in range(3)
@@ -38,5 +38,5 @@ def test_sure_failed_and_hopeless_points_are_left_alone() -> None:
 
 def test_more_visits_of_one_point_make_its_median_surer() -> None:
     visit = sample(WILD, 1.0, 1.1, 1.2, 1.3)
-    once, thrice = doubt_of([visit]), doubt_of([visit] * 3)
+    once, thrice = relative_uncertainty([visit]), relative_uncertainty([visit] * 3)
     assert 0 < thrice < once

@@ -137,7 +137,7 @@ def test_ctrl_c_ends_with_130_and_a_partial_run(planner: Desk) -> None:
     _, words = process.communicate(timeout=TIMEOUT_SECONDS)
     assert process.returncode == 130
     assert "Traceback" not in words
-    assert "points are kept" in words
+    assert "points are stored" in words
     assert "--resume" in words
     wait_until(lambda: not any(map(is_running, ranks)))
     assert [run.status for run in planner.runs()] == ["partial"]
@@ -217,7 +217,7 @@ def test_plan_only_of_a_whole_model_counts_its_attention(planner: Desk) -> None:
         (("--d-model", "64"), "a layer lacks --d-hidden, --num-experts"),
         (("--model", "gpt-s", "--d-model", "64"), "exclude each other"),
         (("--group-sizes", "4"), "group size 4 is not possible with 1 ranks"),
-        (("--budget", "0.001ms"), "holds not one point"),
+        (("--budget", "0.001ms"), "a budget of 1.00 µs"),
     ],
 )
 def test_bad_input_is_named_and_leaves_with_2_and_no_run(

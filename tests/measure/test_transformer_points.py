@@ -10,7 +10,7 @@ from moetune.domain.costs import Estimate
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
-from moetune.domain.samples import AttentionPoint, Point, Product, RowsPoint, Sample
+from moetune.domain.samples import AttentionPoint, GemmForm, Point, RowsPoint, Sample
 from moetune.fit.costs import ProfileCosts, costs_of
 from moetune.measure.grid import Preset
 from moetune.measure.points import choose_points
@@ -27,7 +27,7 @@ WORDS = {1: 250, 2: 125, 4: 63}
 """Tokens of the vocabulary on the busiest of so many ranks."""
 TOKENS = 1024
 DTYPE = "float32"
-PRODUCTS: tuple[Product, ...] = ("forward", "grad_input", "grad_weight")
+PRODUCTS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 
 
 def points_of(

@@ -18,10 +18,10 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
+    GemmForm,
     GemmPoint,
     InterferencePoint,
     Point,
-    Product,
     ResourceClass,
     RowsPoint,
     Sample,
@@ -35,7 +35,7 @@ MACHINE = Machine(
 )
 LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=8)
 _BLOCKS = 12
-_PRODUCTS: tuple[Product, ...] = ("forward", "grad_input", "grad_weight")
+_PRODUCTS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 
 
 @cache

@@ -22,10 +22,8 @@ from moetune.domain.records import Stored
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.fit.curve import leave_one_out
-from moetune.fit.variants import resample_costs
+from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.report.fits import (
-    NUM_DRAWS,
-    SEED,
     fit_figure,
     overlay_figure,
     residual_figure,
@@ -173,7 +171,7 @@ def test_the_fit_shows_the_measured_medians_and_a_curve_through_them() -> None:
 
 def test_the_band_is_that_of_the_draws_a_plan_is_judged_by() -> None:
     figure = fit_figure(operation("all_to_all, 8 ranks on 2 nodes"))
-    draws = resample_costs(lab_profile(), num=NUM_DRAWS, seed=SEED)
+    draws = resample_costs(lab_profile(), num=NUM_RESAMPLES, seed=RESAMPLING_SEED)
     rows = [row for row in figure.rows if row[0] == "predicted"][::7]
     for _, size, seconds, low, high in rows:
         assert isinstance(size, float)

@@ -13,7 +13,8 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerKey, LayerShape, Phase
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Settled
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.plans.book import FoundPlans, PlanBook, share_plans
 from moetune.runtime.plans.observe import Interval
 from moetune.runtime.plans.search import OnlineSearch, Tuner, TuningTask

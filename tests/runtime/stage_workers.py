@@ -21,7 +21,8 @@ from examples.language_model import (
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Stages
 

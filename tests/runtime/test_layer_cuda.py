@@ -8,7 +8,8 @@ import torch
 from benchmarks.staged_link import HostStagedLink
 from moetune.comm.group import OneRank
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from tests.runtime.workers import relative_error
 

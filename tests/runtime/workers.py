@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
 from tests.runtime.reference import Weights, dense_moe
 
 D_MODEL, D_HIDDEN, NUM_EXPERTS = 6, 10, 12

@@ -40,7 +40,7 @@ def client(planner: ServicePlanner) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="session")
-def steady_desk(
+def steady_planner(
     tmp_path_factory: pytest.TempPathFactory, empty_database: Path
 ) -> Iterator[ServicePlanner]:
     """A planner for requests of which nothing is kept."""
@@ -52,9 +52,9 @@ def steady_desk(
 
 
 @pytest.fixture(scope="session")
-def steady(steady_desk: ServicePlanner) -> Iterator[Client]:
+def steady(steady_planner: ServicePlanner) -> Iterator[Client]:
     """Asks a service that wants no token, and of which nothing is kept."""
-    with client_of(create_app(steady_desk, Access(max_body_bytes=64 * 1024))) as made:
+    with client_of(create_app(steady_planner, Access(max_body_bytes=64 * 1024))) as made:
         yield made
 
 

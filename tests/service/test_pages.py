@@ -39,7 +39,7 @@ def plans(file: Path) -> tuple[Plan, Plan]:
 
 
 @pytest.fixture(scope="module")
-def full_desk(file: Path, plans: tuple[Plan, Plan]) -> Iterator[ServicePlanner]:
+def full_planner(file: Path, plans: tuple[Plan, Plan]) -> Iterator[ServicePlanner]:
     assert plans
     with open_planner(Settings(db=str(file))) as opened:
         opened.store.save_profile(replace(lab_profile(), name=MARKUP))
@@ -47,8 +47,8 @@ def full_desk(file: Path, plans: tuple[Plan, Plan]) -> Iterator[ServicePlanner]:
 
 
 @pytest.fixture(scope="module")
-def full(full_desk: ServicePlanner) -> Iterator[Client]:
-    with client_of(create_app(full_desk, Access())) as made:
+def full(full_planner: ServicePlanner) -> Iterator[Client]:
+    with client_of(create_app(full_planner, Access())) as made:
         yield made
 
 
@@ -237,19 +237,19 @@ def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full
 
 
 def test_what_if_shows_both_plans_and_saves_none(
-    full: Client, full_desk: ServicePlanner, plans: tuple[Plan, Plan]
+    full: Client, full_planner: ServicePlanner, plans: tuple[Plan, Plan]
 ) -> None:
-    before = full_desk.reading.plans()
+    before = full_planner.reading.plans()
     answer = full.get(f"/whatif?plan={plans[0].id}&tokens_per_rank=16k&communication=0.5")
     asked = WhatIf(
         plan_id=plans[0].id, changes={"tokens_per_rank": 16384}, speeds={"communication": 0.5}
     )
-    expected = full_desk.whatif(asked)
+    expected = full_planner.whatif(asked)
     text = words(answer)
     for sentence in expected.words:
         assert sentence.replace("`", "") in text
     assert 'value="16k"' in answer.text
-    assert full_desk.reading.plans() == before
+    assert full_planner.reading.plans() == before
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def _bearer(token: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def guarded(steady_desk: ServicePlanner) -> Iterator[Client]:
-    with client_of(create_app(steady_desk, Access(read_token=READ, write_token=WRITE))) as made:
+def guarded(steady_planner: ServicePlanner) -> Iterator[Client]:
+    with client_of(create_app(steady_planner, Access(read_token=READ, write_token=WRITE))) as made:
         yield made
 
 

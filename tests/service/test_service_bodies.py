@@ -16,9 +16,9 @@ POSTS = ("/v1/plans:resolve", "/v1/whatif", "/v1/observations", "/v1/profiles")
 
 
 @pytest.fixture(scope="module")
-def narrow(steady_desk: ServicePlanner) -> Iterator[Client]:
+def narrow(steady_planner: ServicePlanner) -> Iterator[Client]:
     """Asks a service that takes no more than 1,000 bytes."""
-    with client_of(create_app(steady_desk, Access(max_body_bytes=1000))) as made:
+    with client_of(create_app(steady_planner, Access(max_body_bytes=1000))) as made:
         yield made
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moetune.domain.costs import CopyMode, Estimate, Interference, LinearCost, SideBySide, Trust
+from moetune.domain.costs import CopyMode, Estimate, Interference, LinearCost, OverlapSpeeds, Trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanInputs
-from moetune.domain.samples import CollectiveOp, Direction, Product
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
 ALL_TO_ALL = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
@@ -38,10 +38,10 @@ class LinearCosts:
     copy_cost: LinearCost | None = None
     copy_mode: CopyMode | None = None
 
-    def side_by_side(self, *, exchange_bytes: float, exchange_seconds: float) -> SideBySide:
+    def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         assert exchange_bytes >= 0
         assert exchange_seconds >= 0
-        return SideBySide(comp=self.interference.comp.comm, comm=self.interference.comm.comp)
+        return OverlapSpeeds(comp=self.interference.comp.comm, comm=self.interference.comm.comp)
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         assert dtype
@@ -58,7 +58,7 @@ class LinearCosts:
         return self.sum_cost if op == "all_reduce" else self.transfer_cost
 
     def gemm(
-        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
         assert dtype
         assert product

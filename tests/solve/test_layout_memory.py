@@ -47,7 +47,9 @@ def _stage(
         footprint=footprint_of(
             model=model, tp=layout.tp, tokens=TOKENS, dtype="float16", moe=moe, runtime=MOETUNE
         ),
-        num_kept=in_flight(stage=index, num_stages=layout.pp, num_micro_batches=num_micro_batches),
+        num_in_flight=in_flight(
+            stage=index, num_stages=layout.pp, num_micro_batches=num_micro_batches
+        ),
         sharers=sharers,
         recompute=recompute,
     )

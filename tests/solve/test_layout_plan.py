@@ -309,7 +309,7 @@ def test_sharded_gradients_take_a_share_and_are_reduced_after_each_micro_batch()
         (LayoutPins(tp=32), "num_heads (16) does not divide by tp (32)", "--tp 16"),
         (LayoutPins(ep=6), "num_experts (64) does not divide by ep (6)", "--ep 8"),
         (LayoutPins(dp=4, ep=8), "dp (4) does not divide by ep (8)", "--ep "),
-        (LayoutPins(ep=2, expert_parallel="tensor"), "ep (2) is of all_to_all", "--ep 1"),
+        (LayoutPins(ep=2, expert_parallel="tensor"), "ep (2)", "--ep 1"),
         (LayoutPins(tp=2, expert_parallel="all_to_all"), "not available with tp (2)", "--tp 1"),
         (LayoutPins(micro_batch=3), "micro_batch (3) does not divide", "--micro-batch 4"),
     ],

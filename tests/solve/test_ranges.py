@@ -17,7 +17,7 @@ from moetune.domain.costs import (
 )
 from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.plan import Range
-from moetune.domain.samples import CollectiveOp, Product
+from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranges import solve_ranges
@@ -209,7 +209,7 @@ class NoisyCosts(LinearCosts):
     ripple: float
 
     def gemm(
-        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
         exact = LinearCosts.gemm(
             self, dtype=dtype, product=product, num_experts=num_experts, rows=rows,

@@ -21,7 +21,7 @@ from moetune.domain.layer import LayerShape, Phase, Workload
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import makespan
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.reuse import ReusedChunk, at_least_seconds, reuse_tasks
+from moetune.solve.layer.reuse import ReusedChunk, lower_bound_seconds, reuse_tasks
 from moetune.solve.layer.timeline import simulate
 from moetune.solve.layer.times import paper_seconds, phase_time
 from tests.solve.costs_by_hand import LinearCosts
@@ -128,7 +128,7 @@ def test_no_strategy_beats_its_busiest_stream(
         seconds = phase_time(
             costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree
         ).seconds
-        least = at_least_seconds(
+        least = lower_bound_seconds(
             costs=costs, phase=phase, strategy=strategy, tokens=tokens, degree=degree
         )
         assert seconds >= least * (1 - 1e-12)

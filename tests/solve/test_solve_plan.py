@@ -20,7 +20,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
-from moetune.domain.samples import Product
+from moetune.domain.samples import GemmForm
 from moetune.domain.units import format_seconds
 from moetune.solve.layer.plan import solve_plan
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
@@ -51,7 +51,7 @@ class _FarGate(LinearCosts):
     __slots__ = ()
 
     def gemm(
-        self, *, dtype: str, product: Product, num_experts: int, rows: float, d_in: int, d_out: int
+        self, *, dtype: str, product: GemmForm, num_experts: int, rows: float, d_in: int, d_out: int
     ) -> Estimate:
         assert dtype
         assert product
@@ -204,7 +204,7 @@ def test_a_plan_that_loses_by_overlapping_says_so_without_a_negative_time() -> N
     plan = _solve(costs=LinearCosts(is_measured=True, alone_factor=3.0, interference=slow))
     assert max(plan.pipeline.forward_degree, plan.pipeline.backward_degree) > 1
     assert "hide none of it and lose" in plan.decision.why
-    assert "but smaller pieces save" in plan.decision.why
+    assert "but smaller chunks save" in plan.decision.why
     assert " -" not in plan.decision.why
 
 
@@ -213,7 +213,7 @@ def test_a_pinned_loss_is_told_without_a_negative_time() -> None:
     bounds = Bounds(forward_degree=8, backward_degree=8)
     why = _solve(costs=LinearCosts(interference=slow), bounds=bounds).decision.why
     assert "hide none of it and lose" in why
-    assert "side by side for" in why
+    assert "by overlapping at a cost of" in why
     assert " -" not in why
 
 

@@ -83,7 +83,7 @@ def test_a_plan_whose_profile_is_gone_or_changed_says_so(old: ServicePlanner) ->
     gone = replace(plan.inputs, profile="of-nobody")
     found = old.explain_plan(replace(plan, inputs=gone, id=gone.plan_id))
     assert (found.forward, found.strategies) == (None, ())
-    assert "'of-nobody' is not here" in found.note
+    assert "'of-nobody' was not found" in found.note
     changed = replace(plan.inputs, profile_fingerprint="ab" * 32)
     found = old.explain_plan(replace(plan, inputs=changed, id=changed.plan_id))
     assert found.forward is None

@@ -187,10 +187,10 @@ def test_the_time_left_is_at_the_pace_so_far_and_counts_what_is_measured_again(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     shown = LeftSeconds()
     recorder = SampleRecorder(machine=profile.machine, progress=shown)
-    recorder.hear(Estimates(seconds={ONE: 1.0, OTHER: 2.0}, again_seconds=10.0))
+    recorder.receive(Estimates(seconds={ONE: 1.0, OTHER: 2.0}, again_seconds=10.0))
     now += 3.0  # three times as long as estimated
-    recorder.hear(Sample(point=ONE, seconds=(1.0,)))
+    recorder.receive(Sample(point=ONE, seconds=(1.0,)))
     now += 5.0
-    recorder.hear(Sample(point=OTHER, seconds=(1.0,)))
+    recorder.receive(Sample(point=OTHER, seconds=(1.0,)))
     assert shown.total == 13.0
     assert shown.left == [2.0 * 3 + 10.0, 10.0]

@@ -127,7 +127,7 @@ def test_a_measured_profile_is_the_default_and_the_newest_one_counts(
     planner: ServicePlanner, solved: list[PlanRequest]
 ) -> None:
     asked = {"layer": LAYER, "tokens_per_rank": 512, "constraints": QUICK}
-    with pytest.raises(ProfileError, match="no machine was measured yet"):
+    with pytest.raises(ProfileError, match="none was measured yet"):
         planner.resolve(asked)
     planner.store.save_profile(MEASURED)
     first = planner.resolve(asked)
@@ -175,7 +175,7 @@ def test_a_stored_plan_whose_profile_is_called_like_a_file_reads_no_file(
     profile = replace(load_profile_file(bundled_profiles()[PUBLISHED]), name=str(path))
     plan = make_plan(PlanRequest(model="gpt-s"), profile=profile)
     planner.store.save_plan(plan)
-    assert "is not here" in planner.explain(plan.id).note
+    assert "was not found" in planner.explain(plan.id).note
     with pytest.raises(ProfileError, match="unknown"):
         planner.trace(plan.id)
 
@@ -200,7 +200,7 @@ def test_explain_and_trace_say_what_the_plan_was_made_from(planner: ServicePlann
     with pytest.raises(ProfileError, match="has changed since"):
         planner.trace(plan.id)
     planner.store.remove_profile("lab")
-    assert "is not here" in planner.explain(plan.id).note
+    assert "was not found" in planner.explain(plan.id).note
 
 
 @pytest.mark.parametrize("plan_id", ["ab" * 32, "", "nothing", "%", "0" * 10**5, "\0", "\ud800"])
@@ -255,7 +255,7 @@ def test_reading_cannot_write(planner: ServicePlanner) -> None:
         )  # fmt: skip
 
 
-def test_the_desk_is_ready_until_its_database_is_gone_and_again_when_it_is_back(
+def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_back(
     planner: ServicePlanner, tmp_path: Path
 ) -> None:
     assert planner.problems() == ()
@@ -274,8 +274,8 @@ def test_the_desk_is_ready_until_its_database_is_gone_and_again_when_it_is_back(
 @pytest.mark.parametrize(
     ("question", "part"),
     [
-        (WhatIf(), "not clear"),
-        (WhatIf(plan_id="ab", inputs=ASKED), "not clear"),
+        (WhatIf(), "not named"),
+        (WhatIf(plan_id="ab", inputs=ASKED), "not named"),
         (WhatIf(inputs=ASKED), "nothing is changed"),
         (WhatIf(inputs=ASKED, changes={"model": "gpt-xl"}), "unknown key 'model'"),
         (WhatIf(inputs=ASKED, changes={"tokens": 1}), "unknown key 'tokens'"),

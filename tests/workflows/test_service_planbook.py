@@ -165,7 +165,7 @@ def test_disabled_asks_nobody(service: Stub, monkeypatch: pytest.MonkeyPatch) ->
         ({"model": "gpt-s", "tokens_per_rank": float("nan")}, "cannot be sent"),
         ("../plans:resolve", "cannot be read"),
         ("3f9c21", "begins with '3f9c21'"),
-        (None, "none is named"),
+        (None, "the ids of the plans"),
     ],
 )
 def test_a_mistake_in_the_call_is_said_before_anybody_is_asked(

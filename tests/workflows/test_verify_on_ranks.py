@@ -172,7 +172,7 @@ def _environ() -> dict[str, str]:
 def test_ranks_tell_news_and_return_what_rank_0_returned() -> None:
     heard: list[str] = []
     found = run_on_ranks(
-        rank_and_size, 7, num_ranks=2, launch=None, environ=_environ(), hear=heard.append
+        rank_and_size, 7, num_ranks=2, launch=None, environ=_environ(), on_message=heard.append
     )
     assert found == (7, 2)
     assert sorted(heard) == ["rank 0", "rank 1"]

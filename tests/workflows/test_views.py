@@ -53,7 +53,7 @@ def test_a_plan_shows_its_predicted_times_and_bytes(layer: Explanation) -> None:
     plan, forward, backward = layer.plan, layer.forward, layer.backward
     assert forward is not None
     assert backward is not None
-    answer, doubts = plan_sections(layer)
+    answer, uncertainty = plan_sections(layer)
     times = plan.predicted
     table = table_of((answer,), "phases")
     assert columns(table, "phase", "one chunk", "planned", "exposed communication") == [
@@ -74,7 +74,7 @@ def test_a_plan_shows_its_predicted_times_and_bytes(layer: Explanation) -> None:
         "What binds": plan.decision.binding.capitalize(),
         "No other choice is better": plan.decision.probability_best,
     }
-    assert len(doubts.notes) == len(plan.warnings)
+    assert len(uncertainty.notes) == len(plan.warnings)
 
 
 def test_an_explanation_shows_every_term_strategy_and_alternative(layer: Explanation) -> None:

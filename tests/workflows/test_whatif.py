@@ -87,7 +87,7 @@ def test_experts_that_grow_with_the_ranks_grow() -> None:
 def test_ranks_that_were_not_measured_are_estimated_and_the_plan_says_so(plan: Plan) -> None:
     answer = changed(plan, changes={"world_size": 32})
     assert answer.after.inputs.constraints == {"allow-modelled": "true"}
-    assert any("for 32 ranks: the nearest of 64 stands in" in text for text in answer.words)
+    assert any("for 32 ranks: the nearest of 64 is used" in text for text in answer.words)
     assert "allow-modelled" not in answer.words[0]
 
 
@@ -157,5 +157,5 @@ def test_a_whole_model_is_compared_by_its_own_step() -> None:
 def test_the_same_again_is_said_to_be_the_same(plan: Plan) -> None:
     answer = changed(plan, changes={"world_size": plan.inputs.world_size})
     assert replace(answer.after, warnings=plan.warnings) == plan
-    assert answer.words[0] == "This is what the plan is for already."
+    assert answer.words[0] == "The plan is already made for these inputs."
     assert answer.words[1].endswith(", as before.")

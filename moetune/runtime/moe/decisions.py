@@ -1,6 +1,6 @@
-"""Decide what a layer's step runs with: the caller's arguments first, then the plan.
+"""Decide a step's degrees and strategy: the layer's arguments first, then the plan.
 
-In `MoELayer.forward`, between the ranks' agreement on their tokens and the gate.
+In `ExpertLayer.forward`, between the ranks' agreement on their tokens and the gate.
 """
 
 import os
@@ -18,11 +18,11 @@ from moetune.runtime.plans.observe import NoWatch, Watch
 
 
 class LayerDecisions:
-    """The decisions of one layer; equal on all ranks where arguments and books are.
+    """The decisions of one layer, equal on all ranks if arguments and plan books are.
 
     Args:
-        key: of the layer, in any dtype.
-        rank: this rank's place in the layer's group; the first one warns.
+        key: of the layer; the step's dtype replaces its own.
+        rank: this rank's index in the layer's group; the first one warns.
         pipeline, memory_reuse, plan, planbook: as in `MoELayer`.
 
     Raises:
@@ -47,16 +47,16 @@ class LayerDecisions:
 
     @property
     def version(self) -> str:
-        """What ranks must have in common for their decisions to be equal."""
+        """Text that is equal on ranks whose decisions are."""
         source = self._book.version if self._pinned is None else str(self._pinned)
         return f"plan {source}, memory {self._strategy or 'as planned'}"
 
     def pin(self, decision: Decision | None) -> None:
-        """Decide so from now on; None goes back to the plan."""
+        """Return `decision` from now on; None goes back to the plan."""
         self._pinned = decision
 
     def decide(self, num_tokens: int, dtype: torch.dtype) -> Decision:
-        """Return the decision for the group's agreed number of tokens, at a dictionary access."""
+        """Return the decision for the group's agreed number of tokens."""
         decision = self._pinned
         if decision is None:
             plans = self._plans_for(dtype)
@@ -66,7 +66,7 @@ class LayerDecisions:
         return decision
 
     def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
-        """Return the timer of a call, for plans that learn from measured steps."""
+        """Return the timer of a call, for searches and reports that need measured steps."""
         plans = self._plans.get(dtype)
         if self._pinned is not None or plans is None or not torch.is_grad_enabled():
             return NoWatch()
@@ -87,7 +87,7 @@ class LayerDecisions:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name that plans have for a dtype."""
+    """Return a dtype's name in plans."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -1,15 +1,16 @@
-"""Plan a step's dispatch: which row goes where, cut into chunks, with everyone's counts.
+"""Plan a step's dispatch: the rows of each chunk, their order, and every rank's counts of them.
 
-Between `gate` and `function` in `MoELayer.forward`: the gate's choices become the rows, counts and
-orders that both phases follow. No token comes here, only the numbers of its experts.
+Between `gate` and `function` in `MoELayer.forward`: from the gate's choices alone, without the
+tokens, it makes the orders and counts that both phases follow.
 
-T tokens of this rank, K choices a token, N kept rows, P ranks, L local experts of a rank.
+T tokens of this rank, K choices a token, N rows to send (without dropped pairs), P ranks, C pieces,
+L local experts of a rank.
 
-Tokens are cut into chunks of almost equal size. Forward and backward may have different
-degrees, so the finest cut that both respect, the *pieces*, is what is counted: a chunk of
-either is a run of whole pieces. On the sender a chunk's rows lie in the order (target rank,
-piece, local expert, token), on the receiver in the order (piece, local expert, source rank,
-token), where every expert's rows of a run of pieces can be multiplied at once.
+Tokens are cut into chunks of almost equal size. Forward and backward may have different degrees, so
+rows are counted by *pieces*: the finest cut of the tokens of which every chunk, of either phase, is
+a run. On the sender a chunk's rows are ordered by (target rank, piece, local expert, token). On the
+receiver they are ordered by (piece, local expert, source rank, token), so that one GEMM takes all
+of an expert's rows in a run of pieces.
 """
 
 import itertools
@@ -30,11 +31,11 @@ def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLayout:
-    """Where each chunk's rows lie among all that this rank's experts compute in the step.
+    """Places of each chunk's rows among all that this rank's experts compute in the step.
 
     Args:
         rows: of every chunk.
-        blocks: its experts' rows, from the chunk's first on.
+        blocks: rows of each expert in every chunk, counted from the chunk's first row.
     """
 
     rows: tuple[slice, ...]
@@ -46,7 +47,7 @@ class ChunkLayout:
 
         Args:
             rows_CL: [piece][local expert] rows.
-            chunk_pieces: bounds of every chunk in pieces.
+            chunk_pieces: bounds of the chunks, in pieces.
         """
         chunks = [rows_CL[low:high] for low, high in itertools.pairwise(chunk_pieces)]
         return cls(
@@ -67,8 +68,8 @@ class PhaseOrder:
 
     Args:
         pairs_N: the (token, choice) pair, token·K + choice, of every row in sending order.
-        num_pairs: T·K, with those that are dropped.
-        chunk_pieces: bounds of every chunk in pieces.
+        num_pairs: T·K, dropped ones included.
+        chunk_pieces: bounds of the chunks, in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
     """
 
@@ -93,7 +94,7 @@ class PhaseOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """Everything both phases need to know about this step's routing; nothing is recomputed.
+    """One step's routing, for both phases.
 
     Args:
         num_dropped: pairs over the capacity.
@@ -109,12 +110,12 @@ class Dispatch:
 
     @property
     def is_single_chunk(self) -> bool:
-        """Whether both phases are one chunk, which leaves no buffer to use again."""
+        """Whether both phases have one chunk, so that there is no buffer to reuse."""
         return self.forward.degree == self.backward.degree == 1
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What stays in memory for the backward pass."""
+        """Tensors that live until the backward pass."""
         orders = (self.forward,) if self.forward is self.backward else (self.forward, self.backward)
         return tuple(order.pairs_N for order in orders)
 
@@ -124,13 +125,8 @@ class Dispatch:
         return sum(sum(rows) for rows in self.rows_CL)
 
     def layout(self, order: PhaseOrder) -> ChunkLayout:
-        """Return where a phase's chunks lie among the received rows."""
+        """Return the places of a phase's chunks among the received rows."""
         return ChunkLayout.cut(self.rows_CL, order.chunk_pieces)
-
-    def regroups(self, order: PhaseOrder) -> "list[Regroup]":
-        """Return every chunk's change between the order on the wire and that of the experts."""
-        chunks = itertools.pairwise(order.chunk_pieces)
-        return [Regroup(self.counts_PCL, pieces) for pieces in chunks]
 
 
 def plan_dispatch(
@@ -142,11 +138,11 @@ def plan_dispatch(
     backward_degree: int,
     communicator: Communicator,
 ) -> Dispatch:
-    """Sort this rank's pairs and exchange everybody's counts: one small exchange a step.
+    """Sort this rank's pairs and exchange the ranks' counts: one small all-to-all a step.
 
     Args:
         experts_TK: chosen experts.
-        kept_TK: False where a pair is over the capacity; None where all are kept.
+        kept_TK: as in `Routing`.
 
     Raises:
         CollectiveError: the exchange failed.
@@ -188,10 +184,10 @@ def plan_dispatch(
 def common_pieces(
     forward_degree: int, backward_degree: int
 ) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
-    """Return the bounds of the pieces as multiples of 1/(f·b), and each phase's in pieces.
+    """Return the bounds of the pieces and, in pieces, of the forward and the backward chunks.
 
-    The number of pieces depends on the degrees alone, never on this rank's tokens, because
-    ranks exchange one count for each.
+    Those of the pieces are in 1/(f·b) of the tokens, for the degrees f and b. Their number depends
+    on the degrees alone, never on this rank's tokens, because ranks exchange one count for each.
     """
     forward = range(0, forward_degree * backward_degree + 1, backward_degree)
     backward = range(0, forward_degree * backward_degree + 1, forward_degree)
@@ -205,7 +201,7 @@ def _cells(
     """Return the cell, piece·experts + expert, of every pair (T·K,); one past the last if dropped.
 
     Args:
-        places: bounds of the pieces, as shares of the last one.
+        places: bounds of the pieces, in units of tokens / places[-1].
     """
     num_tokens = len(experts_TK)
     bounds = [num_tokens * place // places[-1] for place in places[1:]]
@@ -236,90 +232,3 @@ def _per_chunk(
         tuple(sum(map(sum, pieces[low:high])) for pieces in counts)
         for low, high in itertools.pairwise(chunk_pieces)
     )
-
-
-class Regroup:
-    """One chunk's change of order between (source, piece, expert) and (piece, expert, source).
-
-    Args:
-        counts_PCL: [source][piece][local expert] rows of the whole step.
-        pieces: first and one past the last piece of the chunk.
-    """
-
-    def __init__(
-        self, counts_PCL: Sequence[Sequence[Sequence[int]]], pieces: Sequence[int]
-    ) -> None:
-        low, high = pieces
-        self._by_source = [
-            [count for cells in by_piece[low:high] for count in cells] for by_piece in counts_PCL
-        ]
-        self._by_expert = list(zip(*self._by_source, strict=True))
-        self.changes_nothing = len(self._by_source) == 1 or len(self._by_expert) == 1
-
-    def by_expert(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Return the rows (R, D) in the order of the experts, in `out`."""
-        return transpose_blocks(rows, self._by_source, out)
-
-    def by_source(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Return the rows (R, D) in the order of the sources, in `out`."""
-        return transpose_blocks(rows, self._by_expert, out)
-
-
-def transpose_blocks(
-    rows: torch.Tensor, counts: Sequence[Sequence[int]], out: torch.Tensor
-) -> torch.Tensor:
-    """Return the blocks [i][j] of `rows` in the order [j][i]."""
-    blocks = iter(torch.split(rows, list(itertools.chain.from_iterable(counts))))
-    grid = [[next(blocks) for _ in line] for line in counts]
-    flat = [block for column in zip(*grid, strict=True) for block in column]
-    return torch.cat(flat, out=out)
-
-
-class WeightExchange:
-    """The exchange of one number for each row, all chunks of a step together.
-
-    Where results that came back are not saved, the experts apply the combine weights: weights
-    travel to them once a step, and their gradients back.
-    """
-
-    def __init__(self, dispatch: Dispatch, communicator: Communicator) -> None:
-        self._dispatch, self._communicator = dispatch, communicator
-        order = dispatch.forward
-        self._chunk_counts = order.send_counts
-        self._rank_counts = list(zip(*order.send_counts, strict=True))
-        self._send = [sum(counts) for counts in self._rank_counts]
-        self._receive = [sum(counts) for counts in zip(*order.receive_counts, strict=True)]
-        self._regroup = Regroup(dispatch.counts_PCL, (0, order.chunk_pieces[-1]))
-
-    def send(self, weights_TK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weights of the rows that this rank receives, (R, 1) by piece and expert."""
-        rows_N1 = weights_TK.reshape(-1)[self._dispatch.forward.pairs_N].to(dtype).unsqueeze(1)
-        rows_N1 = transpose_blocks(rows_N1, self._chunk_counts, torch.empty_like(rows_N1))
-        arrived_R1 = rows_N1.new_empty(sum(self._receive), 1)
-        self._exchange(arrived_R1, rows_N1, self._receive, self._send, "the exchange of weights")
-        if self._regroup.changes_nothing:
-            return arrived_R1
-        return self._regroup.by_expert(arrived_R1, torch.empty_like(arrived_R1))
-
-    def bring_back(self, grads_R1: torch.Tensor, like_TK: torch.Tensor) -> torch.Tensor:
-        """Return the gradients of the weights, 0 for dropped pairs, shaped as `like_TK`."""
-        if not self._regroup.changes_nothing:
-            grads_R1 = self._regroup.by_source(grads_R1, torch.empty_like(grads_R1))
-        arrived_N1 = grads_R1.new_empty(sum(self._send), 1)
-        name = "the exchange of the weights' gradients"
-        self._exchange(arrived_N1, grads_R1, self._send, self._receive, name)
-        rows_N1 = transpose_blocks(arrived_N1, self._rank_counts, torch.empty_like(arrived_N1))
-        grads_TK = torch.zeros_like(like_TK)
-        pairs_N = self._dispatch.forward.pairs_N
-        grads_TK.view(-1)[pairs_N] = rows_N1.squeeze(1).to(like_TK.dtype)
-        return grads_TK
-
-    def _exchange(
-        self,
-        output: torch.Tensor,
-        rows: torch.Tensor,
-        take: list[int],
-        give: list[int],
-        name: str,
-    ) -> None:
-        self._communicator.all_to_all(output, rows, take, give, name, is_alone=True).wait()

@@ -1,6 +1,6 @@
 """The local experts: their parameters, and their forward and backward on one chunk's rows.
 
-Every memory policy computes here, behind the dispatch of a chunk and before its combine.
+Every memory policy computes here, between a chunk's dispatch and its combine.
 
 R rows, D model width, H hidden width, E local experts.
 """
@@ -67,11 +67,11 @@ class Experts(nn.Module):
                 empty = torch.empty((local_experts, *shape), device=device, dtype=dtype)
                 value = nn.Parameter(empty)
                 # Data parallel wrappers must not average what only this rank holds.
-                value.allreduce = is_replicated  # type: ignore[attr-defined] # a tag others read
+                value.allreduce = is_replicated  # type: ignore[attr-defined] # a tag wrappers read
             self.register_parameter(name, value)
 
     def reset(self, seed: int, first_expert: int) -> None:
-        """Draw every expert from its own generator: the same values whatever the ranks.
+        """Draw every expert from its own generator: the same values for any number of ranks.
 
         Weights and biases are uniform within ±1/√fan_in, as those of `nn.Linear`.
         """
@@ -95,12 +95,12 @@ class Experts(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedActivations:
-    """The up-projections' results, which the backward pass needs: of a step, or of a chunk.
+    """The up-projections' results, of a step or a chunk, which the backward pass needs.
 
-    Rows lie by piece and local expert, so that any cut into chunks is a slice.
+    Rows are ordered by piece and local expert, so that chunks of either phase are slices.
 
     Args:
-        pre_RH: x·W₁ + b₁; for relu, once activated, its result.
+        pre_RH: x·W₁ + b₁; relu replaces it by its result, which serves its derivative as well.
         gate_RH: x·W₃ for swiglu, else None.
     """
 
@@ -108,7 +108,7 @@ class SavedActivations:
     gate_RH: torch.Tensor | None
 
     def chunk(self, rows: slice) -> "SavedActivations":
-        """Return those of a chunk."""
+        """Return a chunk's slice."""
         gate_RH = None if self.gate_RH is None else self.gate_RH[rows]
         return SavedActivations(pre_RH=self.pre_RH[rows], gate_RH=gate_RH)
 
@@ -131,13 +131,13 @@ class ExpertWeights:
 
     @classmethod
     def of(cls, activation: Activation, parameters: Sequence[Any]) -> "ExpertWeights":
-        """Return them from w1, b1, w2, b2 and w3."""
+        """Return the weights from w1, b1, w2, b2 and w3."""
         w1, b1, w2, b2, w3 = parameters
         return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3)
 
     @property
     def parameters(self) -> tuple[torch.Tensor | None, ...]:
-        """All of them, in the order of the autograd function."""
+        """w1, b1, w2, b2 and w3, the order of the autograd function."""
         return self.w1, self.b1, self.w2, self.b2, self.w3
 
     @property
@@ -146,7 +146,7 @@ class ExpertWeights:
         return self.w1.shape[2]
 
     def hidden_shapes(self, num_rows: int, *, backward: bool) -> dict[str, Shape]:
-        """Return the buffers that a phase needs besides `SavedActivations`, for one chunk.
+        """Return the shapes of a phase's buffers besides `SavedActivations`, for one chunk.
 
         Args:
             num_rows: of the largest chunk.
@@ -158,7 +158,7 @@ class ExpertWeights:
     def save_activations(
         self, num_rows: int, like: torch.Tensor, tracker: MemoryTracker
     ) -> SavedActivations:
-        """Return memory for all rows of a step."""
+        """Return uninitialised memory for all rows of a step."""
         shape = num_rows, self.d_hidden
         return SavedActivations(
             pre_RH=tracker.empty("the experts' pre-activations", shape, like),
@@ -182,12 +182,12 @@ class ExpertWeights:
 
 
 def hidden_buffer(pre: torch.Tensor, activation: Activation, buffers: Buffers) -> torch.Tensor:
-    """Return where act(pre) goes: relu works in place and needs no buffer."""
+    """Return the buffer for act(pre): for relu, which works in place, `pre` itself."""
     return pre if activation == "relu" else buffers["hidden"][: len(pre)]
 
 
 class ExpertGrads:
-    """The experts' backward, chunk by chunk; the parameters' gradients add up.
+    """The experts' backward, chunk by chunk; the parameters' gradients are summed over chunks.
 
     Args:
         buffers: of `ExpertWeights.hidden_shapes`.
@@ -219,9 +219,9 @@ class ExpertGrads:
         """Return the gradient of the inputs in `out`, which may be `grad`.
 
         Args:
-            grad: (R, D), of the experts' results; with weights of the weighted results.
+            grad: (R, D), of the experts' results; with `combine_weights`, of the weighted ones.
             inputs: (R, D), the rows that the experts received.
-            saved_is_free: called when `saved` has been read for the last time.
+            saved_is_free: called after the last read of `saved`.
         """
         sum_w1, sum_b1, sum_w2, sum_b2, sum_w3 = self._sums
         pre, gate = saved.pre_RH, saved.gate_RH
@@ -245,7 +245,7 @@ class ExpertGrads:
         return expert_gemm(grad_pre, self._w1_T, blocks, out, adds=gate is not None)
 
     def totals(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the parameters' gradients, once: each sum ends where its gradient is made."""
+        """Return the parameters' gradients, once: each sum is freed as its gradient is made."""
         self._sums.reverse()
         sums = (self._sums.pop() for _ in range(len(self._sums)))
         return tuple(None if each is None else each.total() for each in sums)

@@ -1,9 +1,11 @@
-"""One autograd function for every layer of experts, with the memory policy as an argument.
+"""The autograd function of every layer of experts, with the memory policy as an argument.
 
 A token's way to the wire: `layer`, `gate`, **function**, `executor`, the policy's handlers
 (`keep`, `reuse` for MPipeMoE's S1 to S4, `tensor` for PPMoE), `comm`. Here the policy makes a
 phase's buffers and handlers, and the executor runs them. The backward pass has a schedule of its
-own, because autograd's backward of chunked code does not overlap.
+own, because autograd's backward of chunked code does not overlap. Permutation, dispatch, experts
+and combine are one function: with the permutation outside, rows would have to have the same order
+backward as forward.
 
 T tokens, K choices, D model width.
 """
@@ -24,12 +26,12 @@ _NUM_PARAMETERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseInputs:
-    """What a phase begins with.
+    """The inputs of a phase.
 
     Args:
         values_TD: x forward, the gradient of y backward.
         weights_TK: the combine weights.
-        saved: by the forward phase; nothing in it.
+        saved: tensors that the forward phase saved; empty forward.
     """
 
     values_TD: torch.Tensor
@@ -39,10 +41,10 @@ class PhaseInputs:
 
 
 class ForwardPhase(Handlers, Protocol):
-    """A forward phase whose buffers are made.
+    """A forward phase with its buffers.
 
     Attributes:
-        saved: what the backward phase will need, once finished.
+        saved: tensors for the backward phase, set by `finish`.
     """
 
     executor: Executor
@@ -50,32 +52,32 @@ class ForwardPhase(Handlers, Protocol):
     saved: Saved
 
     def begin(self) -> None:
-        """Prepare what the first step needs."""
+        """Prepare the inputs of the first step."""
 
     def finish(self) -> torch.Tensor:
         """Return the weighted outputs (T, D), once everything has arrived."""
 
 
 class BackwardPhase(Handlers, Protocol):
-    """A backward phase whose buffers are made."""
+    """A backward phase with its buffers."""
 
     executor: Executor
     schedule: Schedule
     grads: ExpertGrads
 
     def begin(self) -> None:
-        """Prepare what the first step needs."""
+        """Prepare the inputs of the first step."""
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x (T, D) and of the combine weights (T, K)."""
 
 
 class MemoryPolicy(Protocol):
-    """Which buffers chunks use, what the backward pass finds, and how a chunk travels."""
+    """The choice of buffers, saved tensors and transfers of a step: makes its phases."""
 
     @property
     def context(self) -> PipelineContext:
-        """What both phases share."""
+        """The part of the step that does not depend on the policy."""
 
     def forward(self, inputs: PhaseInputs) -> ForwardPhase:
         """Make the buffers of the forward phase."""
@@ -84,11 +86,11 @@ class MemoryPolicy(Protocol):
         """Make the buffers of the backward phase."""
 
     def release(self) -> None:
-        """Give back what the policy borrowed, after a backward pass or a failure."""
+        """Give borrowed memory back, after a backward pass or a failure."""
 
 
 class ExpertFunction(torch.autograd.Function):
-    """y = Σₖ weights · expert(x), in chunks whose transfers hide behind computation."""
+    """y = Σₖ weightₖ · expertₖ(x), in chunks whose transfers overlap computation."""
 
     @staticmethod
     def forward(

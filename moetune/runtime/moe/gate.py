@@ -1,6 +1,6 @@
-"""Route tokens: the gate chooses their experts and weights, and the balance loss.
+"""Route tokens: choose each token's experts, with their weights and the balance loss.
 
-Second step of a token's way: behind the ranks' agreement in `layer`, before the dispatch is
+Second step of a token's way: after the ranks' agreement in `expert_layer`, before the dispatch is
 planned and `function` takes the tokens.
 
 T tokens of this rank, E experts, K choices a token, D model width.
@@ -21,19 +21,20 @@ from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
-"""Values of two-byte tokens that are widened for the gate at once: few where the phases' buffers
-stay in memory, and enough for a GPU's launches."""
+"""Values of two-byte tokens that the gate widens at once: few enough for a CPU's cache, and many
+enough to keep a GPU's kernel launches few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """What the gate decided for this step.
+    """The gate's decisions for one step.
 
     Args:
-        x_TD: the tokens for the experts: through them the gate adds its gradient in place.
-        kept_TK: False where a pair is over the capacity; None where all are kept.
-        aux_loss: E · Σₑ fₑ·pₑ over this rank's tokens, before any drop; over those of all ranks
-            where they are shards of one sequence.
+        x_TD: the tokens for the experts: x itself, through a node of autograd's graph where the
+            gate adds its gradient in place to that of the experts.
+        kept_TK: False where a pair is over the capacity; None without a capacity.
+        aux_loss: E · Σₑ fₑ·pₑ over this rank's tokens, before any drop; with sequence shards,
+            over those of all ranks.
     """
 
     x_TD: torch.Tensor
@@ -43,12 +44,12 @@ class Routing:
     aux_loss: torch.Tensor
 
 
-class _Choice(torch.autograd.Function):
-    """softmax(x weightᵀ), its K largest and its mean; and x itself for what comes after.
+class _GateFunction(torch.autograd.Function):
+    """softmax(x weightᵀ), its K largest and its mean; and x, passed on to the experts.
 
-    One function with one backward, for the sake of memory: autograd would sum the gradients of
-    gate and experts from two tensors of the size of x into a third, where here the gate adds
-    to that of the experts, and would hold up to four tensors of (T, E), where here are two.
+    One function saves memory: from separate operations autograd would sum the gradients of gate
+    and experts, each as large as x, into a third tensor, and hold up to four tensors of (T, E).
+    Here the gate adds its gradient to that of the experts, and holds two.
     """
 
     @staticmethod
@@ -102,7 +103,7 @@ def _balance(
     """Return mean probabilities, shares of pairs, and the number of tokens, at least 1.
 
     Args:
-        communicator: of the ranks that have the other shards of the tokens.
+        communicator: of the ranks with the sequence's other shards, None without shards.
     """
     num_experts, top_k = probabilities_TE.shape[1], experts_TK.shape[1]
     sum_E = probabilities_TE.sum(dim=0)
@@ -149,7 +150,7 @@ def _gate_grads(
 
 
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
-    """Return all tokens at once, or blocks of them where the gate widens their numbers."""
+    """Return all tokens as one block, or several where the gate widens their values."""
     num_tokens, width = x_TD.shape
     step = max(1, num_tokens if x_TD.dtype == dtype else _WIDENED_VALUES[x_TD.device.type] // width)
     return [slice(low, low + step) for low in range(0, num_tokens, step)]
@@ -188,10 +189,10 @@ class Gate(nn.Module):
         normalize_topk: divide the chosen probabilities by their sum; None where K > 1.
         capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs,
             first choices before second ones, in the order of the tokens; None takes all.
-        tracker: counts what the gate keeps.
+        tracker: counts the tensors that the gate saves for the backward pass.
 
     Raises:
-        InputError: a capacity that takes nothing.
+        InputError: capacity_factor is not above 0.
     """
 
     def __init__(
@@ -222,17 +223,18 @@ class Gate(nn.Module):
         with torch.no_grad():
             self.weight.copy_(values.uniform_(-bound, bound, generator=generator))
 
-    def share(self, communicator: Communicator) -> None:
-        """Take the tokens for this rank's shard of a sequence that the ranks share.
+    def use_sequence_shards(self, communicator: Communicator) -> None:
+        """Treat the tokens as this rank's shard of a sequence from now on.
 
-        Balance loss and gradient of the weight are then those of the whole sequence, on all.
+        The balance loss and the weight's gradient are then those of the whole sequence, on every
+        rank.
         """
         self._communicator = communicator
 
     def forward(self, x_TD: torch.Tensor) -> Routing:
         """Return the routing of the tokens."""
         with torch.autocast(x_TD.device.type, enabled=False):
-            weights_TK, experts_TK, mean_E, share_E, passed_TD = _Choice.apply(  # type: ignore[no-untyped-call]
+            weights_TK, experts_TK, mean_E, share_E, passed_TD = _GateFunction.apply(  # type: ignore[no-untyped-call]
                 x_TD, self.weight, self.layer.top_k, self.normalize_topk, self._tracker,
                 self._communicator,
             )  # fmt: skip

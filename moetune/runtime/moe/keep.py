@@ -1,4 +1,4 @@
-"""Keep every activation on the device: the memory policy of strategy "none".
+"""Keep every activation on the device: the memory policy of the strategy "none".
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **keep**, `comm`.
 
@@ -13,19 +13,21 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, Regroup, slices_of
+from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, slices_of
 from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_schedule
 from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
+from moetune.runtime.moe.regroup import Regroup, regroups
 from moetune.runtime.moe.workspace import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepActivations:
-    """Every chunk has its own part of whole buffers.
+    """The policy that gives every chunk a part of its own of each buffer.
 
-    Saved for the backward: what the experts received, their pre-activations, and the results
-    that came back, by token (for the gradient of the weights). The activation is computed again.
+    Saved for the backward pass: the rows that the experts received, their pre-activations, and the
+    results that came back, by token (for the gradient of the weights). Activations are computed
+    again.
     """
 
     context: PipelineContext
@@ -46,9 +48,10 @@ class KeepActivations:
 
 @dataclass(frozen=True, slots=True)
 class _ChunkBuffers:
-    """One chunk's: on the wire in the order of the ranks, between in that of the experts.
+    """One chunk's rows at the experts; `rows` and `results` are in the order of the experts.
 
-    Where regrouping changes nothing, rows land in place.
+    `arrival` and `departure` are in the order of the ranks. They are the same memory as `rows` and
+    `results` where regrouping changes nothing.
     """
 
     rows: torch.Tensor
@@ -59,14 +62,14 @@ class _ChunkBuffers:
 
 
 class _KeepPhase(ABC):
-    """What both phases do alike: rows leave from one buffer, where results come back."""
+    """The common part of both phases: rows leave from a buffer to which results come back."""
 
     def __init__(self, policy: KeepActivations, phase: Phase, inputs: PhaseInputs) -> None:
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
         dispatch, like_TD = policy.dispatch, inputs.values_TD
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
-        self._regroups = dispatch.regroups(self._order)
+        self._regroups = regroups(dispatch, self._order)
         self._sent = slices_of(map(sum, self._order.send_counts))
         is_backward, degree = phase == "backward", self._order.degree
         received = dispatch.num_received, like_TD.shape[1]
@@ -108,7 +111,7 @@ class _KeepPhase(ABC):
         """Compute on the chunk's rows (R, D), with the result in `out`, which may be `rows`."""
 
     def _cut(self, received_RD: torch.Tensor, results_RD: torch.Tensor) -> None:
-        """Cut the chunks' buffers, the same for rows and results where these may overwrite."""
+        """Cut the chunks' buffers; `results_RD` may be `received_RD`, to overwrite it."""
         for mine, regroup in zip(self._layout.rows, self._regroups, strict=True):
             rows, results = received_RD[mine], results_RD[mine]
             if regroup.changes_nothing:
@@ -143,7 +146,7 @@ class _KeepForward(_KeepPhase):
         _gather(self._values_TD, self._order, self._weights_TK.shape[1], self._rows_ND)
 
     def finish(self) -> torch.Tensor:
-        """Return the weighted sums of what came back."""
+        """Return the weighted sums of the results."""
         self._wait()
         picked_TKD = _pick(self._rows_ND, self._order, self._weights_TK.shape[1])
         y_TD = _weighted_sum(picked_TKD, self._weights_TK.to(self._values_TD.dtype))
@@ -160,7 +163,7 @@ class _KeepForward(_KeepPhase):
 
 
 class _KeepBackward(_KeepPhase):
-    """The backward phase: at the experts, gradients overwrite those that arrived."""
+    """The backward phase: the rows' gradients overwrite those of the results at the experts."""
 
     def __init__(self, policy: KeepActivations, inputs: PhaseInputs) -> None:
         super().__init__(policy, "backward", inputs)

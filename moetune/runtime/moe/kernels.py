@@ -1,8 +1,9 @@
 """Compute on one chunk's rows: activation functions, the experts' GEMMs, sums of gradients.
 
-`experts` calls this on rows that lie in blocks, one after another, each of one expert. Results
-go to buffers that the caller has made. The backward of an activation needs its input, the
-pre-activation; relu alone works in place, because its result serves as well.
+`experts` calls this on rows in contiguous blocks, each of one expert. Results go to the caller's
+buffers, because fresh ones cost page faults: up to three times the operation that fills them on a
+CPU. The backward of an activation needs its input, the pre-activation; relu alone works in place,
+because its derivative can be read from its result.
 
 R rows, D model width, H hidden width, E local experts.
 """
@@ -21,14 +22,14 @@ Blocks = Sequence[tuple[int, int, int]]
 """(expert, low, high): rows low..high of a chunk belong to that local expert."""
 
 _DOT_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**22})
-"""Values of dy·W₂ᵀ times h that are in memory at once: few enough for a CPU's cache, and
-enough for a GPU's launches."""
+"""Values of dy·W₂ᵀ times h that are computed at once: few enough for a CPU's cache, and many
+enough to keep a GPU's kernel launches few."""
 
 
 def blocks_of(rows_CL: Sequence[Sequence[int]]) -> Blocks:
-    """Return the non-empty blocks of rows laid out by (piece, local expert).
+    """Return the non-empty blocks of rows ordered by (piece, local expert).
 
-    Neighbouring blocks of one expert become one.
+    Neighbouring blocks of one expert become one, so that one GEMM takes them.
     """
     return tuple(_merged(rows_CL))
 
@@ -45,7 +46,7 @@ def _merged(rows_CL: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
 def activate(
     pre: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
 ) -> torch.Tensor:
-    """Return act(pre), for swiglu silu(pre) · gate, in `out`; relu happens in `pre` itself."""
+    """Return act(pre), for swiglu silu(pre) · gate, in `out`; relu works in place of `pre`."""
     if activation == "relu":
         return pre.relu_()
     if activation == "gelu":
@@ -57,7 +58,7 @@ def activate(
 def activate_again(
     saved: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
 ) -> torch.Tensor:
-    """Return what `activate` returned, from what the forward pass has left in `pre`."""
+    """Return the result of `activate` again, from the saved pre-activation (for relu: result)."""
     return saved if activation == "relu" else activate(saved, gate, activation, out)
 
 
@@ -88,7 +89,7 @@ def expert_gemm(
         w: (E, in, out).
         out: (R, out).
         bias: (E, out).
-        adds: to what is in `out`, without a bias.
+        adds: add to the values in `out`; without a bias.
     """
     if _has_grouped(x, w) and len(blocks) > 1:
         result = _grouped(x, w, blocks)
@@ -108,7 +109,7 @@ def expert_gemm(
 
 
 def _has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether one kernel can take all blocks: CUDA's grouped GEMM wants 16-byte rows."""
+    """Return whether one kernel can take all blocks: CUDA's grouped GEMM wants 16-byte rows."""
     aligned = all(size * x.element_size() % 16 == 0 for size in w.shape[1:])
     return x.is_cuda and x.dtype == torch.bfloat16 and aligned and hasattr(torch, "_grouped_mm")
 
@@ -123,7 +124,7 @@ def _grouped(x: torch.Tensor, w: torch.Tensor, blocks: Blocks) -> torch.Tensor:
 class GradientSum:
     """The gradient of one parameter (E, …), summed over the chunks.
 
-    Sums of two-byte numbers over several chunks are kept in float32. An expert's first chunk
+    Two-byte gradients are summed in float32 over several chunks. An expert's first chunk
     is written, not added: filling with zeros first would touch large gradients twice.
     """
 
@@ -173,8 +174,8 @@ class GradientSum:
 class CombineWeights:
     """The combine weights of one chunk's rows where the experts apply them, and their gradients.
 
-    Where results that came back are not saved, the gradient of a weight, ⟨dy, o⟩, is computed
-    by the expert, which knows it without o, as ⟨dy·W₂ᵀ, h⟩ + ⟨dy, b₂⟩.
+    The gradient of a weight is ⟨dy, o⟩. Policies that do not save the results o compute it at the
+    expert, as ⟨dy·W₂ᵀ, h⟩ + ⟨dy, b₂⟩, which is equal.
 
     Args:
         weights_R1, grads_R1: (R, 1).

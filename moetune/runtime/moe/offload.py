@@ -1,9 +1,7 @@
 """Copy activations between device and host, overlapped with computation and communication.
 
-The memory policy `reuse` starts these copies for the strategies S1 to S3.
-
-On a CPU both are the same memory and a copy is made at once; on CUDA each direction has a
-stream of its own.
+The memory policy `reuse` starts these copies for the strategies S1 to S3. With CUDA each direction
+has a stream of its own. Without, both are the same memory, and the caller copies at once.
 """
 
 import warnings
@@ -61,7 +59,7 @@ class _OnStream:
     def __init__(self, stream: torch.cuda.Stream, tensors: tuple[torch.Tensor, ...]) -> None:
         self._event = torch.cuda.Event()
         self._event.record(stream)
-        # Kept until the copy is waited for, so that the allocator hands them out no earlier.
+        # Referenced until the wait, so that the allocator does not hand out their memory earlier.
         self._tensors: tuple[torch.Tensor, ...] = tensors
 
     def wait(self) -> None:
@@ -93,17 +91,17 @@ class CudaCopies:
 
 
 def copies_of(device: torch.device) -> Copies:
-    """Return what copies to and from that device."""
+    """Return the copies to and from a device."""
     return CudaCopies(device) if device.type == "cuda" else HostCopies()
 
 
 class HostPool:
     """Host buffers that steps borrow and give back: pinned ones where there is a GPU.
 
-    Buffers are kept and grow to the largest step, so that a steady state allocates nothing.
+    Free buffers are reused and grow to the largest step, so that later steps allocate nothing.
 
     Attributes:
-        is_pageable: whether pinned memory was wanted and could not be had.
+        is_pageable: pinned memory was not available.
     """
 
     def __init__(self, tracker: MemoryTracker) -> None:
@@ -112,7 +110,7 @@ class HostPool:
         self.is_pageable = False
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the buffers behind: a copy has made none."""
+        """Omit the buffers: a copy allocates its own."""
         return self.__dict__ | {"_free": []}
 
     def borrow(self, shapes: Sequence[tuple[int, int]], like: torch.Tensor) -> "Loan":
@@ -132,7 +130,7 @@ class HostPool:
         self._free.append(buffer)
 
     def _best(self, size: int) -> torch.Tensor | None:
-        """Take the smallest free buffer that is large enough, and drop one that is not."""
+        """Take the smallest free buffer that is large enough; if none is, drop one."""
         fitting = [one for one in self._free if one.numel() >= size]
         if fitting:
             best = min(fitting, key=torch.Tensor.numel)
@@ -164,8 +162,8 @@ class HostPool:
 class Loan:
     """Borrowed host tensors, for one forward and one backward pass.
 
-    The buffer goes back at the end of the loan, or when nobody has the loan any more: the
-    backward pass may never come.
+    The buffer goes back to the pool at `end`, or when the loan is garbage: the backward pass may
+    never come.
     """
 
     def __init__(
@@ -188,7 +186,7 @@ class Loan:
         """The tensors, in the order of the shapes.
 
         Raises:
-            MoetuneError: they were given back: a second backward pass wants them.
+            MoetuneError: they were given back, and a second backward pass needs them.
         """
         if not self._give_back.alive:
             raise MoetuneError(
@@ -205,21 +203,26 @@ class Loan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Where a layer's activations go when they leave the device."""
+    """The host memory of a layer's offloaded activations, and the copies to and from it."""
 
     pool: HostPool
     copies: Copies
 
 
 class Offload:
-    """What leaves for the host in the forward pass and comes back in the backward pass.
+    """One step's copies to the host in the forward pass, and back in the backward pass.
 
-    Host tensors hold all rows by piece and expert, so that phases may have other degrees.
+    Host tensors hold the rows of all chunks by piece and expert, so that the backward pass may have
+    another degree.
 
     Args:
-        num_rows: that this rank receives in the step.
-        like: a tensor of the dtype and device.
-        is_needed: False where no backward pass can follow.
+        num_rows: rows that this rank receives in the step.
+        like: a tensor of the activations' dtype and device.
+        is_needed: False without gradients: no backward pass can follow.
+
+    Attributes:
+        offloads_input: the experts' inputs are copied.
+        offloads_middle: the pre-activations are copied.
     """
 
     def __init__(
@@ -232,11 +235,11 @@ class Offload:
         like: torch.Tensor,
         is_needed: bool,
     ) -> None:
-        self.keeps_input = strategy in OFFLOADS_INPUT
-        self.keeps_middle = strategy in OFFLOADS_MIDDLE
+        self.offloads_input = strategy in OFFLOADS_INPUT
+        self.offloads_middle = strategy in OFFLOADS_MIDDLE
         self._copies = host.copies
-        widths = {"input": layer.d_model} if self.keeps_input else {}
-        if self.keeps_middle:
+        widths = {"input": layer.d_model} if self.offloads_input else {}
+        if self.offloads_middle:
             names = ("pre", "gate") if layer.activation == "swiglu" else ("pre",)
             widths |= dict.fromkeys(names, layer.d_hidden)
         self._names = list(widths)
@@ -244,20 +247,26 @@ class Offload:
         self._loan: Loan | None = host.pool.borrow(shapes, like) if is_needed and shapes else None
         self._saving: dict[tuple[str, int], Copy] = {}
 
-    def save(self, name: str, slot: int, rows: torch.Tensor, mine: slice) -> None:
-        """Start copying a chunk's rows to the host, if they go there."""
+    def save(self, name: str, buffer: int, rows: torch.Tensor, mine: slice) -> None:
+        """Start copying a chunk's rows to the host, if the strategy offloads them.
+
+        Args:
+            name: "input", "pre" or "gate".
+            buffer: number of the buffer on the device, for `wait_for_save`.
+            mine: the chunk's rows among all.
+        """
         if self._loan is not None and name in self._names:
             target = self._loan.tensors[self._names.index(name)][mine]
-            self._saving[name, slot] = self._copies.save(rows, target)
+            self._saving[name, buffer] = self._copies.save(rows, target)
 
-    def settle(self, name: str, slot: int) -> None:
-        """Wait until a slot's last save is done, before something else is written there."""
-        saving = self._saving.pop((name, slot), None)
+    def wait_for_save(self, name: str, buffer: int) -> None:
+        """Wait for the last save from a buffer, before it is overwritten."""
+        saving = self._saving.pop((name, buffer), None)
         if saving is not None:
             saving.wait()
 
-    def settle_all(self) -> None:
-        """Wait until all saves are done, so that what was saved can be loaded."""
+    def wait_for_saves(self) -> None:
+        """Wait for all saves, so that the backward pass can load."""
         for saving in self._saving.values():
             saving.wait()
         self._saving.clear()

@@ -2,9 +2,9 @@
 
 A token's way to the wire: `layer`, `gate`, `function`, `executor`, **reuse**, `comm`.
 
-T_DI and T_DO, what experts receive and return, have two buffers each at the experts, and T_M, the
-pre-activations, one. What the backward pass needs of them was offloaded to the host, or is
-communicated or computed again.
+The rows that experts receive (T_DI) and return (T_DO) have two buffers each at the experts, the
+pre-activations (T_M) one. For the backward pass a strategy loads T_DI and T_M from the host, or
+sends T_DI again and computes T_M again.
 
 T tokens, K choices, R rows this rank receives, D model width.
 """
@@ -14,9 +14,8 @@ from functools import partial
 
 import torch
 
-from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, WeightExchange, slices_of
+from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
 from moetune.runtime.moe.executor import (
     Executor,
     PipelineContext,
@@ -27,21 +26,26 @@ from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.kernels import CombineWeights
 from moetune.runtime.moe.offload import Copy, Offload
-from moetune.runtime.moe.workspace import Ring, RingShape, Rotation
+from moetune.runtime.moe.regroup import WeightExchange, regroups
+from moetune.runtime.moe.rings import Ring, RingShape, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
-"""Buffers where rows of one chunk arrive, or leave, while those of another are computed."""
+"""Buffers at the experts: one chunk's rows arrive, or leave, while another's are computed."""
 _TRAVELLING = 3
-"""Buffers for rows and results at the tokens, forward: one leaves, one is on its way back, and
-the next ones take turns without waiting for it."""
+"""Buffers at the tokens, forward: one chunk's rows leave, another's results come back, and the
+third lets the next dispatch go first (see `ring_schedule`)."""
 _LEAVING = 3
-"""Buffers where results leave from the one in which rows arrived, backward: one arrives, one is
-at the experts, one leaves."""
+"""Buffers of gradients at the experts, backward, where results leave from the buffer in which rows
+arrived: one arrives, one is computed, one leaves. The forward's schedule would need a fourth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReuseBuffers:
-    """The chunks of a phase take a few buffers in turn; `offload` says what goes to the host."""
+    """The policy whose chunks take a few buffers in turn.
+
+    Args:
+        offload: copies to the host and back what the strategy does not restore otherwise.
+    """
 
     context: PipelineContext
     dispatch: Dispatch
@@ -61,7 +65,7 @@ class ReuseBuffers:
 
 
 class _ReusePhase:
-    """What both phases do alike: their chunks, and the one buffer for pre-activations."""
+    """The common part of both phases: chunks, rings, and the one buffer for pre-activations."""
 
     def __init__(self, policy: ReuseBuffers, phase: Phase, inputs: PhaseInputs) -> None:
         dispatch, context = policy.dispatch, policy.context
@@ -69,7 +73,7 @@ class _ReusePhase:
         self._experts, self._offload = inputs.experts, policy.offload
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
-        self._regroups = dispatch.regroups(self._order)
+        self._regroups = regroups(dispatch, self._order)
         self._num_received = [sum(counts) for counts in self._order.receive_counts]
         self._weight_exchange = partial(WeightExchange, dispatch, context.communicator)
         self._context = context
@@ -83,8 +87,8 @@ class _ReusePhase:
         """Return the phase's rings, all made at once.
 
         Args:
-            num_travelling: buffers at the tokens.
-            at_experts: buffers at the experts, of each kind.
+            num_travelling: number of buffers at the tokens.
+            at_experts: numbers of buffers at the experts, by kind.
         """
         degree, width = self._order.degree, self._values_TD.shape[1]
         most_sent, most = max(map(sum, self._order.send_counts)), max(self._num_received)
@@ -101,16 +105,16 @@ class _ReusePhase:
         }
         if any(not one.changes_nothing for one in self._regroups):
             shapes["grouped"] = RingShape(num_buffers=1, rows=most, width=width)
-        rings = self._context.workspace.rings(shapes, self._values_TD)
+        rings = make_rings(self._context.workspace, shapes, self._values_TD)
         self._buffers = {name: rings[name].whole for name in hidden}
         self._hidden_rings = {name: rings[name] for name in ("pre", "gate") if name in rings}
         return rings
 
-    def _token_side(self, ring: Ring, sum_TD: torch.Tensor) -> "_TokenSide":
-        return _TokenSide(self.executor, self._order, self._tokens_N, ring, sum_TD)
+    def _token_exchange(self, ring: Ring, sum_TD: torch.Tensor) -> TokenExchange:
+        return TokenExchange(self.executor, self._order, self._tokens_N, ring, sum_TD)
 
     def _take_saved(self, chunk: int) -> SavedActivations:
-        """Return the buffers of the chunk's pre-activations, whatever is in them."""
+        """Return the buffers for the chunk's pre-activations, uninitialised."""
         rows = self._num_received[chunk]
         taken = {name: ring.take(chunk, rows) for name, ring in self._hidden_rings.items()}
         return SavedActivations(pre_RH=taken["pre"], gate_RH=taken.get("gate"))
@@ -123,7 +127,7 @@ class _ReusePhase:
 
 
 class _ReuseForward(_ReusePhase):
-    """The forward phase. All buffers are made here, before the first exchange."""
+    """The forward phase; all of its buffers are made before the first exchange."""
 
     saved: Saved
 
@@ -134,7 +138,7 @@ class _ReuseForward(_ReusePhase):
         at_experts = {"arrivals": _AT_EXPERTS, "departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
         y_TD = policy.context.tracker.empty("the results", x_TD.shape, x_TD).zero_()
-        self._tokens = self._token_side(self._rings["travelling"], y_TD)
+        self._tokens = self._token_exchange(self._rings["travelling"], y_TD)
 
     def begin(self) -> None:
         """Send the combine weights, which the experts apply."""
@@ -143,16 +147,16 @@ class _ReuseForward(_ReusePhase):
 
     def finish(self) -> torch.Tensor:
         """Return (T, D)."""
-        y_TD = self._tokens.end()
-        self._offload.settle_all()
-        self.saved = None if self._offload.keeps_input else self._values_TD, self._weights_R1
+        y_TD = self._tokens.finish()
+        self._offload.wait_for_saves()
+        self.saved = None if self._offload.offloads_input else self._values_TD, self._weights_R1
         return y_TD
 
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows."""
-        self._offload.settle("input", chunk % _AT_EXPERTS)
+        self._offload.wait_for_save("input", chunk % _AT_EXPERTS)
         arrival = self._rings["arrivals"].take(chunk, self._num_received[chunk])
-        self._tokens.send(chunk, self._values_TD, arrival)
+        self._tokens.dispatch(chunk, self._values_TD, arrival)
 
     def compute(self, chunk: int) -> None:
         """Compute the experts, and weight what they return."""
@@ -162,14 +166,15 @@ class _ReuseForward(_ReusePhase):
         is_grouped = "grouped" in self._rings and not self._regroups[chunk].changes_nothing
         if is_grouped:
             input_buffer = 0
-            self._offload.settle("input", input_buffer)
+            self._offload.wait_for_save("input", input_buffer)
             rows = self._rings["grouped"].take(chunk, num_rows)
             self._regroups[chunk].by_expert(arrived, rows)
         self._offload.save("input", input_buffer, rows, mine)
         hidden = self._hidden(chunk, rows)
-        if is_grouped:  # the results take the place of the rows, which must have been saved
-            self._offload.settle("input", input_buffer)
-        self._tokens.settle(chunk - _AT_EXPERTS)
+        if is_grouped:  # the results overwrite the rows, whose copy to the host must have ended
+            self._offload.wait_for_save("input", input_buffer)
+        # Not before the up-projection: its time is theirs to leave the buffer.
+        self._tokens.wait_for(chunk - _AT_EXPERTS)
         departure = self._rings["departures"].take(chunk, num_rows)
         out = rows if is_grouped else departure
         self._experts.project_down(hidden, out, self._layout.blocks[chunk])
@@ -180,12 +185,12 @@ class _ReuseForward(_ReusePhase):
     def combine(self, chunk: int) -> None:
         """Send the results back."""
         departure = self._rings["departures"].of(chunk, self._num_received[chunk])
-        self._tokens.bring_back(chunk, departure)
+        self._tokens.combine(chunk, departure)
 
     def _hidden(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
-        """Return the hidden values of the chunk; the pre-activations leave for the host."""
+        """Return the hidden values of the chunk, and offload the pre-activations."""
         for name in ("pre", "gate"):
-            self._offload.settle(name, 0)
+            self._offload.wait_for_save(name, 0)
         saved, mine = self._project_up(chunk, rows), self._layout.rows[chunk]
         hidden = self._experts.activate(saved, self._buffers)
         self._offload.save("pre", 0, saved.pre_RH, mine)
@@ -195,17 +200,14 @@ class _ReuseForward(_ReusePhase):
 
 
 class _ReuseBackward(_ReusePhase):
-    """The backward phase: gradients overwrite what they were computed from.
-
-    At the experts the rows' gradients overwrite those of the results, and leave from there.
-    """
+    """The backward phase: the rows' gradients overwrite those of the results, and leave there."""
 
     def __init__(self, policy: ReuseBuffers, inputs: PhaseInputs) -> None:
         super().__init__(policy, "backward", inputs)
         self._x_TD, self._weights_R1 = inputs.saved
         grad_TD, degree = inputs.values_TD, self._order.degree
         self.schedule = pipelined_schedule(degree, "interleaved")
-        # A buffer more than a chunk has dispatches: see `_TokenSide`.
+        # A buffer more than a chunk has dispatches: see `TokenExchange`.
         num_travelling = (1 if self._x_TD is None else 2) + (degree > 1)
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
@@ -213,7 +215,7 @@ class _ReuseBackward(_ReusePhase):
         self.grads = ExpertGrads(inputs.experts, degree, self._buffers, tracker)
         self._grad_weights_R1 = tracker.empty("gradients", self._weights_R1.shape, self._weights_R1)
         grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
-        self._tokens = self._token_side(self._rings["travelling"], grad_x_TD)
+        self._tokens = self._token_exchange(self._rings["travelling"], grad_x_TD)
         self._loading_inputs: dict[int, Copy] = {}
         self._loading_saved: dict[int, tuple[SavedActivations, list[Copy]]] = {}
 
@@ -223,18 +225,18 @@ class _ReuseBackward(_ReusePhase):
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x and of the weights."""
-        grad_x_TD = self._tokens.end()
+        grad_x_TD = self._tokens.finish()
         exchange = self._weight_exchange()
-        return grad_x_TD, exchange.bring_back(self._grad_weights_R1, self._weights_TK)
+        return grad_x_TD, exchange.return_grads(self._grad_weights_R1, self._weights_TK)
 
     def dispatch(self, chunk: int) -> None:
-        """Send the gradients, and fetch what the experts received."""
+        """Send the gradients, and get the experts' inputs back: by the wire or from the host."""
         received = self._num_received[chunk]
         inputs = self._rings["inputs"].take(chunk, received)
         if self._x_TD is not None:
-            self._tokens.send(chunk, self._x_TD, inputs)
-        self._tokens.send(chunk, self._values_TD, self._rings["grads"].take(chunk, received))
-        if self._x_TD is None:  # behind the exchange, which a copy by this core would hold up
+            self._tokens.dispatch(chunk, self._x_TD, inputs)
+        self._tokens.dispatch(chunk, self._values_TD, self._rings["grads"].take(chunk, received))
+        if self._x_TD is None:  # after the exchange: on a CPU the copy takes the caller's time
             mine = self._layout.rows[chunk]
             self._loading_inputs[chunk] = self._offload.load("input", inputs, mine)
 
@@ -264,11 +266,11 @@ class _ReuseBackward(_ReusePhase):
     def combine(self, chunk: int) -> None:
         """Send the gradients of the rows back."""
         departure = self._rings["grads"].of(chunk, self._num_received[chunk])
-        self._tokens.bring_back(chunk, departure)
+        self._tokens.combine(chunk, departure)
 
     def _load_saved(self, chunk: int) -> None:
-        """Start loading pre-activations, if they are on the host: their buffer is free."""
-        if not self._offload.keeps_middle or chunk >= self._order.degree:
+        """Start loading a chunk's pre-activations, if they are on the host."""
+        if not self._offload.offloads_middle or chunk >= self._order.degree:
             return
         saved, mine = self._take_saved(chunk), self._layout.rows[chunk]
         copies = [self._offload.load("pre", saved.pre_RH, mine)]
@@ -277,7 +279,7 @@ class _ReuseBackward(_ReusePhase):
         self._loading_saved[chunk] = saved, copies
 
     def _restore(self, chunk: int, inputs: torch.Tensor) -> SavedActivations:
-        """Return the pre-activations, for relu its result: from the host, or computed again."""
+        """Return the pre-activations (for relu: results), loaded or computed again."""
         if chunk in self._loading_saved:
             saved, copies = self._loading_saved.pop(chunk)
             for copy in copies:
@@ -287,58 +289,3 @@ class _ReuseBackward(_ReusePhase):
         if self._experts.activation == "relu":
             saved.pre_RH.relu_()
         return saved
-
-
-class _TokenSide:
-    """Sends tokens' rows and adds what comes back, in one rotation of buffers for both.
-
-    A buffer more than a chunk has dispatches is enough where combines go first, and the link
-    never waits for it. The next chunk's rows take the place of those that the experts wait for
-    anyway, while the results of the chunk before are on the link; results take the place of
-    earlier results or of rows at the experts, while the next chunk's rows are on the link.
-
-    Args:
-        tokens_N: the token of every row in sending order.
-        sum_TD: (T, D), zeros; what comes back is added here.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        order: PhaseOrder,
-        tokens_N: torch.Tensor,
-        ring: Ring,
-        sum_TD: torch.Tensor,
-    ) -> None:
-        self._executor, self._order = executor, order
-        self._num_sent = [sum(counts) for counts in order.send_counts]
-        self._tokens = [tokens_N[rows] for rows in slices_of(self._num_sent)]
-        self._rotation, self._sum_TD = Rotation(ring), sum_TD
-        self._use_of: dict[int, int] = {}
-
-    def send(self, chunk: int, values_TD: torch.Tensor, into: torch.Tensor) -> None:
-        """Send the chunk's rows of `values_TD`; what arrives here goes to `into`."""
-        rows = self._rotation.take(self._num_sent[chunk])
-        torch.index_select(values_TD, 0, self._tokens[chunk], out=rows)
-        transfer = self._executor.dispatch(chunk, self._order, rows, into)
-        self._rotation.until(transfer.wait)
-
-    def bring_back(self, chunk: int, results: torch.Tensor) -> None:
-        """Send the experts' results back."""
-        rows = self._rotation.take(self._num_sent[chunk])
-        transfer = self._executor.combine(chunk, self._order, results, rows)
-        self._use_of[chunk] = self._rotation.until(partial(self._add, chunk, rows, transfer))
-
-    def settle(self, chunk: int) -> None:
-        """Wait until the chunk's results are back, and so have left the experts' buffer."""
-        if chunk in self._use_of:
-            self._rotation.finish(self._use_of.pop(chunk))
-
-    def end(self) -> torch.Tensor:
-        """Return the sum, with everything that was under way."""
-        self._rotation.end()
-        return self._sum_TD
-
-    def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
-        transfer.wait()
-        self._sum_TD.index_add_(0, self._tokens[chunk], rows)

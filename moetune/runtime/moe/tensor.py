@@ -1,208 +1,32 @@
-"""Add up the experts of a tensor-parallel group: the memory policy without dispatch (PPMoE §3.3).
+"""Sum the experts of a tensor-parallel group: the memory policy without dispatch (PPMoE §3.3).
 
 A token's way to the wire: `tensor_layer`, `gate`, `function`, `executor`, **tensor**, `comm`.
 
-Every rank has all tokens, or a shard of them each. With shards, as between sequence-parallel
-neighbours, the input is all-gathered and sums are reduce-scattered, forward and backward: each is
-the other's conjugate.
+Every rank has all tokens, or a sequence shard of them. With shards the input is all-gathered and
+the outputs are reduce-scattered; backward the same happens to the gradients.
 
 T tokens of the group, S of this rank, K choices, R pairs of this rank's experts, D model width.
 """
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
-from moetune.runtime.moe.dispatch import ChunkLayout, common_pieces
 from moetune.runtime.moe.executor import Executor, PipelineContext, local_schedule
 from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.kernels import CombineWeights
-from moetune.runtime.moe.workspace import MemoryTracker, Shape
-
-Parts = tuple[slice, ...]
-"""Some tokens of each shard, by their places among all T."""
-
-
-class TokenSharing(Protocol):
-    """How the ranks share the tokens."""
-
-    @property
-    def num_tokens(self) -> tuple[int, ...]:
-        """Tokens of every shard; of the only one where all ranks have all tokens."""
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether a rank has all tokens, so that gathering takes no exchange."""
-
-    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Return (T, …) from what this rank has of it."""
-
-    def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
-        """Return where this rank's part of the sums (T, …) goes, which may be `sums`."""
-
-    def add(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
-        """Start adding up the ranks' sums of some tokens.
-
-        Args:
-            own: of `output`.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicatedTokens:
-    """Every rank has all tokens."""
-
-    communicator: Communicator
-    num_tokens: tuple[int, ...]
-    is_complete = True
-
-    def gather(self, values: torch.Tensor, _: str) -> torch.Tensor:
-        """Return the values."""
-        return values
-
-    def output(self, _: str, sums: torch.Tensor, __: MemoryTracker) -> torch.Tensor:
-        """Return the sums."""
-        return sums
-
-    def add(self, parts: Parts, sums: torch.Tensor, _: torch.Tensor, name: str) -> Transfer:
-        """Start one all-reduce."""
-        return self.communicator.all_reduce(sums[parts[0]], name)
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceShards:
-    """Every rank has a shard of the tokens, in the order of the ranks."""
-
-    communicator: Communicator
-    num_tokens: tuple[int, ...]
-    is_complete = False
-
-    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Start and end one all-gather."""
-        return self.communicator.all_gather_rows(values, self.num_tokens, name)
-
-    def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
-        """Return memory for this rank's shard."""
-        return tracker.empty(what, (self.num_tokens[self.communicator.rank], *sums.shape[1:]), sums)
-
-    def add(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
-        """Start one reduce-scatter."""
-        rank = self.communicator.rank
-        first, mine = sum(self.num_tokens[:rank]), parts[rank]
-        into = own[mine.start - first : mine.stop - first]
-        return self.communicator.reduce_scatter(into, [sums[part] for part in parts], name)
-
-
-def all_parts(num_tokens: Sequence[int]) -> Parts:
-    """Return all tokens of every shard."""
-    ends = [sum(num_tokens[: place + 1]) for place in range(len(num_tokens))]
-    return tuple(slice(end - num, end) for end, num in zip(ends, num_tokens, strict=True))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorChunks:
-    """One phase's chunks.
-
-    Args:
-        layout: of the pairs of this rank's experts.
-        tokens: of every chunk, by shard.
-    """
-
-    layout: ChunkLayout
-    tokens: tuple[Parts, ...]
-
-    @property
-    def degree(self) -> int:
-        """Number of chunks."""
-        return len(self.tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPairs:
-    """The pairs of this rank's experts, cut for both phases.
-
-    Args:
-        pairs_R: token·K + choice.
-        tokens_R: their tokens.
-    """
-
-    pairs_R: torch.Tensor
-    tokens_R: torch.Tensor
-    forward: TensorChunks
-    backward: TensorChunks
-
-
-def local_pairs(
-    experts_TK: torch.Tensor,
-    *,
-    num_tokens: Sequence[int],
-    first_expert: int,
-    num_experts: int,
-    forward_degree: int,
-    backward_degree: int,
-) -> LocalPairs:
-    """Return the pairs whose expert is one of `num_experts` from `first_expert` on.
-
-    Args:
-        experts_TK: chosen experts, shard after shard.
-        num_tokens: of every shard.
-    """
-    places, *phases = common_pieces(forward_degree, backward_degree)
-    num_pieces, device = len(places) - 1, experts_TK.device
-    bounds = [
-        [shard.start + num * place // places[-1] for place in places]
-        for shard, num in zip(all_parts(num_tokens), num_tokens, strict=True)
-    ]
-    sizes = [high - low for shard in bounds for low, high in itertools.pairwise(shard)]
-    piece_T = torch.arange(num_pieces, device=device).repeat(len(bounds))
-    piece_T = piece_T.repeat_interleave(
-        torch.tensor(sizes, device=device), output_size=len(experts_TK)
-    )
-    local_TK = experts_TK - first_expert
-    is_local_TK = (local_TK >= 0) & (local_TK < num_experts)
-    cell_TK = piece_T.unsqueeze(1) * num_experts + local_TK
-    cells = torch.where(is_local_TK, cell_TK, num_pieces * num_experts).reshape(-1)
-    counts = torch.bincount(cells, minlength=num_pieces * num_experts + 1)[:-1]
-    counts_CL: list[list[int]] = counts.view(num_pieces, num_experts).tolist()
-    pairs_R = torch.sort(cells, stable=True).indices[: sum(map(sum, counts_CL))]
-    forward, backward = (_chunks(counts_CL, bounds, pieces) for pieces in phases)
-    return LocalPairs(
-        pairs_R=pairs_R,
-        tokens_R=pairs_R // experts_TK.shape[1],
-        forward=forward,
-        backward=backward,
-    )
-
-
-def _chunks(
-    counts_CL: list[list[int]], bounds: Sequence[Sequence[int]], pieces: tuple[int, ...]
-) -> TensorChunks:
-    """Return the chunks that are these runs of pieces.
-
-    Args:
-        bounds: [shard][piece] in tokens.
-    """
-    return TensorChunks(
-        layout=ChunkLayout.cut(counts_CL, pieces),
-        tokens=tuple(
-            tuple(slice(shard[low], shard[high]) for shard in bounds)
-            for low, high in itertools.pairwise(pieces)
-        ),
-    )
+from moetune.runtime.moe.tensor_tokens import LocalPairs, TensorChunks, TokenSharing, all_tokens
+from moetune.runtime.moe.workspace import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParallel:
-    """Ranks compute the pairs of their experts, and their shares of the outputs are added up.
+    """The policy that computes the pairs of this rank's experts, and sums outputs over the ranks.
 
-    Saved for the backward: x, and the experts' pre-activations; rows are gathered from x again.
+    Saved for the backward pass: x and the experts' pre-activations. Rows are gathered from x again.
     """
 
     context: PipelineContext
@@ -221,14 +45,14 @@ class TensorParallel:
         """Nothing was borrowed."""
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
-        """Return (T, …) from what this rank has of it."""
+        """Return (T, …) from this rank's part of it."""
         whole = self.sharing.gather(values, name)
         if not self.sharing.is_complete:
             self.context.tracker.add(whole)
         return whole
 
     def gather_tokens(self, phase: Phase, values_SD: torch.Tensor) -> torch.Tensor:
-        """Return (T, D): what the phase's first chunk waits for."""
+        """Return (T, D), x or the gradient of y; the phase's first chunk waits for it."""
         if self.sharing.is_complete:
             return values_SD
         name = "the gathering of x" if phase == "forward" else "the gathering of the gradient"
@@ -237,7 +61,7 @@ class TensorParallel:
 
 
 class _TensorPhase:
-    """What both phases do alike: sum a chunk's rows by token, and add up the sums."""
+    """The common part of both phases: sum a chunk's rows by token, then over the ranks."""
 
     def __init__(
         self, policy: TensorParallel, phase: Phase, like_TD: torch.Tensor, experts: ExpertWeights
@@ -247,7 +71,7 @@ class _TensorPhase:
         self._chunks: TensorChunks = getattr(policy.pairs, phase)
         self.executor = Executor(policy.context, phase, self._chunks.degree)
         self.schedule = local_schedule(self._chunks.degree)
-        self._adding: list[Transfer] = []
+        self._reductions: list[Transfer] = []
         is_backward, most = phase == "backward", self._chunks.layout.most_rows
         names = ("rows", "grads" if is_backward else "results")
         shapes: dict[str, Shape] = dict.fromkeys(names, (most, like_TD.shape[1]))
@@ -258,12 +82,12 @@ class _TensorPhase:
         """Send nothing: the schedule has no such step."""
 
     def combine(self, chunk: int) -> None:
-        """Start adding up the ranks' sums of the chunk's tokens."""
+        """Start summing the chunk's tokens over the ranks."""
         parts = self._chunks.tokens[chunk]
-        self._adding.append(
+        self._reductions.append(
             self.executor.start(
                 "sum", chunk,
-                lambda name: self._sharing.add(parts, self._sums_TD, self._own_SD, name),
+                lambda name: self._sharing.reduce(parts, self._sums_TD, self._own_SD, name),
             )
         )  # fmt: skip
 
@@ -276,12 +100,12 @@ class _TensorPhase:
         return self._pairs.tokens_R[self._chunks.layout.rows[chunk]]
 
     def _release_sums(self) -> None:
-        """Leave the sums to the transfers: with shards their memory is wanted for other things."""
+        """Drop the sums: with shards only the transfers still need them, and then free them."""
         del self._sums_TD
 
-    def _added(self) -> torch.Tensor:
-        """Return this rank's part of the sums, once they are complete."""
-        for transfer in self._adding:
+    def _reduced(self) -> torch.Tensor:
+        """Return this rank's part of the sums over the ranks, once all have arrived."""
+        for transfer in self._reductions:
             transfer.wait()
         return self._own_SD
 
@@ -302,13 +126,13 @@ class _TensorForward(_TensorPhase):
         self.saved: Saved = x_TD, weights_R1, activations.pre_RH, activations.gate_RH
 
     def begin(self) -> None:
-        """Make the sums."""
+        """Allocate the sums by token."""
         self._make_sums("the results", self._x_TD)
 
     def finish(self) -> torch.Tensor:
         """Return (S, D)."""
         self._release_sums()
-        return self._added()
+        return self._reduced()
 
     def compute(self, chunk: int) -> None:
         """Add the experts' weighted results to their tokens."""
@@ -337,7 +161,7 @@ class _TensorBackward(_TensorPhase):
         )
 
     def begin(self) -> None:
-        """Make the sums."""
+        """Allocate the sums by token."""
         self._make_sums("the gradient of x", self._x_TD)
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -349,10 +173,10 @@ class _TensorBackward(_TensorPhase):
             weights_SK.dtype
         )
         grads_SK = self._sharing.output("the gradients of weights", grads_TK, self._tracker)
-        parts = all_parts(self._sharing.num_tokens)
+        parts = all_tokens(self._sharing.num_tokens)
         name = "backward sum of the weights' gradients"
-        self._adding.append(self._sharing.add(parts, grads_TK, grads_SK, name))
-        return self._added(), grads_SK
+        self._reductions.append(self._sharing.reduce(parts, grads_TK, grads_SK, name))
+        return self._reduced(), grads_SK
 
     def compute(self, chunk: int) -> None:
         """Add the gradients of the experts' rows to their tokens."""

@@ -1,6 +1,6 @@
 """`TensorExpertLayer`: experts inside a tensor-parallel group, without dispatch (PPMoE §3.3).
 
-First step of a token's way: as in `layer`, with the policy of `tensor`.
+First step of a token's way: as in `expert_layer`, with the policy of `tensor`.
 """
 
 import os
@@ -14,13 +14,13 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.decisions import forced_strategy
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
-from moetune.runtime.moe.layer import ExpertLayer
-from moetune.runtime.moe.tensor import (
+from moetune.runtime.moe.tensor import TensorParallel
+from moetune.runtime.moe.tensor_tokens import (
     ReplicatedTokens,
     SequenceShards,
-    TensorParallel,
     TokenSharing,
     local_pairs,
 )
@@ -28,29 +28,29 @@ from moetune.runtime.plans.book import PlanBook
 
 
 class TensorExpertLayer(ExpertLayer):
-    """A Mixture-of-Experts layer whose ranks all see the same tokens and add up their experts.
+    """A Mixture-of-Experts layer inside a tensor-parallel group, without dispatch.
 
-    Every rank gives the same tokens, as behind a tensor-parallel layer, and gets the same
-    output; its experts compute their pairs, and one all-reduce adds the ranks' shares. Backward
-    the gradient of x is added up the same way. The gate is on every rank, and its gradient is
-    complete and equal on all. Parameters are named and shaped as those of `MoELayer`, and the
-    degree changes the time of a step, never its numbers.
+    Every rank gives the same tokens, as behind a tensor-parallel layer, and gets the same output:
+    its experts compute the (token, choice) pairs that chose them, and one all-reduce sums the
+    ranks' outputs. Backward, the gradient of x is summed the same way. The gate is replicated, and
+    its gradient is complete and equal on all ranks. Parameters have the names and shapes of
+    `MoELayer`'s, and the degree changes the time of a step, never its numbers.
 
     Args:
         d_model, d_hidden, num_experts, top_k, activation, bias: as in `MoELayer`.
         normalize_topk, plan, planbook, device, dtype: as in `MoELayer`.
         capacity_factor: None; no pair is dropped.
         group: tensor-parallel group, default the world. All its ranks construct the layer.
-        pipeline: as in `MoELayer`: chunks of the output, and of the gradient of x, that are
-            added up behind the next ones' computation.
-        memory_reuse: False or "none", or True, which is the same here.
-        sequence_parallel: x is this rank's shard of the group's tokens, also of another size
-            than the others', and so is the output: the input is all-gathered, the output
-            reduce-scattered. Its plans are those with sequence shards, for the tokens of all.
+        pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed
+            over the ranks while the next one is computed.
+        memory_reuse: True, False or "none", which are the same here.
+        sequence_parallel: x and the output are this rank's shard of the group's tokens; shards may
+            differ in size. The input is all-gathered, the output reduce-scattered. Its plans are
+            those with sequence shards, for the tokens of all ranks.
 
     Attributes:
-        aux_loss: balance loss of the last forward pass over all tokens, equal on all ranks. It
-            counts once for the group, as a loss that every rank computes alike.
+        aux_loss: balance loss of the last forward pass over all tokens, equal on all ranks: add
+            it to the loss on every rank, as any loss that all of them compute alike.
         decision, num_dropped, recorder: as in `MoELayer`.
 
     Raises:
@@ -97,7 +97,7 @@ class TensorExpertLayer(ExpertLayer):
             communicator=communicator, sequence_parallel=sequence_parallel,
         )  # fmt: skip
         if sequence_parallel:
-            self.gate.share(self.communicator)
+            self.gate.use_sequence_shards(self.communicator)
 
     def _policy(
         self, _: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""Record when each step of a phase ran: the measured side of a timeline.
+"""Record when each step of a phase ran: the measured timeline of a layer.
 
-The executor tells a recorder of every computation and transfer.
+The executor reports every computation and transfer to a `SpanRecorder`.
 """
 
 import contextlib
@@ -29,24 +29,24 @@ class RecordedSpan:
 
 
 class SpanRecorder(Protocol):
-    """Watches the steps of a phase."""
+    """Records the steps of a phase."""
 
     def compute(
         self, phase: Phase, name: str, chunk: int
     ) -> contextlib.AbstractContextManager[None]:
-        """Watch the body as one computation."""
+        """Record the body as one computation."""
 
     def exchange(
         self, phase: Phase, name: str, chunk: int
     ) -> contextlib.AbstractContextManager[None]:
-        """Watch the body as one exchange that nothing runs beside."""
+        """Record the body as one exchange that is not overlapped."""
 
     def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
-        """Watch an exchange that has just been issued."""
+        """Record an exchange that has just been issued."""
 
 
 class NoRecorder:
-    """Watches nothing."""
+    """Records nothing."""
 
     def compute(self, *_: object) -> contextlib.AbstractContextManager[None]:
         """Return a context that does nothing."""
@@ -59,7 +59,7 @@ class NoRecorder:
 
 
 class _Issued:
-    """An exchange on its way; its end is noted in the thread that completes it."""
+    """An exchange under way; the thread that completes it sets its end."""
 
     def __init__(self, phase: Phase, name: str, chunk: int, start_seconds: float) -> None:
         self.phase: Phase = phase
@@ -73,10 +73,10 @@ class _Issued:
 
 
 class HostRecorder:
-    """Reads the host's clock: right on a CPU, where computing blocks the caller.
+    """Records with the host's clock: right on a CPU, where computing blocks the caller.
 
-    The start of an exchange is its issue or the end of the one before it, because a link
-    serves exchanges in order.
+    An exchange starts when it is issued or when the one before it ends: the wire serves exchanges
+    in order.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class HostRecorder:
         return self._time(phase, name, chunk, "comm")
 
     def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
-        """Note the issue and, when it completes, the end."""
+        """Record the time of issue and, when the exchange completes, of its end."""
         issued = _Issued(phase, name, chunk, self._now())
         self._issued.append(issued)
         future = transfer.future()
@@ -109,8 +109,8 @@ class HostRecorder:
     def spans(self) -> tuple[RecordedSpan, ...]:
         """Return all spans in the order of their starts, once the last exchange has ended.
 
-        An end is noted a moment late where its thread had to wait for its turn; a dispatch has
-        certainly ended when its chunk's computation starts.
+        The recorded end may be late, where the completing thread had to wait for the interpreter:
+        a dispatch ends at the latest when its chunk's computation starts.
         """
         spans, previous_end = list(self._blocking), 0.0
         computed = {

@@ -1,13 +1,12 @@
-"""The memory of a layer: what it holds, and the buffers that phases and chunks use in turn.
+"""The memory of a layer: a tracker of its tensors, and a workspace that all phases reuse.
 
-Every tensor that a step makes goes through here: counted by a `MemoryTracker`, or cut from the
-`Workspace`. In a `Ring` the chunks of a phase take a few buffers in turn.
+Every tensor that a step makes is counted by the `MemoryTracker`, or cut from the `Workspace`.
 """
 
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,16 +14,18 @@ import torch
 from moetune.domain.errors import AllocationError
 from moetune.domain.units import format_bytes
 
+Shape = tuple[int, int]
+_ALIGNMENT_BYTES = 64
 _ADVICE = "fewer tokens a step, more chunks, or another strategy of memory reuse need less"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Bytes of tensors that a layer made and that are alive, and their peaks.
+    """Bytes of live tensors that a layer made, and their peaks.
 
-    On the device: reused buffers, what is kept for the backward pass, routing, outputs and
-    gradients (also where only the caller still holds them). Not: parameters, the caller's
-    tensors, temporaries within an operation. On the host: what activations are offloaded to.
+    On the device: reused buffers, saved activations, routing, outputs and gradients, even if only
+    the caller still holds them. Not: parameters, the caller's tensors, temporaries within an
+    operation. On the host: buffers for offloaded activations.
     """
 
     device_bytes: int
@@ -34,7 +35,7 @@ class MemoryUse:
 
 
 class MemoryTracker:
-    """Counts tensors from their making to the end of their storage, however that comes.
+    """Counts tensors from their allocation until their storage is freed, whoever holds it.
 
     Args:
         memory: "device" or "host", for errors.
@@ -57,11 +58,11 @@ class MemoryTracker:
         return self._peak_bytes
 
     def reset_peak(self) -> None:
-        """Let the peak be what is alive."""
+        """Reset the peak to the bytes alive."""
         self._peak_bytes = self.num_bytes
 
     def add(self, *tensors: torch.Tensor) -> None:
-        """Count tensors that are the first of their storage."""
+        """Count new tensors, each with a storage of its own."""
         for tensor in tensors:
             storage, entry = tensor.untyped_storage(), object()
             self._live[entry] = storage.nbytes()
@@ -79,7 +80,7 @@ class MemoryTracker:
         """Return an uninitialised tensor on the device of `like`, counted.
 
         Args:
-            what: it is for, in an error.
+            what: purpose of the tensor, for the error.
             dtype: default, that of `like`.
 
         Raises:
@@ -102,10 +103,10 @@ class MemoryTracker:
 
     @contextlib.contextmanager
     def explain(self, what: str) -> Iterator[None]:
-        """Run operations whose own temporaries may find no memory.
+        """Turn torch's out-of-memory errors of the body into one that names `what`.
 
         Raises:
-            AllocationError: they did not.
+            AllocationError: an operation found no memory.
         """
         try:
             yield
@@ -116,33 +117,29 @@ class MemoryTracker:
             raise self.short_of(f"{what} ({reason})") from error
 
     def short_of(self, what: str) -> AllocationError:
-        """Return the error for memory that could not be had."""
+        """Return the error of an allocation that failed."""
         return AllocationError(
-            f"no {self._memory} memory for {what}, beside the {format_bytes(self.num_bytes)} "
+            f"no {self._memory} memory for {what}, besides the {format_bytes(self.num_bytes)} "
             "that this layer holds",
             _ADVICE,
         )
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not allocate: CUDA's error has a class, the CPU's only its text."""
+    """Return whether torch could not allocate: only CUDA's error has a class of its own."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
-Shape = tuple[int, int]
-_ALIGNMENT_BYTES = 64
-
-
 class Workspace:
-    """One piece of memory that every phase of every step cuts into its buffers anew.
+    """Memory for a phase's buffers, reused by every phase of every step.
 
-    It is as large as the largest phase so far. A CPU's allocator hands large blocks back to the
-    system, and touching them anew costs more than the operation that fills them; on CUDA the
-    caching allocator already keeps them, and every buffer is a tensor of its own.
+    On a CPU it is one block, as large as the largest phase so far: the allocator returns large
+    blocks to the system, and page faults of fresh ones cost up to three times the operation that
+    fills them. On CUDA the caching allocator reuses them, and every buffer is its own tensor.
 
     Args:
         tracker: of the device.
-        poison: fill buffers with NaN before every use, to prove that nothing old is read.
+        poison: fill buffers with NaN before every use, to find reads of old values.
     """
 
     def __init__(self, tracker: MemoryTracker, *, poison: bool = False) -> None:
@@ -151,13 +148,13 @@ class Workspace:
         self._memory: torch.Tensor | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the memory behind: a copy has made none."""
+        """Omit the memory: a copy allocates its own."""
         return self.__dict__ | {"_memory": None}
 
     def buffers(self, shapes: Mapping[str, Shape], like: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a phase's uninitialised buffers by name; those of the phase before are over.
+        """Return a phase's uninitialised buffers by name; they overwrite the last phase's.
 
-        All of them at once, so that a rank without memory fails before it exchanges anything.
+        All are made at once, so that a rank without memory fails before its first exchange.
 
         Raises:
             AllocationError: they do not fit.
@@ -174,31 +171,9 @@ class Workspace:
                 buffer.fill_(torch.nan)
         return buffers
 
-    def rings(self, shapes: Mapping[str, "RingShape"], like: torch.Tensor) -> dict[str, "Ring"]:
-        """Return a phase's rings by name, all made at once.
-
-        Raises:
-            AllocationError: they do not fit.
-        """
-        buffers = self.buffers(
-            {
-                f"{name} {slot}": (ring.rows, ring.width)
-                for name, ring in shapes.items()
-                for slot in range(ring.num_buffers)
-            },
-            like,
-        )
-        return {
-            name: Ring(
-                [buffers[f"{name} {slot}"] for slot in range(ring.num_buffers)],
-                poison=self.poison,
-            )
-            for name, ring in shapes.items()
-        }
-
     @contextlib.contextmanager
     def guard(self, phase: str) -> Iterator[None]:
-        """Run a phase; if it fails, exchanges under way keep its buffers to themselves.
+        """Run a phase. If it fails, drop the memory: exchanges under way may still write there.
 
         Raises:
             AllocationError: an operation of the phase found no memory.
@@ -226,76 +201,3 @@ class Workspace:
                 "the buffers of a phase", (num_bytes,), like, dtype=torch.uint8
             )
         return self._memory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RingShape:
-    """A ring of buffers (rows, width) each."""
-
-    num_buffers: int
-    rows: int
-    width: int
-
-
-class Ring:
-    """Buffers of one kind. A chunk's buffer is its own until another chunk takes it.
-
-    Args:
-        buffers: (rows of the largest chunk, width) each.
-        poison: fill a buffer with NaN when it is taken.
-    """
-
-    def __init__(self, buffers: Sequence[torch.Tensor], *, poison: bool) -> None:
-        self._buffers, self._poison = buffers, poison
-
-    def __len__(self) -> int:
-        """Return the number of buffers."""
-        return len(self._buffers)
-
-    @property
-    def whole(self) -> torch.Tensor:
-        """The only buffer, or the first, with the rows of the largest chunk."""
-        return self._buffers[0]
-
-    def take(self, chunk: int, rows: int) -> torch.Tensor:
-        """Return the chunk's buffer anew: (rows, width), whatever was in it."""
-        buffer = self._buffers[chunk % len(self._buffers)]
-        if self._poison:
-            buffer.fill_(torch.nan)
-        return buffer[:rows]
-
-    def of(self, chunk: int, rows: int) -> torch.Tensor:
-        """Return the buffer that the chunk took."""
-        return self._buffers[chunk % len(self._buffers)][:rows]
-
-
-class Rotation:
-    """A ring that one use after another takes; each waits for the one it takes over from."""
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
-        self._num_uses = 0
-        self._endings: dict[int, Callable[[], None]] = {}
-
-    def take(self, rows: int) -> torch.Tensor:
-        """Return the next buffer, once its last use has ended."""
-        self.finish(self._num_uses - len(self._ring))
-        buffer = self._ring.take(self._num_uses, rows)
-        self._num_uses += 1
-        return buffer
-
-    def until(self, ending: Callable[[], None]) -> int:
-        """Say what waits for the end of the use that began last; return its number."""
-        self._endings[self._num_uses - 1] = ending
-        return self._num_uses - 1
-
-    def finish(self, use: int) -> None:
-        """Wait for the end of a use, if it has not ended yet."""
-        ending = self._endings.pop(use, None)
-        if ending is not None:
-            ending()
-
-    def end(self) -> None:
-        """End every use, in the order of their beginnings."""
-        for use in sorted(self._endings):
-            self.finish(use)

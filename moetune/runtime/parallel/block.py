@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from moetune.comm.group import Communicator
-from moetune.runtime.moe.layer import ExpertLayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 

@@ -14,7 +14,8 @@ from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout, check_ranks
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 
 _LAYERS: Mapping[str, type[ExpertLayer]] = MappingProxyType(

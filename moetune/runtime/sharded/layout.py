@@ -7,7 +7,8 @@ from torch import nn
 
 from moetune.domain.chunks import Chunk, ChunkGroup, PackedParameter, pack
 from moetune.domain.errors import InputError, RankMismatchError
-from moetune.runtime.moe.layer import ExpertLayer, MoELayer
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.sharded.options import ShardOptions
 from moetune.runtime.sharded.replicas import ReplicaGroup
 

@@ -1,5 +1,1 @@
-"""The page: machines, profiles, plans and what became of them, in a browser."""
-
-from moetune.service.pages.routes import mount
-
-__all__ = ["mount"]
+"""The service's web pages: plans, machines, profiles, observations, what-if and comparison."""

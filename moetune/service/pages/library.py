@@ -1,4 +1,4 @@
-"""What pages read: profiles by name, plans by id, observations; nothing is written."""
+"""Read access of the pages: profiles by name, plans by id, observations."""
 
 import re
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Summary:
 
 
 class Library:
-    """The planner's store as pages ask for it; shared by threads."""
+    """Look-ups in the planner's store for pages; threads share it."""
 
     def __init__(self, planner: ServicePlanner) -> None:
         self.planner = planner
@@ -43,19 +43,19 @@ class Library:
 
     @property
     def store(self) -> Store:
-        """The store, opened to read."""
+        """The store, opened read-only."""
         return self.planner.reading
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was measured and nothing planned."""
+        """Whether the store has no machine, profile or plan."""
         store = self.store
         return not (store.plan_page(limit=1) or store.fits(limit=1) or store.machines(limit=1))
 
     def profile(self, name: str) -> FoundProfile:
-        """Return the profile of that name in the store, else the reference machine.
+        """Return the profile of this name in the store, else of the reference machine.
 
-        Never a file of the machine that serves, whatever the name looks like.
+        A name that looks like a path does not reach files of the service's machine.
 
         Raises:
             NotFoundError: there is none.
@@ -66,16 +66,16 @@ class Library:
             raise NotFoundError(error.what, error.hint) from None
 
     def summary(self, name: str) -> Summary:
-        """Return a profile in short; it is read once for each fit of it.
+        """Return a profile's summary, computed once for each fit.
 
         Raises:
             NotFoundError: there is none.
         """
         key = name, self.store.current_fit(name)
         with self._lock:
-            kept = self._summaries.get(key)
-        if kept is not None:
-            return kept
+            cached = self._summaries.get(key)
+        if cached is not None:
+            return cached
         profile = self.profile(name).profile
         made = Summary(
             provenance=profile.provenance,
@@ -90,16 +90,16 @@ class Library:
         return made
 
     def profile_names(self) -> tuple[str, ...]:
-        """Return the names of the store's profiles, newest first, and of the bundled ones."""
+        """Return the names of the store's profiles, newest first, then of the bundled ones."""
         names = (*(fit.profile for fit in self.fits()), *bundled_profiles())
         return tuple(dict.fromkeys(names))
 
     def fits(self) -> tuple[FitInfo, ...]:
-        """Return the newest fits: one page of them."""
+        """Return the newest 500 fits."""
         return self.store.fits(limit=500)
 
     def plan(self, plan_id: str) -> Plan:
-        """Return the plan whose id begins so.
+        """Return the plan of an id or its beginning.
 
         Raises:
             NotFoundError: there is none.
@@ -108,16 +108,16 @@ class Library:
         return self.planner.plan(plan_id)
 
     def newest_plans(self) -> Sequence[PlanInfo]:
-        """Return some plans to choose from."""
+        """Return the newest 50 plans, for a form's suggestions."""
         return self.store.plan_page(limit=50)
 
     def observations(self, plan_id: str | None) -> tuple[Stored[Observation], ...]:
-        """Return the newest observations of a plan, or of all."""
+        """Return the newest observations of a plan, or of all plans."""
         return self.store.observation_page(plan_id, limit=MOST_OBSERVATIONS)
 
 
 def plan_words(one: PlanInfo) -> str:
-    """Return a plan in a list: "gpt-xl · 64 ranks · 8,192 tokens · rtx2080ti-x64"."""
+    """Return a plan's line in a list: "gpt-xl · 64 ranks · 8,192 tokens · rtx2080ti-x64"."""
     return (
         f"{one.model or 'layer'} · {one.world_size:,} ranks · {one.tokens_per_rank:,} tokens · "
         f"{one.profile}"
@@ -125,10 +125,10 @@ def plan_words(one: PlanInfo) -> str:
 
 
 def cursor(text: str) -> int:
-    """Return the number in an address that a page of a list begins after.
+    """Return the id in `after=…` of an address; 0 for an empty text.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a whole number.
     """
     if not text:
         return 0

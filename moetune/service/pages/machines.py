@@ -1,4 +1,4 @@
-"""Pages of what was measured: machines, one profile, and steps observed."""
+"""Pages of measurements: machines, one profile, and observed steps."""
 
 from collections.abc import Iterable
 
@@ -30,8 +30,8 @@ def machines_page(library: Library) -> Page:
         here="machines",
         sections=tuple(one for one in sections if one.name != "references" or one.tables[0].rows),
         context={
-            "intro": "What was measured, on what, and how well it fits. A profile's quality is its "
-            "worst fit's: good predicts points it was not given within 5 %, usable within 10 %."
+            "intro": "The measured machines and the quality of their profiles, which is that of "
+            "the worst fit: good predicts left-out points within 5 %, usable within 10 %."
         },
     )
 
@@ -40,7 +40,7 @@ def profile_page(library: Library, name: str, *, operation: str) -> Page:
     """Return the page of one profile.
 
     Args:
-        operation: key of the one whose fit is drawn.
+        operation: key of the operation whose fit is drawn.
 
     Raises:
         NotFoundError: there is no such profile.
@@ -70,8 +70,8 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
     """Return the page of observations.
 
     Args:
-        plan: beginning of a plan's id; "" for all plans, whose steps only their ratios compare.
-        after: number of the observation that the table begins below; "" for the newest.
+        plan: beginning of a plan's id; "" for all plans.
+        after: id of the last observation on the previous page; "" for the newest.
 
     Raises:
         NotFoundError: there is no such plan.
@@ -111,7 +111,8 @@ def _machines(machines: Iterable[MachineInfo], fits: Iterable[FitInfo]) -> Secti
         name="machines",
         title="Machines",
         header=(
-            "device", "kind", "devices", "a node", "memory", "fingerprint", "profiles", "first met",
+            "device", "kind", "devices", "per node", "memory", "fingerprint", "profiles",
+            "first seen",
         ),
         rows=tuple(
             (
@@ -147,7 +148,7 @@ def _profiles(library: Library, newest: dict[str, FitInfo]) -> Section:
             )
             for fit in fits
         ),
-        empty="None is in the store.",
+        empty="No profile is stored yet.",
     )
     return Section(name="profiles", tables=(table,))
 

@@ -1,4 +1,8 @@
-"""Stylesheet, script, icon and plotly.js: files that a browser keeps until they change."""
+"""A page and its rendering, and the static files it needs: style, script, icon, plotly.js.
+
+Routes make a `Page` of sections; `PageRenderer` puts it into its template. Addresses of static
+files change with the files, so that browsers may cache them for ever.
+"""
 
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping
@@ -28,7 +32,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """Where a page finds its files; an address changes with the file.
+    """Addresses of a page's static files; each changes with its file.
 
     Args:
         injected_styles: ids of elements that keep plotly.js from adding inline styles.
@@ -71,7 +75,7 @@ def _router(files: Mapping[str, Path]) -> APIRouter:
     @router.get("/static/{name}")
     def static_file(name: str, v: str = "") -> FileResponse:
         if name not in files:
-            raise NotFoundError(f"there is no file {name!r} of the page")
+            raise NotFoundError(f"there is no static file {name!r}")
         path = files[name]
         keep = _FOR_EVER if v else "no-cache"
         return FileResponse(path, media_type=_TYPES[path.suffix], headers={"Cache-Control": keep})
@@ -96,10 +100,10 @@ NAVIGATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """An address under a page's title.
+    """A link under a page's title.
 
     Args:
-        file: name to save it by; "" for a page.
+        file: name of the download; "" for a page.
     """
 
     name: str
@@ -113,12 +117,12 @@ def _no_data(_: Figure) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One page before it is rendered.
+    """A page before it is rendered.
 
     Args:
-        here: the entry of `NAVIGATION` that it belongs to.
-        csv: the address of a figure's data.
-        context: what else its template shows, such as a form.
+        here: key of its entry in `NAVIGATION`.
+        csv: returns the address of a figure's data.
+        context: more variables of its template, such as a form's.
     """
 
     template: str = "page.html"
@@ -130,10 +134,10 @@ class Page:
     status: int = 200
 
     def data(self, name: str) -> Response:
-        """Return the data of one of its figures as a file.
+        """Return the data of one of its figures as a CSV file.
 
         Raises:
-            NotFoundError: it has no such figure.
+            NotFoundError: the page has no such figure.
         """
         figures = {one.name: one for one in all_figures(self.sections)}
         if name not in figures:
@@ -150,10 +154,10 @@ class Page:
 
 
 class PageRenderer:
-    """Puts pages into the frame.
+    """Renderer of pages as HTML.
 
     Args:
-        location: of the store, without a password.
+        location: of the store, without a password, for the footer.
 
     Raises:
         MoetuneError: Jinja2 is not installed.
@@ -178,7 +182,7 @@ class PageRenderer:
         return HTMLResponse(text, page.status, headers={"Cache-Control": "no-cache"})
 
     def problem(self, error: MoetuneError) -> HTMLResponse:
-        """Return the page that says what is wrong and what to do next."""
+        """Return an error as a page, with the next thing to do."""
         problem = problem_of(error)
         answer = self.render(
             Page(
@@ -192,7 +196,7 @@ class PageRenderer:
         return answer
 
     def route_class(self) -> type[APIRoute]:
-        """Return routes whose errors are pages."""
+        """Return a class of routes whose errors are pages."""
         problem = self.problem
 
         class PageRoute(APIRoute):
@@ -211,7 +215,7 @@ class PageRenderer:
 
 
 def address(*parts: str, **query: str) -> str:
-    """Return "/part/part?name=value", escaped; values that are empty are omitted."""
+    """Return "/part/part?name=value", escaped, without empty values."""
     path = "/" + "/".join(quote(part, safe="") for part in parts)
     pairs = {name: value for name, value in query.items() if value}
     return f"{path}?{urlencode(pairs)}" if pairs else path

@@ -1,4 +1,4 @@
-"""Pages of plans: all of them, one, and two beside each other."""
+"""Pages of plans: the list, one plan, and two plans or profiles side by side."""
 
 from moetune.domain.errors import InputError
 from moetune.domain.records import PlanInfo
@@ -15,7 +15,7 @@ PAGE_SIZE = 50
 
 
 def plans_page(library: Library, *, after: str) -> Page:
-    """Return a page of the plans, newest first; what to do first where the store is empty.
+    """Return a page of the plans, newest first; for an empty store the first steps.
 
     Raises:
         NotFoundError: there is no plan `after`.
@@ -46,7 +46,7 @@ def plan_page(library: Library, plan_id: str) -> Page:
     plan = explanation.plan
     found = seen(library.store.observation_page(plan.id, limit=500))
     figures = (drift_figure(found),) if found else ()
-    observed = Section(name="observed", title="What became of it", figures=figures)
+    observed = Section(name="observed", title="Observed steps", figures=figures)
     answer, *rest = page_sections(explanation)
     return Page(
         template="plan.html",
@@ -76,11 +76,11 @@ def compare_page(library: Library, *, what: str, first: str, second: str) -> Pag
 
     Args:
         what: "plans" or "profiles".
-        first, second: ids, or the beginning of one; or names.
+        first, second: plans' ids or their beginnings, or profiles' names.
 
     Raises:
         InputError: `what` is something else.
-        NotFoundError: one of them is not there.
+        NotFoundError: one of the two does not exist.
     """
     if what not in {"plans", "profiles"}:
         raise InputError(f"what must be plans or profiles, got {what!r}")

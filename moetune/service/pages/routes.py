@@ -1,4 +1,4 @@
-"""The page's addresses. Every page is read by GET; none changes anything."""
+"""Routes of the pages. All are GET; none writes."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -17,7 +17,7 @@ _Text = Annotated[str, Query(max_length=200)]
 
 
 def page_router(library: Library, renderer: PageRenderer) -> APIRouter:
-    """Return the routes of all pages; their errors are pages, too."""
+    """Return the routes of all pages."""
     router = APIRouter(include_in_schema=False, route_class=renderer.route_class())
     for add in (_add_plans, _add_machines, _add_observed, _add_questions):
         add(router, library, renderer.render)
@@ -75,7 +75,7 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
     def compared(what: str, first: str, second: str) -> Page:
         return compare_page(library, what=what, first=first.strip(), second=second.strip())
 
-    def asked(request: Request) -> Page:
+    def answered(request: Request) -> Page:
         query = request.query_params
         fields = {name: query.get(name, "").strip()[:200] for name in FIELDS}
         return whatif_page(library, Form(plan=query.get("plan", "").strip(), fields=fields))
@@ -92,15 +92,15 @@ def _add_questions(router: APIRouter, library: Library, show: _Show) -> None:
 
     @router.get("/whatif/{figure}.csv")
     def whatif_csv(request: Request, figure: str) -> Response:
-        return asked(request).data(figure)
+        return answered(request).data(figure)
 
     @router.get("/whatif")
     def whatif(request: Request) -> Response:
-        return show(asked(request))
+        return show(answered(request))
 
 
-def mount(app: FastAPI, planner: ServicePlanner) -> None:
-    """Serve the page and the files that it needs; all of it reads, nothing writes.
+def add_pages(app: FastAPI, planner: ServicePlanner) -> None:
+    """Add the pages and their static files to the application.
 
     Raises:
         MoetuneError: plotly or Jinja2 is not installed.

@@ -1,4 +1,4 @@
-"""The page that asks what if: a form, and the plan before and after."""
+"""The what-if page: a form, and the plan before and after the change."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ FIELDS = ("tokens_per_rank", "world_size", "memory_limit_bytes", "dtype", *SPEED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What the reader filled in, as text; "" for what stays as it is."""
+    """The form's fields as text; "" for inputs that do not change."""
 
     plan: str
     fields: Mapping[str, str]
 
     @property
-    def is_asked(self) -> bool:
-        """Whether anything is changed."""
+    def is_filled(self) -> bool:
+        """Whether there is a plan and a change."""
         return bool(self.plan) and any(self.fields.values())
 
     def question(self, plan: Plan) -> WhatIf:
-        """Return the question.
+        """Return the question in the form.
 
         Raises:
-            InputError: a field is no number of its kind; the text names it.
+            InputError: a field is not a number, or not one with its unit; the message names it.
         """
         return WhatIf(
             plan_id=plan.id,
@@ -71,18 +71,18 @@ class Form:
 
 
 def form_context(plan: Plan | None, fields: Mapping[str, str]) -> dict[str, object]:
-    """Return what the form shows: what was filled in, beside what the plan is for."""
+    """Return the template's variables of the form: the fields, and the plan's inputs as hints."""
     return {
         "form": {"plan": plan.id if plan else "", **fields},
-        "asked": plan.inputs if plan else None,
+        "inputs": plan.inputs if plan else None,
         "dtypes": tuple(DTYPE_BYTES),
     }
 
 
 def whatif_page(library: Library, form: Form) -> Page:
-    """Return the form, and where something is changed the plan before and after.
+    """Return the form, and for a filled one the plan before and after the change.
 
-    What is wrong with the question is said beside the form, which keeps what was filled in.
+    Errors in the fields are shown above the form, which stays filled in.
 
     Raises:
         NotFoundError: there is no such plan.
@@ -110,7 +110,7 @@ def whatif_page(library: Library, form: Form) -> Page:
 def _ask(
     library: Library, form: Form, plan: Plan | None
 ) -> tuple[WhatIfAnswer | None, MoetuneError | None]:
-    if plan is None or not form.is_asked:
+    if plan is None or not form.is_filled:
         return None, None
     try:
         return library.planner.whatif(form.question(plan)), None

@@ -1,11 +1,11 @@
-"""Belady cache of chunks: what a step gathers, and what it evicts for that.
+"""Belady cache of chunks: gathers and evictions of a training step, for planner and runtime alike.
 
 Eviction is Belady's: of the chunks that the use at hand does not need, the one whose next use is
-farthest. Steps repeat, so the next step's uses follow the last one. A chunk that leaves (it is
-reduced) frees its place, and has to be gathered again for its next use whatever the policy.
+farthest. Steps repeat, so the next step's uses follow the last one. A chunk that is reduced leaves
+the cache, and has to be gathered again for its next use whatever the policy.
 
-Who is evicted is decided when a place is needed. The gather itself may begin as soon as its
-place is free, which is how far ahead it can be fetched at no cost in transfers.
+An eviction is decided when a place is needed. The gather itself may begin as soon as that place is
+free: a prefetch so early costs no transfers.
 """
 
 from bisect import bisect_right
@@ -16,20 +16,20 @@ from moetune.domain.chunks import Use
 from moetune.domain.errors import InputError
 
 AT_START = -1
-"""The place of a gather is free before the step's first use."""
+"""Stands for a time before the step's first use."""
 FEWEST_PLACES = 2
 _MOST_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gather:
-    """A chunk that is made whole in the cache.
+    """The all-gather of one chunk into the cache.
 
     Args:
-        use: the first one that needs it there.
-        evicted: the chunk whose place it takes; None for a free one.
-        free_after: the use after which the place is free, `AT_START` before all.
-        was_reduced: the place becomes free when the chunk that left it there is reduced.
+        use: index of the first use that needs it.
+        evicted: the chunk whose place it takes; None for a free place.
+        free_after: index of the use after which the place is free; `AT_START` before all.
+        was_reduced: the place becomes free only when the chunk in it has been reduced.
     """
 
     chunk: int
@@ -41,10 +41,10 @@ class Gather:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The steps of one period of a steady state, mostly a single one.
+    """Gathers of training in its steady state, which repeats after one step or a few.
 
     Args:
-        steps: the gathers of each step, in the order in which they are needed.
+        steps: of one period, the gathers of each step in the order in which they are needed.
     """
 
     steps: tuple[tuple[Gather, ...], ...]
@@ -56,7 +56,7 @@ class Replay:
 
 
 def fewest_places(order: Sequence[Use]) -> int:
-    """Return the fewest places that every use has its chunks in; two at least."""
+    """Return the fewest places of a cache that holds each use's chunks; at least two."""
     return max(FEWEST_PLACES, *(len(set(use.chunks)) for use in order), 0)
 
 
@@ -102,14 +102,14 @@ class NextUses:
         return positions[index] if index < len(positions) else positions[0] + self._length
 
     def farthest(self, chunks: Iterable[int], position: int) -> int:
-        """Return the chunk to evict (Belady): used last; of equals the one that packs first."""
+        """Return the chunk to evict (Belady): farthest next use, then lowest index."""
         return max(chunks, key=lambda chunk: (self.after(chunk, position), -chunk))
 
 
 def gathers_of_step(
     order: Sequence[Use], uses: NextUses, num_places: int, resident: Iterable[int]
 ) -> tuple[tuple[Gather, ...], frozenset[int]]:
-    """Return what one step gathers, and the chunks that are in the cache behind it.
+    """Return what one step gathers, and the chunks that are in the cache after it.
 
     Args:
         uses: of the order.

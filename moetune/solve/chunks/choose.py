@@ -23,24 +23,24 @@ from moetune.solve.chunks.time import (
 from moetune.solve.chunks.uses import Module, uses_of
 from moetune.solve.runtime import StateBytes
 
-HIDDEN = 0.01
-"""A cache is large enough where its step is at most so much longer than the largest one's."""
+CACHE_TOLERANCE = 0.01
+"""A cache is large enough when its step is at most this share longer than the largest cache's."""
 _NUM_SIZES = 48
 _GOOD_PLACES = 4
-"""Chunks are not made so large that fewer of them fit, but for the largest parameter."""
+"""Chunks are so small that at least this many fit, unless the largest parameter is larger."""
 _SPAN = 2
-"""Sizes are tried up to so many times the smallest that is worthwhile."""
+"""Sizes are tried up to this multiple of the smallest worthwhile one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkChoice:
-    """A way to keep the model's states in chunks.
+    """Size of chunks and cache for a model's states, with its time and memory.
 
     Args:
-        num_chunks: that come and go.
-        num_places: of the cache.
+        num_chunks: chunks that are gathered and evicted.
+        num_places: of the cache, of one chunk each.
         num_gathers: of one micro-batch.
-        gathered_bytes, reduced_bytes: whole chunks, of one micro-batch.
+        gathered_bytes, reduced_bytes: of one micro-batch, in whole chunks.
         host_bytes: on this rank's host.
         trust: of the transfers.
     """
@@ -62,9 +62,9 @@ class ChunkBudget:
     """The memory that chunks may take.
 
     Args:
-        device_bytes: of the device, without activations and buffers.
+        device_bytes: what activations and buffers leave of the device.
         host_bytes: of the host, for one rank; None where unknown.
-        activation_bytes, buffer_bytes: what else the device keeps.
+        activation_bytes, buffer_bytes: also on the device.
     """
 
     device_bytes: int
@@ -75,7 +75,7 @@ class ChunkBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A model's parameters in chunks, and where their states are.
+    """A model's parameters in chunks, and the location of their states.
 
     Args:
         each: bytes of a parameter and of its states.
@@ -88,9 +88,9 @@ class Packed:
 
     @property
     def moving(self) -> Mapping[int, Chunk]:
-        """The chunks that come and go, by their index.
+        """The chunks that are gathered and evicted, by their index.
 
-        Fused ones are resident, and so are those of one rank alone where the device has them.
+        Fused ones are always resident, and so are those of a single rank that are not offloaded.
         """
         return {
             index: one
@@ -100,7 +100,7 @@ class Packed:
 
     @property
     def resident(self) -> tuple[Chunk, ...]:
-        """The chunks that are whole on the device all the time."""
+        """The chunks that are always whole on the device."""
         moving = self.moving
         return tuple(one for index, one in enumerate(self.chunks) if index not in moving)
 
@@ -128,7 +128,7 @@ class Packed:
     def memory(self, num_places: int, budget: ChunkBudget) -> ModelMemory:
         """Return the bytes on the device with a cache of so many places.
 
-        The largest gradient is there, too, until it is moved to its chunk's place.
+        That includes the largest gradient, until it is copied to its chunk's place.
         """
         on_device = sum(one.num_elements for one in self.resident)
         on_device += 0 if self.offload else self.shard_elements
@@ -167,7 +167,9 @@ def pack_modules(
     low = max(prices.worthwhile_bytes(widest.ranks), largest)
     high = low * _SPAN
     if budget is not None:
-        high = min(high, (budget.device_bytes - _held(parameters, each, prices)) // _GOOD_PLACES)
+        high = min(
+            high, (budget.device_bytes - _shard_bytes(parameters, each, prices)) // _GOOD_PLACES
+        )
     low, high = min(low, max(high, largest)), max(high, largest)
     sizes = (
         rounded_elements(widest, low + (high - low) * step // _NUM_SIZES) * grain
@@ -180,8 +182,10 @@ def pack_modules(
     return Packed(chunks=best[0], chunk_bytes=best[1], each=each, offload=prices.offload)
 
 
-def _held(parameters: Sequence[PackedParameter], each: StateBytes, prices: ChunkPrices) -> int:
-    """Return about what shards and their states take of the device."""
+def _shard_bytes(
+    parameters: Sequence[PackedParameter], each: StateBytes, prices: ChunkPrices
+) -> int:
+    """Return roughly the bytes of shards and their states on the device."""
     shards = sum(one.num_elements // one.group.ranks for one in parameters)
     return 0 if prices.offload else shards * each.total
 
@@ -194,7 +198,7 @@ def choose_chunks(
     budget: ChunkBudget,
     recompute: bool,
 ) -> ChunkChoice | None:
-    """Return the smallest cache whose transfers are hidden as well as they can be.
+    """Return the smallest cache whose step is as short as the largest cache's that fits.
 
     Args:
         modules: with their times, for one size of micro-batch.
@@ -241,7 +245,7 @@ def _choice(
 
 
 class _Trial:
-    """One order with caches of several sizes."""
+    """Times of one order with caches of several sizes, each simulated once."""
 
     def __init__(self, order: Sequence[Use], packed: Packed, prices: ChunkPrices) -> None:
         self._order = order
@@ -277,9 +281,9 @@ class _Trial:
 def _smallest_as_fast(trial: _Trial, fewest: int, most: int) -> int:
     """Return the fewest places whose micro-batch is as short as with the most of them.
 
-    More places never make more transfers, so that they are bisected.
+    More places never need more transfers, so that bisection finds them.
     """
-    goal = (1 + HIDDEN) * trial.time(most).step_seconds(1)
+    goal = (1 + CACHE_TOLERANCE) * trial.time(most).step_seconds(1)
     low, high = fewest, most
     while low < high:
         middle = (low + high) // 2
@@ -291,5 +295,5 @@ def _smallest_as_fast(trial: _Trial, fewest: int, most: int) -> int:
 
 
 def _wasted(chunks: Sequence[Chunk], chunk_bytes: int) -> int:
-    """Return what the chunks' places have too much."""
+    """Return the bytes of the chunks' places that no parameter fills."""
     return sum(chunk_bytes - chunk.used_bytes for chunk in chunks if not chunk.is_fused)

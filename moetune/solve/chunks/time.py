@@ -1,4 +1,4 @@
-"""The time of a step over chunks: each chunk's transfers and optimizer, and how they overlap."""
+"""Time of a step over chunks, simulated: transfers, computation and optimizer that overlap."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +15,13 @@ from moetune.solve.runtime import FULL_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkCost:
-    """Seconds of what one chunk goes through; 0 for what it does not.
+    """Seconds of one chunk's operations; 0 for those that it does not need.
 
     Args:
-        fetch: its shard's way from the host.
-        gather: its shards' way to all ranks.
-        reduce: its gradients' way to their shards' ranks.
-        store: the gradient shard's way to the host.
+        fetch: copy of its shard from the host.
+        gather: all-gather of its shards.
+        reduce: reduce-scatter of its gradients.
+        store: copy of the gradient shard to the host.
         update: the optimizer's step on its shard.
     """
 
@@ -34,14 +34,14 @@ class ChunkCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTime:
-    """One micro-batch, and what the optimizer adds to the last one of a step.
+    """Time of one micro-batch, and what the optimizer adds to a step.
 
     Args:
         seconds: forward and backward pass with all transfers.
-        compute_seconds: the uses alone.
-        transfer_seconds: what the engines work, in all.
-        optimizer_seconds: what the optimizer's step adds where chunks are stepped as they come.
-        update_seconds: the optimizer's step on all chunks.
+        compute_seconds: all uses, without transfers.
+        transfer_seconds: all transfers one after another.
+        optimizer_seconds: what the optimizer adds where chunks are stepped as they are reduced.
+        update_seconds: the optimizer's step on all chunks, one after another.
     """
 
     seconds: float
@@ -62,8 +62,8 @@ class ChunkTime:
     def added_seconds(self, num_micro_batches: int) -> float:
         """Return what the optimizer adds to a step.
 
-        Gradients of several micro-batches are complete only behind the last: no chunk is stepped
-        before.
+        Gradients of several micro-batches are complete only after the last one: no chunk is
+        stepped before.
         """
         return self.optimizer_seconds if num_micro_batches == 1 else self.update_seconds
 
@@ -75,7 +75,7 @@ class ChunkDevice:
     Args:
         copies_inline: the device itself copies, as a CPU does.
         updates_on_host: the optimizer runs on the host as soon as a gradient shard is there;
-            otherwise on the device behind the backward pass.
+            otherwise on the device after the backward pass.
     """
 
     copies_inline: bool
@@ -93,9 +93,9 @@ def simulate(
     """Return the time of a steady state's micro-batch.
 
     Args:
-        found: what `chunk_cache.replay` says of the order.
+        found: gathers of the order, from `solve.chunks.cache.replay`.
         costs: of every chunk of the order.
-        resident: of all chunks that never leave, together; they are reduced last.
+        resident: of all chunks that are always resident, together; they are reduced last.
     """
     runs = [_Step(gathers, costs, machine) for gathers in found.steps]
     for run in runs:
@@ -111,7 +111,7 @@ def simulate(
 
 
 class _Engines:
-    """Engines that each do one thing after another, and when they are free."""
+    """Engines that do one operation after another each, and the time when each is free."""
 
     def __init__(self, machine: ChunkDevice) -> None:
         self._machine = machine
@@ -119,7 +119,7 @@ class _Engines:
         self.transferred = 0.0
 
     def run(self, name: str, seconds: float, *, ready: float) -> float:
-        """Put work on an engine and return its end; no work ends when it is ready."""
+        """Append work to an engine and return its end; `ready` where there is no work."""
         if not seconds:
             return ready
         if name in {"fetch", "store", "link"}:
@@ -200,9 +200,9 @@ class ChunkPrices:
     """The costs of chunks in one layout.
 
     Args:
-        groups: of the layout; its `data` hold the dense parameters, its `replicas` the experts.
+        groups: of the layout: its `data` group shares dense parameters, its `replicas` experts.
         offload: shards live on the host, and so do their optimizer states.
-        scatter: states are sharded; else whole on every rank, and gradients all-reduced.
+        scatter: states are sharded; else whole on every rank, with all-reduced gradients.
     """
 
     costs: Costs
@@ -214,7 +214,7 @@ class ChunkPrices:
     def cost(self, chunk: Chunk) -> tuple[ChunkCost, tuple[Estimate, ...]]:
         """Return what the chunk costs, and the estimates behind it.
 
-        Gradients go to the host in full precision, as masters take them.
+        Gradients go to the host in full precision, which master parameters need.
 
         Raises:
             ProfileError: a copy or a collective was not measured.
@@ -259,9 +259,9 @@ class ChunkPrices:
         return self.costs.copy_mode != "inline"
 
     def worthwhile_bytes(self, ranks: int) -> int:
-        """Return the chunk from which on every transfer has a good share of its best rate.
+        """Return the size of chunk from which on all transfers run near their best rate.
 
-        The best rate is that of a chunk of 1 GiB; by an α–β line the share is reached at 9·α/β.
+        The best rate is that of a chunk of 1 GiB; on an α–β line 90 % of it is reached at 9·α/β.
 
         Args:
             ranks: of the group that shares the chunk.
@@ -299,7 +299,7 @@ class ChunkPrices:
 
 
 def trust_of_all(estimates: Sequence[Estimate]) -> Estimate:
-    """Return no time with the least trust of the estimates that take any."""
+    """Return an estimate of 0 s with the least trust of those above 0 s."""
     trust = least_trust(one.trust for one in estimates if one.seconds)
     return Estimate(seconds=0.0, trust=trust)
 

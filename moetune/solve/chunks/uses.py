@@ -1,7 +1,7 @@
 """A transformer's parameters and the order in which a step uses them, without running it.
 
-Modules and parameters have the names and the order of `examples.language_model`, all on one rank
-but the experts, of which ep ranks share each layer's. M d_model, H d_hidden, V vocabulary.
+Modules and parameters have the names and the order of `examples.language_model`. A rank has all of
+them but the experts, of which ep ranks share each layer's. M d_model, H d_hidden, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Module:
     """One module that has parameters of its own.
 
     Args:
-        block: that it is in; None for what is before and behind the blocks.
+        block: index of its block; None before the first and after the last block.
         forward_seconds, backward_seconds: of one micro-batch.
     """
 
@@ -50,10 +50,10 @@ def modules_of(model: Transformer, *, layout: Layout, dtype: str) -> tuple[Modul
 
 
 def timed(modules: Sequence[Module], *, model: Transformer, priced: Priced) -> tuple[Module, ...]:
-    """Return the modules with the seconds of the layout's parts; they add up to them."""
+    """Return the modules with the times of the layout's parts distributed among them."""
     backbone = priced.backbone
     dense = (*backbone.attention, *backbone.ffn)
-    with_experts = (*backbone.attention, *priced.moe.pieces)
+    with_experts = (*backbone.attention, *priced.moe.parts)
     found: list[Module] = []
     for block, members in groupby(modules, key=lambda module: module.block):
         names = tuple(members)
@@ -68,13 +68,13 @@ def timed(modules: Sequence[Module], *, model: Transformer, priced: Priced) -> t
 def uses_of(
     modules: Sequence[Module], moving: Mapping[int, Chunk], *, recompute: bool
 ) -> tuple[Use, ...]:
-    """Return the order of one micro-batch: forward, then backward, where chunks leave.
+    """Return the uses of one micro-batch: forward, then backward, in which chunks are reduced.
 
-    A chunk that has gradients is needed by every use until it leaves: its place holds them.
+    A chunk that has gradients is needed by every use until then: its place holds them.
 
     Args:
-        moving: the chunks that come and go, by their index.
-        recompute: each block runs forward again before its backward pass.
+        moving: the chunks that are gathered and evicted, by their index.
+        recompute: each block is recomputed before its backward pass.
     """
     chunk_of = {slot.name: index for index, chunk in moving.items() for slot in chunk.slots}
     order = [_use(one, chunk_of, one.forward_seconds) for one in modules]
@@ -98,10 +98,10 @@ def _use(module: Module, chunk_of: Mapping[str, int], seconds: float) -> Use:
 
 
 def _with_leaves(order: Sequence[Use], has_gradients: Mapping[int, int]) -> tuple[Use, ...]:
-    """Let every chunk leave after its last use; from its first gradients on it is resident.
+    """Let every chunk leave after its last use; from its first gradient on it is resident.
 
     Args:
-        has_gradients: by chunk, the use that makes the first of them.
+        has_gradients: by chunk, index of the use that makes its first gradient.
     """
     last = {chunk: index for index, use in enumerate(order) for chunk in use.chunks}
     busy: dict[int, None] = {}
@@ -118,8 +118,8 @@ def _with_leaves(order: Sequence[Use], has_gradients: Mapping[int, int]) -> tupl
 def _modules(
     model: Transformer, ep: int, dense: ChunkGroup, experts: ChunkGroup
 ) -> Iterator[Module]:
-    width, words = model.moe.d_model, model.vocab_size
-    yield _module("tokens", None, dense, weight=words * width)
+    width, vocab = model.moe.d_model, model.vocab_size
+    yield _module("tokens", None, dense, weight=vocab * width)
     yield _module("places", None, dense, weight=model.length * width)
     for block in range(model.num_layers):
         at = f"blocks.{block}"
@@ -133,11 +133,11 @@ def _modules(
         else:
             yield from _network(model, block, dense)
     yield _module("norm", None, dense, weight=width, bias=width)
-    yield _module("head", None, dense, weight=words * width, bias=words)
+    yield _module("head", None, dense, weight=vocab * width, bias=vocab)
 
 
 def _network(model: Transformer, block: int, group: ChunkGroup) -> Iterator[Module]:
-    """Yield a dense network; swiglu's two inner layers are one of twice the width."""
+    """Yield a dense FFN; swiglu's two inner layers are one of twice the width."""
     width, at = model.moe.d_model, f"blocks.{block}.ffn"
     middle = (model.moe.num_gemms - 1) * model.moe.d_hidden
     yield _module(f"{at}.up", block, group, weight=middle * width, bias=middle)
@@ -172,13 +172,13 @@ def _module(name: str, block: int | None, group: ChunkGroup, **sizes: int) -> Mo
     )
 
 
-def _timed_ends(modules: Sequence[Module], pieces: Sequence[CostPart]) -> list[Module]:
+def _timed_ends(modules: Sequence[Module], parts: Sequence[CostPart]) -> list[Module]:
     """Give all the time to the largest module: the embedding of tokens, or the head."""
     most = max(modules, key=_num_elements)
-    return [_with_share(one, pieces, float(one is most)) for one in modules]
+    return [_with_share(one, parts, float(one is most)) for one in modules]
 
 
-def _timed_block(modules: Sequence[Module], pieces: Sequence[CostPart]) -> list[Module]:
+def _timed_block(modules: Sequence[Module], parts: Sequence[CostPart]) -> list[Module]:
     around: dict[PartName, dict[str, float]] = {
         "norms": {"norm1": 0.5, "norm2": 0.5},
         "attention": {"qkv": _SHARE_OF_QKV, "out": 1 - _SHARE_OF_QKV},
@@ -189,17 +189,17 @@ def _timed_block(modules: Sequence[Module], pieces: Sequence[CostPart]) -> list[
     network = {one.name.split(".")[-1]: _num_elements(one) / elements for one in rest}
     found = []
     for one in modules:
-        part = one.name.split(".")[-1]
-        for piece in pieces:
-            share = around.get(piece.name, network).get(part, 0.0)
-            one = _with_share(one, (piece,), share)  # noqa: PLW2901 - grows piece by piece
+        leaf = one.name.split(".")[-1]
+        for part in parts:
+            share = around.get(part.name, network).get(leaf, 0.0)
+            one = _with_share(one, (part,), share)  # noqa: PLW2901 - grows part by part
         found.append(one)
     return found
 
 
-def _with_share(module: Module, pieces: Sequence[CostPart], share: float) -> Module:
-    forward = sum(piece.forward.seconds for piece in pieces)
-    backward = sum(piece.backward.seconds for piece in pieces)
+def _with_share(module: Module, parts: Sequence[CostPart], share: float) -> Module:
+    forward = sum(part.forward.seconds for part in parts)
+    backward = sum(part.backward.seconds for part in parts)
     return replace(
         module,
         forward_seconds=module.forward_seconds + share * forward,

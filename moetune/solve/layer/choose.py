@@ -11,7 +11,7 @@ from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.reuse import at_least_seconds
+from moetune.solve.layer.reuse import lower_bound_seconds
 from moetune.solve.layer.times import PhaseTime, phase_time
 
 NOISE = 0.01
@@ -29,9 +29,9 @@ class DegreeChooser:
     """The best degree of each phase for any number of tokens.
 
     Args:
-        max_pipelined_tokens: above it the buffers of more than one chunk do not fit where
-            nothing is reused.
-        budget: what reused memory has to fit into; None where it always does.
+        max_pipelined_tokens: most tokens for which the buffers of more than one chunk fit,
+            without reuse.
+        budget: memory that bounds the degrees from below; None without a bound.
     """
 
     costs: LayerCosts
@@ -49,7 +49,7 @@ class DegreeChooser:
 
     @property
     def is_closed(self) -> bool:
-        """Whether every answer is a closed form's, at once and exact."""
+        """Whether every best degree comes from a closed form, at once and exact."""
         one_rank = self.costs.world_size == 1 and self.strategy == "none"
         return one_rank or all(lines is not None for lines in self._lines.values())
 
@@ -59,7 +59,7 @@ class DegreeChooser:
         return self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
 
     def rank(self, phase: Phase, tokens: int) -> tuple[PhaseTime, ...]:
-        """Return every degree that is allowed, best first and then by time."""
+        """Return every allowed degree: the best one first, the others by time."""
         times = [self.time(phase, tokens, degree) for degree in self.allowed(phase, tokens)]
         if self._lines[phase] is not None or self.costs.world_size == 1:
             best = self.degree(phase, tokens)
@@ -128,7 +128,7 @@ class DegreeChooser:
         """
         bounds = sorted(
             (
-                at_least_seconds(
+                lower_bound_seconds(
                     costs=self.costs,
                     phase=phase,
                     strategy=self.strategy,
@@ -147,7 +147,7 @@ class DegreeChooser:
         return found
 
     def _smallest_best(self, times: Sequence[PhaseTime], tokens: int) -> int:
-        """Return the smallest of the degrees that tie for the best time, or are within noise.
+        """Return the smallest degree whose time ties with the best one, or is within noise.
 
         Args:
             times: by degree, ascending.

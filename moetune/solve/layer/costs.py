@@ -1,11 +1,10 @@
-"""Costs of one chunk of an MoE layer, whichever way its ranks share the experts.
+"""Costs of one chunk of an MoE layer: what every way to share its experts has in common.
 
 T tokens per rank, k experts per token, M d_model, H d_hidden, E experts, r chunks. A chunk has
 T·k/r rows on each rank, a real number: costs are interpolated, and a chunk is a share of them.
 
-`LayerCosts` is the interface that the solver reads, with what all layers have in common: the
-experts' GEMMs and activation, the gate, and collectives of the layer's ranks. The ways to share
-the experts are in `solve.layer.parallelism`.
+`LayerCosts` is the interface that the solver reads, with the experts' GEMMs and activation, the
+gate, and collectives of the layer's ranks. `solve.layer.parallelism` has its implementations.
 """
 
 from abc import ABC, abstractmethod
@@ -14,14 +13,21 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from moetune.domain.constraints import Order
-from moetune.domain.costs import Costs, Estimate, Interference, LinearCost, SideBySide, least_trust
+from moetune.domain.costs import (
+    Costs,
+    Estimate,
+    Interference,
+    LinearCost,
+    OverlapSpeeds,
+    least_trust,
+)
 from moetune.domain.layer import PHASES, LayerShape, Phase
-from moetune.domain.samples import CollectiveOp, Product
+from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.solve.layer.timeline import Task
 
 COUNT_BYTES = 8
-"""A number of tokens, as ranks exchange it."""
-PHASE_PRODUCTS: Mapping[Phase, tuple[Product, ...]] = MappingProxyType(
+"""Of a number of tokens, which ranks exchange as int64."""
+PHASE_GEMMS: Mapping[Phase, tuple[GemmForm, ...]] = MappingProxyType(
     {"forward": ("forward",), "backward": ("grad_input", "grad_weight")}
 )
 """The forms of GEMM that each phase computes for each weight."""
@@ -58,7 +64,7 @@ class LayerCosts(ABC):
     @property
     @abstractmethod
     def sorts_rows(self) -> bool:
-        """Whether rows arrive by sender and are computed by expert: sorted once, and back."""
+        """Whether rows arrive by sender and have to be sorted by expert, and back again."""
 
     @abstractmethod
     def transfer(self, *, rows: float, degree: int) -> Estimate:
@@ -70,15 +76,15 @@ class LayerCosts(ABC):
 
     @abstractmethod
     def gathering(self, *, tokens: float) -> Estimate:
-        """Return what a phase of `tokens` waits for before its first chunk."""
+        """Return the all-gather of tokens before a phase's first chunk; 0 without shards."""
 
     @abstractmethod
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
-        """Return one chunk's experts with what their rows need before and behind them."""
+        """Return one chunk's experts: GEMMs, activation, and the movement of their rows."""
 
     @abstractmethod
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return what lies around the pipeline of one phase; 0 where not measured."""
+        """Return a phase's time outside its pipeline, as `overhead`; 0 where not measured."""
 
     @abstractmethod
     def makespan(
@@ -101,7 +107,11 @@ class LayerCosts(ABC):
         gather_seconds: float,
         order: Order,
     ) -> list[Task]:
-        """Return the tasks of a phase, one entry a chunk: what `makespan` sums up."""
+        """Return the simulator's tasks of a phase, which `makespan` solves in closed form.
+
+        Args:
+            transfer_seconds, compute_seconds: one entry for each chunk.
+        """
 
     @abstractmethod
     def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
@@ -109,7 +119,7 @@ class LayerCosts(ABC):
 
         Returns:
             (collective over bytes, all GEMMs over the MACs of one); None where a chunk has more
-            than these, or they are no lines.
+            operations than these, or they were measured as curves.
         """
 
     @abstractmethod
@@ -134,14 +144,14 @@ class LayerCosts(ABC):
             comm=replace(table.comm, comp=speeds.comm),
         )
 
-    def speeds(self, *, rows: float, transfer_seconds: float) -> SideBySide:
+    def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
-        return self.costs.side_by_side(
+        return self.costs.overlap_speeds(
             exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
         )
 
     def overhead(self, *, tokens: float) -> Estimate:
-        """Return what lies around both pipelines: gate, permutation and small collectives."""
+        """Return the time outside both pipelines: gate, permutation and small collectives."""
         return total(*(self.phase_overhead(phase, tokens=tokens) for phase in PHASES))
 
     @property
@@ -166,11 +176,11 @@ class LayerCosts(ABC):
                 d_in=self.layer.d_model,
                 d_out=experts,
             )
-            for product in PHASE_PRODUCTS[phase]
+            for product in PHASE_GEMMS[phase]
         )
         return total(choice, *gemms)
 
-    def gemm(self, product: Product, *, rows: float, is_second: bool = False) -> Estimate:
+    def gemm(self, product: GemmForm, *, rows: float, is_second: bool = False) -> Estimate:
         """Return one GEMM of all local experts, `rows` rows in all.
 
         Args:
@@ -193,7 +203,7 @@ class LayerCosts(ABC):
 
     def gemms(self, phase: Phase, rows: float) -> Iterator[Estimate]:
         """Yield all GEMMs of the local experts; backward two for each of the forward pass."""
-        for product in PHASE_PRODUCTS[phase]:
+        for product in PHASE_GEMMS[phase]:
             yield from (self.gemm(product, rows=rows),) * (self.layer.num_gemms - 1)
             yield self.gemm(product, rows=rows, is_second=True)
 
@@ -204,7 +214,7 @@ class LayerCosts(ABC):
         swiglu) and twice that backward (PipeMoE Eq. 14).
 
         Returns:
-            None where experts do more than GEMMs, or there is no line.
+            None where experts compute more than GEMMs, or GEMMs were measured as curves.
         """
         gemm = self.costs.gemm_line(dtype=self.dtype)
         if gemm is None or self.activation(phase, 1.0).seconds:
@@ -222,13 +232,13 @@ class LayerCosts(ABC):
         return total(self.rows_op(name, rows, width), backward)
 
     def sorting(self, rows: float) -> Estimate:
-        """Return the time to sort a chunk's rows by expert, which is also the way back."""
+        """Return the time to sort a chunk's rows by expert; sorting them back takes the same."""
         if not self.sorts_rows:
             return NOTHING
         return total(self.rows_op("gather", rows, self.layer.d_model))
 
     def rows_op(self, op: str, rows: float, width: int) -> Estimate | None:
-        """Return a memory-bound operation, None where it was not measured."""
+        """Return a memory-bound operation; None where it was not measured."""
         return self.costs.rows_op(op=op, dtype=self.dtype, rows=rows, width=width)
 
     def collective(self, op: CollectiveOp, num_bytes: float, *, in_flight: int = 1) -> Estimate:
@@ -248,7 +258,7 @@ class LayerCosts(ABC):
         )
 
     def collective_line(self, op: CollectiveOp) -> LinearCost | None:
-        """Return the line of one collective of the ranks, None where there is none."""
+        """Return the line of one collective of the ranks; None where it was measured as a curve."""
         return self.costs.collective_line(
             op=op, group_size=self.world_size, num_nodes=self.num_nodes
         )
@@ -258,7 +268,7 @@ def total(*parts: Estimate | None) -> Estimate:
     """Return the sum; its relative error is the mean one, weighted by time.
 
     Args:
-        parts: None for what was not measured, which counts nothing.
+        parts: None for what was not measured, which counts as 0 s.
     """
     known = [part for part in parts if part is not None]
     seconds = sum((part.seconds for part in known), 0.0)

@@ -31,9 +31,9 @@ def layer_memory(
         buffers      N·M + T_M in one chunk, as large as the activations in more
         Δ(n)         N·2M·(n − 2)/n + T_M·(n − 1)/n, less in activations and in buffers
 
-    where strategies reuse memory: two buffers for T_DI and T_DO each, one for T_M. They all save
-    the same, and nothing in one chunk; in two chunks they save in T_M alone. Rings that hide
-    transfers, and routing data, come on top: a few chunks of M, and 8 bytes a row.
+    where strategies reuse memory: two buffers for T_DI and T_DO each, one for T_M. All of them save
+    the same: nothing in one chunk, in two chunks T_M alone. The formulas omit rings that hide
+    transfers (a few chunks of M) and routing data (8 bytes a row): `solve.layer.peak` has them.
 
     In a tensor-parallel group of P ranks nothing is dispatched, and nothing reused:
 
@@ -77,7 +77,7 @@ def _tensor_parallel_memory(
     workload: Workload, forward_degree: int, backward_degree: int, states: StateBytes | None
 ) -> Memory:
     layer, element = workload.layer, dtype_bytes(workload.dtype)
-    kept, buffered = (tokens * layer.d_model for tokens in tensor_parallel_tokens(workload))
+    saved, buffered = (tokens * layer.d_model for tokens in tensor_parallel_tokens(workload))
     degrees = forward_degree, backward_degree
     chunk = max(
         tensor_parallel_rows(workload, degree)
@@ -87,7 +87,7 @@ def _tensor_parallel_memory(
     return Memory(
         strategy="none",
         state_bytes=_state_bytes(workload, states),
-        activation_bytes=(kept + tensor_parallel_rows(workload, 1) * middle_elements(layer))
+        activation_bytes=(saved + tensor_parallel_rows(workload, 1) * middle_elements(layer))
         * element,
         buffer_bytes=(buffered + chunk) * element,
         saved_bytes=0,
@@ -96,7 +96,7 @@ def _tensor_parallel_memory(
 
 
 def tensor_parallel_tokens(workload: Workload) -> tuple[int, int]:
-    """Return how many tokens' values a tensor-parallel rank keeps, and has in buffers."""
+    """Return the tokens of width M that a tensor-parallel rank saves, and has in buffers."""
     around = 2 * workload.own_tokens
     if not workload.gathers:
         return around, around
@@ -110,7 +110,7 @@ def tensor_parallel_rows(workload: Workload, degree: int) -> int:
 
 
 def tensor_parallel_hidden(layer: LayerShape, *, backward: bool) -> int:
-    """Return the values of hidden width that a chunk's row takes besides T_M."""
+    """Return the hidden values of a chunk's row in buffers, without its T_M."""
     return layer.d_hidden * (backward + (layer.activation != "relu"))
 
 
@@ -136,7 +136,7 @@ def _state_bytes(workload: Workload, states: StateBytes | None) -> int:
 
 
 def middle_elements(layer: LayerShape) -> int:
-    """Return T_M of one row: swiglu keeps what its gate made of the row besides."""
+    """Return T_M's elements of one row: H, or for swiglu 2·H, with its gate's."""
     return layer.d_hidden * (2 if layer.activation == "swiglu" else 1)
 
 
@@ -183,7 +183,7 @@ class MemoryBudget:
     def memory(
         self, *, strategy: Strategy, degrees: tuple[int, int], tokens: int | None = None
     ) -> Memory:
-        """Return what a choice takes, for the workload's tokens or for others."""
+        """Return the memory of a choice, for the workload's tokens or for others."""
         workload = self.workload
         if tokens is not None:
             workload = replace(workload, tokens_per_rank=tokens)
@@ -204,7 +204,7 @@ class MemoryBudget:
     def fewest_chunks(self, *, strategy: Strategy, tokens: int, largest: int) -> int:
         """Return the smallest degree, the same in both phases, that fits; else `largest`.
 
-        More chunks take less memory, so that the degrees can be bisected.
+        More chunks take less memory, so that bisection finds it.
         """
 
         def fits(degree: int) -> bool:
@@ -222,10 +222,10 @@ class MemoryBudget:
 
 
 def limit_of(inputs: PlanInputs, *, device_memory_bytes: int) -> int:
-    """Return what the layer may take: the limit, else the device, less what others take.
+    """Return the layer's memory in bytes: the limit, else the device's, less memory-taken.
 
     Raises:
-        InfeasiblePlanError: others take all of it.
+        InfeasiblePlanError: the rest of the model takes all of it.
     """
     limit = inputs.memory_limit_bytes
     limit = device_memory_bytes if limit is None else limit

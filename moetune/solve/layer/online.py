@@ -1,4 +1,4 @@
-"""Search in training: what to try next for one number of tokens, and when to stop.
+"""Search in training: the next decision to try for one number of tokens, and when to stop.
 
 Times are convex in the degree but for noise, so that lines through tried degrees bound what the
 others can save.
@@ -15,14 +15,14 @@ from moetune.domain.plan import Decision
 from moetune.solve.layer.search_space import Degrees, Space
 
 GAIN = 0.01
-"""The search stops below this share of a step, and leaves the plan's answer for no less."""
+"""Least gain, as a share of a step, for which the search goes on, or leaves the plan's answer."""
 REPEATS = 4
 """Measured steps of a trial."""
 PRUNE_AFTER = 2
 PRUNE_MARGIN = 0.05
 """A trial ends early when its fastest step is so much slower than the best trial's median."""
 MAX_TRIALS = 16
-"""The search ends here where noise hides that the curve is convex."""
+"""Most trials for one number of tokens, where noise hides that the curve is convex."""
 
 _Curve = Mapping[int, float]
 """Seconds by degree."""
@@ -49,10 +49,10 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Opening:
-    """Degrees not tried yet.
+    """A run of degrees that were not tried yet.
 
     Args:
-        degree: the one to try.
+        degree: the one of them to try.
         gain_seconds: the most that any of them can save, ∞ where nothing is known.
     """
 
@@ -61,7 +61,7 @@ class _Opening:
 
 
 def next_decision(*, space: Space, tried: Sequence[Tried]) -> Decision | None:
-    """Return what to try next, None when the expected gain is under `GAIN`.
+    """Return what to try next; None when the expected gain is under `GAIN`.
 
     Args:
         tried: all trials so far, of `space` or of another one for the same tokens.
@@ -76,7 +76,7 @@ def next_decision(*, space: Space, tried: Sequence[Tried]) -> Decision | None:
 
 
 def best_tried(*, space: Space, tried: Sequence[Tried]) -> Tried:
-    """Return the fastest trial, or the plan's answer where that is as fast within `GAIN`."""
+    """Return the fastest trial, or the plan's answer where it is within `GAIN` of that."""
     best = min(tried, key=lambda one: one.median_seconds)
     for one in tried:
         is_near = one.median_seconds <= best.median_seconds * (1 + GAIN)
@@ -96,7 +96,7 @@ def is_clearly_worse(seconds: Sequence[float], best_seconds: float) -> bool:
 
 
 def _options(space: Space, tried: Sequence[Tried]) -> Iterator[Decision]:
-    """Yield what is worth trying, best first; some of it may have been tried."""
+    """Yield decisions worth trying, best first; some may have been tried already."""
     best = min(tried, key=lambda one: one.median_seconds)
     same = [one for one in tried if one.decision.strategy == best.decision.strategy]
     forward = {d: statistics.median(s) for d, s in _by_degree(same, "forward").items()}
@@ -196,7 +196,7 @@ def _below(curve: _Curve, smallest: int, best: int, seed: int) -> Iterator[_Open
 
 
 def _first_step(degree: int) -> int:
-    """Return how far from a degree to look: neighbours of a large one differ by noise alone."""
+    """Return a step away from a degree; neighbours of a large one differ by noise alone."""
     return max(1, degree // 4)
 
 

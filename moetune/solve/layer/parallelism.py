@@ -1,8 +1,8 @@
-"""The three ways to share experts, and what a chunk costs in each.
+"""Costs of a chunk in the three ways to share experts: the implementations of `LayerCosts`.
 
 all to all        tokens travel to the experts and back: two collectives a chunk
-tensor parallel   every rank sees all tokens, and the outputs are all-reduced (PPMoE §3.3, Eq. 5)
-sequence shards   the same between neighbours that hold shards: all-gather in, reduce-scatter out
+tensor parallel   every rank has all tokens, and the outputs are all-reduced (PPMoE §3.3, Eq. 5)
+sequence shards   tokens are sharded around the layer: all-gather before it, reduce-scatter after
 """
 
 import math
@@ -27,7 +27,7 @@ _WEIGHT_BYTES = 4
 """A weight of the gate is no narrower than float32."""
 _CHOICE_BYTES = 8
 _BALANCE_BYTES = 16
-"""An expert's probability and its pairs, both as float64."""
+"""Of an expert in the balance loss: its probability and its number of pairs, as float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class AllToAllCosts(LayerCosts):
         return self.collective("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
 
     def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
-        """Return nothing: a rank has its own tokens."""
+        """Return 0: a rank dispatches its own tokens."""
         return NOTHING
 
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
@@ -71,9 +71,9 @@ class AllToAllCosts(LayerCosts):
         return total(*self.gemms(phase, rows), self.activation(phase, rows), sorting, sorting)
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return gate and permutation, and two small exchanges forward.
+        """Return gate and permutation, and forward two small exchanges.
 
-        These are the ranks' numbers of tokens, and the counts of all chunks.
+        They are of the ranks' numbers of tokens, and of the counts of all chunks.
         """
         rows = tokens * self.layer.top_k
         small = NOTHING
@@ -128,7 +128,7 @@ class AllToAllCosts(LayerCosts):
         expected = transfer.seconds(self.bytes_per_row)
         alone_and_several = (self.transfer(rows=1.0, degree=degree) for degree in (1, 2))
         if not all(math.isclose(one.seconds, expected) for one in alone_and_several):
-            return None  # one in flight and several have different lines
+            return None  # the closed form has one line, for one in flight and for several
         return transfer, compute
 
     def best_degree(
@@ -178,13 +178,13 @@ class TensorParallelCosts(LayerCosts):
         return self.collective(self.reduce_op, rows * self.bytes_per_row)
 
     def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
-        """Return nothing: every rank has all tokens."""
+        """Return 0: every rank has all tokens."""
         return NOTHING
 
     def compute(self, *, phase: Phase, rows: float) -> Estimate:
-        """Return one chunk's experts, the selection of their rows and the adding of theirs.
+        """Return one chunk's experts, the gather of their rows and the scatter-add of results.
 
-        Backward the rows of x are selected again, besides those of the gradient.
+        Backward two gathers: of the gradient's rows, and of x's again.
         """
         mine = rows / self.world_size
         gather = self.rows_op("gather", mine, self.layer.d_model)
@@ -193,7 +193,7 @@ class TensorParallelCosts(LayerCosts):
         return total(*self.gemms(phase, mine), self.activation(phase, mine), gather, again, add)
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return the gate, and the agreement on tokens or the all-reduce of weights' gradients.
+        """Return the gate, and an all-reduce: of the token count, or of the weights' gradients.
 
         0 where the gate was not measured.
         """
@@ -226,7 +226,7 @@ class TensorParallelCosts(LayerCosts):
         gather_seconds: float,
         order: Order,  # noqa: ARG002 - there is one order only
     ) -> list[Task]:
-        """Return experts and all-reduces, behind the all-gather where there is one."""
+        """Return experts and all-reduces, after the all-gather where there is one."""
         return tensor_parallel_tasks(
             compute_seconds=compute_seconds,
             reduce_seconds=transfer_seconds,
@@ -266,7 +266,7 @@ class SequenceShardCosts(TensorParallelCosts):
 
     @property
     def reduce_op(self) -> CollectiveOp:
-        """Each rank gets the sums of its own tokens."""
+        """The collective that gives each rank the sums of its own tokens."""
         return "reduce_scatter"
 
     def gathering(self, *, tokens: float) -> Estimate:
@@ -275,11 +275,10 @@ class SequenceShardCosts(TensorParallelCosts):
         return self.collective("all_gather", tokens / self.world_size * row_bytes)
 
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
-        """Return the gate of this rank's shard, and what makes it the gate of all tokens.
+        """Return the gate of this rank's shard, and the collectives that share its results.
 
-        Forward: the agreement on tokens, the sums behind the balance loss, and all choices and
-        weights gathered. Backward: the sums of the weights' gradients and of the gate's.
-        0 where the gate was not measured.
+        Forward: token counts, sums of the balance loss, all choices, all weights. Backward:
+        the weights' gradients, and the gate's. 0 where the gate was not measured.
         """
         if self.rows_op("gate", 1.0, self.layer.num_experts) is None:
             return NOTHING

@@ -26,15 +26,15 @@ _INDEX_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """Bytes at the peak of a training step on one rank, apart by what they are for.
+    """Bytes at the peak of a training step on one rank, by purpose.
 
     Args:
-        state_bytes: parameters, gradients and what the optimiser keeps.
-        activation_bytes: x, y and what is kept for the backward pass.
-        buffer_bytes: the gradients of x and y, and buffers for the rows of a whole phase.
+        state_bytes: parameters, gradients and optimizer states.
+        activation_bytes: x, y and what is saved for the backward pass.
+        buffer_bytes: the gradients of x and y, and buffers for all rows of a phase.
         ring_bytes: buffers for the rows of one chunk.
         routing_bytes: probabilities, weights and indices.
-        host_bytes: what is offloaded.
+        host_bytes: offloaded activations.
     """
 
     state_bytes: int
@@ -66,7 +66,7 @@ def peak_bytes(
     """Return the peak of a training step, forward and backward.
 
         reused    2·T·M (x, y) + 2·T·M (their gradients) + chunks of M and H in rings
-        none      2·T·M + N·(M + H) + T·k·M kept; 2·T·M + T·k·M + N·M + chunks of H besides
+        none      2·T·M + N·(M + H) + T·k·M saved, 2·T·M + T·k·M + N·M + chunks of H in buffers
 
     with H twice for swiglu. In one chunk, forward and backward, every strategy is "none". In a
     tensor-parallel group strategy and capacity do not matter: see `solve.layer.memory`.
@@ -144,11 +144,11 @@ class _Counts:
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
     def gradient_sum_bytes(self, states: StateBytes) -> int:
-        """Return what sums in float32 take beyond the gradients of narrower parameters."""
+        """Return the bytes of float32 sums beyond the gradients of narrower parameters."""
         if self._element >= FULL_BYTES or self._degrees[1] == 1:
             return 0
-        product = self._layer.d_model * self._layer.d_hidden * self._element
-        return max(0, FULL_BYTES - states.gradient) * self._expert_parameters + product
+        one_weight = self._layer.d_model * self._layer.d_hidden * self._element
+        return max(0, FULL_BYTES - states.gradient) * self._expert_parameters + one_weight
 
     def ring_bytes(self, *, backward: bool) -> int:
         degree, layer = self._degrees[backward], self._layer
@@ -167,14 +167,14 @@ class _Counts:
         gate = max(self._element, FULL_BYTES)
         probabilities = self._workload.tokens_per_rank * self._layer.num_experts * gate
         orders = 1 if self._degrees[0] == self._degrees[1] else 2
-        kept = probabilities + self._pairs * (gate + _INDEX_BYTES * (1 + orders))
+        saved = probabilities + self._pairs * (gate + _INDEX_BYTES * (1 + orders))
         if not self._reuses:
             drops = self._share < 1
-            return kept + self._pairs * (self._element + _INDEX_BYTES * (1 + drops))
+            return saved + self._pairs * (self._element + _INDEX_BYTES * (1 + drops))
         tokens = self._rows * _INDEX_BYTES * (self._layer.top_k > 1)
         weights = 2 * self._rows * self._element
-        brought_back = 2 * self._rows * self._element
-        return kept + tokens + self._pairs * gate + max(weights + brought_back, probabilities)
+        returned = 2 * self._rows * self._element
+        return saved + tokens + self._pairs * gate + max(weights + returned, probabilities)
 
     def host_bytes(self) -> int:
         width = self._layer.d_model * self._keeps_input + self._middle * self._keeps_middle
@@ -185,19 +185,19 @@ class _Counts:
         return middle_elements(self._layer)
 
     def _regroups(self, phase: int) -> bool:
-        """Whether rows of several experts, or of several pieces, arrive from several ranks."""
+        """Return whether rows of several experts, or pieces of a chunk, come from several ranks."""
         own, other = self._degrees[phase], self._degrees[1 - phase]
         cells = self._workload.local_experts > 1 or own % other > 0
         return self._workload.world_size > 1 and cells
 
 
 class _TensorParallelCounts(_Counts):
-    """Counts of a tensor-parallel group: nothing is dispatched, and x is gathered from again."""
+    """Counts of a tensor-parallel group: no row is dispatched, and x's are gathered again."""
 
     def activation_bytes(self) -> int:
-        kept, _ = tensor_parallel_tokens(self._workload)
+        saved, _ = tensor_parallel_tokens(self._workload)
         rows = tensor_parallel_rows(self._workload, 1)
-        return (kept * self._layer.d_model + rows * self._middle) * self._element
+        return (saved * self._layer.d_model + rows * self._middle) * self._element
 
     def buffer_bytes(self) -> int:
         _, buffered = tensor_parallel_tokens(self._workload)

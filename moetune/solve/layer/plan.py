@@ -1,4 +1,4 @@
-"""Plan of one layer: candidates from costs, the best of them, and why it is the best."""
+"""Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,6 @@ from moetune.solve.layer.uncertainty import Confidence, judge_choice
 from moetune.solve.layer.words import (
     ONE_RANK,
     PAGEABLE,
-    beware,
     binding_resource,
     explain_choice,
     explain_fewest,
@@ -38,6 +37,7 @@ from moetune.solve.layer.words import (
     explain_strategy,
     explain_strategy_loss,
     reuses,
+    trust_warnings,
 )
 
 
@@ -48,8 +48,8 @@ class SolvedPlan:
     Args:
         step: the chosen step of the layer; in a whole model of one MoE layer, with one
             micro-batch.
-        ranked: the layer's memory strategies and degrees; None in a whole model, where memory is
-            the layout's matter.
+        ranked: the layer's memory strategies and degrees; None in a whole model, where the
+            search over layouts bounds the memory.
     """
 
     plan: Plan
@@ -174,7 +174,7 @@ def _plan_of(
 def _doubts(
     ranking: Ranking, profile: str, provenance: Provenance, *, has_refits: bool
 ) -> Iterator[str]:
-    yield from beware(
+    yield from trust_warnings(
         trust=ranking.best.trust,
         provenance=provenance,
         profile=profile,
@@ -187,6 +187,7 @@ def _doubts(
         backward_degree=best.backward.degree,
         strategy=ranking.strategy,
     )
+    # The limit bounds the papers' formulas, so that plans compare with theirs; the peak only warns.
     if peak.device_bytes > limit:
         yield explain_peak(peak_bytes=peak.device_bytes, limit_bytes=limit)
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE

@@ -1,7 +1,7 @@
 """Ranges of tokens and their degrees: exact where costs are lines, few where they are measured.
 
 Measured curves have noise, and with it near-ties: the best degree would change at every other
-size, by nothing that anybody could measure.
+size, for gains too small to measure.
 """
 
 import math
@@ -37,8 +37,8 @@ def fewest_ranges(
 
     Where measured chunks are not worth it, only the fewest are good (`choose.WORTH`).
 
-    From left to right, each range goes on while any degree of either phase is good for all of
-    it: there are no fewer. Then the change between two ranges is put where both take as long.
+    From left to right, each range goes on while each phase has a degree that is good for all of
+    it, which gives the fewest. Then two ranges meet where both take as long.
 
     Args:
         sizes: to solve, ascending and with `tokens` among them; the last one ends the table.
@@ -71,7 +71,7 @@ def fewest_ranges(
 
 
 def _firsts(good: Sequence[_Bools]) -> list[int]:
-    """Return at which size each range begins; `good` has, by phase, shape (sizes, degrees)."""
+    """Return the index of each range's first size; `good` has, by phase, shape (sizes, degrees)."""
     firsts = [0]
     alive = [phase[0] for phase in good]
     for at in range(1, len(good[0])):
@@ -88,7 +88,7 @@ def _smallest(good: _Bools) -> int:
 
 
 def _change(chooser: DegreeChooser, low: int, high: int, before: _Degrees, after: _Degrees) -> int:
-    """Return from which size after `low` and up to `high` the degrees `after` are faster."""
+    """Return the size after `low` and up to `high` from which the degrees `after` are faster."""
     while high - low > max(1, low // RESOLUTION):
         middle = (low + high) // 2
         allowed = (chooser.allowed(phase, middle) for phase in PHASES)
@@ -147,7 +147,7 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
     """Return the time of each degree, ∞ where it is not allowed.
 
     Chunk costs are interpolated on a geometric grid, linearly, so that lines stay exact: eight
-    points a factor of two meet a smooth curve within 0.1 %. To ask the measured curves for
+    points a factor of two meet a smooth curve within 0.1 %. Evaluating the measured curves for
     every degree at every size would take ten times as long.
 
     Returns:

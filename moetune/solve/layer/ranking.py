@@ -22,8 +22,8 @@ class Ranking:
     """All degrees that are allowed with one strategy, best first.
 
     Args:
-        strategy: the plan's. In one chunk each way there is nothing to use again; the chooser
-            is then that of "none", whatever the strategy.
+        strategy: the plan's. One chunk each way reuses no memory: the chooser is then that of
+            "none", whatever the strategy.
         budget: the memory that the choice has to fit into.
         free: chooser without pins and without a memory limit.
         sequential: one chunk each way, allowed or not.
@@ -47,14 +47,15 @@ class Ranking:
 
     @property
     def order(self) -> Order:
-        """In which the link serves the chunks: reused memory has buffers for one order only."""
+        """The link's order of the chunks; reused memory has buffers for the interleaved one."""
         return self.bounds.chosen_order if self.strategy == "none" else "interleaved"
 
     @property
     def memory_forced(self) -> bool:
-        """Whether the buffers of more than one chunk, or of fewer, would be taken if they fitted.
+        """Whether other degrees would be chosen if their buffers fitted.
 
-        In a tensor-parallel group more chunks take less memory, in others without reuse more.
+        In a tensor-parallel group more chunks take less memory; elsewhere, without reuse, one
+        chunk takes the least.
         """
         if self.strategy != "none":
             return False
@@ -71,7 +72,7 @@ class Ranking:
 
     @property
     def fewest_chunks(self) -> int:
-        """Return the fewest chunks that fit, where more of them take less memory."""
+        """The fewest chunks that fit, where more of them take less memory."""
         largest = self.bounds.largest(self.tokens)
         return self.budget.fewest_chunks(
             strategy=self.strategy, tokens=self.tokens, largest=largest
@@ -87,7 +88,7 @@ class Ranking:
         )
 
     def others(self) -> list[StepTime]:
-        """Return the choices next in time, and one chunk each way wherever that is allowed."""
+        """Return the next fastest choices, and one chunk each way wherever that is allowed."""
         near = (phase[:NUM_ALTERNATIVES] for phase in (self.forward, self.backward))
         steps = [self.step(forward, backward) for forward, backward in product(*near)][1:]
         steps = [step for step in steps if self._is_choice(step.degrees)]
@@ -132,8 +133,8 @@ def rank_degrees(
 ) -> Ranking | None:
     """Return the degrees that the bounds and the memory leave with that strategy.
 
-    None where it does not fit, or where reuse is left with one chunk each way, in which there
-    is nothing to use again, unless the caller pinned it.
+    None where nothing fits, or where a strategy that reuses memory is left with one chunk each
+    way, which reuses none, unless the caller pinned it.
     """
     tokens = budget.workload.tokens_per_rank
     if strategy != "none":
@@ -223,5 +224,5 @@ def _sequential(costs: LayerCosts, bounds: Bounds, tokens: int) -> StepTime:
 
 
 def order_of_steps(step: StepTime) -> tuple[float, int, int]:
-    """Return what steps are sorted by: time, then chunks."""
+    """Return the sort key of steps: time, then chunks."""
     return step.seconds, *step.degrees

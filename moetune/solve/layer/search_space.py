@@ -1,8 +1,8 @@
-"""Sizes that an online search has settled, and the decisions it may try for the next one.
+"""Sizes that an online search has settled, and the decisions that it may try for another one.
 
 Algorithm 1 of MPipeMoE keeps one range for each degree and merges every new size into it. Where
 the best degree does not only grow with the batch, such a range swallows those of others. Here only
-what was settled is kept, and the ranges follow from it: neighbours with equal decisions are one
+settled sizes are stored, and the ranges follow from them: neighbours with equal decisions are one
 range, and a size that contradicts a range splits it.
 """
 
@@ -19,7 +19,7 @@ from moetune.domain.plan import Decision, Plan
 from moetune.solve.layer.memory import layer_memory, total_bytes
 
 REACH = 1 / 16
-"""A decision holds for sizes up to so much larger or smaller than the one it was found for.
+"""A decision holds for sizes that are larger or smaller by up to this share.
 
 Without it a job whose batches all differ would search for each of them.
 """
@@ -30,7 +30,7 @@ Span = tuple[int, int, Decision]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A gap in what is settled: the decisions below and above it, None beyond the outermost."""
+    """The settled decisions below and above an unsettled size; None beyond the outermost ones."""
 
     below: Decision | None = None
     above: Decision | None = None
@@ -61,8 +61,8 @@ class AdaptiveRanges:
         reach: see `REACH`; 0 for the paper's own ranges.
 
     Attributes:
-        spans: the ranges, ascending; what lies between two of them is not settled.
-        violations: how many neighbours contradict that degrees grow with the tokens.
+        spans: the ranges, ascending; sizes between two of them are not settled.
+        violations: number of neighbours whose degrees fall as the tokens grow.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AdaptiveRanges:
         )
 
     def decide(self, tokens: int) -> Decision | None:
-        """Return what is settled for so many tokens, None in a gap.
+        """Return the decision settled for so many tokens; None in a gap.
 
         A dictionary in front, a bisection behind: O(log n) for n ranges.
         """
@@ -95,7 +95,7 @@ class AdaptiveRanges:
         return self.spans[index][2]
 
     def gap(self, tokens: int) -> Gap | None:
-        """Return the gap that so many tokens lie in, None where a decision holds."""
+        """Return the gap that so many tokens lie in; None where a decision holds."""
         if self.decide(tokens) is not None:
             return None
         at = bisect_left(self._sizes, tokens)
@@ -176,7 +176,7 @@ class Space:
         return is_inside and _fits(self.workload, self.limit_bytes, decision)
 
     def fitting(self, decision: Decision) -> Decision:
-        """Return the decision, with more chunks where it takes those for the memory."""
+        """Return the decision with the fewest chunks more that make it fit, else as it is."""
         last = max(self.forward[1], self.backward[1])
         for degree in range(1, last + 1):
             larger = replace(
@@ -192,12 +192,12 @@ class Space:
 def search_space(
     *, plan: Plan, tokens_per_rank: int, gap: Gap, memory_reuse: Strategy | None
 ) -> Space:
-    """Return what may be tried: within the caller's pins and the memory.
+    """Return the degrees and strategies within the caller's pins and the memory.
 
     A strategy that reuses memory only adds work, so where "none" fits it is the only one.
 
     Args:
-        memory_reuse: the strategy that the layer is told to use, None to choose it.
+        memory_reuse: the strategy that the layer is pinned to, None to choose it.
     """
     bounds = plan.inputs.pinned.bounds
     largest = bounds.largest(tokens_per_rank)
@@ -256,9 +256,9 @@ def _strategies(
 
 
 def _limit(plan: Plan) -> int | None:
-    """Return the memory; where it forced the plan and its size is not told, what that needs.
+    """Return the memory limit; where it bound the plan but is not recorded, the plan's memory.
 
-    A layer in a whole model fits as planned, and its share of the limit is not told.
+    A layer in a whole model fits as planned, and plans record no limit for it: None.
     """
     if plan.transformer is not None:
         return None

@@ -1,4 +1,4 @@
-"""Choice of a memory strategy: each at its best degrees, and the fastest that fits."""
+"""Choice of a memory strategy: each one at its best degrees, then the fastest one that fits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ from moetune.solve.layer.times import PhaseTime, StepTime, paper_seconds
 from moetune.solve.layer.words import explain_strategy_loss
 
 UNLIMITED = 2**62
-KEPT_ONLY: tuple[Strategy, ...] = ("none",)
-"""The strategies of a tensor-parallel group: it dispatches nothing to be sent again."""
+NO_REUSE: tuple[Strategy, ...] = ("none",)
+"""The strategies of a tensor-parallel group, which dispatches nothing that could be sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def choose_strategy(
         ProfileError: the pinned strategy copies, and no copies were measured.
     """
     budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes)
-    allowed = KEPT_ONLY if budget.shrinks_with_chunks else _allowed(costs, bounds)
+    allowed = NO_REUSE if budget.shrinks_with_chunks else _allowed(costs, bounds)
     rankings = [
         ranking
         for strategy in allowed
@@ -133,24 +133,24 @@ def _allowed(costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
 def _fastest(rankings: Sequence[Ranking]) -> Ranking:
     least = min(ranking.best.seconds for ranking in rankings)
     is_measured = rankings[0].chooser.is_measured
-    kept = rankings[0]
-    if kept.strategy == "none" and least >= kept.best.seconds * (1 - WORTH * is_measured):
-        return kept
+    first = rankings[0]
+    if first.strategy == "none" and least >= first.best.seconds * (1 - WORTH * is_measured):
+        return first
     limit = least * (1 + (NOISE if is_measured else TIE))
     return next(ranking for ranking in rankings if ranking.best.seconds <= limit)
 
 
 def all_contenders(ranked: RankedLayer) -> tuple[Contender, ...]:
-    """Return the candidates that were ranked; where the strategy was pinned, the others, too.
+    """Return the ranked candidates; where the strategy was pinned, also the other strategies'.
 
-    The chosen strategy's is the chosen step itself. The others are ranked with the caller's
-    other pins.
+    The chosen strategy's candidate is the chosen step. The others are ranked now, with the
+    caller's other pins.
     """
     best = ranked.best
     if best.bounds.strategy is None:
         return ranked.contenders
     free = replace(best.bounds, strategy=None)
-    strategies = KEPT_ONLY if best.budget.shrinks_with_chunks else _allowed(best.costs, free)
+    strategies = NO_REUSE if best.budget.shrinks_with_chunks else _allowed(best.costs, free)
     others = [
         ranking
         for one in strategies
@@ -166,7 +166,7 @@ def _contender(strategy: Strategy, best: Ranking, rankings: Sequence[Ranking]) -
     """Return the strategy's best step that fits; where none does, its fastest one.
 
     Args:
-        best: the chosen ranking, for what every strategy is ranked with.
+        best: the chosen ranking, whose costs, bounds and budget hold for every strategy.
         rankings: of all strategies that fit.
     """
     ranking = next((one for one in rankings if one.strategy == strategy), None)
@@ -210,7 +210,7 @@ def _smallest(
     """Return the plan with the least memory: one chunk, or as many as may be with reuse."""
     most = bounds.largest(budget.workload.tokens_per_rank)
     choices = []
-    for strategy in reversed(allowed):  # all that reuse take the same, S4 needs no host memory
+    for strategy in reversed(allowed):  # all that reuse take as much; S4 takes no host memory
         for degree in (1, most):
             degrees = bounds.forward_degree or degree, bounds.backward_degree or degree
             choices.append((strategy, degrees, budget.memory(strategy=strategy, degrees=degrees)))
@@ -223,7 +223,7 @@ def _what_would_fit(
     tokens = budget.workload.tokens_per_rank
     free = replace(bounds, forward_degree=None, backward_degree=None, strategy=None)
     if free != bounds:
-        nearest: tuple[Strategy, ...] = ("none", "S4")  # the one of least change, then least need
+        nearest: tuple[Strategy, ...] = ("none", "S4")  # least work first, then least memory
         for one in nearest[:1] if budget.shrinks_with_chunks else nearest:
             name, chunks, memory = _smallest(budget, [one], free)
             if total_bytes(memory) <= budget.limit_bytes:

@@ -1,7 +1,7 @@
 """Predicted times of a phase and of a step: closed forms, and timelines where memory is reused.
 
-`phase_time` answers how long a phase takes in r chunks with a memory strategy, `step_time` how
-long both take with what lies around them; every caller of the solver asks these two.
+Every prediction of a layer is `phase_time`, one phase in r chunks with a memory strategy, or
+`step_time`, both phases and the overhead around them.
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,13 @@ class PhaseTime:
     """One phase at one degree.
 
     Args:
-        seconds: from the first dispatch to the last combine, or from the gathering, else the
-            first chunk's experts, to the last sum.
-        transfer: one chunk's dispatch or combine, or its sum.
+        seconds: from the first dispatch to the last combine; in tensor parallelism from the
+            all-gather, else the first chunk's experts, to the last all-reduce.
+        transfer: one chunk's dispatch or combine; in tensor parallelism its all-reduce.
         compute: one chunk's experts.
         copies: one chunk's copies between device and host.
-        num_transfers: of a chunk; 3 where what the experts received is sent again, 1 where
-            the experts' results are summed.
-        gathering: of all ranks' tokens, before the first chunk.
+        num_transfers: of a chunk; 3 where it is dispatched again, 1 in tensor parallelism.
+        gathering: all-gather of the tokens before the first chunk.
     """
 
     degree: int
@@ -60,7 +59,7 @@ class PhaseTime:
 
     @property
     def work_seconds(self) -> float:
-        """All pieces one after another."""
+        """All transfers, experts and copies one after another."""
         return self.link_seconds + self.device_seconds + self.copy_seconds
 
     @property
@@ -71,7 +70,7 @@ class PhaseTime:
 
     @property
     def critical_device_seconds(self) -> float:
-        """Experts on the critical path; where the sums bind, those of the first chunk."""
+        """Experts on the critical path; where all-reduces bind, those of the first chunk."""
         if self._link_binds:
             return self.compute.seconds if self.num_transfers == 1 else 0.0
         return self.device_seconds
@@ -91,7 +90,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Both phases of one step, and what lies around them."""
+    """Both phases of one step, and the overhead around them."""
 
     forward: PhaseTime
     backward: PhaseTime
@@ -112,8 +111,8 @@ class StepTime:
     def trust(self) -> Trust:
         """The least trust in any number behind the pipelined part.
 
-        What lies around it, often with the gate's tiny GEMM outside all measured shapes,
-        counts only where it is a share worth the name.
+        The overhead, often with a tiny GEMM of the gate outside all measured shapes, counts
+        only above `OVERHEAD_SHARE`.
         """
         phases = (self.forward, self.backward)
         parts = [part for phase in phases for part in phase.parts]
@@ -133,7 +132,7 @@ def phase_time(
 ) -> PhaseTime:
     """Return the predicted time of one phase with `tokens` on each rank.
 
-    Where everything is kept, by the closed form. Where memory is reused, by the fluid timeline;
+    Strategy "none" takes the closed form. Where memory is reused, the fluid timeline is simulated;
     the link then always interleaves, whatever `order` is.
 
     Args:
@@ -192,14 +191,14 @@ def step_time(
 ) -> StepTime:
     """Return the predicted time of one step: what `verify` compares with the measured one.
 
-    In one chunk each way there is nothing to use again, and every strategy is alike.
+    One chunk each way reuses no memory, so that every strategy takes as long.
     """
     degrees = {"forward": forward_degree, "backward": backward_degree}
-    how = "none" if max(degrees.values()) == 1 else strategy
+    reused = "none" if max(degrees.values()) == 1 else strategy
     forward, backward = (
         phase_time(
             costs=costs, phase=phase, tokens=tokens, degree=degrees[phase], order=order,
-            strategy=how,
+            strategy=reused,
         )
         for phase in PHASES
     )  # fmt: skip
@@ -222,8 +221,8 @@ def paper_seconds(*, costs: LayerCosts, strategy: Strategy, tokens: int) -> floa
 
     b are the rows of one rank; q are those of Table II in general form: 2 GEMMs forward (3 for
     swiglu), twice as many backward and those that recompute T_M; 2 transfers, and one more where
-    T_DI is sent again; copies of T_DI and T_M. The speeds W are those of the whole batch. There
-    are no start-up times and no filling of the pipeline in it.
+    T_DI is sent again; copies of T_DI and T_M. The speeds W are those of the whole batch. The
+    equation omits start-up times and the filling of the pipeline.
 
     Raises:
         ProfileError: the strategy copies, and no copies were measured.

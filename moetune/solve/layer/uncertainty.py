@@ -1,4 +1,4 @@
-"""Uncertainty of a choice: it is compared again under many refits of the measurements."""
+"""Uncertainty of a choice, compared with others under many refits of the measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,10 +42,10 @@ def judge_choice(
     strategy: Strategy = "none",
     rivals: Sequence[StepTime] = (),
 ) -> Confidence:
-    """Compare the chosen degrees with their contenders, and strategies, under each refit.
+    """Compare the chosen degrees and strategy with their contenders under each refit.
 
     The phases share no decision, so each is compared alone and the best of both are added.
-    Without refits the nominal costs are taken for certain.
+    Without refits the nominal costs count as certain.
 
     Args:
         costs: the nominal ones.
@@ -62,7 +62,7 @@ def judge_choice(
     for refit in (replace(costs, costs=one) for one in resamples or (costs.costs,)):
         chosen, best = _compare(refit, tokens, contenders, order, strategy)
         for rival in rivals:
-            best = min(best, _again(refit, rival, tokens, order).seconds)
+            best = min(best, _step_under(refit, rival, tokens, order).seconds)
         steps.append(chosen)
         regrets.append(chosen / best - 1 if best else 0.0)
     steps.sort()
@@ -112,7 +112,7 @@ def _hopeless_seconds(
     return (forward[0].seconds + backward[0].seconds + overhead) * HOPELESS
 
 
-def _again(refit: LayerCosts, step: StepTime, tokens: int, order: Order) -> StepTime:
+def _step_under(refit: LayerCosts, step: StepTime, tokens: int, order: Order) -> StepTime:
     return step_time(
         costs=refit,
         tokens=tokens,

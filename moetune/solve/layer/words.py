@@ -1,4 +1,4 @@
-"""Reasons in words: why a choice won, why others lost, what to beware of, with figures."""
+"""Reasons in words, with figures: why a choice won, why others lost, and warnings."""
 
 from collections.abc import Iterator
 
@@ -10,17 +10,17 @@ from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.times import StepTime
 
-HOW: dict[Strategy, str] = {
+STRATEGY_WORDS: dict[Strategy, str] = {
     "none": "all activations are kept",
     "S1": "what the experts received and their pre-activations wait in host memory",
     "S2": "tokens are sent again, pre-activations wait in host memory",
     "S3": "what the experts received waits in host memory, pre-activations are computed again",
     "S4": "tokens are sent again, pre-activations are computed again",
 }
-"""Words for the way in which a strategy gets back activations (MPipeMoE Table II)."""
+"""How each strategy restores activations for the backward pass (MPipeMoE Table II)."""
 PAGEABLE = (
-    "no copies from pinned memory were measured: activations are offloaded to pageable memory, in "
-    "the place of computation"
+    "no copies from pinned memory were measured: activations are offloaded to pageable memory, and "
+    "nothing is computed meanwhile; `moetune profile` measures pinned copies"
 )
 ONE_RANK = (
     "One rank sends nothing, so there is no transfer to hide, and more chunks would only repeat "
@@ -29,9 +29,9 @@ ONE_RANK = (
 
 
 def binding_resource(step: StepTime) -> Binding:
-    """Return what the critical path of the step consists of, for the most part.
+    """Return the resource with the largest part of the step's critical path.
 
-    With reused memory: what has the most to do.
+    Where memory is reused, the busiest one.
     """
     if reuses(step):
         link, device, copies = _all_seconds(step)
@@ -61,7 +61,7 @@ def explain_choice(
     speeds = ""
     if not interference.is_none:
         speeds = (
-            f" Side by side, transfers run at {interference.comm.comp:.0%} of their speed "
+            f" While they overlap, transfers run at {interference.comm.comp:.0%} of their speed "
             f"and experts at {interference.comp.comm:.0%}."
         )
     if runner_up.seconds < step.seconds:
@@ -79,23 +79,23 @@ def explain_choice(
 
 
 def explain_loss(*, other: StepTime, best: StepTime) -> str:
-    """Return by how much the other choice is slower, and what it pays or misses."""
+    """Return by how much the other choice is slower, with its extra work and missing overlap."""
     slower = other.seconds / best.seconds - 1 if best.seconds else 0.0
     if slower < -TIE:
         return f"{slower:.1%}, within what predictions miss"
     if slower <= TIE:
         return "as fast, with other numbers of chunks"
-    pieces, hidden = (
+    work, hidden = (
         0.0 if abs(seconds) <= TIE * best.seconds else seconds
         for seconds in (
             _work_seconds(other) - _work_seconds(best),
             _hidden_seconds(other) - _hidden_seconds(best),
         )
     )
-    if pieces <= 0:
-        cost = f"its pieces cost {format_seconds(-pieces)} less, but it " if pieces else ""
+    if work <= 0:
+        cost = f"its chunks add up to {format_seconds(-work)} less, but it " if work else ""
         return f"+{100 * slower:.1f} %: {cost}hides {format_seconds(-hidden)} less"
-    cost = f"its pieces cost {format_seconds(pieces)} more"
+    cost = f"its chunks add up to {format_seconds(work)} more"
     if hidden > 0:
         return f"+{100 * slower:.1f} %: {cost} and hide only {format_seconds(hidden)} more"
     less = f"it hides {format_seconds(-hidden)} less" if hidden else "it hides nothing more"
@@ -105,7 +105,7 @@ def explain_loss(*, other: StepTime, best: StepTime) -> str:
 def explain_strategy_loss(
     *, other: StepTime, needed_bytes: int, limit_bytes: int, best: StepTime
 ) -> str:
-    """Return why another strategy lost: it does not fit, or what more it has to do."""
+    """Return why another strategy lost: it does not fit, or its extra work."""
     if needed_bytes > limit_bytes:
         return (
             f"does not fit: it needs {format_bytes(needed_bytes)}, "
@@ -128,7 +128,7 @@ def explain_strategy_loss(
 def explain_strategy(
     *, best: StepTime, needed_bytes: int, without_bytes: int, limit_bytes: int
 ) -> str:
-    """Return why memory is reused in the way of `best`.
+    """Return why the strategy of `best` reuses memory.
 
     Args:
         needed_bytes: by the choice.
@@ -136,16 +136,17 @@ def explain_strategy(
     """
     return (
         f"Memory binds: keeping everything needs {format_bytes(without_bytes)}, the limit is "
-        f"{format_bytes(limit_bytes)}. Strategy {best.strategy} ({HOW[best.strategy]}) needs "
-        f"{format_bytes(needed_bytes)} and is the fastest one that fits. {_critical_path(best)}"
+        f"{format_bytes(limit_bytes)}. Strategy {best.strategy} ({STRATEGY_WORDS[best.strategy]}) "
+        f"needs {format_bytes(needed_bytes)} and is the fastest one that fits. "
+        f"{_critical_path(best)}"
     )
 
 
 def explain_peak(*, peak_bytes: int, limit_bytes: int) -> str:
-    """Return by how much rings and routing data, which the formulas leave out, are too much."""
+    """Return by how much a step with rings and routing data, not in the formulas, is too large."""
     return (
         f"with rings and routing data a step's peak is {format_bytes(peak_bytes)}, "
-        f"{format_bytes(peak_bytes - limit_bytes)} over the limit: allow it so much more"
+        f"{format_bytes(peak_bytes - limit_bytes)} over the limit: leave that much more memory free"
     )
 
 
@@ -161,15 +162,15 @@ def explain_memory(*, tokens: int, max_pipelined_tokens: int) -> str:
 def explain_fewest(*, fewest: int) -> str:
     """Return why more chunks are taken than would be best in a tensor-parallel group."""
     return (
-        f"Memory binds: the rows of fewer than {count_chunks(fewest)} do not fit, and so many "
-        "chunks are more than it takes to hide the transfers."
+        f"Memory binds: the rows of fewer than {count_chunks(fewest)} do not fit, although fewer "
+        "chunks would be faster."
     )
 
 
-def beware(
+def trust_warnings(
     *, trust: Trust, provenance: Provenance, profile: str, assumed_spread: bool
 ) -> Iterator[str]:
-    """Yield what makes the prediction doubtful and what to run against it.
+    """Yield warnings about a doubtful prediction, with the command that helps.
 
     Args:
         trust: the least trust in any number behind the step.
@@ -222,26 +223,26 @@ def _critical_path(step: StepTime) -> str:
 
 
 def _gain(step: StepTime, sequential: StepTime) -> str:
-    """Return what the chunks hide, and what smaller pieces cost or save.
+    """Return the time that the chunks hide, and that smaller chunks cost or save.
 
-    Where transfers and experts slow each other down by more than they share, overlapping
-    itself loses time, and the chunks win, if at all, by their smaller pieces.
+    Where transfers and experts slow each other down by more than they overlap, overlapping
+    itself loses time, and smaller chunks win, if at all, by less work.
     """
     hidden = _hidden_seconds(step)
-    pieces = _work_seconds(step) - _work_seconds(sequential)
+    work = _work_seconds(step) - _work_seconds(sequential)
     if hidden > TIE * step.seconds:
         hide, but = f"hide {format_seconds(hidden)} of it", "and"
     elif hidden < -TIE * step.seconds:
-        hide, but = f"hide none of it and lose {format_seconds(-hidden)} side by side", "but"
+        hide, but = f"hide none of it and lose {format_seconds(-hidden)} by overlapping", "but"
     else:
         hide, but = "hide none of it", "but"
-    if pieces < 0:
-        return f"{hide}, {but} smaller pieces save {format_seconds(-pieces)}"
-    return f"{hide} for {format_seconds(pieces)} of smaller pieces" if pieces else hide
+    if work < 0:
+        return f"{hide}, {but} smaller chunks save {format_seconds(-work)}"
+    return f"{hide} at a cost of {format_seconds(work)} for smaller chunks" if work else hide
 
 
 def reuses(step: StepTime) -> bool:
-    """Return whether the step uses memory again: not in one chunk each way."""
+    """Return whether the step reuses memory, which one chunk each way never does."""
     return step.strategy != "none" and max(step.degrees) > 1
 
 

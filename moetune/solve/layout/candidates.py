@@ -1,4 +1,4 @@
-"""Values of the search over layouts: a way to run one, with its time, or with what is too large."""
+"""Results of the search over layouts: candidates with their times, and layouts that do not fit."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from moetune.solve.model.stages import PipelineTime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """Micro-batches of a step, and where its states are, in one layout.
+    """Micro-batches of a step, recomputation, and the location of model states.
 
     Args:
         sequences: of a micro-batch.
@@ -39,10 +39,10 @@ class Candidate:
     """A layout that fits, with its time.
 
     Args:
-        hops: one micro-batch's way from each stage to the next.
-        gradients: their reduction, as far as nothing hides it.
-        transfers: of chunks, as far as nothing hides them.
-        chunks: how the states are kept in chunks; None where each rank keeps its own.
+        hops: send of one micro-batch from each stage to the next.
+        gradients: exposed time of their reduction.
+        transfers: exposed time of chunks' transfers.
+        chunks: chunks and cache of the model states; None where they are not in chunks.
     """
 
     layout: Layout
@@ -63,11 +63,11 @@ class Candidate:
         return self.pipeline.seconds + self.transfers.seconds + after
 
     @property
-    def is_roomy(self) -> bool:
-        """Whether nothing was given up for memory on the device."""
+    def keeps_everything(self) -> bool:
+        """Whether no recomputation, offload or repeated gather saves memory on the device."""
         chunks = self.chunks
-        comes_once = chunks is None or chunks.num_gathers <= chunks.num_chunks
-        return comes_once and not (self.setting.recompute or self.setting.offload)
+        gathers_once = chunks is None or chunks.num_gathers <= chunks.num_chunks
+        return gathers_once and not (self.setting.recompute or self.setting.offload)
 
     @property
     def order(self) -> tuple[float, int, bool, bool]:
@@ -78,10 +78,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit:
-    """A layout that does not fit, at its smallest.
+    """A layout that does not fit, in the setting with the least memory.
 
     Args:
-        host_bytes: what offloaded states would take of the host, where that is too much.
+        host_bytes: of offloaded states, where the host has less; else 0.
     """
 
     layout: Layout
@@ -92,7 +92,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """All layouts.
+    """Every layout that was tried, by outcome.
 
     Args:
         best: of each layout that fits, the fastest candidate; by time.

@@ -1,6 +1,6 @@
 """Chunked model states of a layout: sharded over replicas, offloaded where copies were measured.
 
-Chunks are for whole models on every rank of a replica's own: tp and pp are 1.
+Only layouts whose replicas are single ranks have them: tp and pp are 1.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def can_offload(costs: Costs) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunker:
-    """One layout's states in chunks.
+    """Planner of one layout's states in chunks.
 
     Args:
         limit_bytes: of the device.
@@ -56,7 +56,7 @@ class Chunker:
         """Return the best chunks and cache; None where they do not fit.
 
         Args:
-            others: activations and buffers of the same setting; its states do not count.
+            others: activations and buffers of the same setting; its states are ignored.
 
         Raises:
             ProfileError: a copy or a collective was not measured.
@@ -73,7 +73,7 @@ class Chunker:
         )
 
     def least(self, *, others: ModelMemory, offload: bool) -> tuple[ModelMemory, int]:
-        """Return the least memory on the device, and what it takes of the host."""
+        """Return the least memory on the device, and the bytes on the host."""
         modules = self._modules()
         parameters = [parameter for module in modules for parameter in module.parameters]
         largest = max(one.num_elements for one in parameters) * dtype_bytes(self.prices.dtype)
@@ -87,7 +87,7 @@ class Chunker:
         return packed.memory(fewest, self._budget(others)), packed.host_bytes
 
     def replicated(self) -> Chunks:
-        """Return the chunks of states that stay whole on every rank: gradients travel in them."""
+        """Return the chunks in which gradients travel where every rank has all states."""
         prices = replace(self._prices(offload=False), scatter=False)
         packed = pack_modules(
             self._modules(), prices=prices, each=self.prices.state_bytes, budget=None

@@ -43,7 +43,7 @@ COPIES = "copies to the host were not measured: run `moetune profile`"
 
 
 def what_would_fit(search: LayoutSearch, *, inputs: PlanInputs) -> str:
-    """Return the change that leaves the most as it is: a pin, then the number of ranks."""
+    """Return the smallest change that makes a layout fit: of a pin, else of the ranks."""
     pins, costs = search.pins, search.prices.costs
     if pins.offload is False and _smallest(
         replace(search, pins=replace(pins, offload=None)), inputs
@@ -64,7 +64,7 @@ def what_would_fit(search: LayoutSearch, *, inputs: PlanInputs) -> str:
 
 
 def _smallest(search: LayoutSearch, inputs: PlanInputs) -> Layout | None:
-    """Return the layout with the least memory, None where it does not fit either."""
+    """Return the layout with the least memory; None where not even that fits."""
     model = search.prices.model
     try:
         batch = whole_batch(

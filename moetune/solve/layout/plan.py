@@ -22,7 +22,7 @@ from moetune.domain.request import PlanInputs
 from moetune.solve.layer.memory import layer_memory, limit_of
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
-from moetune.solve.layer.words import beware
+from moetune.solve.layer.words import trust_warnings
 from moetune.solve.layout.candidates import Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import can_chunk
 from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
@@ -34,19 +34,19 @@ from moetune.solve.layout.words import (
     explain_layout,
     explain_layout_loss,
     explain_unfit,
-    not_measured,
-    not_ours,
-    omitted,
+    omission_warnings,
     parts_of,
+    runtime_warnings,
     trust_of,
+    unmeasured_warnings,
 )
 from moetune.solve.model.prices import Prices, one_chunk_of
 from moetune.solve.runtime import MOETUNE, TargetRuntime
 
 NUM_LAYOUTS = 6
-"""Layouts that a plan names after the best, of those that fit."""
+"""Most layouts, of those that fit, that a plan lists after the best."""
 NUM_UNFIT = 2
-"""Layouts that nearly fit that it names, too."""
+"""Most layouts that nearly fit that it lists, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
     Raises:
         InputError: the ranks, the pins, the layers, heads, experts or sequences do not divide.
         InfeasiblePlanError: no layout fits into memory.
-        ProfileError: no layout that fits has a price: the profile lacks an operation.
+        ProfileError: every layout that fits needs an operation that was not measured.
     """
     search, found = search_layouts(problem)
     best = found.best[0]
@@ -175,9 +175,9 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
 
 
 def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> SolvedPlan:
-    """Return the plan of one MoE layer in the layout, for the layer that runs there.
+    """Return the plan of one MoE layer in the layout.
 
-    Its memory is no bound: the search over layouts has seen that it fits.
+    It has no memory limit: the search over layouts has checked that it fits.
     """
     trial, inputs = search.trial(best.layout), problem.inputs
     workload = trial.workload(best.setting)
@@ -212,7 +212,7 @@ def _layer_memory(search: LayoutSearch, layer: Plan) -> Memory:
 
 
 def _chunks(search: LayoutSearch, best: Candidate) -> Chunks | None:
-    """Return how states are kept in chunks; None on one rank that has room for all of them."""
+    """Return the chunks of the model states; None where a single rank holds all of them."""
     if best.chunks is not None:
         return best.chunks.chunks
     if best.layout.dp == 1 or not can_chunk(best.layout, search.prices):
@@ -246,7 +246,7 @@ def _transformer(
 
 
 def stages_of(search: LayoutSearch, best: Candidate) -> tuple[StageTime, ...]:
-    """Return what each stage takes of a micro-batch."""
+    """Return each stage's times of one micro-batch."""
     seconds, recompute = best.priced.seconds, best.setting.recompute
     sends = [*(hop.seconds for hop in best.hops), 0.0]
     return tuple(
@@ -263,7 +263,7 @@ def stages_of(search: LayoutSearch, best: Candidate) -> tuple[StageTime, ...]:
 def _losers(
     search: LayoutSearch, found: SearchResult, best_parts: Sequence[Part]
 ) -> Iterator[Alternative]:
-    """Yield the next best layouts, and the best one that shares experts in the other way."""
+    """Yield the next best layouts, and the best one with the other expert parallelism."""
     best, others = found.best[0], found.best[1:]
     kind = best.layout.expert_parallel
     other_way = [one for one in others if one.layout.expert_parallel != kind][:1]
@@ -309,15 +309,15 @@ def _alternative(one: Candidate, lost_because: str) -> Alternative:
 def _doubts(problem: LayoutProblem, found: SearchResult, best: Candidate) -> Iterator[str]:
     inputs = problem.inputs
     num_layouts = len(found.best) + len(found.unfit) + len(found.unpriced)
-    yield from omitted(found.unpriced, num_layouts)
-    yield from not_ours(
+    yield from omission_warnings(found.unpriced, num_layouts)
+    yield from runtime_warnings(
         zero=best.setting.zero and not best.setting.chunked, recompute=best.setting.recompute
     )
-    yield from not_measured(
+    yield from unmeasured_warnings(
         model=problem.model, dtype=inputs.dtype, costs=problem.costs, offload=best.setting.offload
     )
     if best.layout.expert_parallel == "tensor" or problem.provenance == "measured":
-        yield from beware(
+        yield from trust_warnings(
             trust=trust_of(best),
             provenance=problem.provenance,
             profile=inputs.profile,

@@ -24,7 +24,7 @@ from moetune.solve.model.stages import in_flight, one_f_one_b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutSearch:
-    """A model, its batch and what it may take of a device.
+    """A model, its batch and pins, and its memory limits.
 
     Args:
         host_bytes: of the host, for one rank; None where unknown.
@@ -37,7 +37,7 @@ class LayoutSearch:
     host_bytes: int | None = None
 
     def trial(self, layout: Layout) -> "Trial":
-        """Return the layout, ready to be tried."""
+        """Return the trial of one layout."""
         return Trial(search=self, layout=layout, groups=self.prices.groups(layout))
 
 
@@ -50,7 +50,7 @@ class Trial:
     groups: Groups
 
     def candidates(self) -> Iterator[Candidate]:
-        """Yield what fits: blocks run forward again only where they must.
+        """Yield what fits; blocks are recomputed only where they must be.
 
         Raises:
             ProfileError: an operation was not measured.
@@ -66,8 +66,8 @@ class Trial:
     def _ways(self, sequences: int) -> Iterator[Candidate]:
         """Yield what fits with so many sequences.
 
-        States leave the device where they do not fit, or where what room they leave slows the
-        step: a cache so small that chunks come twice, or blocks that run forward again.
+        States are offloaded where they do not fit, or where they leave so little memory that the
+        step is slower: by a cache that gathers chunks twice, or by recomputed blocks.
         """
         on_device = []
         for zero in self._zeros():
@@ -78,7 +78,7 @@ class Trial:
         if False in ways:
             on_device += self._first_chunked(sequences)
         yield from on_device
-        if True not in ways or any(one.is_roomy for one in on_device):
+        if True not in ways or any(one.keeps_everything for one in on_device):
             return
         fastest = min((one.seconds for one in on_device), default=math.inf)
         for recompute in (False, True):
@@ -87,7 +87,7 @@ class Trial:
                 yield found
 
     def _first_chunked(self, sequences: int) -> list[Candidate]:
-        """Return chunks on the device; blocks run forward again only where they must."""
+        """Return chunks on the device; blocks are recomputed only where they must be."""
         for recompute in (False, True):
             found = self._chunked(sequences, offload=False, recompute=recompute)
             if found is not None:
@@ -95,7 +95,7 @@ class Trial:
         return []
 
     def smallest(self) -> Unfit:
-        """Return what takes the least memory."""
+        """Return the setting with the least memory."""
         setting = self._setting(
             min(self._sizes()), zero=self._zeros()[-1:] == (True,), recompute=True
         )
@@ -125,7 +125,7 @@ class Trial:
         )
 
     def _chunk_ways(self) -> tuple[bool, ...]:
-        """Return whether to offload, for each way to keep states in chunks that there is."""
+        """Return the values of `offload` to try with states in chunks; none without chunks."""
         prices, pins, dp = self.search.prices, self.search.pins, self.layout.dp
         if not can_chunk(self.layout, prices) or (dp > 1 and pins.zero is False):
             return ()
@@ -229,7 +229,7 @@ class Trial:
                 share=share,
                 each=prices.state_bytes,
                 footprint=footprint,
-                num_kept=in_flight(
+                num_in_flight=in_flight(
                     stage=index, num_stages=layout.pp, num_micro_batches=setting.num_micro_batches
                 ),
                 sharers=(layout.dp, layout.dp // layout.ep) if setting.zero else (1, 1),
@@ -283,7 +283,7 @@ class Trial:
         return sizes if pinned is None else (pinned,)
 
     def _zeros(self) -> Sequence[bool]:
-        """Return whether to shard: only where several ranks hold the same."""
+        """Return the values of `zero` to try without chunks."""
         pinned = self.search.pins.zero
         if self.search.pins.offload:
             return ()

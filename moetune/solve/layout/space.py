@@ -145,7 +145,7 @@ def _batch_rules(sizes: LayoutSizes, batch: Batch) -> Iterator[BrokenRule]:
 
 
 def _is_wanted(layout: Layout, pins: LayoutPins) -> bool:
-    """Leave out one rank's tensor group, the same as one rank's exchange, unless it is pinned."""
+    """Return False for a tensor group of one rank, which equals all-to-all, unless it is pinned."""
     return layout.expert_parallel != "tensor" or layout.tp > 1 or pins.expert_parallel == "tensor"
 
 

@@ -1,4 +1,4 @@
-"""Parts of a layout's step, what binds it, and the reasons in words."""
+"""Parts of a layout's step, the resource that binds it, and reasons in words."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from moetune.solve.layout.candidates import Batching, Candidate
 from moetune.solve.model.costs import CostPart
 from moetune.solve.model.stages import Stage
 
-KINDS: Mapping[PartName, ModelBinding] = MappingProxyType(
+BINDING_OF: Mapping[PartName, ModelBinding] = MappingProxyType(
     {
         "gate": "computation",
         "first all_to_all": "all_to_all",
@@ -45,21 +45,21 @@ _ROUNDING = 1e-12
 def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...]:
     """Return the parts of the step on the slowest stage; they add up to it.
 
-    What runs forward again counts to its part. The bubble is what the slowest stage waits for
-    the others' first micro-batch, less the sends, which are a part of their own.
+    Recomputation counts to the part that it repeats. The bubble is the time that the slowest
+    stage waits for the others' first micro-batch, less the sends, which are a part of their own.
     """
     setting, times = candidate.setting, candidate.pipeline
     stage, count = stages[times.slowest], setting.num_micro_batches
     busy = count * candidate.priced.seconds.stage(stage, recompute=setting.recompute)
     share = times.busy_seconds / busy
     found: dict[PartName, tuple[float, float, float]] = {}
-    for piece, number, runs_again in _pieces(candidate, stage):
-        again = piece.forward.seconds if runs_again and setting.recompute else 0.0
-        layer, forward, both = found.get(piece.name, (0.0, 0.0, 0.0))
-        found[piece.name] = (
-            max(layer, piece.forward.seconds),
-            forward + share * count * number * piece.forward.seconds,
-            both + share * count * number * (piece.seconds + again),
+    for part, number, is_block in _cost_parts(candidate, stage):
+        again = part.forward.seconds if is_block and setting.recompute else 0.0
+        layer, forward, both = found.get(part.name, (0.0, 0.0, 0.0))
+        found[part.name] = (
+            max(layer, part.forward.seconds),
+            forward + share * count * number * part.forward.seconds,
+            both + share * count * number * (part.seconds + again),
         )
     idle = times.seconds - times.busy_seconds - times.send_seconds
     found["stage sends"] = (0.0, 0.0, times.send_seconds)
@@ -75,52 +75,52 @@ def parts_of(candidate: Candidate, stages: tuple[Stage, ...]) -> tuple[Part, ...
             seconds=found[name][2],
             share=found[name][2] / candidate.seconds,
         )
-        for name in KINDS
+        for name in BINDING_OF
         if name in found and found[name][2]
     )
 
 
-def kinds_of(parts: Iterable[Part]) -> Mapping[ModelBinding, float]:
-    """Return the seconds of each kind of work, by what it is bound by."""
+def seconds_by_binding(parts: Iterable[Part]) -> Mapping[ModelBinding, float]:
+    """Return the seconds of each kind of work, by the resource that binds it."""
     found: dict[ModelBinding, float] = {}
     for part in parts:
-        found[KINDS[part.name]] = found.get(KINDS[part.name], 0.0) + part.seconds
+        found[BINDING_OF[part.name]] = found.get(BINDING_OF[part.name], 0.0) + part.seconds
     return found
 
 
 def binding_of(candidate: Candidate, parts: Iterable[Part]) -> ModelBinding:
-    """Return what most of the step is; memory where blocks run again or states are offloaded."""
+    """Return the largest kind of work; memory where recomputation or the like saves some."""
     setting = candidate.setting
     if setting.recompute or setting.one_chunk or setting.offload:
         return "memory"
-    kinds = kinds_of(parts)
+    kinds = seconds_by_binding(parts)
     return max(kinds, key=kinds.__getitem__)
 
 
 def trust_of(candidate: Candidate) -> Trust:
     """Return the least trust in the time of any part."""
     backbone, moe = candidate.priced.backbone, candidate.priced.moe
-    pieces = (*backbone.attention, *backbone.ffn, *backbone.first, *backbone.last, *moe.pieces)
-    estimates = [one for piece in pieces for one in (piece.forward, piece.backward)]
+    parts = (*backbone.attention, *backbone.ffn, *backbone.first, *backbone.last, *moe.parts)
+    estimates = [one for part in parts for one in (part.forward, part.backward)]
     estimates += [*candidate.hops, candidate.gradients, candidate.optimizer, candidate.transfers]
     return least_trust(one.trust for one in estimates if one.seconds)
 
 
-def _pieces(candidate: Candidate, stage: Stage) -> Iterator[tuple[CostPart, int, bool]]:
-    """Yield each piece of the stage, how often it has it, and whether recomputing repeats it."""
+def _cost_parts(candidate: Candidate, stage: Stage) -> Iterator[tuple[CostPart, int, bool]]:
+    """Yield each part of the stage, its number there, and whether it belongs to a block."""
     backbone, moe = candidate.priced.backbone, candidate.priced.moe
-    for pieces, number, is_block in (
+    for parts, number, is_block in (
         (backbone.attention, stage.num_blocks, True),
         (backbone.ffn, stage.num_dense, True),
-        (moe.pieces, stage.num_moe, True),
+        (moe.parts, stage.num_moe, True),
         (backbone.first, int(stage.is_first), False),
         (backbone.last, int(stage.is_last), False),
     ):
         if number:
-            yield from ((piece, number, is_block) for piece in pieces)
+            yield from ((part, number, is_block) for part in parts)
 
 
-WORDS: dict[ModelBinding, str] = {
+BINDING_WORDS: dict[ModelBinding, str] = {
     "computation": "computation",
     "all_to_all": "all-to-alls",
     "all_reduce": "tensor-parallel all-reduces",
@@ -141,7 +141,7 @@ def name_setting(setting: Batching) -> str:
     """Return "2 sequences in 8 micro-batches, ZeRO"."""
     ways = ["ZeRO"] if setting.zero else []
     ways += ["states on the host"] if setting.offload else []
-    ways += ["blocks run forward again"] if setting.recompute else []
+    ways += ["blocks recomputed"] if setting.recompute else []
     ways += ["one chunk"] if setting.one_chunk else []
     size, count = setting.sequences, setting.num_micro_batches
     text = f"{count} micro-batch{'' if count == 1 else 'es'} of {size} sequence"
@@ -151,11 +151,11 @@ def name_setting(setting: Batching) -> str:
 def explain_layout(
     *, best: Candidate, parts: Sequence[Part], binding: ModelBinding, runner_up: Candidate | None
 ) -> str:
-    """Return what the step of the layout consists of, and by how much it wins."""
-    kinds = kinds_of(parts)
+    """Return the largest parts of the layout's step, and by how much it wins."""
+    kinds = seconds_by_binding(parts)
     most = sorted(kinds, key=kinds.__getitem__, reverse=True)[:2]
     shares = " and ".join(
-        f"{WORDS[kind]} {kinds[kind] / best.seconds:.0%}" for kind in most if kinds[kind]
+        f"{BINDING_WORDS[kind]} {kinds[kind] / best.seconds:.0%}" for kind in most if kinds[kind]
     )
     text = f"Layout {name_layout(best.layout)}: {shares} of a step."
     if binding == "memory":
@@ -167,7 +167,7 @@ def explain_layout(
 
 
 def explain_chunks(choice: ChunkChoice, *, num_micro_batches: int) -> str:
-    """Return what is cached, what moves in a micro-batch, and what of that nothing hides."""
+    """Return the location of states, the cache, and a micro-batch's transfers, hidden or not."""
     chunks, time = choice.chunks, choice.time
     where = "in shards, one on each replica"
     if chunks.offload:
@@ -195,19 +195,21 @@ def explain_chunks(choice: ChunkChoice, *, num_micro_batches: int) -> str:
 def explain_layout_loss(
     *, other: Candidate, parts: Sequence[Part], best: Candidate, best_parts: Sequence[Part]
 ) -> str:
-    """Return by how much a layout is slower, and what it takes longer for."""
+    """Return by how much a layout is slower, and the work that takes longer."""
     slower = other.seconds / best.seconds - 1
     if slower <= TIE:
         return "as fast"
-    mine, its = kinds_of(parts), kinds_of(best_parts)
+    mine, its = seconds_by_binding(parts), seconds_by_binding(best_parts)
     more = {kind: seconds - its.get(kind, 0.0) for kind, seconds in mine.items()}
     most = max(more, key=more.__getitem__)
-    again = ", and its blocks run forward again" if other.setting.recompute else ""
-    return f"+{100 * slower:.1f} %: {format_seconds(more[most])} more of {WORDS[most]}{again}"
+    again = ", and its blocks are recomputed" if other.setting.recompute else ""
+    return (
+        f"+{100 * slower:.1f} %: {format_seconds(more[most])} more of {BINDING_WORDS[most]}{again}"
+    )
 
 
 def explain_unfit(memory: ModelMemory, *, limit_bytes: int) -> str:
-    """Return how much too large a layout is."""
+    """Return by how much a layout is too large."""
     return f"does not fit: {format_bytes(memory.total_bytes - limit_bytes)} over the limit"
 
 
@@ -222,27 +224,29 @@ def name_memory(memory: ModelMemory) -> str:
     )
 
 
-def omitted(unpriced: Sequence[tuple[Layout, ProfileError]], num_layouts: int) -> Iterator[str]:
+def omission_warnings(
+    unpriced: Sequence[tuple[Layout, ProfileError]], num_layouts: int
+) -> Iterator[str]:
     """Yield a warning where layouts lack a measured operation."""
     if unpriced:
         yield (
-            f"{len(unpriced)} of {num_layouts} layouts are omitted, not all measured: "
+            f"{len(unpriced)} of {num_layouts} layouts are omitted, as not all was measured: "
             f"{unpriced[0][1].what}; --allow-modelled estimates them"
         )
 
 
-def not_ours(*, zero: bool, recompute: bool) -> Iterator[str]:
-    """Yield a warning where the plan asks for what moetune's own stages do not do."""
-    wanted = (("shard optimizer states", zero), ("run blocks forward again", recompute))
+def runtime_warnings(*, zero: bool, recompute: bool) -> Iterator[str]:
+    """Yield a warning where the plan needs features that moetune's own stages lack."""
+    wanted = (("shard optimizer states", zero), ("recompute blocks", recompute))
     missing = " and ".join(words for words, is_wanted in wanted if is_wanted)
     if missing:
         yield f"moetune's stages do not {missing} themselves: the plan is for a runtime that does"
 
 
-def not_measured(
+def unmeasured_warnings(
     *, model: Transformer, dtype: str, costs: Costs, offload: bool = False
 ) -> Iterator[str]:
-    """Yield a warning that names the operations that were not measured.
+    """Yield warnings that name the operations that were not measured.
 
     Args:
         offload: the optimizer runs on the host.

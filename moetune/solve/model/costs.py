@@ -15,7 +15,7 @@ from moetune.domain.plan import PartName
 from moetune.domain.samples import HOST_ROWS, HOST_WIDTH
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.choose import DegreeChooser
-from moetune.solve.layer.costs import NOTHING, PHASE_PRODUCTS, total
+from moetune.solve.layer.costs import NOTHING, PHASE_GEMMS, total
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.model.groups import Group
@@ -41,9 +41,9 @@ class Backbone:
     """Everything but the experts.
 
     Args:
-        attention: what each block has before its network.
-        ffn: a dense network.
-        first, last: what the first and the last stage have besides.
+        attention: of every block, with its all-reduce and norms.
+        ffn: of a block without experts, with its all-reduce and launches.
+        first, last: of the first and the last stage: embedding; head and loss.
     """
 
     attention: tuple[CostPart, ...]
@@ -53,18 +53,18 @@ class Backbone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoePieces:
+class MoeParts:
     """One MoE layer at its best degrees."""
 
     step: StepTime
-    pieces: tuple[CostPart, ...]
+    parts: tuple[CostPart, ...]
 
 
 def send_time(
     *, hop: Group, tensor: Group, tokens: int, model: Transformer, dtype: str, costs: Costs,
     runtime: TargetRuntime = MOETUNE,
 ) -> Estimate:  # fmt: skip
-    """Return one micro-batch's way from a stage to the next.
+    """Return the send of one micro-batch from a stage to the next.
 
     Raises:
         ProfileError: no such send was measured.
@@ -86,7 +86,7 @@ def send_time(
 def best_moe_step(
     *, workload: Workload, costs: Costs, bounds: Bounds, num_nodes: int = 0
 ) -> StepTime:
-    """Return the layer's fastest step within the bounds; everything is kept (strategy none).
+    """Return the layer's fastest step within the bounds, with strategy "none".
 
     Args:
         workload: one micro-batch on the ranks that share the experts.
@@ -101,7 +101,7 @@ def best_moe_step(
     return StepTime(forward=forward, backward=backward, overhead=layer.overhead(tokens=tokens))
 
 
-def sum_over(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
+def all_reduce_time(group: Group, *, num_bytes: int, costs: Costs) -> Estimate:
     """Return one all-reduce over the group; 0 in a group of one."""
     if group.size == 1:
         return NOTHING
@@ -140,23 +140,27 @@ class Parts:
         Raises:
             ProfileError: an operation was not measured.
         """
-        sums = self._sums()
+        reduced = self._all_reduce()
         attention = (
             self._attention(),
-            CostPart(name="attention all_reduce", forward=sums, backward=sums),
+            CostPart(name="attention all_reduce", forward=reduced, backward=reduced),
             self._norms(),
         )
-        ffn = (self._ffn(), CostPart(name="FFN all_reduce", forward=sums, backward=sums))
+        ffn = (self._ffn(), CostPart(name="FFN all_reduce", forward=reduced, backward=reduced))
         return Backbone(
             attention=attention,
             ffn=(*ffn, self._launches("dense_block", (*attention, *ffn))),
             first=(
                 self._embedding(),
-                CostPart(name="vocabulary all_reduce", forward=sums, backward=NOTHING),
+                CostPart(name="vocabulary all_reduce", forward=reduced, backward=NOTHING),
             ),
             last=(
                 self._head(),
-                CostPart(name="vocabulary all_reduce", forward=self._sum_of_loss(), backward=sums),
+                CostPart(
+                    name="vocabulary all_reduce",
+                    forward=self._loss_all_reduce(),
+                    backward=reduced,
+                ),
             ),
         )
 
@@ -167,11 +171,11 @@ class Parts:
         experts: Group,
         bounds: Bounds,
         attention: tuple[CostPart, ...],
-    ) -> MoePieces:
+    ) -> MoeParts:
         """Return the MoE layer with its experts on that group.
 
         Args:
-            attention: what the layer's block has before it.
+            attention: of the layer's block.
 
         Raises:
             ProfileError: an operation was not measured.
@@ -185,19 +189,18 @@ class Parts:
         step = best_moe_step(workload=workload, costs=self.costs, bounds=bounds, num_nodes=nodes)
         layer = layer_costs(workload=workload, costs=self.costs, num_nodes=nodes)
         forward, backward = (layer.phase_overhead(phase, tokens=self.tokens) for phase in PHASES)
-        pieces: tuple[CostPart, ...] = (
+        parts: tuple[CostPart, ...] = (
             CostPart(name="gate", forward=forward, backward=backward),
             CostPart(
                 name="experts", forward=_device(step.forward), backward=_device(step.backward)
             ),
         )
         if workload.layer != self.model.moe:
-            pieces += (
-                CostPart(name="MoE all_reduce", forward=self._sums(), backward=self._sums()),
-            )
-        pieces += _links(step, expert_parallel)
-        launches = self._launches("moe_block", (*attention, *pieces))
-        return MoePieces(step=step, pieces=(*pieces, launches))
+            reduced = self._all_reduce()
+            parts += (CostPart(name="MoE all_reduce", forward=reduced, backward=reduced),)
+        parts += _links(step, expert_parallel)
+        launches = self._launches("moe_block", (*attention, *parts))
+        return MoeParts(step=step, parts=(*parts, launches))
 
     def workload(self, num_ranks: int) -> Workload:
         """Return the MoE layer's work on the ranks that share its experts."""
@@ -209,9 +212,9 @@ class Parts:
         )
 
     def _launches(self, op: str, block: tuple[CostPart, ...]) -> CostPart:
-        """Return what the host adds to a block by starting its operations; 0 where not measured.
+        """Return what launching a block's operations on the host adds; 0 where not measured.
 
-        Beside a device that still computes, only what is longer than the computation.
+        Where the device computes meanwhile, only what is longer than the block's computation.
         """
         forward, step = (
             self.costs.rows_op(op=name, dtype=self.dtype, rows=HOST_ROWS, width=HOST_WIDTH)
@@ -266,7 +269,7 @@ class Parts:
                 d_in=d_in,
                 d_out=d_out,
             )
-            for product in PHASE_PRODUCTS[phase]
+            for product in PHASE_GEMMS[phase]
             for d_in, d_out in (
                 (model.head_dim, model.length),
                 (model.length, model.head_dim),
@@ -303,26 +306,26 @@ class Parts:
         )
 
     def _head(self) -> CostPart:
-        width, words = self.model.moe.d_model, self.model.num_words(self.tensor.size)
+        width, vocab = self.model.moe.d_model, self.model.vocab_per_rank(self.tensor.size)
         forward, backward = (
             total(
                 self._rows("norm", phase, width),
-                self._gemm(phase, width, words),
-                self._rows("cross_entropy", phase, words),
+                self._gemm(phase, width, vocab),
+                self._rows("cross_entropy", phase, vocab),
             )
             for phase in PHASES
         )
         return CostPart(name="head and loss", forward=forward, backward=backward)
 
-    def _sums(self) -> Estimate:
+    def _all_reduce(self) -> Estimate:
         num_bytes = self.tokens * self.model.moe.d_model * dtype_bytes(self.dtype)
-        return sum_over(self.tensor, num_bytes=num_bytes, costs=self.costs)
+        return all_reduce_time(self.tensor, num_bytes=num_bytes, costs=self.costs)
 
-    def _sum_of_loss(self) -> Estimate:
-        """Return the all-reduce of each rank's normaliser and the wanted logits."""
+    def _loss_all_reduce(self) -> Estimate:
+        """Return the all-reduce of each rank's normaliser and of the labels' logits."""
         element = max(FULL_BYTES, dtype_bytes(self.dtype))
         num_bytes = (self.tensor.size + 1) * self.tokens * element
-        return sum_over(self.tensor, num_bytes=num_bytes, costs=self.costs)
+        return all_reduce_time(self.tensor, num_bytes=num_bytes, costs=self.costs)
 
     def _gemm(self, phase: Phase, d_in: int, d_out: int) -> Estimate:
         return total(
@@ -335,7 +338,7 @@ class Parts:
                     d_in=d_in,
                     d_out=d_out,
                 )
-                for product in PHASE_PRODUCTS[phase]
+                for product in PHASE_GEMMS[phase]
             )
         )
 
@@ -347,7 +350,7 @@ class Parts:
 
 
 def layer_of(model: Transformer, expert_parallel: ExpertParallel, tp: int) -> LayerShape:
-    """Return a rank's MoE layer: of all widths but where tp ranks exchange the same tokens."""
+    """Return a rank's MoE layer; where tp ranks exchange the same tokens, with 1/tp of H."""
     if expert_parallel == "tensor":
         return model.moe
     return replace(model.moe, d_hidden=model.moe.d_hidden // tp)
@@ -358,7 +361,7 @@ def _device(phase: PhaseTime) -> Estimate:
 
 
 def _links(step: StepTime, expert_parallel: ExpertParallel) -> tuple[CostPart, ...]:
-    """Return the communication that the experts do not hide."""
+    """Return the communication of one layer that its experts do not hide."""
     forward, backward = _exposed(step.forward), _exposed(step.backward)
     if expert_parallel == "tensor":
         return (CostPart(name="MoE all_reduce", forward=forward, backward=backward),)

@@ -61,10 +61,10 @@ def groups_of(layout: Layout, *, per_node: int) -> Groups:
 
 
 def _hop(hop: int, stage: int, num_stages: int, per_node: int) -> Group:
-    """Return what stands for the sends from a stage of so many ranks to the next one.
+    """Return the group whose measured send stands for those from a stage to the next one.
 
-    Where stages of one rank meet at a node's end, one send is on the wire, as when the whole
-    chain of consecutive ranks sends; of wider stages all do.
+    A chain of one-rank stages has the wire between nodes to itself, as when the chain of all ranks
+    sends; all ranks of wider stages send at the same time.
     """
     nodes = _most_nodes(range(hop * stage, (hop + 1) * stage), stage, 2, per_node)
     if nodes > 1 and stage == 1 and per_node > 1:
@@ -74,7 +74,7 @@ def _hop(hop: int, stage: int, num_stages: int, per_node: int) -> Group:
 
 @functools.cache
 def place_group(*, stride: int, size: int, world_size: int, per_node: int) -> Group:
-    """Return the groups of every `stride`-th rank, as the one that meets the most nodes.
+    """Return the groups of every `stride`-th rank, as the one that spans the most nodes.
 
     Args:
         world_size: a multiple of stride·size; the groups tile it.

@@ -19,11 +19,11 @@ _MASK_BYTES = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Parameters on one rank of a stage, by who holds the same.
+    """Parameters on one rank of a stage, by the group that replicates them.
 
     Args:
-        dense: held by all ranks of the data-parallel group.
-        experts: held by the experts' replicas.
+        dense: replicated in the data-parallel group.
+        experts: replicated in the group of the experts' replicas.
     """
 
     dense: int
@@ -32,7 +32,7 @@ class Share:
 
 def share_of(*, model: Transformer, layout: Layout, stage: Stage) -> Share:
     """Return the parameters of one rank of the stage."""
-    vocabulary = model.num_words(layout.tp) * model.moe.d_model
+    vocabulary = model.vocab_per_rank(layout.tp) * model.moe.d_model
     dense = stage.num_blocks * (
         model.attention_parameters // layout.tp + NORMS_OF_A_BLOCK * model.norm_parameters
     )
@@ -49,12 +49,12 @@ def share_of(*, model: Transformer, layout: Layout, stage: Stage) -> Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Bytes that one micro-batch leaves on one rank, for its backward pass or while it runs.
+    """Bytes of one micro-batch on one rank.
 
     Args:
-        dense, moe: of one block without and with experts.
-        block_input: of one block, all that is left of it where it is computed again.
-        head: of head and loss.
+        dense, moe: activations of one block without and with experts.
+        block_input: all that a block keeps where it is recomputed.
+        head: activations of head and loss.
         buffers: of one MoE layer, while it runs.
     """
 
@@ -71,34 +71,34 @@ def footprint_of(
     """Return the bytes of one micro-batch.
 
         dense   T·s·(4·M + 4·M/tp + 2·H/tp)
-        moe     T·s·(3·M + 4·M/tp) and what the layer keeps
+        moe     T·s·(3·M + 4·M/tp) and the MoE layer's activations
         head    T·(2·s·M + (s + f)·V/tp)
 
-    Kept are the block's input, both norms' results and the sum between them, query, key, value
-    and their result, and the network's middle before and after its activation; swiglu keeps
-    its gate besides. Scores of attention are computed again by its kernel. A layer with
-    experts counts its input, the second norm's result, itself. The loss keeps the logits'
-    softmax in full precision beside them.
+    A block saves its input, both norms' results and the sum between them, query, key, value and
+    attention's result, and the FFN's hidden values before and after its activation, for swiglu
+    also its gate's. Attention's kernel recomputes its scores. An MoE layer's activations include
+    its input, the second norm's result. The loss saves the logits, and their softmax in full
+    precision.
 
     Args:
         tokens: T, of the micro-batch.
-        moe: what one MoE layer keeps of it.
+        moe: memory of one MoE layer with the micro-batch.
     """
     layer, element = model.moe, dtype_bytes(dtype)
     full = max(FULL_BYTES, element)
     width, middles = layer.d_model, 3 if layer.activation == "swiglu" else 2
     dense = 4 * width + (4 * width + middles * layer.d_hidden) // tp
-    words = model.num_words(tp)
+    vocab = model.vocab_per_rank(tp)
     scores = wide_logits = 0
     if runtime.is_unfused:
         scores = tokens * model.length * model.num_heads // tp * (2 * element + _MASK_BYTES)
-        wide_logits = tokens * words * FULL_BYTES
+        wide_logits = tokens * vocab * FULL_BYTES
     with_experts = tokens * element * (3 * width + 4 * width // tp)
     return Footprint(
         dense=tokens * element * dense + scores,
         moe=with_experts + scores + moe.activation_bytes,
         block_input=tokens * element * width,
-        head=tokens * (2 * element * width + (element + full) * words) + wide_logits,
+        head=tokens * (2 * element * width + (element + full) * vocab) + wide_logits,
         buffers=moe.buffer_bytes,
     )
 
@@ -109,7 +109,7 @@ def stage_memory(
     share: Share,
     each: StateBytes,
     footprint: Footprint,
-    num_kept: int,
+    num_in_flight: int,
     sharers: tuple[int, int] = (1, 1),
     recompute: bool = False,
     shards_gradients: bool = False,
@@ -117,20 +117,20 @@ def stage_memory(
     """Return the bytes on one rank of a stage.
 
     Args:
-        num_kept: micro-batches in flight.
+        num_in_flight: micro-batches in flight.
         sharers: ranks that shard the optimizer states of dense parameters and of experts (ZeRO).
-        recompute: blocks keep their input only, and one at a time is whole again.
-        shards_gradients: those who shard optimizer states shard gradients, too.
+        recompute: blocks keep their input only, and one at a time is recomputed.
+        shards_gradients: gradients are sharded like the optimizer states.
     """
     count = share.dense + share.experts
     states = -(-share.dense // sharers[0]) + -(-share.experts // sharers[1])
-    activations = num_kept * stage.is_last * footprint.head
+    activations = num_in_flight * stage.is_last * footprint.head
     if recompute:
         one = max(footprint.dense * bool(stage.num_dense), footprint.moe * bool(stage.num_moe))
-        activations += num_kept * stage.num_blocks * footprint.block_input + one
+        activations += num_in_flight * stage.num_blocks * footprint.block_input + one
     else:
         blocks = stage.num_dense * footprint.dense + stage.num_moe * footprint.moe
-        activations += num_kept * blocks
+        activations += num_in_flight * blocks
     sizes = {
         "parameter_bytes": count * each.parameter,
         "gradient_bytes": (states if shards_gradients else count) * each.gradient,

@@ -1,4 +1,4 @@
-"""Costs of a model, each found once and kept for the layouts that share it.
+"""Cached costs of a model's parts, which many layouts share.
 
 Most layouts share most of their costs: a block depends on the micro-batch and its group, a
 gradient on its size and its group, and neither on the rest of the layout.
@@ -15,7 +15,7 @@ from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.samples import CollectiveOp
 from moetune.solve.layer.costs import NOTHING, total
-from moetune.solve.model.costs import Backbone, CostPart, MoePieces, Parts, send_time
+from moetune.solve.model.costs import Backbone, CostPart, MoeParts, Parts, send_time
 from moetune.solve.model.groups import Group, Groups, groups_of
 from moetune.solve.model.memory import Share, share_of
 from moetune.solve.model.stages import Stage, cut_into_stages
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """One micro-batch on each thing that stages consist of: both passes, and forward alone."""
+    """Time of one micro-batch in each element of a stage: both passes, and forward alone."""
 
     dense: float
     moe: float
@@ -55,15 +55,15 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """A layout's parts for one size of micro-batch."""
+    """The parts of a layout with their times, for one size of micro-batch."""
 
     backbone: Backbone
-    moe: MoePieces
+    moe: MoeParts
     seconds: Seconds
 
 
 class Prices:
-    """The costs of a model on a machine, kept once found. Not for several threads at once."""
+    """Cached costs of a model on a machine. Not safe for several threads."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Prices:
 
         Args:
             sequences: of a micro-batch.
-            one_chunk: leave the MoE layer's tokens in one, whatever the bounds allow.
+            one_chunk: run the MoE layer in one chunk, whatever the bounds allow.
 
         Raises:
             ProfileError: an operation was not measured.
@@ -119,7 +119,7 @@ class Prices:
         )
 
     def send(self, *, hop: Group, tensor: Group, tokens: int) -> Estimate:
-        """Return one micro-batch's way from a stage to the next.
+        """Return the send of one micro-batch from a stage to the next.
 
         Raises:
             ProfileError: no such send was measured.
@@ -142,9 +142,9 @@ class Prices:
     ) -> Estimate:
         """Return the slowest stage's reduction of gradients, as far as nothing hides it.
 
-        They travel as wide as the parameters. With sharded optimizer states they are reduced
-        and scattered, and the new parameters gathered. Sharded gradients are scattered after
-        each micro-batch.
+        They travel in the parameters' dtype. With sharded optimizer states they are
+        reduce-scattered, and the new parameters all-gathered. Sharded gradients are
+        reduce-scattered after each micro-batch.
 
         Raises:
             ProfileError: no such collective was measured.
@@ -234,7 +234,7 @@ class Prices:
         return total(*(scattered,) * times, gathered)
 
     def once(self, key: tuple[object, ...], find: Callable[[], T]) -> T:
-        """Return what was found for the key, or find it now."""
+        """Return the cached value of the key, or compute it now."""
         if key not in self._known:
             self._known[key] = find()
         return cast("T", self._known[key])
@@ -245,9 +245,9 @@ def one_chunk_of(bounds: Bounds) -> Bounds:
     return replace(bounds, forward_degree=None, backward_degree=None, max_degree=1)
 
 
-def _seconds(backbone: Backbone, moe: MoePieces) -> Seconds:
+def _seconds(backbone: Backbone, moe: MoeParts) -> Seconds:
     dense = (*backbone.attention, *backbone.ffn)
-    with_experts = (*backbone.attention, *moe.pieces)
+    with_experts = (*backbone.attention, *moe.parts)
     return Seconds(
         dense=_both(dense),
         moe=_both(with_experts),
@@ -260,9 +260,9 @@ def _seconds(backbone: Backbone, moe: MoePieces) -> Seconds:
     )
 
 
-def _both(pieces: Sequence[CostPart]) -> float:
-    return sum(piece.seconds for piece in pieces)
+def _both(parts: Sequence[CostPart]) -> float:
+    return sum(part.seconds for part in parts)
 
 
-def _forward(pieces: Sequence[CostPart]) -> float:
-    return sum(piece.forward.seconds for piece in pieces)
+def _forward(parts: Sequence[CostPart]) -> float:
+    return sum(part.forward.seconds for part in parts)

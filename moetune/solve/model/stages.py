@@ -78,14 +78,14 @@ def one_f_one_b(
         T = (m − 1)·P + Σ w_i + 2·Σ c_i,  P = max_i (c_{i−1} + w_i + c_i)
 
     c_i is one send from stage i to the next, forward, while another one comes back. The sums
-    are the first micro-batch's way down and up. P is the period after it: torch's schedule
-    meets each neighbour once for a micro-batch, gives one thing, takes another, and waits for
-    both, so no stage computes while it sends.
+    are the first micro-batch's passage through all stages and back. P is the period after it:
+    torch's schedule fuses a send with the receive from the same neighbour and waits for both, so
+    no stage computes while it sends.
 
     For equal stages and free sends it is PPMoE's (m + p − 1)·w, and exact. For random unequal
     ones, with sends no longer than a forward pass, it is 2 % above an event simulation in the
-    median, and between 8 % below and 28 % above: a slow stage works during the first
-    micro-batch's way, too.
+    median, and between 8 % below and 28 % above: a slow stage also works during the first
+    micro-batch's passage. Were sends hidden behind the next pass, it would be up to 31 % short.
 
     Args:
         stage_seconds: w_i, both passes of one micro-batch.

@@ -1,1 +1,4 @@
-"""Sections of all that is shown: one function for each thing, for screens and pages alike."""
+"""Views: plans, profiles and comparisons as neutral `Section`s.
+
+The command line draws them with rich, the pages and the report with Jinja.
+"""

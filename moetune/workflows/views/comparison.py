@@ -1,4 +1,4 @@
-"""Two plans or two profiles beside each other, as sections."""
+"""Two plans or two profiles side by side, as sections."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,10 +26,10 @@ _RATES = {"_per_byte": (1e9, "GB"), "_per_mac": (1e12, "TMAC"), "_per_element": 
 def comparison_sections(
     first: Plan, second: Plan, *, names: tuple[str, str]
 ) -> tuple[Section, ...]:
-    """Return the passes and chunks of two plans, drawn, and every field in which they differ.
+    """Return figures of the passes and chunks of two plans, and every field in which they differ.
 
     Args:
-        names: what the plans are called.
+        names: the plans' names in figures and tables.
     """
     figures = () if first.id == second.id else _both(dict(zip(names, (first, second), strict=True)))
     return Section(name="both", figures=figures), plan_differences(first, second, names=names)
@@ -41,8 +41,8 @@ def machine_sections(
     """Return every number and fact in which two profiles differ.
 
     Args:
-        names: what the profiles are called.
-        is_drawn: whether the operations that both know are drawn, too, travel first.
+        names: the profiles' names in figures and tables.
+        is_drawn: add figures of the operations that both have.
     """
     found = [(one.key, one.first, one.second) for one in compare_profiles(first, second)]
     differences = _differences(found, names=names)
@@ -52,10 +52,10 @@ def machine_sections(
 
 
 def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Section, ...]:
-    """Return what was changed, what becomes of the plan, and why.
+    """Return the changes, their effects on the plan, and the reasons.
 
     Args:
-        is_drawn: whether both plans are drawn, and every field that differs is listed.
+        is_drawn: add figures of both plans, and every field in which they differ.
     """
     changes, step, *effects = answer.words
     words = Section(
@@ -77,7 +77,7 @@ def whatif_sections(answer: WhatIfAnswer, *, is_drawn: bool = False) -> tuple[Se
 
 
 def plan_differences(first: Plan, second: Plan, *, names: tuple[str, str]) -> Section:
-    """Return every field of the plan documents in which the two differ, but for what lost."""
+    """Return every field in which two plan documents differ, except for alternatives and terms."""
     left, right = (dict(_fields(plan)) for plan in (first, second))
     keys = list(dict.fromkeys([*left, *right]))
     return _differences(
@@ -130,9 +130,9 @@ def _differences(found: Sequence[tuple[str, object, object]], *, names: tuple[st
             )
             for key, first, second in found
         ),
-        empty=f"Nothing: {names[0]} and {names[1]} say the same.",
+        empty=f"None: {names[0]} and {names[1]} are equal.",
     )
-    return Section(name="differences", title="What differs", tables=(table,))
+    return Section(name="differences", title="Differences", tables=(table,))
 
 
 def _value(key: str, value: object) -> Cell:
@@ -153,7 +153,7 @@ def _number(key: str, value: float) -> str:
         return format_seconds(value)
     for ending, (factor, name) in _RATES.items():
         if key.endswith(ending):
-            return f"{format_seconds(value * factor)} a {name}"
+            return f"{format_seconds(value * factor)} per {name}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 

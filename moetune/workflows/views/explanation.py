@@ -1,4 +1,4 @@
-"""Why a plan is as it is, as sections: terms, strategies, what lost, other sizes, and doubts."""
+"""An explanation as sections: reasons, terms, strategies, alternatives, ranges and uncertainty."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from moetune.report.section import (
     seconds_span,
     sentence,
 )
-from moetune.solve.layer.words import HOW
+from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.figures import layer_figures, memory_figures
 from moetune.workflows.views.models import layouts_section, parts_section
@@ -26,17 +26,17 @@ _PHASES = (
     "overlap saves."
 )
 _BYTES = (
-    "device: by the formulas, which the limit is held against; peak: of a step as the layer runs "
-    "it, with the rings and the routing data that they omit."
+    "device: by the papers' formulas, which the limit is compared with; peak: of a step as the "
+    "layer runs it, with the buffers and the routing data that the formulas omit."
 )
 _PAPER = (
-    "Eq. 10 is MPipeMoE's own rule: * is what it takes where memory is reused. It knows no "
-    "start-up times and does not decide here."
+    "Eq. 10 is MPipeMoE's own rule, and * its choice where memory is reused. It has no start-up "
+    "times and does not decide here."
 )
 
 
 def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return which plan it is, the reasons, and how far to trust it."""
+    """Return the plan's name, the reasons, and how far to trust it, for a screen."""
     plan = explanation.plan
     head = Section(
         name="plan",
@@ -48,27 +48,27 @@ def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
 
 
 def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Section]:
-    """Yield why, what the time consists of, and what else there was.
+    """Yield the reason, the constraints, the terms of the time, the alternatives and the ranges.
 
     Args:
-        is_drawn: whether figures are wanted, too, as on a page.
+        is_drawn: add figures, for a page.
     """
-    plan, whole = explanation.plan, explanation.plan.transformer
+    plan, transformer = explanation.plan, explanation.plan.transformer
     yield Section(name="why", title="Why", paragraphs=(plan.decision.why,))
     if pins := sorted(plan.inputs.constraints.items()):
         table = facts("constraints", [(f"--{flag}", value) for flag, value in pins])
         yield Section(name="pins", title="Pinned or bounded", tables=(table,))
-    if whole is not None:
+    if transformer is not None:
         yield parts_section(plan, is_drawn=is_drawn)
         yield layouts_section(explanation, is_drawn=is_drawn)
-        if not whole.moe_every:
+        if not transformer.moe_every:
             return
         ranks = plural(plan.workload.world_size, "rank")
         tokens = plural(plan.workload.tokens_per_rank, "token")
         scope = f"{ranks}, {tokens} of a micro-batch"
         yield Section(name="layer", title="One MoE layer", scope=scope)
     yield _terms(explanation, is_drawn=is_drawn)
-    if whole is None:
+    if transformer is None:
         yield from _strategies(explanation, is_drawn=is_drawn)
     yield _lost(explanation)
     yield _ranges(plan, is_drawn=is_drawn)
@@ -121,7 +121,7 @@ def _remarks(plan: Plan, forward: PhaseTerms, backward: PhaseTerms) -> Iterator[
     hidden = format_seconds(forward.hidden_seconds + backward.hidden_seconds)
     transfers = forward.total_transfer_seconds + backward.total_transfer_seconds
     if transfers == 0:
-        yield "Nothing can be hidden: one rank sends nothing."
+        yield "There is nothing to hide: one rank sends nothing."
     elif is_one_chunk(plan):
         yield f"Nothing is hidden: all {format_seconds(transfers)} of transfers are waited for."
     else:
@@ -135,9 +135,9 @@ def _strategies(explanation: Explanation, *, is_drawn: bool) -> Iterator[Section
         if figures:
             yield Section(name="strategies", title="Time and memory", figures=figures)
         return
-    missing = [one for one in HOW if one not in {each.strategy for each in found}]
+    missing = [one for one in STRATEGY_WORDS if one not in {each.strategy for each in found}]
     absent = (
-        f"{', '.join(missing)}: not measured, the profile has no copies to the host and back.",
+        f"{', '.join(missing)}: not measured, the profile lacks copies to the host and back.",
     )
     table = Table(
         name="strategies",
@@ -168,13 +168,13 @@ def _strategy(one: StrategyTerms) -> tuple[Cell, ...]:
         Cell.size(one.host_bytes or None),
         Cell.seconds(one.step_seconds),
         Cell(text=paper, value=one.paper_seconds, unit="s"),
-        Cell.words(HOW[one.strategy]),
+        Cell.words(STRATEGY_WORDS[one.strategy]),
         Cell.words(one.lost_because or "the plan"),
     )
 
 
 def _lost(explanation: Explanation) -> Section:
-    """Return what lost among the chunks; strategies that are listed have reasons of their own."""
+    """Return the other degrees, without the strategies that the table of strategies explains."""
     plan = explanation.plan
     listed = {one.strategy for one in explanation.strategies} - {plan.memory.strategy}
     best = plan.predicted.step_seconds
@@ -193,9 +193,9 @@ def _lost(explanation: Explanation) -> Section:
             if one.layout is None and one.strategy not in listed
         ),
         wide=("slower by",),
-        empty="The bounds leave no other choice.",
+        empty="The constraints leave no other choice.",
     )
-    return Section(name="lost", title="What lost", tables=(table,))
+    return Section(name="lost", title="Alternatives that lost", tables=(table,))
 
 
 def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
@@ -221,16 +221,16 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
 
 
 def _trust(plan: Plan) -> Section:
-    times, whole = plan.predicted, plan.transformer
+    times, transformer = plan.predicted, plan.transformer
     span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
     words = (
-        f"One step: {span}, 90 % of the fits that the noise allows.",
-        f"The least trusted number behind it is {times.trust}.",
+        f"One step: {span}, the range of 90 % of refits within the measurement's noise.",
+        f"The least certain number behind it is {times.trust}.",
         how_sure(plan),
     )
     return Section(
         name="trust",
         title="How far to trust it",
-        paragraphs=words if whole is None or whole.moe_every else (),
+        paragraphs=words if transformer is None or transformer.moe_every else (),
         notes=tuple(map(sentence, plan.warnings)),
     )

@@ -1,4 +1,4 @@
-"""Figures of a plan: what its step consists of, its timeline, and what else there was."""
+"""Figures of a plan: parts of its step, its timeline, and time against memory of its options."""
 
 from collections.abc import Iterator, Sequence
 
@@ -29,33 +29,35 @@ _FEWEST_OPTIONS = 2
 
 
 def parts_figures(plan: Plan) -> Iterator[Figure]:
-    """Yield what a whole model's step consists of, and its pipeline where it has stages."""
-    whole = plan.transformer
-    if whole is None:
+    """Yield the parts of a whole model's step, and its pipeline where it has stages."""
+    transformer = plan.transformer
+    if transformer is None:
         return
-    yield parts_figure(whole)
-    if len(whole.stages) > 1:
-        yield stages_figure(whole.stages, num_micro_batches=whole.num_micro_batches)
+    yield parts_figure(transformer)
+    if len(transformer.stages) > 1:
+        yield stages_figure(transformer.stages, num_micro_batches=transformer.num_micro_batches)
 
 
 def layer_figures(explanation: Explanation) -> Iterator[Figure]:
-    """Yield the timeline of the layer; without its profile, how long its passes take."""
-    plan, whole, costs = explanation.plan, explanation.plan.transformer, _costs(explanation)
+    """Yield the layer's timeline; without its profile, bars of its passes."""
+    plan, transformer, costs = explanation.plan, explanation.plan.transformer, _costs(explanation)
     if explanation.profile is None or costs is None:
-        if whole is None:
+        if transformer is None:
             yield phases_figure({"this plan": plan})
         return
-    if whole is not None and not whole.moe_every:
+    if transformer is not None and not transformer.moe_every:
         return
     per_node = explanation.profile.machine.devices_per_node
-    num_nodes = 0 if whole is None else groups_of(plan.layout, per_node=per_node).experts.num_nodes
+    num_nodes = (
+        0 if transformer is None else groups_of(plan.layout, per_node=per_node).experts.num_nodes
+    )
     forward, backward = plan_timelines(plan=plan, costs=costs, num_nodes=num_nodes)
-    title = "Timeline of one step" if whole is None else "One MoE layer with one micro-batch"
+    title = "Timeline of one step" if transformer is None else "One MoE layer with one micro-batch"
     yield timeline_figure(forward=forward, backward=backward, title=title)
 
 
 def memory_figures(explanation: Explanation) -> tuple[Figure, ...]:
-    """Return time against memory, where there is a choice."""
+    """Return time against memory, where there are at least two options."""
     options = options_of(explanation)
     if len(options) < _FEWEST_OPTIONS:
         return ()
@@ -63,10 +65,10 @@ def memory_figures(explanation: Explanation) -> tuple[Figure, ...]:
 
 
 def options_of(explanation: Explanation) -> tuple[Option, ...]:
-    """Return the plan beside what it was chosen from, with the memory that each needs.
+    """Return the plan and its alternatives, each with its step time and memory.
 
-    Of a whole model the layouts that it names; of a layer every strategy that was priced, in 1,
-    2, 4 … chunks each way.
+    Of a whole model these are the layouts in the plan; of a layer, every strategy of the
+    explanation with 1, 2, 4 … 64 chunks in both phases.
     """
     plan = explanation.plan
     if plan.transformer is not None:
@@ -97,15 +99,17 @@ def _layouts(plan: Plan) -> Iterator[Option]:
             is_chosen=is_chosen,
         )
 
-    whole = plan.transformer
-    yield option(plan.layout, whole.step_seconds, whole.memory.total_bytes, is_chosen=True)
+    transformer = plan.transformer
+    yield option(
+        plan.layout, transformer.step_seconds, transformer.memory.total_bytes, is_chosen=True
+    )
     for one in plan.alternatives:
         if one.layout is not None and one.memory_bytes is not None:
             yield option(one.layout, one.step_seconds, one.memory_bytes, is_chosen=False)
 
 
 def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[Option]:
-    """Yield the layer's own choice, then the others; a strategy in one chunk reuses nothing."""
+    """Yield the plan's choice, then the others; in one chunk there is nothing to reuse."""
     workload, pipeline = plan.workload, plan.pipeline
     layer = layer_costs(workload=workload, costs=costs)
     chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree

@@ -1,4 +1,4 @@
-"""Models as they are shown: the named ones, and a plan's layouts beside each other."""
+"""Models as sections: the named ones, and the layouts and parts of a whole model's plan."""
 
 from moetune.domain.document import encode
 from moetune.domain.layout import Layout
@@ -31,7 +31,7 @@ def models_section() -> Section:
 
 
 def model_section(model: Model, *, world_size: int) -> Section:
-    """Return a model's layer on so many ranks, and the whole model around it."""
+    """Return a model's layer on `world_size` ranks, and the sizes of the whole model."""
     sizes = [(key, str(value)) for key, value in encode(model.layer(world_size)).items()]
     layer = facts(
         "layer",
@@ -41,9 +41,9 @@ def model_section(model: Model, *, world_size: int) -> Section:
     title = f"{model.title} ({model.source})"
     if model.transformer is None:
         return Section(name="model", title=title, tables=(layer,))
-    whole = encode(model.transformer)
-    del whole["moe"]
-    rows = [*((key, f"{value:,}") for key, value in whole.items())]
+    transformer = encode(model.transformer)
+    del transformer["moe"]
+    rows = [*((key, f"{value:,}") for key, value in transformer.items())]
     table = facts(
         "whole", [*rows, ("parameters", _parameters(model).text)], header=("whole model", "")
     )
@@ -61,12 +61,12 @@ def _parameters(model: Model) -> Cell:
 def _experts(model: Model) -> Cell:
     if model.num_experts:
         return Cell(text=str(model.num_experts), value=model.num_experts)
-    return Cell.words(f"{model.experts_per_rank} a rank")
+    return Cell.words(f"{model.experts_per_rank} per rank")
 
 
 _PARTS = (
-    "On the slowest stage. one layer: the forward pass of one micro-batch; forward: of all "
-    "micro-batches; step: backward passes besides, with what runs again."
+    "On the slowest stage. one layer: forward pass of one micro-batch; forward: of all "
+    "micro-batches; step: with backward passes and recomputation."
 )
 _ALL = Cell(text="100 %", value=1.0, unit="1")
 
@@ -75,16 +75,16 @@ def layouts_section(explanation: Explanation, *, is_drawn: bool = False) -> Sect
     """Return the chosen layout and those that lost, with their times, bytes and reasons.
 
     Args:
-        is_drawn: whether figures are wanted, too.
+        is_drawn: add figures, for a page.
     """
     plan = explanation.plan
-    whole = _whole(plan)
+    transformer = _whole(plan)
     chosen = (
         *_sizes(plan.layout),
-        Cell.seconds(whole.step_seconds),
+        Cell.seconds(transformer.step_seconds),
         EMPTY,
-        _speed(plan, whole.step_seconds),
-        Cell.size(whole.memory.total_bytes),
+        _speed(plan, transformer.step_seconds),
+        Cell.size(transformer.memory.total_bytes),
         Cell.words("chosen"),
     )
     lost = [_lost(one, plan) for one in plan.alternatives if one.layout is not None]
@@ -107,21 +107,21 @@ def layouts_section(explanation: Explanation, *, is_drawn: bool = False) -> Sect
 
 
 def parts_section(plan: Plan, *, is_drawn: bool = False) -> Section:
-    """Return what the step consists of on the slowest stage, forward and in all."""
-    whole = _whole(plan)
-    forward = sum(part.forward_seconds for part in whole.parts)
+    """Return the parts of the step on the slowest stage, of the forward pass and in total."""
+    transformer = _whole(plan)
+    forward = sum(part.forward_seconds for part in transformer.parts)
     every = (
-        Cell.words("all"), EMPTY, Cell.seconds(forward), _ALL, Cell.seconds(whole.step_seconds),
-        _ALL,
+        Cell.words("all"), EMPTY, Cell.seconds(forward), _ALL,
+        Cell.seconds(transformer.step_seconds), _ALL,
     )  # fmt: skip
     return Section(
         name="parts",
-        title="What the model's step consists of",
+        title="Parts of the model's step",
         tables=(
             Table(
                 name="parts",
                 header=("part", "one layer", "forward", "share", "step", "share"),
-                rows=(*(_part(part, forward) for part in whole.parts), every),
+                rows=(*(_part(part, forward) for part in transformer.parts), every),
                 notes=(_PARTS,),
             ),
         ),

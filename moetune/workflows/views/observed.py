@@ -1,4 +1,4 @@
-"""What was measured of plans: a verification, and steps observed over time, as sections."""
+"""Measured steps of plans as sections: a verification, and steps observed over time."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
         rows=tuple(map(_step, found.steps)),
         notes=(
             (
-                f"Numbers: equal to one chunk within {deviation:.1e}. "
+                f"Outputs and gradients equal those of one chunk within {deviation:.1e}. "
                 f"The busiest rank had {found.imbalance:.2f} × the mean rows."
             ),
         ),
@@ -40,7 +40,7 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
 
 
 def observed_figures(found: Sequence[Seen]) -> tuple[Figure, ...]:
-    """Return steps over time; of several plans only their ratios can be compared."""
+    """Return figures of steps over time; steps of several plans compare only as ratios."""
     if not found:
         return ()
     if len({one.observation.plan_id for one in found}) > 1:
@@ -51,13 +51,13 @@ def observed_figures(found: Sequence[Seen]) -> tuple[Figure, ...]:
 def observed_sections(
     found: Sequence[Seen], rows: Sequence[Seen], *, is_all: bool, plans: str = ""
 ) -> tuple[Section, ...]:
-    """Return how far steps miss what was predicted, over time, and one by one.
+    """Return the errors of the predictions: over time in figures, one by one in a table.
 
     Args:
-        found: what is drawn, oldest first.
-        rows: what the table has, newest first.
-        is_all: whether there are no others.
-        plans: address that a plan's id is added to.
+        found: observations of the figures, oldest first.
+        rows: observations of the table, newest first.
+        is_all: whether `found` is all that there is.
+        plans: address to which a plan's id is appended; "" for no links.
     """
     table = Table(
         name="observations",
@@ -93,8 +93,8 @@ def _step(step: VerifiedStep) -> tuple[Cell, ...]:
 
 def _expected(planned: VerifiedStep) -> str:
     if planned.predicted_seconds is None or planned.error is None:
-        return "Its profile is not here, so nothing was predicted for other degrees."
-    return f"Predicted were {format_seconds(planned.predicted_seconds)} ({planned.error:+.1%})."
+        return "Its profile was not found, so nothing was predicted for other degrees."
+    return f"Predicted: {format_seconds(planned.predicted_seconds)} ({planned.error:+.1%})."
 
 
 def _best(found: Verification) -> str:
@@ -117,10 +117,10 @@ def _highlights(found: Sequence[Seen], *, is_all: bool) -> Iterator[Highlight]:
     yield Highlight(
         name="Observations",
         cell=Cell.count(len(found)),
-        note="in all" if is_all else "the newest ones",
+        note="in total" if is_all else "the newest ones",
     )
     yield Highlight(
-        name="Typical miss", cell=Cell.share(miss), note="median of |predicted / observed − 1|"
+        name="Typical error", cell=Cell.share(miss), note="median of |predicted / observed − 1|"
     )
     yield Highlight(
         name="Drift", cell=Cell.share(drift, sign=True), note=f"median of the last {WINDOW}"

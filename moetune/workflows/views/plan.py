@@ -1,4 +1,4 @@
-"""A plan as sections: what to do, the time, the memory, and how sure that is."""
+"""A plan as sections: the decision, its time and memory, and its uncertainty."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ from moetune.report.section import (
     sentence,
 )
 from moetune.solve.layer.memory import total_bytes
-from moetune.solve.layout.words import WORDS, kinds_of, name_memory
+from moetune.solve.layout.words import BINDING_WORDS, name_memory, seconds_by_binding
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.models import layouts_section, parts_section
 from moetune.workflows.views.words import (
@@ -36,24 +36,24 @@ from moetune.workflows.views.words import (
 
 
 def plan_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return what to do, what it takes, what it was chosen from, and how sure that is."""
+    """Return a plan for a screen: decision, a model's layouts and parts, uncertainty."""
     plan = explanation.plan
-    answer, doubts = answer_section(explanation), _doubts(plan)
+    answer, uncertainty = answer_section(explanation), _uncertainty(plan)
     if plan.transformer is None:
-        return answer, doubts
-    return answer, layouts_section(explanation), parts_section(plan), doubts
+        return answer, uncertainty
+    return answer, layouts_section(explanation), parts_section(plan), uncertainty
 
 
 def page_sections(explanation: Explanation) -> tuple[Section, ...]:
-    """Return the same for a page that goes on with `reasons`, which have the layouts and why."""
-    return answer_section(explanation, has_reasons=True), _doubts(explanation.plan)
+    """Return the same without layouts and parts, for a page that `explanation.reasons` follow."""
+    return answer_section(explanation, has_reasons=True), _uncertainty(explanation.plan)
 
 
 def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Section:
-    """Return what the plan is for, what to do, and the times and bytes of it.
+    """Return the plan's workload, its decision, and the predicted times and bytes.
 
     Args:
-        has_reasons: whether a section about why follows anyway.
+        has_reasons: whether a section with the reason follows, so that it is omitted here.
     """
     plan = explanation.plan
     if plan.transformer is not None:
@@ -71,11 +71,13 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
     )
 
 
-def _doubts(plan: Plan) -> Section:
-    """Return how sure the choice of chunks is, and the plan's warnings."""
-    whole = plan.transformer
-    paragraphs = (how_sure(plan),) if whole is None else ()
-    return Section(name="doubts", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings)))
+def _uncertainty(plan: Plan) -> Section:
+    """Return the probability that the choice of chunks is best, and the plan's warnings."""
+    transformer = plan.transformer
+    paragraphs = (how_sure(plan),) if transformer is None else ()
+    return Section(
+        name="uncertainty", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings))
+    )
 
 
 def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
@@ -161,10 +163,10 @@ def _phase(
     return Cell.words(name), Cell.seconds(one_chunk), Cell.seconds(planned), Cell.seconds(exposed)
 
 
-def _model_answer(explanation: Explanation, whole: TransformerPlan) -> Section:
-    plan, memory = explanation.plan, whole.memory
+def _model_answer(explanation: Explanation, transformer: TransformerPlan) -> Section:
+    plan, memory = explanation.plan, transformer.memory
     chunks = () if plan.chunks is None else (_chunks(plan.chunks),)
-    layer = (_layer_in_model(plan),) if whole.moe_every else ()
+    layer = (_layer_in_model(plan),) if transformer.moe_every else ()
     return Section(
         name="answer",
         title=plan_name(plan),
@@ -175,34 +177,38 @@ def _model_answer(explanation: Explanation, whole: TransformerPlan) -> Section:
             *layer,
             memory_words(explanation, memory.total_bytes, name_memory(memory)),
         ),
-        highlights=tuple(_model_highlights(explanation, whole)),
-        summary=_model_summary(explanation, whole),
+        highlights=tuple(_model_highlights(explanation, transformer)),
+        summary=_model_summary(explanation, transformer),
     )
 
 
-def _model_highlights(explanation: Explanation, whole: TransformerPlan) -> Iterator[Highlight]:
-    speed = whole.tokens_per_second_per_rank
-    yield Highlight(name="One step of the model", cell=Cell.seconds(whole.step_seconds))
+def _model_highlights(
+    explanation: Explanation, transformer: TransformerPlan
+) -> Iterator[Highlight]:
+    speed = transformer.tokens_per_second_per_rank
+    yield Highlight(name="One step of the model", cell=Cell.seconds(transformer.step_seconds))
     yield Highlight(
         name="Tokens a second", cell=Cell(text=f"{speed:,.0f}", value=speed), note="on each rank"
     )
-    yield _memory_highlight(explanation, whole.memory.total_bytes)
-    yield Highlight(name="What binds", cell=Cell.words(WORDS[whole.binding].capitalize()))
+    yield _memory_highlight(explanation, transformer.memory.total_bytes)
+    binding = BINDING_WORDS[transformer.binding].capitalize()
+    yield Highlight(name="What binds", cell=Cell.words(binding))
     yield Highlight(
         name="Micro-batches",
-        cell=Cell.count(whole.num_micro_batches),
-        note=f"of {plural(whole.micro_batch_sequences, 'sequence')}",
+        cell=Cell.count(transformer.num_micro_batches),
+        note=f"of {plural(transformer.micro_batch_sequences, 'sequence')}",
     )
 
 
-def _model_summary(explanation: Explanation, whole: TransformerPlan) -> str:
-    share = kinds_of(whole.parts).get(whole.binding, 0.0) / whole.step_seconds
-    binds = f"{WORDS[whole.binding].capitalize()} binds"
+def _model_summary(explanation: Explanation, transformer: TransformerPlan) -> str:
+    by_binding = seconds_by_binding(transformer.parts)
+    share = by_binding.get(transformer.binding, 0.0) / transformer.step_seconds
+    binds = f"{BINDING_WORDS[transformer.binding].capitalize()} binds"
     if share:
         binds += f", {share:.0%} of the step"
     return (
-        f"One step of the model: {format_seconds(whole.step_seconds)}, "
-        f"{whole.tokens_per_second_per_rank:,.0f} tokens a second and "
+        f"One step of the model: {format_seconds(transformer.step_seconds)}, "
+        f"{transformer.tokens_per_second_per_rank:,.0f} tokens a second and "
         f"{device_word(explanation.profile)}. {binds}."
     )
 
@@ -210,7 +216,7 @@ def _model_summary(explanation: Explanation, whole: TransformerPlan) -> str:
 def _chunks(chunks: Chunks) -> str:
     size = format_bytes(chunks.chunk_bytes)
     if not chunks.scatter:
-        return f"Keep model states whole on every rank, and reduce gradients in chunks of {size}."
+        return f"Keep all model states on every rank, and reduce gradients in chunks of {size}."
     where = "on the host (offload)" if chunks.offload else "in shards, one on each replica"
     places = chunks.cache_bytes // chunks.chunk_bytes
     return (

@@ -1,4 +1,4 @@
-"""A profile as sections: its machine, what each operation takes, and what disturbs what."""
+"""A profile as sections: its machine, the time of each operation, and interference."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -8,12 +8,12 @@ from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine,
 from moetune.domain.units import format_bytes
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
-    BESIDE,
     CLASSES,
+    OVERLAPPED,
     OperationCurve,
     interference_figure,
     operations_of,
-    speeds_beside,
+    overlapped_speeds,
 )
 from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts, plural
 from moetune.workflows.profiles import FoundProfile, ProfileInfo
@@ -25,7 +25,7 @@ _MOST_OF_A_KIND = 6
 
 
 def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
-    """Return the profile for a screen: every line, and the shapes behind it as a number."""
+    """Return the profile for a screen: every fitted line, and the number of measured shapes."""
     profile = found.profile
     return (
         _head(found),
@@ -41,9 +41,9 @@ def profile_page(
     """Return the profile for a page: one operation drawn, and every operation in a table.
 
     Args:
-        operation: key of the one that is drawn; where there is none such, the all-to-all of the
-            most ranks, else the first.
-        here: address that an operation's key is added to.
+        operation: key of the one that is drawn; for an unknown key the all-to-all of the most
+            ranks, else the first operation.
+        here: address to which an operation's key is appended.
     """
     profile = found.profile
     operations = operations_of(profile)
@@ -59,7 +59,7 @@ def profile_page(
 
 
 def profile_report(found: FoundProfile) -> tuple[Section, ...]:
-    """Return the profile for a file without links: some operations of each kind drawn."""
+    """Return the profile for a report: figures of some operations of each kind, without links."""
     profile = found.profile
     operations = operations_of(profile)
     drawn = (replace(fit_figure(one), name=f"fit-{one.key}") for one in _some(operations))
@@ -92,10 +92,10 @@ def profiles_section(found: Sequence[ProfileInfo]) -> Section:
 
 
 def machine_scope(profile: Profile) -> str:
-    """Return "64 × NVIDIA H200, 8 a node, 141 GiB each"."""
+    """Return "64 × NVIDIA H200, 8 per node, 141 GiB each"."""
     machine = profile.machine
     return (
-        f"{machine.num_devices:,} × {machine.device}, {machine.devices_per_node} a node, "
+        f"{machine.num_devices:,} × {machine.device}, {machine.devices_per_node} per node, "
         f"{format_bytes(machine.memory_bytes)} each"
     )
 
@@ -121,7 +121,7 @@ def operations_section(
 
     Args:
         shown: the one that is drawn.
-        here: address that an operation's key is added to; "" for no links.
+        here: address to which an operation's key is appended; "" for no links.
     """
     rows = [*(_operation(one, shown=shown, here=here) for one in operations), *_lines_of(profile)]
     return Section(name="operations", title="Operations", tables=(_table(rows),))
@@ -145,7 +145,7 @@ def _head(found: FoundProfile) -> Section:
 def _suspects(count: int, samples: str) -> str:
     verb = "varies" if count == 1 else "vary"
     return (
-        f"{count:,} of {samples} {verb} too much to be trusted: measure again on a quiet machine."
+        f"{count:,} of {samples} {verb} too much to be trusted: measure again on an idle machine."
     )
 
 
@@ -158,7 +158,7 @@ def _lines(profile: Profile) -> Section:
         else:
             rows.append(_operation(one))
     counted = ", ".join(f"{kind} ({count:,})" for kind, count in points.items())
-    notes = (f"Measured besides, shape by shape: {counted}.",) if counted else ()
+    notes = (f"Also measured, by shape: {counted}.",) if counted else ()
     table = replace(_table(rows), notes=notes)
     return Section(name="operations", title="Operations", tables=(table,))
 
@@ -169,7 +169,7 @@ def _table(rows: Sequence[tuple[Cell, ...]]) -> Table:
         header=("operation", "start-up", "rate", "points", "error", "p95", "quality"),
         rows=tuple(rows),
         wide=("points",),
-        empty="The profile knows the time of nothing.",
+        empty="The profile has no operations.",
     )
 
 
@@ -227,7 +227,7 @@ def _errors(error: FitError | None) -> tuple[Cell, Cell, Cell]:
 
 
 def _first(operations: Sequence[OperationCurve]) -> OperationCurve | None:
-    """Return the exchange of the most ranks, alone; without one, whatever comes first."""
+    """Return the all-to-all of the most ranks with one in flight, else the first operation."""
     exchanges = [one for one in operations if one.name.startswith(_FIRST)]
     alone = [one for one in exchanges if "in flight" not in one.name]
     return next(iter([*alone[-1:], *exchanges, *operations]), None)
@@ -240,15 +240,15 @@ def _some(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
 
 
 def _interference(profile: Profile) -> Section:
-    """Return the speeds that a page draws as a figure."""
+    """Return the table of the speeds that a page draws as a figure."""
     if profile.interference.is_none:
-        words = "Nothing is known to disturb anything: interference 1.0 everywhere."
+        words = "Interference was not measured: overlapped operations keep their full speed."
         return Section(name="interference", paragraphs=(words,))
     table = Table(
         name="interference",
-        header=("speed of", *(f"beside {one}" for one in BESIDE)),
+        header=("speed of", *(f"with {one}" for one in OVERLAPPED)),
         rows=tuple(
-            (Cell.words(name), *map(_speed, speeds_beside(profile.interference, one)))
+            (Cell.words(name), *map(_speed, overlapped_speeds(profile.interference, one)))
             for one, name in CLASSES.items()
         ),
     )

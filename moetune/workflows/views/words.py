@@ -1,21 +1,21 @@
-"""A plan in words: what it is for, what to do, and how sure that is."""
+"""A plan in words: its name and workload, its decision, and its uncertainty."""
 
 from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan, TransformerPlan
 from moetune.domain.profile import Profile
 from moetune.domain.units import format_bytes
 from moetune.report.section import percent, plural
-from moetune.solve.layer.words import HOW
+from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 
 LEAST_REGRET = 5e-4
 _CERTAIN = 0.995
-"""Share of refits from which on a probability is "over 99 %": that all agree is not certainty."""
+"""Share of refits from which a probability reads "over 99 %": agreement of all is not certainty."""
 _ORDERS = {"dispatch_first": "all dispatches first", "interleaved": "interleaved"}
 
 
 def plan_name(plan: Plan) -> str:
-    """Return "GPT-XL MoE layer", or what a layer or model without a name is."""
+    """Return "GPT-XL MoE layer", or the sizes of an unnamed layer or model."""
     model, layer = MODELS.get(plan.inputs.model or ""), plan.inputs.layer
     if plan.transformer is not None:
         return model.title if model else f"Transformer {layer.d_model} wide"
@@ -27,15 +27,15 @@ def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
     """Return "64 experts over 64 GPUs · 8,192 tokens per GPU · bfloat16".
 
     Args:
-        profile: says what a rank is.
+        profile: tells whether a rank is a GPU.
     """
-    inputs, whole, device = plan.inputs, plan.transformer, device_word(profile)
+    inputs, transformer, device = plan.inputs, plan.transformer, device_word(profile)
     tokens, devices = plural(inputs.tokens_per_rank, "token"), plural(inputs.world_size, device)
     experts = plural(inputs.layer.num_experts, "expert")
-    if whole is not None:
-        layers = plural(whole.num_layers, "layer")
-        if whole.moe_every:
-            layers += f", {_every(whole.moe_every)} with experts · {experts}"
+    if transformer is not None:
+        layers = plural(transformer.num_layers, "layer")
+        if transformer.moe_every:
+            layers += f", {_every(transformer.moe_every)} with experts · {experts}"
         return f"{layers} · {devices} · {tokens} per {device} · {inputs.dtype}"
     each = f"on every {device}" if is_tensor(plan) else f"per {device}"
     if plan.workload.sequence_parallel:
@@ -44,24 +44,24 @@ def plan_scope(plan: Plan, *, profile: Profile | None = None) -> str:
 
 
 def plan_decision(plan: Plan) -> str:
-    """Return what to do, in one sentence or two."""
+    """Return the decision in one or two sentences."""
     if plan.transformer is not None:
         return _model_decision(plan, plan.transformer)
     if is_tensor(plan):
         return _tensor_decision(plan)
     pipeline, strategy = plan.pipeline, plan.memory.strategy
-    kept = "keep all activations (strategy none)"
+    memory = "keep all activations (strategy none)"
     if strategy != "none":
-        kept = f"reuse memory with strategy {strategy}: {HOW[strategy]}"
+        memory = f"reuse memory with strategy {strategy}: {STRATEGY_WORDS[strategy]}"
     if is_one_chunk(plan):
-        return f"Leave the tokens in one chunk, forward and backward, and {kept}."
+        return f"Leave the tokens in one chunk, forward and backward, and {memory}."
     is_usual = pipeline.order == "dispatch_first" or strategy != "none"
     order = "" if is_usual else f", {_ORDERS[pipeline.order]}"
-    return f"Cut the tokens into {degrees_words(plan)}{order}, and {kept}."
+    return f"Cut the tokens into {degrees_words(plan)}{order}, and {memory}."
 
 
 def how_sure(plan: Plan) -> str:
-    """Return the probability and the regret of the choice, and the next best."""
+    """Return the probability and the regret of the choice, and the next best one."""
     verdict, next_best = plan.decision, plan.decision.runner_up
     text = f"How sure: {probability_words(verdict.probability_best)} that no other choice is better"
     if verdict.expected_regret >= LEAST_REGRET:
@@ -77,7 +77,7 @@ def how_sure(plan: Plan) -> str:
 
 
 def memory_words(explanation: Explanation, num_bytes: int, parts: str) -> str:
-    """Return what one device needs, of what, and what for."""
+    """Return the memory of one device, its limit, and its parts."""
     limit = explanation.memory_limit_bytes
     of_limit = f" of {format_bytes(limit)}" if limit else ""
     device = device_word(explanation.profile)
@@ -97,7 +97,7 @@ def probability_words(share: float) -> str:
 
 
 def is_one_chunk(plan: Plan) -> bool:
-    """Return whether nothing is cut, and so nothing hidden."""
+    """Return whether both phases run one chunk, and so hide no communication."""
     return plan.pipeline.forward_degree == plan.pipeline.backward_degree == 1
 
 
@@ -107,7 +107,7 @@ def is_tensor(plan: Plan) -> bool:
 
 
 def device_word(profile: Profile | None) -> str:
-    """Return what a rank is called: "GPU" where the profile says so."""
+    """Return the word for a rank: "GPU" where the profile's machine has them."""
     return "GPU" if profile is not None and profile.machine.kind == "cuda" else "rank"
 
 
@@ -122,13 +122,13 @@ def _tensor_decision(plan: Plan) -> str:
     return f"Cut the tokens into {degrees_words(plan)}: {how} behind the next one's experts."
 
 
-def _model_decision(plan: Plan, whole: TransformerPlan) -> str:
+def _model_decision(plan: Plan, transformer: TransformerPlan) -> str:
     layout = plan.layout
     replicas = f"{plural(layout.dp, 'replica')} (dp)"
     stages = "no stages" if layout.pp == 1 else f"{plural(layout.pp, 'stage')} (pp)"
-    tensor = "whole layers" if layout.tp == 1 else f"layers cut over {layout.tp} ranks (tp)"
+    tensor = "uncut layers" if layout.tp == 1 else f"layers cut over {layout.tp} ranks (tp)"
     experts = ""
-    if not whole.moe_every:
+    if not transformer.moe_every:
         tensor = f"and {tensor}"
     elif layout.expert_parallel == "tensor":
         experts = ", and the experts shared by the same ranks, whose outputs are added"
@@ -136,12 +136,12 @@ def _model_decision(plan: Plan, whole: TransformerPlan) -> str:
         experts = ", and all experts on every rank"
     else:
         experts = f", and experts exchanged among {layout.ep} replicas (ep)"
-    batches = plural(whole.num_micro_batches, "micro-batch", "micro-batches")
-    ways = [f"{batches} of {plural(whole.micro_batch_sequences, 'sequence')}"]
-    if whole.zero and plan.chunks is None:
+    batches = plural(transformer.num_micro_batches, "micro-batch", "micro-batches")
+    ways = [f"{batches} of {plural(transformer.micro_batch_sequences, 'sequence')}"]
+    if transformer.zero and plan.chunks is None:
         ways.append("optimizer states sharded (ZeRO)")
-    if whole.recompute:
-        ways.append("blocks run forward again before their backward pass")
+    if transformer.recompute:
+        ways.append("blocks are recomputed before their backward pass")
     return f"Take {replicas}, {stages}, {tensor}{experts}. Run {', '.join(ways)}."
 
 

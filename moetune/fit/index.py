@@ -1,4 +1,4 @@
-"""The known operations of a profile: measured points, or else a published line."""
+"""The operations that a profile knows: measured points, or else a published line."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ import numpy as np
 from moetune.domain.cluster import Group, nodes_of
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
-from moetune.domain.samples import CollectiveOp, Direction, Product
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, leave_one_out
 from moetune.fit.gemm import Surface
-from moetune.fit.interference import Loss, comm_loss, comp_loss, interference_of
+from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
 from moetune.fit.pool import (
     AttentionKey,
     CollectiveKey,
@@ -28,11 +28,11 @@ from moetune.fit.pool import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Measured points with what their curve needs besides them.
+    """Measured points of one operation, and the other inputs of its curve.
 
     Args:
-        label: a text that is the same for the same operation in every run.
-        family: the operations that share one systematic error.
+        label: the same for the same operation in every run: it seeds random draws.
+        family: name of the operations that share one systematic error.
         alpha_seconds: start-up time of the fitted line.
         relative_error: typical error of a prediction.
     """
@@ -44,8 +44,8 @@ class Points:
     relative_error: float
 
 
-class Book:
-    """A profile's samples and lines by operation; what is not read is not worked out."""
+class ProfileIndex:
+    """A profile's samples and lines by operation, worked out when they are first read."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -57,7 +57,7 @@ class Book:
         self._copy_lines: dict[CopyKey, CopyLine] = {
             (line.direction, line.pinned, line.both_ways): line for line in profile.copy
         }
-        self._surfaces: dict[tuple[str, Product], Surface] = {}
+        self._surfaces: dict[tuple[str, GemmForm], Surface] = {}
         self._rows_lines = {(line.op, line.dtype): line for line in profile.rows}
         self._rows: dict[RowsKey, Points | Line | None] = {}
 
@@ -67,13 +67,13 @@ class Book:
         return pool(self.profile.samples)
 
     @cached_property
-    def comp_loss(self) -> Loss | None:
-        """Loss of computation to exchanges; None where not measured or overruled by hand."""
+    def comp_loss(self) -> OverlapLoss | None:
+        """Time that exchanges cost computation; None where not measured or set by hand."""
         return comp_loss(self.pool) if self._has_own_interference else None
 
     @cached_property
-    def comm_loss(self) -> Loss | None:
-        """Loss of exchanges to computation; None where not measured or overruled by hand."""
+    def comm_loss(self) -> OverlapLoss | None:
+        """Time that computation costs exchanges; None where not measured or set by hand."""
         return comm_loss(self.pool) if self._has_own_interference else None
 
     @cached_property
@@ -86,12 +86,12 @@ class Book:
         return tuple(sorted({dtype for dtype, _, _ in self.pool.gemm} | self._gemm_lines.keys()))
 
     @cached_property
-    def products(self) -> tuple[tuple[str, Product], ...]:
+    def gemm_forms(self) -> tuple[tuple[str, GemmForm], ...]:
         """The measured forms of the GEMM, of each dtype."""
         return tuple(sorted({(dtype, product) for dtype, product, _ in self.pool.gemm}))
 
-    def surface(self, dtype: str, product: Product) -> Surface:
-        """Return the shapes of one of `products`."""
+    def surface(self, dtype: str, product: GemmForm) -> Surface:
+        """Return the measured shapes of one of `gemm_forms`."""
         key = (dtype, product)
         if key not in self._surfaces:
             line = self._gemm_lines.get(dtype)
@@ -107,8 +107,8 @@ class Book:
             )
         return self._surfaces[key]
 
-    def gemm_points(self, dtype: str, product: Product, shape: Shape) -> Points | None:
-        """Return the points over rows, None where the shape was not measured."""
+    def gemm_points(self, dtype: str, product: GemmForm, shape: Shape) -> Points | None:
+        """Return the points over rows; None where the shape was not measured."""
         surface = self.surface(dtype, product)
         series = surface.series(shape)
         if series is None:
@@ -124,7 +124,7 @@ class Book:
     def gemm_line(self, dtype: str) -> Line | None:
         """Return the dtype's line over MACs where it was not measured."""
         line = self._gemm_lines.get(dtype)
-        if line is None or any(dtype == one for one, _ in self.products):
+        if line is None or any(dtype == one for one, _ in self.gemm_forms):
             return None
         return _line(line)
 
@@ -134,7 +134,7 @@ class Book:
         return tuple(sorted({(size, nodes) for one, size, nodes, _ in keys if one == op}))
 
     def in_flight(self, op: CollectiveOp, group: Group) -> tuple[int, ...]:
-        """Return the numbers in flight that it is known for; of lines only without samples."""
+        """Return the numbers in flight that it is known for: of samples, else of lines."""
         sources = (self.pool.collective, self._collective_lines)
         found: tuple[int, ...] = ()
         for keys in sources:
@@ -144,7 +144,7 @@ class Book:
         return found
 
     def collective(self, key: CollectiveKey) -> Points | Line:
-        """Return what is known of a collective that `in_flight` names."""
+        """Return the points, else the line, of a collective with one of those numbers in flight."""
         series = self.pool.collective.get(key)
         if series is None:
             return _line(self._collective_lines[key])
@@ -155,14 +155,14 @@ class Book:
         return tuple(sorted(self.pool.copy.keys() | self._copy_lines.keys()))
 
     def copy(self, key: CopyKey) -> Points | Line:
-        """Return what is known of one of `copies`."""
+        """Return the points, else the line, of one of `copies`."""
         series = self.pool.copy.get(key)
         if series is None:
             return _line(self._copy_lines[key])
         return _points(f"copy {key}", series, self._copy_lines.get(key))
 
     def rows(self, key: RowsKey) -> Points | Line | None:
-        """Return what is known over elements; None for an operation that nothing is known of."""
+        """Return the points, else the line, over elements; None for an unknown operation."""
         if key not in self._rows:
             series, line = self.pool.rows.get(key), self._rows_lines.get(key)
             known = None if line is None else Line(cost=line.cost)
@@ -205,7 +205,7 @@ def _line(line: _AnyLine) -> Line:
 
 
 def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:
-    """Return the error for a dtype without any GEMM."""
+    """Return the error for a dtype of which no GEMM was measured."""
     return ProfileError(
         f"no GEMM measured in {dtype} ({_has(profile, known)})",
         f"measure it:  moetune profile --dtype {dtype} {_name(profile)}",
@@ -220,7 +220,7 @@ def missing_collective(
     if known:
         hint += "\n  or accept an estimate:      moetune plan … --allow-modelled"
     group_size, num_nodes = group
-    # Groups of as many ranks lie elsewhere; without any, the sizes that there are say enough.
+    # Groups of as many ranks differ in their nodes, so these are named; else the sizes are enough.
     alike = [group_name(one) for one in known if one[0] == group_size]
     there = _has(profile, alike or sorted({size for size, _ in known}))
     spread = f" on {num_nodes} nodes" if num_nodes else ""
@@ -236,7 +236,7 @@ def group_name(group: Group) -> str:
 def missing_copy(
     profile: Profile, *, direction: Direction, pinned: bool, known: Sequence[str]
 ) -> ProfileError:
-    """Return the error for a kind of copy."""
+    """Return the error for a kind of copy that was not measured."""
     return ProfileError(
         f"no {copy_name(direction=direction, pinned=pinned)} copy measured "
         f"({_has(profile, known)})",

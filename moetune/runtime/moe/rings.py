@@ -1,0 +1,170 @@
+"""Buffers that chunks take in turn: rings at the experts, and a rotation at the tokens.
+
+The memory policy `reuse` makes them from the workspace, and its handlers take them.
+
+T tokens, N rows this rank sends, D model width.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from moetune.comm.transfer import Transfer
+from moetune.runtime.moe.dispatch import PhaseOrder, slices_of
+from moetune.runtime.moe.executor import Executor
+from moetune.runtime.moe.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingShape:
+    """A ring of buffers (rows, width) each."""
+
+    num_buffers: int
+    rows: int
+    width: int
+
+
+class Ring:
+    """Buffers of one kind. A chunk's buffer is its own until another chunk takes it.
+
+    Args:
+        buffers: (rows of the largest chunk, width) each.
+        poison: fill a buffer with NaN when it is taken.
+    """
+
+    def __init__(self, buffers: Sequence[torch.Tensor], *, poison: bool) -> None:
+        self._buffers, self._poison = buffers, poison
+
+    def __len__(self) -> int:
+        """Return the number of buffers."""
+        return len(self._buffers)
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """The only buffer, or the first, with the rows of the largest chunk."""
+        return self._buffers[0]
+
+    def take(self, chunk: int, rows: int) -> torch.Tensor:
+        """Return the chunk's buffer anew: (rows, width), whatever was in it."""
+        buffer = self._buffers[chunk % len(self._buffers)]
+        if self._poison:
+            buffer.fill_(torch.nan)
+        return buffer[:rows]
+
+    def of(self, chunk: int, rows: int) -> torch.Tensor:
+        """Return the buffer that the chunk took."""
+        return self._buffers[chunk % len(self._buffers)][:rows]
+
+
+def make_rings(
+    workspace: Workspace, shapes: Mapping[str, RingShape], like: torch.Tensor
+) -> dict[str, Ring]:
+    """Return a phase's rings by name, all cut from the workspace at once.
+
+    Raises:
+        AllocationError: they do not fit.
+    """
+    buffers = workspace.buffers(
+        {
+            f"{name} {place}": (ring.rows, ring.width)
+            for name, ring in shapes.items()
+            for place in range(ring.num_buffers)
+        },
+        like,
+    )
+    return {
+        name: Ring(
+            [buffers[f"{name} {place}"] for place in range(ring.num_buffers)],
+            poison=workspace.poison,
+        )
+        for name, ring in shapes.items()
+    }
+
+
+class Rotation:
+    """A ring whose next buffer goes to the next use, once the buffer's last use has ended."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._num_uses = 0
+        self._endings: dict[int, Callable[[], None]] = {}
+
+    def take(self, rows: int) -> torch.Tensor:
+        """Return the next buffer, once its last use has ended."""
+        self.finish(self._num_uses - len(self._ring))
+        buffer = self._ring.take(self._num_uses, rows)
+        self._num_uses += 1
+        return buffer
+
+    def until(self, ending: Callable[[], None]) -> int:
+        """Set `ending`, which waits for the end of the use that began last; return its number."""
+        self._endings[self._num_uses - 1] = ending
+        return self._num_uses - 1
+
+    def finish(self, use: int) -> None:
+        """Wait for the end of a use, if it has not ended yet."""
+        ending = self._endings.pop(use, None)
+        if ending is not None:
+            ending()
+
+    def end(self) -> None:
+        """End every use, in the order of their beginnings."""
+        for use in sorted(self._endings):
+            self.finish(use)
+
+
+class TokenExchange:
+    """Sends the tokens' rows and adds up what comes back, in one rotation of buffers for both.
+
+    Where combines go first, one buffer more than a chunk has dispatches is enough, and transfers
+    never wait for a buffer. The next chunk's rows overwrite rows whose arrival the experts wait
+    for anyway, while the results of the chunk before travel. Results overwrite earlier results,
+    or rows that have arrived, while the next chunk's rows travel.
+
+    Args:
+        tokens_N: the token of every row in sending order.
+        sum_TD: (T, D), zeros, to which the results are added.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        order: PhaseOrder,
+        tokens_N: torch.Tensor,
+        ring: Ring,
+        sum_TD: torch.Tensor,
+    ) -> None:
+        self._executor, self._order = executor, order
+        self._num_sent = [sum(counts) for counts in order.send_counts]
+        self._tokens = [tokens_N[rows] for rows in slices_of(self._num_sent)]
+        self._rotation, self._sum_TD = Rotation(ring), sum_TD
+        self._use_of: dict[int, int] = {}
+
+    def dispatch(self, chunk: int, values_TD: torch.Tensor, into: torch.Tensor) -> None:
+        """Send the chunk's rows of `values_TD`; those of this rank's experts go to `into`."""
+        rows = self._rotation.take(self._num_sent[chunk])
+        torch.index_select(values_TD, 0, self._tokens[chunk], out=rows)
+        transfer = self._executor.dispatch(chunk, self._order, rows, into)
+        self._rotation.until(transfer.wait)
+
+    def combine(self, chunk: int, results: torch.Tensor) -> None:
+        """Send the experts' results back."""
+        rows = self._rotation.take(self._num_sent[chunk])
+        transfer = self._executor.combine(chunk, self._order, results, rows)
+        self._use_of[chunk] = self._rotation.until(partial(self._add, chunk, rows, transfer))
+
+    def wait_for(self, chunk: int) -> None:
+        """Wait for the chunk's results: they have left the experts' buffer then."""
+        if chunk in self._use_of:
+            self._rotation.finish(self._use_of.pop(chunk))
+
+    def finish(self) -> torch.Tensor:
+        """Return the sum, once all results have arrived."""
+        self._rotation.end()
+        return self._sum_TD
+
+    def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
+        transfer.wait()
+        self._sum_TD.index_add_(0, self._tokens[chunk], rows)

@@ -1,0 +1,196 @@
+"""Tokens of a tensor-parallel group: all on every rank, or in shards; and each rank's pairs.
+
+Between `gate` and `function` in `TensorExpertLayer.forward`, in place of `dispatch`.
+
+T tokens of the group, S of this rank, K choices, R pairs of this rank's experts.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from moetune.comm.group import Communicator
+from moetune.comm.transfer import Transfer
+from moetune.runtime.moe.dispatch import ChunkLayout, common_pieces
+from moetune.runtime.moe.workspace import MemoryTracker
+
+Parts = tuple[slice, ...]
+"""A slice of each shard's tokens, by their places among all T."""
+
+
+class TokenSharing(Protocol):
+    """The distribution of tokens over the ranks, and the exchanges that it needs."""
+
+    @property
+    def num_tokens(self) -> tuple[int, ...]:
+        """Tokens of every shard; one shard where all ranks have all tokens."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a rank has all tokens, so that gathering takes no exchange."""
+
+    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Return (T, …) from this rank's part of it."""
+
+    def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
+        """Return memory for this rank's part of the sums (T, …), which may be `sums` itself.
+
+        Args:
+            what: purpose of the memory, for the error.
+        """
+
+    def reduce(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
+        """Start summing some tokens over the ranks.
+
+        Args:
+            parts: those tokens.
+            sums: (T, …), this rank's.
+            own: the memory from `output`, for this rank's part of the result.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatedTokens:
+    """All tokens on every rank."""
+
+    communicator: Communicator
+    num_tokens: tuple[int, ...]
+    is_complete = True
+
+    def gather(self, values: torch.Tensor, _: str) -> torch.Tensor:
+        """Return the values."""
+        return values
+
+    def output(self, _: str, sums: torch.Tensor, __: MemoryTracker) -> torch.Tensor:
+        """Return the sums."""
+        return sums
+
+    def reduce(self, parts: Parts, sums: torch.Tensor, _: torch.Tensor, name: str) -> Transfer:
+        """Start one all-reduce."""
+        return self.communicator.all_reduce(sums[parts[0]], name)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceShards:
+    """A shard of the tokens on each rank, in the order of the ranks."""
+
+    communicator: Communicator
+    num_tokens: tuple[int, ...]
+    is_complete = False
+
+    def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
+        """Start and end one all-gather."""
+        return self.communicator.all_gather_rows(values, self.num_tokens, name)
+
+    def output(self, what: str, sums: torch.Tensor, tracker: MemoryTracker) -> torch.Tensor:
+        """Return memory for this rank's shard."""
+        return tracker.empty(what, (self.num_tokens[self.communicator.rank], *sums.shape[1:]), sums)
+
+    def reduce(self, parts: Parts, sums: torch.Tensor, own: torch.Tensor, name: str) -> Transfer:
+        """Start one reduce-scatter."""
+        rank = self.communicator.rank
+        first, mine = sum(self.num_tokens[:rank]), parts[rank]
+        into = own[mine.start - first : mine.stop - first]
+        return self.communicator.reduce_scatter(into, [sums[part] for part in parts], name)
+
+
+def all_tokens(num_tokens: Sequence[int]) -> Parts:
+    """Return all tokens of every shard."""
+    ends = [sum(num_tokens[: place + 1]) for place in range(len(num_tokens))]
+    return tuple(slice(end - num, end) for end, num in zip(ends, num_tokens, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorChunks:
+    """One phase's chunks.
+
+    Args:
+        layout: of the rows of this rank's experts.
+        tokens: tokens of every chunk.
+    """
+
+    layout: ChunkLayout
+    tokens: tuple[Parts, ...]
+
+    @property
+    def degree(self) -> int:
+        """Number of chunks."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPairs:
+    """The (token, choice) pairs of this rank's experts, cut into chunks for both phases.
+
+    Args:
+        pairs_R: the pair of every row, token·K + choice.
+        tokens_R: the token of every row.
+    """
+
+    pairs_R: torch.Tensor
+    tokens_R: torch.Tensor
+    forward: TensorChunks
+    backward: TensorChunks
+
+
+def local_pairs(
+    experts_TK: torch.Tensor,
+    *,
+    num_tokens: Sequence[int],
+    first_expert: int,
+    num_experts: int,
+    forward_degree: int,
+    backward_degree: int,
+) -> LocalPairs:
+    """Return the pairs whose expert is one of `num_experts` from `first_expert` on.
+
+    Args:
+        experts_TK: chosen experts, shard after shard.
+        num_tokens: of every shard.
+    """
+    places, *phases = common_pieces(forward_degree, backward_degree)
+    num_pieces, device = len(places) - 1, experts_TK.device
+    bounds = [
+        [shard.start + num * place // places[-1] for place in places]
+        for shard, num in zip(all_tokens(num_tokens), num_tokens, strict=True)
+    ]
+    sizes = [high - low for shard in bounds for low, high in itertools.pairwise(shard)]
+    piece_T = torch.arange(num_pieces, device=device).repeat(len(bounds))
+    piece_T = piece_T.repeat_interleave(
+        torch.tensor(sizes, device=device), output_size=len(experts_TK)
+    )
+    local_TK = experts_TK - first_expert
+    is_local_TK = (local_TK >= 0) & (local_TK < num_experts)
+    cell_TK = piece_T.unsqueeze(1) * num_experts + local_TK
+    cells = torch.where(is_local_TK, cell_TK, num_pieces * num_experts).reshape(-1)
+    counts = torch.bincount(cells, minlength=num_pieces * num_experts + 1)[:-1]
+    counts_CL: list[list[int]] = counts.view(num_pieces, num_experts).tolist()
+    pairs_R = torch.sort(cells, stable=True).indices[: sum(map(sum, counts_CL))]
+    forward, backward = (_chunks(counts_CL, bounds, pieces) for pieces in phases)
+    return LocalPairs(
+        pairs_R=pairs_R,
+        tokens_R=pairs_R // experts_TK.shape[1],
+        forward=forward,
+        backward=backward,
+    )
+
+
+def _chunks(
+    counts_CL: list[list[int]], bounds: Sequence[Sequence[int]], pieces: tuple[int, ...]
+) -> TensorChunks:
+    """Return a phase's chunks.
+
+    Args:
+        bounds: of the pieces in tokens, [shard][piece].
+        pieces: bounds of the chunks in pieces.
+    """
+    return TensorChunks(
+        layout=ChunkLayout.cut(counts_CL, pieces),
+        tokens=tuple(
+            tuple(slice(shard[low], shard[high]) for shard in bounds)
+            for low, high in itertools.pairwise(pieces)
+        ),
+    )

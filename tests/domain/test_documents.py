@@ -1,0 +1,132 @@
+"""Documents from strangers: what is wrong is named with its path."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pytest
+
+from moetune.domain.document import LARGEST, decode, decode_schema, encode
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.domain.plan import Plan, Range, plan_from_document, plan_from_json
+from tests.runtime.plans import small_plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle:
+    kind: Literal["circle"] = "circle"
+    radius: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    kind: Literal["box"] = "box"
+    sides: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    schema: int = 2
+    title: str | None = None
+    shapes: tuple[Circle | Box, ...]
+
+
+GOOD = {"schema": 2, "shapes": [{"kind": "circle", "radius": 1}, {"kind": "box", "sides": [2, 3]}]}
+
+
+def read(document: object) -> Drawing:
+    return decode_schema(Drawing, document, "drawing", schemas=(1, 2), hint="draw it again")
+
+
+def with_shape(**shape: object) -> dict[str, object]:
+    return {"schema": 2, "shapes": [shape]}
+
+
+def test_a_good_document_is_read_and_written_back() -> None:
+    drawing = read(GOOD)
+    assert drawing == Drawing(shapes=(Circle(radius=1.0), Box(sides=(2, 3))))
+    assert read(json.loads(json.dumps(encode(drawing)))) == drawing
+    assert read({**GOOD, "schema": 1}).schema == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [
+        ([], "drawing lacks the key 'schema'"),
+        ({"shapes": []}, "drawing lacks the key 'schema'"),
+        ({**GOOD, "schema": 3}, "drawing has schema 3, this moetune reads 1, 2"),
+        ({"schema": 2}, "drawing lacks the key 'shapes'"),
+        ({"schema": 2, "shapes": "box"}, "drawing.shapes must be a list, got 'box'"),
+        (with_shape(kind="box", sides=[1]), "drawing.shapes[0].sides must have 2 entries, got 1"),
+        (with_shape(kind="box", sides=[1, 2.5]), "drawing.shapes[0].sides[1] must be a whole"),
+        (with_shape(kind="line"), "drawing.shapes[0].kind must be one of circle, box, got 'line'"),
+        ({"schema": 2, "shapes": [7]}, "drawing.shapes[0].kind must be one of circle, box"),
+        (with_shape(kind="circle", radius=10**400), "drawing.shapes[0].radius must be a finite"),
+        (with_shape(kind="circle", radius=1e999), "drawing.shapes[0].radius must be a finite"),
+        (with_shape(kind="box", sides=[1, LARGEST + 1]), "drawing.shapes[0].sides[1] is too large"),
+        ({**GOOD, "title": 3}, "drawing.title must be a text, got 3"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(document: object, what: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(document)
+    assert caught.value.what.startswith(what)
+
+
+def test_a_foreign_schema_says_what_to_do_and_a_misspelt_key_what_was_meant() -> None:
+    with pytest.raises(InputError) as foreign:
+        read({**GOOD, "schema": "2"})
+    assert foreign.value.hint == "draw it again"
+    with pytest.raises(InputError, match="unknown key 'tilte'") as misspelt:
+        read({**GOOD, "tilte": ""})
+    assert misspelt.value.hint == "did you mean 'title'?"
+    with pytest.raises(InputError) as strange:
+        decode(Circle, {"radius": 1.0, "ink": "red"}, "circle")
+    assert strange.value.hint == "known keys: kind, radius"
+
+
+def plan(*ranges: Range) -> Plan:
+    return small_plan(layer=LayerShape(d_model=8, d_hidden=16, num_experts=4), ranges=ranges)
+
+
+def test_a_plan_that_was_edited_is_refused() -> None:
+    document = encode(plan())
+    document["inputs"]["tokens_per_rank"] += 1
+    with pytest.raises(InputError, match="id is not the hash of inputs") as caught:
+        plan_from_document(document)
+    assert "make the plan again" in caught.value.hint
+    with pytest.raises(InputError) as in_file:
+        plan_from_json(json.dumps(document), "best.json")
+    assert in_file.value.what == f"best.json: {caught.value.what}"
+    assert in_file.value.hint == caught.value.hint
+
+
+def test_a_file_that_is_no_json_is_named() -> None:
+    with pytest.raises(InputError, match=r"^best\.json is not valid JSON: "):
+        plan_from_json("{", "best.json")
+
+
+@pytest.mark.parametrize(
+    ("ranges", "what"),
+    [
+        (((0, 10, 1, 1),), "pipeline.ranges: [0, 10, 1, 1] is no range"),
+        (((5, 4, 1, 1),), "pipeline.ranges: [5, 4, 1, 1] is no range"),
+        (((1, 4, 0, 1),), "pipeline.ranges: [1, 4, 0, 1] is no range"),
+        (((1, 4, 1, 0),), "pipeline.ranges: [1, 4, 1, 0] is no range"),
+        (((1, 4, 1, 1), (6, 9, 1, 1)), "pipeline.ranges: 6 does not follow 4"),
+        (((1, 4, 1, 1), (4, 9, 1, 1)), "pipeline.ranges: 4 does not follow 4"),
+    ],
+)
+def test_ranges_of_a_plan_follow_one_another(ranges: tuple[Range, ...], what: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan(*ranges)
+    assert caught.value.what == what
+    assert plan((1, 4, 1, 1), (5, 5, 2, 1)).decide(5).forward_degree == 2
+
+
+def test_a_plan_has_at_least_one_chunk_each_way() -> None:
+    found = plan()
+    for name in ("forward_degree", "backward_degree"):
+        with pytest.raises(InputError, match="pipeline: degrees must be at least 1"):
+            replace(found, pipeline=replace(found.pipeline, **{name: 0}))

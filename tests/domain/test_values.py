@@ -1,0 +1,201 @@
+"""Values of the domain: what they refuse, and what they derive, worked out by hand."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from moetune.domain.cluster import Machine
+from moetune.domain.constraints import Constraints, LayoutPins, TransformerSizes
+from moetune.domain.costs import CompSpeed
+from moetune.domain.errors import InputError
+from moetune.domain.layer import Activation, LayerShape, Workload
+from moetune.domain.layout import Layout, check_ranks, rank_rules
+from moetune.domain.model import Transformer
+from moetune.domain.profile import CopyLine, GemmLine
+from moetune.domain.records import Observation
+from moetune.domain.request import PlanRequest
+from moetune.domain.samples import AttentionPoint, CollectivePoint, CopyPoint, Sample
+from moetune.domain.spelling import AS_KEYS
+from moetune.domain.units import parse_bytes, parse_count
+
+SHAPE = LayerShape(d_model=8, d_hidden=32, num_experts=4, top_k=2)
+
+
+def machine(*, num_devices: int = 8, memory_bytes: int = 2**30) -> Machine:
+    return Machine(
+        kind="cpu", device="test", num_devices=num_devices, devices_per_node=4,
+        memory_bytes=memory_bytes,
+    )  # fmt: skip
+
+
+def transformer(*, num_layers: int = 4, num_heads: int = 2, moe_every: int = 2) -> Transformer:
+    return Transformer(
+        moe=SHAPE, num_layers=num_layers, num_heads=num_heads, length=16, vocab_size=50,
+        moe_every=moe_every,
+    )  # fmt: skip
+
+
+def observation(*, tokens: int = 1, seconds: tuple[float, ...] = (1.0,)) -> Observation:
+    return Observation(
+        plan_id="0", forward_degree=1, backward_degree=1, tokens_per_rank=tokens,
+        predicted_seconds=1.0, seconds=seconds, source="verify",
+    )  # fmt: skip
+
+
+def gemm_line(alpha_seconds: float, beta_seconds: float) -> GemmLine:
+    return GemmLine(dtype="float32", alpha_seconds=alpha_seconds, beta_seconds_per_mac=beta_seconds)
+
+
+def sample(*seconds: float, error: str = "", marks: tuple[str, ...] = ()) -> Sample:
+    point = CopyPoint(direction="h2d", pinned=True, num_bytes=1)
+    return Sample(point=point, seconds=seconds, error=error, marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: machine(num_devices=0), "num_devices must be at least 1, got 0"),
+        (lambda: machine(memory_bytes=-1), "memory_bytes must be at least 1, got -1"),
+        (lambda: LayoutPins(dp=0), "dp must be at least 1, got 0"),
+        (lambda: LayoutPins(micro_batch=-2), "micro_batch must be at least 1, got -2"),
+        (lambda: CompSpeed(comm=0.0), "comm must be a speed above 0 and at most 1, got 0.0"),
+        (lambda: CompSpeed(all=1.5), "all must be a speed above 0 and at most 1, got 1.5"),
+        (lambda: LayerShape(d_model=8, d_hidden=8, num_experts=2, top_k=3), "top_k (3) is larger"),
+        (lambda: Workload(layer=SHAPE, world_size=2, tokens_per_rank=0), "tokens_per_rank must be"),
+        (lambda: transformer(num_layers=0), "num_layers must be at least 1, got 0"),
+        (lambda: transformer(moe_every=-1), "moe_every must be at least 0, got -1"),
+        (lambda: transformer(moe_every=5), "moe_every (5) is larger than num_layers (4)"),
+        (lambda: gemm_line(0.0, 0.0), "alpha and beta must be at least 0, and one of them"),
+        (lambda: gemm_line(-1.0, 2.0), "alpha and beta must be at least 0, and one of them"),
+        (lambda: observation(tokens=0), "tokens_per_rank must be at least 1, got 0"),
+        (lambda: observation(seconds=()), "seconds is empty"),
+        (lambda: observation(seconds=(1.0, math.nan)), "seconds must be finite"),
+        (lambda: observation(seconds=(1.0, -1e-9)), "seconds must be finite and not negative"),
+        (lambda: sample(1.0, 0.0), "seconds must be positive and finite"),
+        (lambda: sample(math.inf), "seconds must be positive and finite"),
+        (sample, "seconds is empty and no error says why"),
+    ],
+)  # fmt: skip
+def test_values_that_mean_nothing_are_refused_by_name(
+    make: Callable[[], object], what: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        make()
+    assert caught.value.what.startswith(what)
+
+
+def test_the_least_values_are_accepted() -> None:
+    assert machine(num_devices=1, memory_bytes=1).num_devices == 1
+    assert LayoutPins(dp=1, micro_batch=1).dp == 1
+    assert CompSpeed(comm=1e-9, all=1.0).all == 1.0
+    assert LayerShape(d_model=1, d_hidden=1, num_experts=2, top_k=2).top_k == 2
+    assert transformer(moe_every=4).num_moe_layers == 1
+    assert gemm_line(0.0, 1e-12).cost.seconds(10) == pytest.approx(1e-11)
+    assert gemm_line(1e-6, 0.0).cost.seconds(10) == 1e-6
+    copied = CopyLine(direction="h2d", pinned=True, alpha_seconds=1e-6, beta_seconds_per_byte=1e-9)
+    assert copied.cost.seconds(1000) == pytest.approx(2e-6)
+    assert observation(seconds=(0.0,)).seconds == (0.0,)
+    assert sample(error="out of memory").seconds == ()
+
+
+def test_an_unknown_activation_and_heads_that_do_not_divide_name_what_would_do() -> None:
+    unknown: Activation = "tanh"  # type: ignore[assignment]  # what a stranger writes
+    with pytest.raises(InputError, match="tanh") as caught:
+        LayerShape(d_model=8, d_hidden=8, num_experts=2, activation=unknown)
+    assert caught.value.hint == "use one of relu, gelu, silu, swiglu"
+    with pytest.raises(
+        InputError, match=r"d_model \(8\) does not divide by num_heads \(3\)"
+    ) as odd:
+        transformer(num_heads=3)
+    assert odd.value.hint == "use 2 or 4 heads"
+
+
+def test_a_ranks_work_is_that_of_its_tokens_and_their_choices() -> None:
+    work = Workload(layer=SHAPE, world_size=2, tokens_per_rank=10, dtype="bfloat16")
+    pairs = 10 * 2
+    assert work.payload_bytes == pairs * 8 * 2
+    assert work.macs == pairs * 8 * 32
+    assert work.local_experts == 2
+
+
+def test_all_sizes_of_a_model_are_pinned_by_those_of_the_model() -> None:
+    whole = transformer(moe_every=1)
+    sizes = TransformerSizes.of(whole)
+    assert sizes.given == {
+        "num_layers": 4, "num_heads": 2, "length": 16, "vocab_size": 50, "moe_every": 1,
+    }  # fmt: skip
+    assert sizes.transformer(model=None, layer=SHAPE) == whole
+
+
+def test_a_size_below_one_is_the_only_rule_that_is_named() -> None:
+    broken = Layout(expert_parallel="all_to_all", dp=4, ep=0, tp=3, pp=1)
+    assert [rule.what for rule in rank_rules(broken, 8)] == ["ep must be at least 1, got 0"]
+    with pytest.raises(InputError, match="ep must be at least 1, got 0"):
+        check_ranks(broken, 8)
+    check_ranks(Layout(expert_parallel="all_to_all", dp=4, ep=4, tp=1, pp=2), 8)
+
+
+def test_attention_has_two_products_forward_and_five_backward_halved_by_the_mask() -> None:
+    size = {"num_sequences": 3, "length": 10, "num_heads": 2, "head_dim": 4}
+    once = 3 * 2 * 10 * 10 * 4 / 2
+    forward, backward = (
+        AttentionPoint(dtype="float32", backward=way, **size) for way in (False, True)
+    )
+    assert forward.macs == 2 * once
+    assert backward.macs == 5 * once
+
+
+def test_a_collectives_group_is_its_ranks_and_their_nodes() -> None:
+    point = CollectivePoint(op="all_reduce", group_size=8, num_bytes=1, num_nodes=2)
+    assert point.group == (8, 2)
+
+
+def test_quality_follows_the_spread_of_four_blocks_and_any_mark_spoils_it() -> None:
+    # Quartiles of 1, 1, 1 + s, 1 + s lie at 1 and 1 + s, their median halfway.
+    def spread_of(s: float) -> Sample:
+        return sample(1.0, 1.0, 1.0 + s, 1.0 + s)
+
+    assert spread_of(0.2).spread == pytest.approx(0.2 / 1.1)
+    assert [spread_of(s).quality for s in (0.05, 0.2, 0.5)] == ["good", "usable", "suspect"]
+    assert sample(1.0, 9.0, 9.0).spread == 0.0
+    assert sample(1.0, 9.0, 9.0).quality == "good"
+    assert sample(1.0, marks=("drift",)).quality == "suspect"
+    assert sample(1.0, error="out of memory").quality == "suspect"
+
+
+def test_sizes_are_read_with_their_units_and_counts_are_whole() -> None:
+    assert parse_bytes("1.5 GiB") == 3 * 2**29
+    assert parse_bytes("512 MB") == 512 * 10**6
+    assert parse_count("8k") == 8192
+    assert parse_count("1.5k") == 1536
+    with pytest.raises(InputError, match=r"count '1\.3' is not a whole number"):
+        parse_count("1.3")
+
+
+def pinned(constraints: dict[str, str], *, model: str) -> PlanRequest:
+    return PlanRequest(model=model, constraints=Constraints.decode(constraints))
+
+
+@pytest.mark.parametrize(
+    ("request_of", "what"),
+    [
+        (lambda: PlanRequest(layer=SHAPE, tokens_per_rank=0, spelling=AS_KEYS),
+         "inputs.tokens_per_rank must be at least 1, got 0"),
+        (lambda: PlanRequest(layer=SHAPE, spelling=AS_KEYS), "the number of tokens is missing"),
+        (PlanRequest, "there is nothing to plan for"),
+        (lambda: PlanRequest(model="gpt-s", layer=SHAPE), "a model and a layer are given"),
+        (lambda: pinned({"strategy": "S2"}, model="ppmoe-6.7b"),
+         "--strategy S2 is not planned in a whole model"),
+        (lambda: pinned({"sequence-parallel": "true"}, model="ppmoe-6.7b"),
+         "--sequence-parallel is for one layer, and this is a whole model"),
+        (lambda: pinned({"order": "interleaved", "expert-parallel": "tensor"}, model="gpt-s"),
+         "--order interleaved excludes --expert-parallel tensor, where a chunk has one transfer"),
+    ],
+)  # fmt: skip
+def test_a_request_that_cannot_be_planned_is_refused_when_it_is_made(
+    request_of: Callable[[], PlanRequest], what: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        request_of()
+    assert caught.value.what == what
