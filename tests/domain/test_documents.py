@@ -126,7 +126,7 @@ def test_ranges_of_a_plan_follow_one_another(ranges: tuple[Range, ...], what: st
 
 
 def test_a_plan_has_at_least_one_chunk_each_way() -> None:
-    found = plan()
-    for name in ("forward_degree", "backward_degree"):
+    one = plan().pipeline
+    for none in (replace(one, forward_degree=0), replace(one, backward_degree=0)):
         with pytest.raises(InputError, match="pipeline: degrees must be at least 1"):
-            replace(found, pipeline=replace(found.pipeline, **{name: 0}))
+            replace(plan(), pipeline=none)

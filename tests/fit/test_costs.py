@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from moetune.domain.samples import (
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
+    Direction,
     GemmForm,
     GemmPoint,
     InterferencePoint,
@@ -557,3 +559,39 @@ def test_samples_without_lines_are_enough_to_predict() -> None:
         dtype="float32", product="forward", num_experts=1, rows=128, d_in=512, d_out=2048
     )
     assert found.seconds == gemm_seconds(128, SHAPES[0])
+
+
+def copied(direction: Direction, *, pinned: bool, seconds: float = 1e-3) -> Sample:
+    point = CopyPoint(direction=direction, pinned=pinned, num_bytes=2**20)
+    return Sample(point=point, seconds=(seconds,))
+
+
+def test_activations_are_offloaded_by_an_engine_a_pageable_copy_or_in_place_on_a_cpu() -> None:
+    ways: tuple[Direction, Direction] = ("h2d", "d2h")
+    pinned = [copied(way, pinned=True) for way in ways]
+    pageable = [copied(way, pinned=False) for way in ways]
+    cpu = replace(MACHINE, kind="cpu")
+    assert costs_of(measured([*pinned, *pageable])).copy_mode == "pinned"
+    assert costs_of(measured([pinned[0], *pageable])).copy_mode == "pageable"
+    assert costs_of(measured([pinned[0], pageable[1]])).copy_mode is None
+    assert costs_of(measured(pageable, cpu)).copy_mode == "inline"
+    assert costs_of(measured(pinned, cpu)).copy_mode == "inline"
+    assert costs_of(measured(pageable[:1], cpu)).copy_mode is None
+
+
+def test_pinned_and_pageable_memory_are_the_same_on_a_cpu_alone() -> None:
+    samples = [copied("h2d", pinned=False, seconds=2e-3)]
+    found = costs_of(measured(samples, replace(MACHINE, kind="cpu")))
+    assert found.copy(direction="h2d", pinned=True, num_bytes=2**20).seconds == pytest.approx(2e-3)
+    with pytest.raises(ProfileError, match=r"no pinned h2d copy measured .*pageable h2d"):
+        costs_of(measured(samples)).copy(direction="h2d", pinned=True, num_bytes=2**20)
+
+
+def test_a_missing_spread_names_where_as_many_ranks_were_measured() -> None:
+    samples = [comm(size, 1e-3, ranks=4) for size in SIZES]
+    samples += [comm(size, 1e-3, ranks=8, nodes=2) for size in SIZES]
+    costs = costs_of(measured(samples))
+    with pytest.raises(ProfileError, match=r"4 ranks on 2 nodes .*has 4\)"):
+        costs.collective(op="all_to_all", group_size=4, num_bytes=1, num_nodes=2)
+    with pytest.raises(ProfileError, match=r"for 8 ranks .*has 8 on 2 nodes\)"):
+        costs.collective(op="all_to_all", group_size=8, num_bytes=1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from moetune.domain.costs import Costs, Interference
 from moetune.domain.errors import InputError
-from moetune.domain.profile import Profile
+from moetune.domain.profile import Profile, RowsLine
 from moetune.fit.costs import costs_of
 from moetune.fit.variants import Speeds, scale_profile
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -105,3 +105,14 @@ def test_fits_keep_their_relative_errors_and_scale_their_intervals() -> None:
 def test_a_speed_that_no_machine_has_is_refused(factor: float) -> None:
     with pytest.raises(InputError, match="communication"):
         Speeds(communication=factor)
+
+
+def test_published_lines_of_memory_bound_operations_are_computation() -> None:
+    line = RowsLine(op="gelu", dtype="float32", alpha_seconds=6e-6, beta_seconds_per_element=9e-12)
+    published = replace(PUBLISHED, rows=(line,))
+    speeds = Speeds(computation=3.0, communication=5.0, copies=7.0)
+    found = costs_of(scale_profile(published, speeds)).rows_op(
+        op="gelu", dtype="float32", rows=1000, width=50
+    )
+    assert found is not None
+    assert found.seconds == pytest.approx((6e-6 + 9e-12 * 50_000) / 3)

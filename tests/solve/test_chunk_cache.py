@@ -172,3 +172,10 @@ def test_a_use_of_more_chunks_than_places_is_refused() -> None:
         replay([Use(chunks=(0, 1, 2))], num_places=2)
     with pytest.raises(InputError, match=r"\b1 .*\b2\b"):
         replay([Use(chunks=(0,))], num_places=1)
+
+
+def test_a_chunk_that_no_use_needs_is_evicted_first() -> None:
+    order = [Use(chunks=(0,)), Use(chunks=(1,)), Use(chunks=(0,))]
+    gathers, behind = gathers_of_step(order, NextUses(order), 2, (0, 7))
+    assert [(one.chunk, one.evicted) for one in gathers] == [(1, 7)]
+    assert behind == {0, 1}

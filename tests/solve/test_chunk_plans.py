@@ -9,7 +9,7 @@ from moetune.domain.constraints import Bounds, LayoutPins
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.plan import Plan, plan_from_json
-from moetune.domain.profile import CopyLine, Profile
+from moetune.domain.profile import CopyLine, Profile, RowsLine
 from moetune.domain.samples import Direction
 from moetune.fit.costs import costs_of
 from moetune.solve.chunks.cache import fewest_places, replay
@@ -239,3 +239,21 @@ def test_dense_models_refuse_pins_of_experts() -> None:
         solve_layout(question(pins=LayoutPins(expert_parallel="tensor")))
     with pytest.raises(InputError, match=r"moe_every .*0.*64"):
         replace(whole_of("ppmoe-6.7b"), moe_every=0)
+
+
+def test_chunks_are_stepped_within_the_backward_pass_of_the_only_micro_batch() -> None:
+    slow_update = RowsLine(
+        op="host_adam", dtype="float16", alpha_seconds=0.0, beta_seconds_per_element=1e-11
+    )
+    costs = costs_of(replace(profile_of(), rows=(slow_update,)))
+    pins = LayoutPins(micro_batch=1, offload=True)
+
+    def why(num_sequences: int) -> str:
+        asked = replace(question(tokens=2048 * num_sequences, pins=pins), costs=costs)
+        plan = solve_layout(asked).plan
+        assert plan.transformer is not None
+        assert plan.transformer.num_micro_batches == num_sequences
+        return plan.decision.why
+
+    assert "`step_in_backward=True`" in why(1)
+    assert "`step_in_backward=True`" not in why(2)

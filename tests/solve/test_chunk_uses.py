@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,7 +23,14 @@ DENSE = Transformer(
     moe=LayerShape(d_model=16, d_hidden=32, num_experts=1), num_layers=2, num_heads=2, length=8,
     vocab_size=50, moe_every=0,
 )  # fmt: skip
-MODELS = pytest.mark.parametrize("shape", [WITH_EXPERTS, DENSE], ids=["experts", "dense"])
+GATED = replace(
+    WITH_EXPERTS,
+    moe=LayerShape(d_model=16, d_hidden=32, num_experts=4, activation="swiglu"),
+    moe_every=1,
+)
+MODELS = pytest.mark.parametrize(
+    "shape", [WITH_EXPERTS, DENSE, GATED], ids=["experts", "dense", "swiglu"]
+)
 
 
 def layout_of(*, dp: int = 1, ep: int = 1) -> Layout:
@@ -31,7 +40,14 @@ def layout_of(*, dp: int = 1, ep: int = 1) -> Layout:
 def real_model(shape: Transformer) -> LanguageModel:
     layer = shape.moe
     return LanguageModel(
-        shape, lambda: MoELayer(layer.d_model, layer.d_hidden, layer.num_experts, pipeline=False)
+        shape,
+        lambda: MoELayer(
+            layer.d_model,
+            layer.d_hidden,
+            layer.num_experts,
+            activation=layer.activation,
+            pipeline=False,
+        ),
     )
 
 

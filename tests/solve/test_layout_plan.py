@@ -16,13 +16,18 @@ from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.search_space import Gap, search_space
 from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
-from moetune.solve.layout.words import trust_of
+from moetune.solve.layout.words import explain_layout_loss, parts_of, trust_of, unmeasured_warnings
 from moetune.solve.runtime import TargetRuntime
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.costs_by_hand import ALL_TO_ALL, GEMM, LinearCosts, plan_inputs
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
+SMALL = Transformer(
+    moe=LayerShape(d_model=256, d_hidden=1024, num_experts=8), num_layers=4, num_heads=4,
+    length=256, vocab_size=1000,
+)  # fmt: skip
 MODEL_LAYER = LayerShape(d_model=1024, d_hidden=4096, num_experts=64)
 
 
@@ -391,3 +396,72 @@ def test_an_estimate_anywhere_in_the_step_lowers_its_trust() -> None:
 def test_what_was_not_measured_is_named(plan: Plan) -> None:
     assert any("norms, the loss, the optimizer, activations" in one for one in plan.warnings)
     assert any(one.startswith("attention was not measured") for one in plan.warnings)
+
+
+def _too_large(plan: Plan) -> list[int]:
+    """Return the stages of the layouts that the plan names as too large."""
+    return [
+        one.layout.pp
+        for one in plan.alternatives
+        if one.layout is not None and one.lost_because.startswith("does not fit")
+    ]
+
+
+def test_a_layout_that_does_not_fit_is_named_where_its_step_has_a_price() -> None:
+    asked = question(
+        model=SMALL, world_size=4, tokens=1024, memory_bytes=80 * MIB, pins=LayoutPins(zero=False)
+    )
+    assert _too_large(solve_layout(asked).plan) == [4, 1]
+    no_sends = costs_of(cluster_profile(num_devices=4, without=("send",)))
+    assert _too_large(solve_layout(replace(asked, costs=no_sends)).plan) == [1]
+
+
+def test_what_no_number_of_ranks_makes_fit_is_said() -> None:
+    # Parameters of experts shrink with the ranks, one sequence's activations do not.
+    with pytest.raises(InfeasiblePlanError) as raised:
+        solve_layout(question(model=SMALL, world_size=1, tokens=1024, memory_bytes=MIB))
+    assert raised.value.hint == (
+        "no number of ranks fits: allow more memory, or take a shorter --seq"
+    )
+    pins = LayoutPins(dp=1, tp=1, pp=1)  # which more ranks cannot have
+    with pytest.raises(InfeasiblePlanError) as pinned:
+        solve_layout(question(model=SMALL, world_size=1, tokens=1024, memory_bytes=MIB, pins=pins))
+    assert pinned.value.hint == raised.value.hint
+
+
+def test_a_layout_that_ties_is_as_fast_and_a_slower_one_says_by_how_much() -> None:
+    search, found = search_layouts(question(model=SMALL, world_size=4, tokens=1024))
+    best, last = found.best[0], found.best[-1]
+    mine, its = (parts_of(one, search.prices.stages(one.layout.pp)) for one in (best, last))
+    tie = explain_layout_loss(other=best, parts=mine, best=best, best_parts=mine)
+    assert tie == "as fast"
+    slower = 100 * (last.seconds / best.seconds - 1)
+    assert slower > 0.1
+    lost = explain_layout_loss(other=last, parts=its, best=best, best_parts=mine)
+    assert lost.startswith(f"+{slower:.1f} %: ")
+
+
+def test_a_cpus_optimizer_on_the_host_is_its_own_optimizer() -> None:
+    def missing(costs: LinearCosts, *, offload: bool) -> str:
+        warnings = unmeasured_warnings(model=SMALL, dtype="float32", costs=costs, offload=offload)
+        return next(one for one in warnings if one.startswith("not measured"))
+
+    cpu = LinearCosts(copy_mode="inline", rows_seconds={"adam": 1e-9})
+    gpu = replace(cpu, copy_mode="pinned")
+    assert "optimizer" not in missing(cpu, offload=False)
+    assert "optimizer" not in missing(cpu, offload=True)
+    assert "the optimizer on the host" in missing(gpu, offload=True)
+    assert "the optimizer on the host" in missing(replace(cpu, rows_seconds={}), offload=True)
+    host = replace(gpu, rows_seconds={"host_adam": 1e-9})
+    assert "optimizer" not in missing(host, offload=True)
+
+
+def test_a_layer_in_a_whole_model_is_searched_without_the_whole_models_limit() -> None:
+    asked = question(
+        model=SMALL, world_size=2, tokens=256, pins=LayoutPins(dp=2, ep=2, micro_batch=1)
+    )
+    limited = replace(asked, inputs=replace(asked.inputs, memory_limit_bytes=GIB))
+    plan = solve_layout(limited).plan
+    assert plan.inputs.memory_limit_bytes == GIB
+    space = search_space(plan=plan, tokens_per_rank=256, gap=Gap(), memory_reuse=None)
+    assert space.limit_bytes is None

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moetune.domain.constraints import Strategy
+from moetune.domain.constraints import MEMORY_TAKEN, Strategy
+from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.layer import LayerShape, Workload
-from moetune.solve.layer.memory import layer_memory, tokens_that_fit, total_bytes
+from moetune.solve.layer.memory import layer_memory, limit_of, tokens_that_fit, total_bytes
+from tests.solve.costs_by_hand import plan_inputs
 
 GPT_XL = LayerShape(d_model=2048, d_hidden=8192, num_experts=64, top_k=1)
 
@@ -147,3 +149,13 @@ def test_a_rank_of_a_tensor_group_has_room_for_a_row_more_where_rows_do_not_divi
     kept = around + rows_of_the_busiest(tokens) * 24
     assert memory.activation_bytes == 4 * kept
     assert memory.buffer_bytes == 4 * (around + rows_of_the_busiest(largest) * (2 * 8 + 24))
+
+
+def test_a_layer_may_take_what_the_rest_of_the_model_leaves() -> None:
+    taken = {MEMORY_TAKEN: str(2**30)}
+    assert limit_of(plan_inputs(constraints=taken), device_memory_bytes=2**31) == 2**30
+    own = plan_inputs(memory_limit_bytes=2**30 + 5, constraints=taken)
+    assert limit_of(own, device_memory_bytes=2**31) == 5
+    for limit in (2**30, 2**29):
+        with pytest.raises(InfeasiblePlanError, match=r"takes 1\.00 GiB of .* leaves nothing"):
+            limit_of(plan_inputs(constraints=taken), device_memory_bytes=limit)

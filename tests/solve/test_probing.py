@@ -206,3 +206,40 @@ def test_strategies_are_tried_only_where_keeping_everything_does_not_fit() -> No
         if one.decision != space.seed:
             degree = min(one.decision.forward_degree, one.decision.backward_degree)
             assert memory_of(plan, one.decision.strategy, degree, 400) <= limit_bytes
+
+
+def test_a_search_ends_after_its_most_trials_whatever_they_found() -> None:
+    space = space_of(8, 8)
+
+    def trial(degree: int) -> Tried:
+        # Each degree is half as long as the one before: the next one always promises more.
+        seconds = (2.0**-degree,) * REPEATS
+        decision = Decision(forward_degree=degree, backward_degree=degree)
+        return Tried(decision=decision, forward_seconds=seconds, backward_seconds=seconds)
+
+    tried = [trial(degree) for degree in range(1, MAX_TRIALS + 1)]
+    assert next_decision(space=space, tried=tried[:-1]) is not None
+    assert next_decision(space=space, tried=tried) is None
+
+
+def test_between_two_settled_sizes_only_their_strategies_and_the_plans_are_tried() -> None:
+    plan = small_plan(layer=SHAPE)
+    tight = with_inputs(plan, memory_limit_bytes=memory_of(plan, "S1", 8, 425))
+    below = Decision(forward_degree=4, backward_degree=4, strategy="S3")
+    gap = Gap(below=below, above=replace(below, forward_degree=9, strategy="S1"))
+    space = search_space(plan=tight, tokens_per_rank=400, gap=gap, memory_reuse=None)
+    assert space.strategies == ("none", "S1", "S3")
+    assert (space.forward, space.backward) == ((4, 9), (4, 4))
+
+
+def test_a_tensor_parallel_layer_reuses_no_memory_however_tight_it_is() -> None:
+    plan = with_inputs(small_plan(layer=SHAPE, expert_parallel="tensor"), memory_limit_bytes=1)
+    space = search_space(plan=plan, tokens_per_rank=40, gap=FREE, memory_reuse=None)
+    assert space.strategies == ("none",)
+
+
+def test_a_layers_own_limit_holds_less_what_the_rest_of_the_model_takes() -> None:
+    limits = {"memory_limit_bytes": 2**30, "constraints": {"memory-taken": "24"}}
+    plan = with_inputs(small_plan(layer=SHAPE), **limits)
+    space = search_space(plan=plan, tokens_per_rank=40, gap=FREE, memory_reuse=None)
+    assert space.limit_bytes == 2**30 - 24

@@ -277,3 +277,14 @@ def test_measured_ranges_respect_the_bounds_and_the_memory(max_pipelined_tokens:
             assert backward in chooser.allowed("backward", tokens), (low, high)
     assert ranges[-1] == (ranges[-1][0], 2**20, 1, 3)
     assert ranges[-1][0] <= 20_001
+
+
+def test_a_pinned_degree_is_kept_at_every_size_that_has_as_many_tokens() -> None:
+    chooser = _chooser(LinearCosts(), Bounds(forward_degree=50))
+    ranges = _solve(chooser)
+
+    def forward(tokens: int) -> int:
+        return next(row[2] for row in ranges if row[0] <= tokens <= row[1])
+
+    assert [forward(tokens) for tokens in (1, 7, 16)] == [1, 7, 16]
+    assert {forward(tokens) for tokens in (64, 100, 3000, 2**20)} == {50}

@@ -242,3 +242,11 @@ def test_ranges_of_a_reusing_plan_fit_as_far_as_any_degree_does() -> None:
                 strategy=plan.memory.strategy,
             )
             assert total_bytes(memory) <= limit, (tokens, forward, backward)
+
+
+def test_copies_bind_where_they_take_longer_than_all_else() -> None:
+    slow = replace(COSTS, copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=5e-8))
+    pinned = Bounds(strategy="S1", forward_degree=2, backward_degree=2)
+    assert solve(slow, bounds=pinned).decision.binding == "copies"
+    fast = replace(COSTS, copy_cost=LinearCost(alpha_seconds=1e-9, beta_seconds=1e-15))
+    assert solve(fast, bounds=pinned).decision.binding == "communication"

@@ -16,7 +16,8 @@ from moetune.domain.layout import Layout
 from moetune.domain.plan import Plan, plan_from_json
 from moetune.solve.layer.degree import best_tensor_parallel_degree, tensor_parallel_makespan
 from moetune.solve.layer.memory import total_bytes
-from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.timeline import simulate, tensor_parallel_tasks
 from moetune.solve.model.costs import best_moe_step
 from moetune.solve.predict import plan_timelines
@@ -181,12 +182,16 @@ def test_one_rank_sums_nothing_and_many_need_a_measured_all_reduce() -> None:
         best_moe_step(workload=WORKLOAD, costs=costs, bounds=Bounds())
 
 
-def _solve(costs: Costs, *, gib: float = 80, bounds: Bounds | None = None) -> Plan:
+def _solved(costs: Costs, *, gib: float = 80, bounds: Bounds | None = None) -> SolvedPlan:
     inputs = plan_inputs(layer=LAYER, world_size=4, constraints={EXPERT_PARALLEL: "tensor"})
     return solve_plan(
         inputs=inputs, costs=costs, resamples=(), bounds=bounds or Bounds(),
         device_memory_bytes=round(gib * 2**30), provenance="measured",
-    ).plan  # fmt: skip
+    )  # fmt: skip
+
+
+def _solve(costs: Costs, *, gib: float = 80, bounds: Bounds | None = None) -> Plan:
+    return _solved(costs, gib=gib, bounds=bounds).plan
 
 
 @pytest.mark.parametrize("costs", [LinearCosts(), MEASURED, GATED])
@@ -234,3 +239,22 @@ def test_a_pinned_degree_is_kept_and_its_price_told() -> None:
     plan = _solve(LinearCosts(), bounds=Bounds(forward_degree=1))
     assert plan.pipeline.forward_degree == 1
     assert any("pinned forward degree 1" in warning for warning in plan.warnings)
+
+
+def test_no_memory_is_reused_so_no_strategy_has_terms() -> None:
+    solved = _solved(LinearCosts())
+    assert solved.terms.strategies == ()
+    assert solved.terms.forward.seconds == solved.plan.predicted.forward_seconds
+
+
+def test_no_row_is_sorted_by_its_sender_where_every_rank_has_all_rows() -> None:
+    rows = 1000.0
+    exchanged = layer_costs(workload=replace(WORKLOAD, expert_parallel="all_to_all"), costs=GATED)
+    assert exchanged.sorting(rows).seconds == pytest.approx(1e-11 * rows * LAYER.d_model)
+    assert layer_costs(workload=WORKLOAD, costs=GATED).sorting(rows).seconds == 0
+
+
+def test_tasks_of_a_phase_have_one_sum_for_each_chunk() -> None:
+    for compute, reduce in (([1.0], [1.0, 2.0]), ([], [])):
+        with pytest.raises(ValueError, match="one entry for each chunk"):
+            tensor_parallel_tasks(compute_seconds=compute, reduce_seconds=reduce)
