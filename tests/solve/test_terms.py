@@ -18,6 +18,7 @@ COSTS = LinearCosts(
     copy_mode="pinned",
     copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10),
 )
+SMALL = Bounds(max_degree=8)
 
 
 def _solve(
@@ -27,7 +28,7 @@ def _solve(
         inputs=plan_inputs(),
         costs=costs,
         resamples=(),
-        bounds=bounds or Bounds(),
+        bounds=bounds or SMALL,
         device_memory_bytes=memory_bytes,
         provenance="measured",
     )
@@ -36,11 +37,11 @@ def _solve(
 @pytest.mark.parametrize(
     "bounds",
     [
-        Bounds(),
-        Bounds(order="interleaved"),
-        Bounds(forward_degree=3, order="interleaved"),
-        Bounds(strategy="S2"),
-        Bounds(strategy="S4", backward_degree=5),
+        SMALL,
+        replace(SMALL, order="interleaved"),
+        replace(SMALL, forward_degree=3, order="interleaved"),
+        replace(SMALL, strategy="S2"),
+        replace(SMALL, strategy="S4", backward_degree=5),
         Bounds(strategy="none", max_degree=1),
     ],
 )
@@ -70,7 +71,7 @@ def test_the_rows_of_losers_are_the_alternatives_of_the_plan() -> None:
 @pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
 def test_a_pinned_strategy_stands_beside_the_same_others_as_a_free_one(strategy: Strategy) -> None:
     free = {one.strategy: one for one in _solve().strategies}
-    pinned = {one.strategy: one for one in _solve(Bounds(strategy=strategy)).strategies}
+    pinned = {one.strategy: one for one in _solve(replace(SMALL, strategy=strategy)).strategies}
     assert tuple(pinned) == STRATEGIES
     for name, row in pinned.items():
         mine = replace(row, is_chosen=False, lost_because="")
@@ -112,6 +113,6 @@ def test_phase_terms_add_up() -> None:
 
 
 def test_a_finished_plan_has_the_step_that_was_chosen() -> None:
-    for bounds in (Bounds(), Bounds(order="interleaved"), Bounds(strategy="S1")):
+    for bounds in (SMALL, replace(SMALL, order="interleaved"), replace(SMALL, strategy="S1")):
         solved = _solve(bounds)
         assert plan_step(plan=solved.plan, costs=COSTS) == solved.step
