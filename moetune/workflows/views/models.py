@@ -1,12 +1,15 @@
 """Models as sections: the named ones, and the layouts and parts of a whole model's plan."""
 
+from typing import TYPE_CHECKING
+
 from moetune.domain.document import encode
 from moetune.domain.layout import Layout
 from moetune.domain.model import MODELS, Model
 from moetune.domain.plan import Alternative, Part, Plan, TransformerPlan
-from moetune.report.section import EMPTY, Cell, Section, Table, facts
-from moetune.workflows.explain import Explanation
-from moetune.workflows.views.figures import memory_figures, parts_figures
+from moetune.report.section import EMPTY, Cell, Figure, Section, Table, facts
+
+if TYPE_CHECKING:  # `moetune models` needs neither, and they load numpy
+    from moetune.workflows.explain import Explanation
 
 
 def models_section() -> Section:
@@ -71,7 +74,7 @@ _PARTS = (
 _ALL = Cell(text="100 %", value=1.0, unit="1")
 
 
-def layouts_section(explanation: Explanation, *, is_drawn: bool = False) -> Section:
+def layouts_section(explanation: "Explanation", *, is_drawn: bool = False) -> Section:
     """Return the chosen layout and those that lost, with their times, bytes and reasons.
 
     Args:
@@ -102,7 +105,7 @@ def layouts_section(explanation: Explanation, *, is_drawn: bool = False) -> Sect
                 wide=("slower by",),
             ),
         ),
-        figures=memory_figures(explanation) if is_drawn else (),
+        figures=_layout_figures(explanation) if is_drawn else (),
     )  # fmt: skip
 
 
@@ -125,8 +128,20 @@ def parts_section(plan: Plan, *, is_drawn: bool = False) -> Section:
                 notes=(_PARTS,),
             ),
         ),
-        figures=tuple(parts_figures(plan)) if is_drawn else (),
+        figures=_part_figures(plan) if is_drawn else (),
     )
+
+
+def _layout_figures(explanation: "Explanation") -> tuple[Figure, ...]:
+    from moetune.workflows.views.figures import memory_figures
+
+    return memory_figures(explanation)
+
+
+def _part_figures(plan: Plan) -> tuple[Figure, ...]:
+    from moetune.workflows.views.figures import parts_figures
+
+    return tuple(parts_figures(plan))
 
 
 def _whole(plan: Plan) -> TransformerPlan:
