@@ -84,7 +84,7 @@ class Cache:
         if not trace.repeats:
             self._fetches.clear()
         for number in sorted(wanted - self._inside.keys()):
-            self._make_room(busy)
+            self._make_space(busy)
             self._fetch(number)
         self._fetch_ahead(trace.position)
         for number in wanted:
@@ -94,7 +94,7 @@ class Cache:
         """Allocate a chunk's buffer for gradients, where its values are not needed."""
         busy = {n for n in self._inside if self._is_busy(self._chunks[n])}
         busy = self._fit(busy | {chunk.number}, {chunk.number}, chunk.names[0])
-        self._make_room(busy)
+        self._make_space(busy)
         self._inside[chunk.number] = None
         chunk.allocate_for_gradients()
 
@@ -161,7 +161,7 @@ class Cache:
             )
         return busy
 
-    def _make_room(self, busy: set[int]) -> None:
+    def _make_space(self, busy: set[int]) -> None:
         while len(self._inside) >= self.capacity:
             if any(not chunk.is_resident for chunk in self._reducing):
                 self._finish_reduction()
