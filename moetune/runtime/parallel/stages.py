@@ -120,7 +120,7 @@ class Stages:
                 return_outputs=False,
             )
         except RuntimeError as error:
-            if isinstance(error.__cause__, MoetuneError):
+            if isinstance(error.__cause__, MoetuneError):  # torch wraps errors of a stage
                 raise error.__cause__ from None
             raise
         return losses

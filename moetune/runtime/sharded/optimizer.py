@@ -271,6 +271,7 @@ class ChunkedOptimizer(Optimizer):
         if self._replicas.num_ranks == 1:
             return mine
         seen = self._manager.cache.digest
+        # The maxima of `seen` and of its negative are opposite only if all ranks have the same.
         flags = [*(name in mine for name in self._names), seen, -seen]
         found = self._replicas.all_reduce_max(torch.tensor(flags, dtype=torch.int64)).tolist()
         if found[-2] != -found[-1]:
