@@ -18,7 +18,7 @@ from moetune.report.section import (
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.figures import layer_figures, memory_figures
-from moetune.workflows.views.models import layouts_section, parts_section
+from moetune.workflows.views.layouts import layouts_section, parts_section
 from moetune.workflows.views.words import how_sure, is_one_chunk, is_tensor, plan_name, plan_scope
 
 _PHASES = (

@@ -19,7 +19,7 @@ from moetune.report.section import (
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layout.words import BINDING_WORDS, name_memory, seconds_by_binding
 from moetune.workflows.explain import Explanation
-from moetune.workflows.views.models import layouts_section, parts_section
+from moetune.workflows.views.layouts import layouts_section, parts_section
 from moetune.workflows.views.words import (
     LEAST_REGRET,
     degrees_words,
