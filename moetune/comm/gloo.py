@@ -56,6 +56,7 @@ class GlooCommunicator(GroupCommunicator):
         tag = self._issued % _NUM_TAGS
         self._issued += 1
         others = [(self.rank + step) % self.num_ranks for step in range(1, self.num_ranks)]
+        # In the order in which they will arrive: the rank before this one sends here first.
         for peer in reversed(others):
             if len(arriving[peer]):
                 yield _issued(dist.irecv(arriving[peer], group=self.group, group_src=peer, tag=tag))

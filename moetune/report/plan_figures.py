@@ -38,8 +38,8 @@ def degree_figure(plans: Mapping[str, Plan]) -> Figure:
         name="degrees",
         title="Chunks by batch",
         words=(
-            "Number of chunks that a step's tokens are cut into, for every number of tokens per "
-            "rank. A layer that runs with this plan looks its batch up here."
+            "Number of chunks that a step's tokens are cut into, by the tokens on each rank. A "
+            "layer that runs with this plan looks its batch up here."
         ),
         drawing=drawing(
             data,

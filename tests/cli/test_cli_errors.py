@@ -22,7 +22,7 @@ def _lines(text: str) -> list[str]:
     [
         (("plan",), 2, ("nothing to plan for", "--model")),
         (("plan", "--model", "gpt-xll"), 2, ("'gpt-xll' is unknown", "did you mean gpt-xl?")),
-        (("plan", "--model", "gpt-s"), 5, ("no machine was measured", "moetune profile")),
+        (("plan", "--model", "gpt-s"), 5, ("none was measured", "moetune profile")),
         (("plan", "--model", "gpt-s", "--d-model", "8"), 2, ("exclude each other",)),
         (("plan", "--model", "gpt-s", "--top-k", "2"), 2, ("--top-k exclude each other",)),
         (("plan", "--d-model", "8"), 2, ("lacks --d-hidden, --num-experts",)),
@@ -54,7 +54,7 @@ def _lines(text: str) -> list[str]:
             ("'rtx2080ti-x46' is unknown", "did you mean rtx2080ti-x64?"),
         ),
         ((*PLAN, "--d-modle", "8"), 2, ("--d-modle", "--d-model")),
-        ((*PLAN, "-q"), 2, ("stands before the command",)),
+        ((*PLAN, "-q"), 2, ("write it before the command",)),
         (("plane",), 2, ("'plane'", "'plan'")),
         (("profiles", "lits"), 2, ("'lits'", "'list'", "moetune profiles --help")),
         (("explain",), 2, ("Missing argument 'plan'",)),

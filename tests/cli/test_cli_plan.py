@@ -175,7 +175,7 @@ def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> 
     limit = ("--dtype", "float16", "--memory-limit", "819MiB")
     plan = cli("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", *limit, "--json").document
     memory = plan["memory"]
-    assert memory["strategy"] == "S4"  # the profile has no copies, which S1 to S3 need
+    assert memory["strategy"] == "S4"  # the profile lacks copies, which S1 to S3 need
     assert memory["saved_bytes"] > 0
     needed = memory["state_bytes"] + memory["activation_bytes"] + memory["buffer_bytes"]
     assert needed <= 819 * 2**20
@@ -183,7 +183,7 @@ def test_a_limit_that_binds_is_met_by_reusing_memory_and_explained(cli: Cli) -> 
     result = cli("explain", plan["id"][:8])
     words = " ".join(result.out.split())
     assert "none: all activations are kept; does not fit: it needs 1.00 GiB" in words
-    assert "S1, S2, S3: not measured, the profile has no copies" in words
+    assert "S1, S2, S3: not measured, the profile lacks copies" in words
     assert "Eq. 10" in words
     strategies = cli("explain", plan["id"][:8], "--json").document["strategies"]
     assert [one["strategy"] for one in strategies] == ["none", "S4"]

@@ -353,7 +353,7 @@ def test_a_pipeline_is_drawn_with_every_pass_of_its_first_micro_batches() -> Non
     assert len(passes) == 4 * 8 * 2
     # 1F1B: (m + p - 1) (f + b), of which every stage works m (f + b).
     assert "33.0 s" in whole.words
-    assert "27% of it" in whole.words
+    assert "wait or send for 27%" in whole.words
     long = stages_figure([stage] * 4, num_micro_batches=1000)
     assert "the first 75 of 1000 micro-batches" in long.words
     go.Figure(resolved(long.drawing))

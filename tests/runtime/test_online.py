@@ -256,7 +256,7 @@ def test_the_hosts_clock_times_both_passes_of_a_call_once() -> None:
     x = torch.ones(3, requires_grad=True)
     watch.begin()
     y = (x * 2).sum()
-    watch.follow(y)
+    watch.end_forward(y)
     assert noted == [watch]
     assert watch.seconds() is None
     y.backward(retain_graph=True)

@@ -285,7 +285,7 @@ def test_two_plans_differ_where_their_documents_do(full: Client, plans: tuple[Pl
     assert "inputs.memory_limit_bytes" in text
     assert "inputs.world_size" not in text
     same = full.get(f"/compare?what=plans&first={first.id}&second={first.id}")
-    assert f"{first.id[:6]} and {first.id[:6]} say the same" in words(same)
+    assert f"{first.id[:6]} and {first.id[:6]} are equal" in words(same)
 
 
 def test_two_profiles_differ_where_one_link_is_slower(full: Client) -> None:

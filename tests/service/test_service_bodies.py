@@ -110,7 +110,7 @@ def test_a_method_that_an_address_lacks_is_a_problem(
 ) -> None:
     answer = steady.ask(method, path)
     assert answer.status_code == 405
-    assert answer.json()["detail"] == f"{path} does not take {method}"
+    assert answer.json()["detail"] == f"{path} does not support {method}"
     assert answer.headers["allow"]
 
 

@@ -179,7 +179,7 @@ def test_no_file_of_the_services_machine_is_read(
         ({"inputs": PLANNED, "speeds": {"light": 2.0}}, "light"),
         ({"inputs": PLANNED, "changes": {"profile": "x.toml"}}, "profile"),
         ({"inputs": PLANNED}, "nothing is changed"),
-        ({}, "changed"),
+        ({}, "not named"),
     ],
 )
 def test_a_what_if_that_asks_nothing_sensible_is_refused(

@@ -152,6 +152,8 @@ def plan_dispatch(
     cells = _cells(experts_TK, kept_TK, places, num_experts)
     num_cells = num_pieces * num_experts
     counts = torch.bincount(cells, minlength=num_cells + 1)[:num_cells]
+    # Not in one exchange with the agreement on tokens, on which the degrees, and so the number of
+    # pieces, depend.
     send_PCL = counts.view(num_pieces, num_ranks, -1).transpose(0, 1).contiguous()
     receive_PCL = communicator.all_to_all_blocks(send_PCL, "the exchange of token counts")
     send, receive = torch.stack((send_PCL, receive_PCL)).tolist()

@@ -154,7 +154,9 @@ class Executor:
         give: tuple[int, ...],
         take: tuple[int, ...],
     ) -> Transfer:
-        exchange, is_alone = self._context.communicator.all_to_all, self._degree <= ALONE_CHUNKS
+        exchange = self._context.communicator.all_to_all
+        # Receives first are faster up to this many chunks, and slower above it: see comm/gloo.py.
+        is_alone = self._degree <= ALONE_CHUNKS
         return self.start(
             step, chunk, lambda name: exchange(into, rows, take, give, name, is_alone=is_alone)
         )

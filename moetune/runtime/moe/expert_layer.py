@@ -163,7 +163,7 @@ class ExpertLayer(nn.Module, ABC):
                 y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
                     x_TD, routing.weights_TK, policy, *parameters
                 )
-            watch.follow(y_TD)
+            watch.end_forward(y_TD)
         return y_TD.to(x.dtype).view(x.shape)
 
     def pin(self, decision: Decision | None) -> None:

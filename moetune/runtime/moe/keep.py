@@ -43,7 +43,7 @@ class KeepActivations:
         return _KeepBackward(self, inputs)
 
     def release(self) -> None:
-        """Nothing was borrowed."""
+        """Do nothing: the policy borrows no memory."""
 
 
 @dataclass(frozen=True, slots=True)

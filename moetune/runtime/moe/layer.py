@@ -42,6 +42,8 @@ class MoELayer(ExpertLayer):
         plan: a plan, or the path of a plan file.
         planbook: a book that all ranks share, see `moetune.open_planbook`.
         device, dtype: of the parameters.
+        communicator: in place of the group's, for example one that models a slower wire.
+        sequence_parallel: False; see `TensorExpertLayer`.
 
     Attributes:
         aux_loss: balance loss of the last forward pass, a scalar.

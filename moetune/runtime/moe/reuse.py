@@ -173,7 +173,7 @@ class _ReuseForward(_ReusePhase):
         hidden = self._hidden(chunk, rows)
         if is_grouped:  # the results overwrite the rows, whose copy to the host must have ended
             self._offload.wait_for_save("input", input_buffer)
-        # Not before the up-projection: its time is theirs to leave the buffer.
+        # Only now: the results in that buffer travel during the up-projection.
         self._tokens.wait_for(chunk - _AT_EXPERTS)
         departure = self._rings["departures"].take(chunk, num_rows)
         out = rows if is_grouped else departure
@@ -200,7 +200,7 @@ class _ReuseForward(_ReusePhase):
 
 
 class _ReuseBackward(_ReusePhase):
-    """The backward phase: the rows' gradients overwrite those of the results, and leave there."""
+    """The backward phase: the rows' gradients overwrite those of the results."""
 
     def __init__(self, policy: ReuseBuffers, inputs: PhaseInputs) -> None:
         super().__init__(policy, "backward", inputs)

@@ -19,7 +19,7 @@ from moetune.runtime.moe.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingShape:
-    """A ring of buffers (rows, width) each."""
+    """The number and shape of a ring's buffers, (rows, width) each."""
 
     num_buffers: int
     rows: int
@@ -27,7 +27,7 @@ class RingShape:
 
 
 class Ring:
-    """Buffers of one kind. A chunk's buffer is its own until another chunk takes it.
+    """Buffers of one kind, which chunks take in turn: a chunk has one until another takes it.
 
     Args:
         buffers: (rows of the largest chunk, width) each.

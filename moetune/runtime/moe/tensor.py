@@ -42,7 +42,7 @@ class TensorParallel:
         return _TensorBackward(self, inputs)
 
     def release(self) -> None:
-        """Nothing was borrowed."""
+        """Do nothing: the policy borrows no memory."""
 
     def gather(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Return (T, …) from this rank's part of it."""

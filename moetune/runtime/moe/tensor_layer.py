@@ -38,7 +38,7 @@ class TensorExpertLayer(ExpertLayer):
 
     Args:
         d_model, d_hidden, num_experts, top_k, activation, bias: as in `MoELayer`.
-        normalize_topk, plan, planbook, device, dtype: as in `MoELayer`.
+        normalize_topk, plan, planbook, device, dtype, communicator: as in `MoELayer`.
         capacity_factor: None; no pair is dropped.
         group: tensor-parallel group, default the world. All its ranks construct the layer.
         pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed

@@ -1,7 +1,7 @@
-"""A transformer's block with dense layers or experts, as planned, measured and trained here.
+"""A transformer block with a dense FFN or experts.
 
-The host's work of a block is measured on these very modules, and the example's language model
-is built of them. B sequences, S tokens each, D model width.
+Profiles measure the host's work of a block on these modules, and the example's language model is
+built of them. B sequences, S tokens each, D model width.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from moetune.runtime.parallel.tensor import ColumnParallelLinear, RowParallelLin
 
 
 class Attention(nn.Module):
-    """Causal self-attention, its heads cut over the tensor-parallel ranks."""
+    """Causal self-attention with heads cut over the tensor-parallel ranks."""
 
     def __init__(self, d_model: int, num_heads: int, communicator: Communicator) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers, the width between them cut over the tensor-parallel ranks."""
+    """Two linear layers whose hidden width is cut over the tensor-parallel ranks."""
 
     def __init__(self, d_model: int, d_hidden: int, communicator: Communicator) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then experts or a dense FFN, each behind a norm and beside a residual.
+    """Attention, then experts or a dense FFN, each after a norm and with a residual connection.
 
     Args:
-        balance: weight of the experts' balance loss in the gradients.
+        balance: weight of the experts' balance loss, added to the gradients alone.
     """
 
     def __init__(self, attention: Attention, ffn: nn.Module, d_model: int, balance: float) -> None:
@@ -72,7 +72,7 @@ class Block(nn.Module):
 
 
 class _WithLoss(torch.autograd.Function):
-    """x, and backward a gradient for a loss that no later stage gets to see."""
+    """The identity on x; backward it adds the gradient of a loss that later stages do not get."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, loss: torch.Tensor, weight: float) -> torch.Tensor:  # noqa: ANN401

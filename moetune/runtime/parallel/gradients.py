@@ -1,4 +1,7 @@
-"""Data-parallel gradients of a model with experts: for DistributedDataParallel, and in buffers."""
+"""Data-parallel gradients of a model with experts: for DistributedDataParallel, and for stages.
+
+`prepare_ddp` is for users' own training loops; `stages` sums gradients in buffers.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,9 +17,9 @@ from moetune.runtime.moe.layer import MoELayer
 def prepare_ddp(model: nn.Module) -> nn.Module:
     """Make `model` ready for DistributedDataParallel and return it.
 
-    Experts are left out: each rank's are its own. Their gradients already add up over the
-    ranks' tokens, while the wrapper averages the others'; they are scaled by 1 / ranks, so
-    that one learning rate fits both and equals training on the whole batch at once.
+    The wrapper then ignores experts, which have no replicas. Their gradients are sums over the
+    ranks' tokens already, while the wrapper averages the others'. Scaled by 1 / ranks here, they
+    fit the same learning rate, and a step equals one on the whole batch.
     """
     ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
     for prefix, module in model.named_modules():
@@ -53,20 +56,20 @@ class GradientBuffer:
         ]
 
     def begin(self) -> None:
-        """Zero the buffer and let the parameters' gradients be its views."""
+        """Zero the buffer and make the parameters' gradients its views."""
         self._buffer.zero_()
         for parameter, view in self._views:
             parameter.grad = view
 
     def all_reduce(self) -> Transfer:
-        """Begin to sum the ranks' gradients."""
+        """Start summing the ranks' gradients."""
         return self._communicator.all_reduce(self._buffer, "the sum of the gradients")
 
 
 def gradient_buffers(
     parameters: Iterable[nn.Parameter], group: dist.ProcessGroup
 ) -> list[GradientBuffer]:
-    """Return one buffer for every dtype; none where the group is this rank alone."""
+    """Return one buffer for every dtype; none for a group of one rank."""
     if dist.get_world_size(group) == 1:
         return []
     by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}

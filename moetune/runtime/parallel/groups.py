@@ -1,4 +1,8 @@
-"""Process groups of a layout: pipeline, data, tensor and expert parallelism."""
+"""Process groups of a layout: pipeline, data, tensor and expert parallelism.
+
+First step of training a planned model: `join` makes them on every rank. Stages, tensor-parallel
+layers and layers of experts communicate in them.
+"""
 
 import datetime as dt
 from collections.abc import Mapping
@@ -28,8 +32,8 @@ class ParallelGroups:
     """This rank's process groups in a layout.
 
     Activations travel in "pp", gradients in "dp" and `replicas`, partial sums of layers in "tp",
-    tokens in `experts`. Where ep = dp, `experts` is the group "dp" itself: one communicator, in
-    which gradients follow behind the last exchange of tokens on all ranks.
+    tokens in `experts`. With ep = dp, `experts` is the group "dp" itself, one communicator: all
+    ranks issue the gradients' all-reduce after the last exchange of tokens.
 
     Args:
         mesh: ("pp", "dp", "tp"), tp innermost: consecutive ranks, which share a node.
@@ -55,12 +59,12 @@ class ParallelGroups:
         return self.mesh.get_local_rank("dp")
 
     def stages(self, stages_per_rank: int = 1) -> tuple[int, ...]:
-        """Return the indices of this rank's stages: every pp-th."""
+        """Return the indices of this rank's stages: one in pp consecutive ones."""
         place, pp = self.mesh.get_local_rank("pp"), self.layout.pp
         return tuple(place + pp * turn for turn in range(stages_per_rank))
 
     def expert_layer(self, shape: LayerShape, **options: Any) -> ExpertLayer:  # noqa: ANN401
-        """Return a layer of the layout's kind over this rank's group of experts.
+        """Return a layer of experts of the layout's kind, over this rank's group.
 
         Args:
             options: further arguments of `MoELayer` or `TensorExpertLayer`.
@@ -78,10 +82,11 @@ def join(
     """Make the groups of a layout; all ranks of the world call this together.
 
     Args:
-        timeout: how long a rank waits for the others before it raises; None is torch's default.
+        timeout: of every wait for the other ranks; default, torch's.
 
     Raises:
-        InputError: the layout is not one of the world's ranks; the text names sizes that are.
+        InputError: the layout has another number of ranks than the world; the text names sizes
+            that fit.
     """
     check_ranks(layout, dist.get_world_size())
     ranks = torch.arange(dist.get_world_size()).view(layout.pp, layout.dp, layout.tp)

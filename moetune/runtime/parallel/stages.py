@@ -1,8 +1,9 @@
 """Train a model whose stages, layers and batches are spread over ranks.
 
-The schedule is torch's (`torch.distributed.pipelining`). Exchanges between experts are safe
-inside it: all ranks of an expert group are in the same stage, and a stage runs its
-micro-batches, forward and backward, in the same order on all of them.
+Once `groups` and the model's parts are made, `Stages.backward` runs each step. The schedule is
+torch's (`torch.distributed.pipelining`). Exchanges between experts cannot deadlock in it: all ranks
+of an expert group are in the same stage, and a stage runs its micro-batches, forward and backward,
+in the same order on all of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +26,9 @@ LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Shapes and dtypes of one step's batch of a data-parallel rank: (B, …), on "meta".
+    """Shapes and dtypes of one step's batch on a data-parallel rank: (B, …), on "meta".
 
-    Stages allocate the tensors that they receive by them.
+    Stages allocate the tensors that they receive from them, without torch's trial run.
 
     Args:
         inputs: of the first part.
@@ -41,14 +42,14 @@ class Shapes:
 
 
 class Stages:
-    """This rank's stages of a model; together with those of all other ranks they train as one.
+    """This rank's stages of a model, which train together with those of all other ranks.
 
     Move the parts to their device and dtype first.
 
     Args:
         parts: this rank's modules, one for each of `ranks.stages(len(parts))`. Several of them
             are interleaved.
-        num_micro_batches: into which a data-parallel rank's batch is cut.
+        num_micro_batches: of a data-parallel rank's batch.
 
     Raises:
         InputError: the schedule does not take so many micro-batches.
@@ -81,22 +82,22 @@ class Stages:
         )
 
     def backward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Run all micro-batches and leave the gradients of the global batch's mean loss.
+        """Run all micro-batches, and set gradients to those of the global batch's mean loss.
 
-        They are those that one process would have with all data-parallel ranks' sequences, for
-        every kind of parameter; former gradients are forgotten. All ranks call this together.
+        They equal one process's gradients on all data-parallel ranks' sequences, for every kind of
+        parameter, and replace earlier ones. All ranks call this together.
 
         Args:
-            inputs, targets: (B, …), those of this rank's place in "dp": the same on
-                all its stages and tensor-parallel ranks.
+            inputs, targets: (B, …), the batch of this data-parallel rank: the same on all its
+                stages and tensor-parallel ranks.
 
         Returns:
             This rank's share of the loss in float64, 0 without the last stage: see `total_loss`.
 
         Raises:
             InputError: the batch has another size than the shapes.
-            MoetuneError: what a layer raises.
-            RuntimeError: the neighbour of a stage is gone.
+            MoetuneError: a layer raised it.
+            RuntimeError: the rank of a neighbouring stage is gone.
         """
         if len(inputs) != self._batch:
             raise InputError(f"{len(inputs)} sequences, but the stages were made for {self._batch}")
@@ -119,7 +120,7 @@ class Stages:
                 return_outputs=False,
             )
         except RuntimeError as error:
-            if isinstance(error.__cause__, MoetuneError):
+            if isinstance(error.__cause__, MoetuneError):  # torch wraps errors of a stage
                 raise error.__cause__ from None
             raise
         return losses
@@ -128,7 +129,7 @@ class Stages:
         """Return the mean loss over the global batch; all ranks call this together.
 
         Args:
-            share: what `backward` returned, or several of them stacked.
+            share: of `backward`, or of several calls, stacked.
         """
         total = share / self.ranks.layout.tp
         dist.all_reduce(total)
@@ -138,7 +139,7 @@ class Stages:
 def _pipeline_stages(
     parts: Sequence[nn.Module], ranks: ParallelGroups, shapes: Shapes, micro_batch: int
 ) -> list[PipelineStage]:
-    """Return torch's stages. With the shapes given, no step begins with a trial run."""
+    """Return torch's stages; given shapes avoid a trial run through the experts' exchanges."""
     num_stages = ranks.layout.pp * len(parts)
     inputs, outputs = shapes.inputs[:micro_batch], shapes.outputs[:micro_batch]
     between = shapes.between[:micro_batch].requires_grad_()
@@ -167,8 +168,8 @@ def _schedule(
 def _gradient_buffers(parts: nn.ModuleList, ranks: ParallelGroups) -> list[GradientBuffer]:
     """Return buffers to sum over "dp", and over the replicas of this rank's experts.
 
-    Experts that exchange tokens have their whole group's gradients already. All other gradients
-    are equal on the tensor-parallel ranks, or of a share that is theirs alone.
+    Experts behind an all-to-all have gradients from their whole group's tokens already. No gradient
+    is summed over "tp": it is equal there, or of a part of a layer that one rank has.
     """
     experts = [
         parameter

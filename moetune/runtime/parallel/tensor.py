@@ -21,7 +21,7 @@ from moetune.comm.group import Communicator
 
 
 class ColumnParallelLinear(nn.Module):
-    """A linear layer whose outputs are cut over the ranks: (…, in) to (…, out / ranks)."""
+    """A linear layer with outputs cut over the ranks: (…, in) to (…, out / ranks)."""
 
     def __init__(self, d_in: int, d_out: int, communicator: Communicator) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A linear layer whose inputs are cut over the ranks: (…, in / ranks) to (…, out)."""
+    """A linear layer with inputs cut over the ranks: (…, in / ranks) to (…, out)."""
 
     def __init__(self, d_in: int, d_out: int, communicator: Communicator) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class RowParallelLinear(nn.Module):
 
 
 def copy_to_ranks(x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-    """Return the same values; backward, the ranks' gradients are summed (all-reduce)."""
+    """Return x; backward, sum the ranks' gradients by an all-reduce."""
     if communicator.num_ranks == 1:
         return x
     y: torch.Tensor = _CopyToRanks.apply(x, communicator)  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ def copy_to_ranks(x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
 
 
 def reduce_from_ranks(x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-    """Return the ranks' values summed in place; backward, the gradient is the same on all."""
+    """Return the sum over the ranks, in place of x; backward, return the gradient itself."""
     if communicator.num_ranks == 1:
         return x
     y: torch.Tensor = _ReduceFromRanks.apply(x, communicator)  # type: ignore[no-untyped-call]
@@ -85,9 +85,9 @@ def reduce_from_ranks(x: torch.Tensor, communicator: Communicator) -> torch.Tens
 
 
 class _CopyToRanks(torch.autograd.Function):
-    """The same values; backward, the ranks' gradients summed.
+    """The identity; backward, the sum of the ranks' gradients.
 
-    The sum is made in the gradient's own memory: the GEMM behind it is its only reader.
+    It overwrites the gradient: the result of one GEMM, which no other operation reads.
     """
 
     @staticmethod
@@ -103,7 +103,7 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 class _ReduceFromRanks(torch.autograd.Function):
-    """The ranks' values summed in place; backward, the same gradient."""
+    """The sum over the ranks, in place; backward, the identity."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, communicator: Communicator) -> torch.Tensor:  # noqa: ANN401
@@ -121,7 +121,7 @@ def _share(whole: torch.Tensor, dim: int, communicator: Communicator) -> torch.T
 
 
 class VocabParallelEmbedding(nn.Module):
-    """An embedding whose rows are cut over the ranks, as equal as whole rows can be."""
+    """An embedding with rows cut over the ranks, almost equally."""
 
     def __init__(self, vocab_size: int, d_model: int, communicator: Communicator) -> None:
         super().__init__()
@@ -204,8 +204,8 @@ def vocab_range(vocab_size: int, communicator: Communicator) -> range:
 class _CrossEntropy(torch.autograd.Function):
     """−log softmax of the wanted token, from each rank's own softmax and its log-sum-exp.
 
-    One pass of the fused kernel gives a rank's softmax in float32 or wider, which is all that
-    is kept. Its largest element is 1/Σ exp(x − max x), so that log Σ exp x = max x − log max
+    One pass of the fused kernel gives a rank's softmax in float32 or wider, the only large tensor
+    that is saved. Its largest element is 1/Σ exp(x − max x), so that log Σ exp x = max x − log max
     softmax, without the passes and the copy that `logsumexp` takes.
     """
 
@@ -241,10 +241,10 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _local(tokens: torch.Tensor, mine: range, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens counted from this rank's first, and which are its own.
+    """Return the tokens as indices from this rank's first one, and which are its own.
 
-    Other ranks' tokens become 0. Those outside the vocabulary stay out of range on all ranks,
-    so that all of them raise where they are looked up.
+    Other ranks' tokens become 0. Those outside the vocabulary remain out of range on all ranks,
+    so that all of them raise when they look them up.
     """
     is_mine = (tokens >= mine.start) & (tokens < mine.stop)
     is_known = (tokens >= 0) & (tokens < vocab_size)

@@ -72,7 +72,7 @@ class Watch(Protocol):
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
 
-    def follow(self, y_TD: torch.Tensor) -> None:
+    def end_forward(self, y_TD: torch.Tensor) -> None:
         """End the forward pass, and time the backward pass of the operation that made `y_TD`."""
 
 
@@ -82,7 +82,7 @@ class NoWatch:
     def begin(self) -> None:
         """Do nothing."""
 
-    def follow(self, y_TD: torch.Tensor) -> None:
+    def end_forward(self, y_TD: torch.Tensor) -> None:
         """Do nothing."""
 
 
@@ -112,7 +112,7 @@ class CallWatch:
         """Begin the forward pass of the pipelined part."""
         self._forward = self._clock("forward", self._device)
 
-    def follow(self, y_TD: torch.Tensor) -> None:
+    def end_forward(self, y_TD: torch.Tensor) -> None:
         """End the forward pass, and time the autograd node that made `y_TD`."""
         node = y_TD.grad_fn
         if self._forward is None or node is None:

@@ -1,4 +1,7 @@
-"""The replicated cache of whole chunks on the device (Elixir's rCache): fetch and evict."""
+"""The cache of whole chunks on the device (Elixir's rCache): fetch, reduce and evict.
+
+The `manager` calls it for every use of a chunk; it moves chunks (`stored`) as `schedule` plans.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,12 +25,12 @@ class Cache:
     last, it is the chunk whose next use is farthest away (Belady).
 
     Args:
-        chunks: all chunks of the model; resident ones pass by the cache.
+        chunks: all chunks of the model; resident ones are always whole, and not in the cache.
         capacity: whole chunks that it may hold.
 
     Attributes:
         digest: of all transfers so far, equal on all ranks.
-        on_reduced: called with a chunk whose gradient shard has just become complete.
+        on_reduced: called with a chunk when its gradients are reduced.
     """
 
     def __init__(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
@@ -72,7 +75,7 @@ class Cache:
             label: of the module, for the error.
 
         Raises:
-            InputError: they do not fit beside the chunks needed at the same time.
+            InputError: they do not fit together with the chunks needed at the same time.
         """
         wanted = {number for number in numbers if not self._chunks[number].is_resident}
         for number in wanted:
@@ -84,17 +87,17 @@ class Cache:
         if not trace.repeats:
             self._fetches.clear()
         for number in sorted(wanted - self._inside.keys()):
-            self._make_room(busy)
+            self._make_space(busy)
             self._fetch(number)
         self._fetch_ahead(trace.position)
         for number in wanted:
             self._chunks[number].finish_gather()
 
     def allocate_for_gradients(self, chunk: StoredChunk) -> None:
-        """Allocate a chunk's buffer for gradients, where its values are not needed."""
+        """Allocate a chunk's buffer for gradients alone, without fetching its values."""
         busy = {n for n in self._inside if self._is_busy(self._chunks[n])}
         busy = self._fit(busy | {chunk.number}, {chunk.number}, chunk.names[0])
-        self._make_room(busy)
+        self._make_space(busy)
         self._inside[chunk.number] = None
         chunk.allocate_for_gradients()
 
@@ -116,7 +119,7 @@ class Cache:
             self._finish_reduction()
 
     def evict(self, *, only_trainable: bool) -> None:
-        """Evict chunks whose shards have new values."""
+        """Evict chunks, because their shards have new values."""
         self.finish_reductions()
         for number in list(self._inside):
             if self._chunks[number].chunk.group.is_trainable or not only_trainable:
@@ -124,7 +127,7 @@ class Cache:
                 self._traces[self._trains].note_eviction(number)
 
     def abandon_backward(self) -> None:
-        """Clear up after a backward pass that did not end."""
+        """Discard the gradients of a backward pass that did not end."""
         self.finish_reductions()
         for chunk in self._chunks:
             chunk.discard_gradients()
@@ -135,14 +138,14 @@ class Cache:
         return chunk.num_readers > 0 or chunk.has_unreduced_gradients
 
     def _restore_values(self, chunk: StoredChunk, names: frozenset[str]) -> None:
-        """Reduce a chunk's gradients early where the values that they replaced are needed again."""
+        """Reduce a chunk's gradients early, if values that they overwrote are needed again."""
         if chunk.has_lost(names):
             if chunk.phase != "reducing":
                 self.reduce(chunk)
             self.finish_reductions()
 
     def _fit(self, busy: set[int], wanted: set[int], label: str) -> set[int]:
-        """Return the chunks that must be inside; where too many, the oldest gradients leave."""
+        """Return the chunks that must be inside; if too many, reduce the oldest gradients first."""
         if len(busy) <= self.capacity:
             return busy
         for number in list(self._inside):
@@ -161,7 +164,7 @@ class Cache:
             )
         return busy
 
-    def _make_room(self, busy: set[int]) -> None:
+    def _make_space(self, busy: set[int]) -> None:
         while len(self._inside) >= self.capacity:
             if any(not chunk.is_resident for chunk in self._reducing):
                 self._finish_reduction()
@@ -175,7 +178,7 @@ class Cache:
                 self._evict(free[int(choice)])
 
     def _fetch_ahead(self, position: int) -> None:
-        """Begin the planned fetches of later uses for which there is room already."""
+        """Begin the planned fetches of later uses for which there is space already."""
         while self._fetches and self._fetches[0].position <= position:
             self._fetches.popleft()
         while self._fetches and self._fetches[0].ready <= position:
@@ -194,8 +197,8 @@ class Cache:
             self._fetches.popleft()
 
     def _add_to_digest(self, *what: int) -> None:
-        """Take one more transfer into the digest."""
-        # Tuples of numbers hash alike in all processes; texts would not.
+        """Add a transfer to the digest."""
+        # Python salts hashes of texts in each process, those of numbers not.
         self.digest = hash((self.digest, *what)) % 2**62
 
     def _fetch(self, number: int) -> None:

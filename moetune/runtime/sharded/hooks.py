@@ -1,4 +1,4 @@
-"""Hooks into a model: calls of its modules, reads of its parameters, changes of its structure."""
+"""Hooks into a model, for the `manager`: module calls, reads of parameters, changed parameters."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -10,17 +10,29 @@ from torch.utils import _pytree as pytree
 
 from moetune.domain.errors import InputError
 
+_HARMLESS = frozenset(
+    {
+        "__set__", "__hash__", "__len__", "__reduce_ex__", "dim", "element_size",
+        "is_complex", "is_contiguous", "is_floating_point", "is_pinned", "ndimension", "nelement",
+        "numel", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_",
+        "size", "storage_offset", "stride", "untyped_storage",
+    }
+)  # fmt: skip
+"""Functions of a parameter that do not read its values."""
+_VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
+"""Attributes that are views of a parameter."""
+
 
 @dataclass(slots=True, eq=False)
 class ModuleCall:
-    """A call of a module or of a single function; it holds its chunks forward and backward.
+    """A call of a module or of a single function, which holds its chunks forward and backward.
 
     Args:
-        label: of the module, for errors.
+        label: name for errors.
         chunks: numbers of the chunks that it reads.
-        names: of the parameters that it reads.
+        names: parameters that it reads.
         trainable: those that get gradients.
-        has_end: autograd tells the end of its backward pass.
+        has_end: a node of autograd's graph calls back at the end of its backward pass.
         is_open: its backward pass is under way.
     """
 
@@ -33,7 +45,7 @@ class ModuleCall:
 
 
 class _End(torch.autograd.Function):
-    """The inputs unchanged; its backward is the last of the call's, and calls `end`."""
+    """The identity on a call's inputs: its backward runs last in the call, and calls `end`."""
 
     @staticmethod
     def forward(ctx: Any, end: Callable[[], None], *inputs: torch.Tensor) -> Any:  # noqa: ANN401
@@ -48,7 +60,7 @@ class _End(torch.autograd.Function):
 
 
 def with_end(arguments: tuple[Any, Any], end: Callable[[], None]) -> tuple[tuple[Any, Any], bool]:
-    """Return the arguments behind a node that calls `end`, and whether any has a gradient."""
+    """Return the arguments with a node that calls `end`, and whether any needs a gradient."""
     args, kwargs = arguments
     is_plain = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
     if is_plain and not isinstance(args[0], torch.nn.Parameter):
@@ -86,19 +98,8 @@ def outputs_of(value: object) -> Iterator[torch.Tensor]:
 
 
 def is_in_backward() -> bool:
-    """Return whether autograd runs a backward pass on this thread."""
+    """Return whether this thread is in a backward pass."""
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - torch has no public name
-
-
-_HARMLESS = frozenset(
-    {
-        "__set__", "__hash__", "__len__", "__reduce_ex__", "dim", "element_size",
-        "is_complex", "is_contiguous", "is_floating_point", "is_pinned", "ndimension", "nelement",
-        "numel", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_",
-        "size", "storage_offset", "stride", "untyped_storage",
-    }
-)  # fmt: skip
-_VIEWS = frozenset({"T", "mT", "H", "mH", "data", "real", "imag"})
 
 
 class ReadHandler(Protocol):
@@ -116,9 +117,9 @@ class ReadHandler(Protocol):
 
 
 class ChunkedParameter(nn.Parameter):
-    """A parameter whose memory comes and goes: functions that read it go through `handler`.
+    """A parameter whose memory is freed and filled again: `handler` runs functions that read it.
 
-    Reading freed memory would end the process. Functions on other tensors cost nothing more.
+    Reading freed memory would end the process. Functions of other tensors have no overhead.
     """
 
     handler: ReadHandler
@@ -133,8 +134,8 @@ class ChunkedParameter(nn.Parameter):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what the function returns
-        """Run `func` once the values of its parameters are there."""
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what torch's own subclasses call
+        """Run `func` when the values of its parameters are in memory."""
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as torch's own subclasses
             if _is_harmless(func):
                 return func(*args, **(kwargs or {}))
             parameters = list(_parameters((*args, *(kwargs or {}).values())))
@@ -151,7 +152,7 @@ def intercept_reads(parameter: nn.Parameter, name: str, chunk: int, handler: Rea
 
 
 def is_view(result: object, parameters: Sequence[ChunkedParameter]) -> bool:
-    """Return whether a result shares a parameter's memory: later reads of it are not seen."""
+    """Return whether a result shares a parameter's memory: reads of it are not intercepted."""
     storages = {each.untyped_storage()._cdata for each in parameters}  # noqa: SLF001 - its identity
     found = result if isinstance(result, list | tuple) else (result,)
     return any(
@@ -176,7 +177,7 @@ def _parameters(values: Sequence[Any]) -> Iterator[ChunkedParameter]:
 
 
 class ParameterSnapshot:
-    """A model's parameters at one time, to notice those added, replaced or removed later."""
+    """A model's parameters at one time, to detect those added, replaced or removed later."""
 
     def __init__(self, model: nn.Module) -> None:
         self._owners = [
@@ -189,16 +190,16 @@ class ParameterSnapshot:
         """Compare the model's parameters with those of the snapshot.
 
         Raises:
-            InputError: they differ; it names the first.
+            InputError: they differ; the text names the first difference.
         """
         for module, known, num_children in self._owners:
             now = module._parameters  # noqa: SLF001
             if len(now) != len(known) or any(now.get(name) is not old for name, old in known):
-                self._complain(module, dict(known))
+                self._raise_for_own(module, dict(known))
             if len(module._modules) != num_children:  # noqa: SLF001
-                self._complain_of_children(module)
+                self._raise_for_children(module)
 
-    def _complain(self, module: nn.Module, known: dict[str, nn.Parameter | None]) -> None:
+    def _raise_for_own(self, module: nn.Module, known: dict[str, nn.Parameter | None]) -> None:
         now = module._parameters  # noqa: SLF001
         for name, parameter in now.items():
             if parameter is not known.get(name):
@@ -210,7 +211,7 @@ class ParameterSnapshot:
             "was sharded"
         )
 
-    def _complain_of_children(self, module: nn.Module) -> None:
+    def _raise_for_children(self, module: nn.Module) -> None:
         for path, child in module.named_modules(prefix=self._names[id(module)]):
             for name, parameter in child.named_parameters(recurse=False):
                 if not isinstance(parameter, ChunkedParameter):

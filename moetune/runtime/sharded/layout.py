@@ -1,4 +1,4 @@
-"""A model as chunks see it: units that run together, ranks with replicas, packed parameters."""
+"""Analyse a model for `shard`: units that run together, ranks with replicas, packed parameters."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from moetune.runtime.sharded.replicas import ReplicaGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A module whose forward pass reads these parameters itself.
+    """A module that reads parameters itself, not only through its children.
 
     Args:
         name: of the module in the model.
-        parameters: names of its own, and of all below it where it does not call its children.
+        parameters: names of its own; also of all its descendants', if it does not call them.
     """
 
     name: str
@@ -69,7 +69,7 @@ def _units(module: nn.Module, name: str, names: dict[int, str], seen: set[int]) 
 def replica_groups(
     model: nn.Module, replicas: ReplicaGroup
 ) -> tuple[dict[str, ReplicaGroup], dict[str, str]]:
-    """Return each parameter's ranks with replicas of it, and a label for those of experts.
+    """Return the ranks with replicas of each parameter, and labels that tell experts' groups apart.
 
     Raises:
         RankMismatchError: the ranks have different layers.
@@ -115,7 +115,7 @@ def pack_model(
     """Return the chunks of a model's parameters, packed in their order.
 
     Raises:
-        InputError: a parameter is larger than a chunk, or of a dtype that has none.
+        InputError: a parameter is larger than a chunk, or chunks cannot have its dtype.
     """
     return pack(
         (
@@ -139,7 +139,7 @@ def cache_capacity(chunks: Sequence[Chunk], options: ShardOptions) -> int:
     """Return the number of whole chunks that the cache may hold.
 
     Raises:
-        InputError: it is below two.
+        InputError: the number is below two.
     """
     cached = [chunk.num_bytes for chunk in chunks if not chunk.is_fused]
     if options.cache_bytes is None or not cached:

@@ -1,6 +1,7 @@
 """Fetch, hold and reduce a model's chunks as its modules run, forward and backward.
 
-Hooks tell when a call begins and ends and when a gradient is there; the cache does the rest.
+`hooks` call the manager when a call begins or ends and when a gradient is complete; the manager
+calls the `cache`, which moves the chunks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,13 +28,13 @@ from moetune.runtime.sharded.stored import StoredChunk
 
 
 class ChunkManager:
-    """Holds chunks for the calls that read them, and places gradients into them.
+    """Holds chunks for the calls that read them, and copies gradients into them.
 
     Args:
         parameters: the model's, by name.
 
     Attributes:
-        got_gradient: parameters with a gradient since `zero_grad`, on this rank.
+        got_gradient: names of parameters with a gradient since `zero_grad`, on this rank.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ChunkManager:
             self._hook(unit)
 
     def replace_chunks(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
-        """Manage other chunks of the same parameters from now on; none is in the cache."""
+        """Manage other chunks of the same parameters from now on, with an empty cache."""
         self._assign(chunks)
         self.cache.replace_chunks(chunks, capacity)
 
@@ -98,8 +99,6 @@ class ChunkManager:
         self._abandon_backward()
         self.cache.finish_reductions()
 
-    # Functions that read parameters
-
     def run(
         self,
         parameters: Sequence[ChunkedParameter],
@@ -107,7 +106,7 @@ class ChunkManager:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401 - what the function returns
-        """Run a function that reads parameters, as a call of its own outside of their module's."""
+        """Run a function that reads parameters outside of their module's calls, as its own call."""
         held = self._running[-1].chunks if self._running else ()
         foreign = [each for each in parameters if each.chunk_number not in held]
         foreign = [each for each in foreign if not self.chunks[each.chunk_number].is_resident]
@@ -132,7 +131,7 @@ class ChunkManager:
         return chunk.num_readers > 0 and not chunk.has_lost(frozenset((parameter.name_in_model,)))
 
     def _hold_viewed(self, numbers: Iterable[int], names: frozenset[str]) -> None:
-        """Hold chunks that a view was taken of until this pass ends: views are read unseen."""
+        """Hold chunks with a view until this pass ends: reads of a view are not intercepted."""
         for number in numbers:
             if number not in self._viewed:
                 self.cache.use((number,), names, self.chunks[number].names[0])
@@ -251,15 +250,13 @@ class ChunkManager:
                 self.cache.reduce(chunk)
 
     def _abandon_backward(self) -> None:
-        """Clear up after a backward pass that raised."""
+        """Discard the state of a backward pass that raised."""
         if self._is_backward and not is_in_backward():
             self._is_backward = False
             self._open.clear()
             self._pending.clear()
             self._viewed.clear()
             self.cache.abandon_backward()
-
-    # Gradients
 
     def _gradient_hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:

@@ -1,4 +1,7 @@
-"""`moetune.model_chunks`: the chunks of a sharded model, their transfers and their memory."""
+"""`moetune.model_chunks`: the chunks of a sharded model, their transfers and their memory.
+
+`shard` attaches them to the model; `state` saves and loads through them.
+"""
 
 from torch import nn
 

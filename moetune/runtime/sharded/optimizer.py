@@ -1,4 +1,7 @@
-"""The optimizer of a sharded model: steps each chunk's shard as its reduced gradients arrive."""
+"""The optimizer of a sharded model: step each chunk's shard as its reduced gradients arrive.
+
+Last part of a training step: takes complete reductions from `manager`, and publishes new values.
+"""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,10 +34,10 @@ class BackwardSteps:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="moetune-steps")
 
     def start(self, chunk: StoredChunk) -> None:
-        """Step a chunk; in a thread where the host owns the shard while a GPU computes.
+        """Step a chunk: in a thread, if its shard is on the host while a GPU computes.
 
         Raises:
-            InputError: it was stepped already, and a second backward pass brought gradients.
+            InputError: it was stepped already, before a second backward pass.
         """
         if chunk.number in self._begun:
             raise InputError(
@@ -62,9 +65,9 @@ Repack = Callable[["ChunkedOptimizer", ParameterUses], None]
 class ChunkedOptimizer(Optimizer):
     """Steps the shards as the given optimizer would step the whole model.
 
-    Parameters that got no gradient on any rank since `zero_grad` are left alone, as
-    `torch.optim` leaves those whose `grad` is None. A step is a collective: all ranks call it.
-    Chunks are stepped while later ones are still being reduced.
+    Parameters without a gradient on any rank since `zero_grad` are skipped, as `torch.optim` skips
+    those whose `grad` is None. A step is a collective: all ranks call it. Chunks are stepped while
+    later ones are still being reduced.
 
     Args:
         optimizer: fresh, over parameters of the model.
@@ -160,7 +163,7 @@ class ChunkedOptimizer(Optimizer):
 
     def _step_in_backward(self, chunk: StoredChunk) -> None:
         """Step a chunk within the backward pass, once all its gradients are reduced."""
-        assert self._backward_steps is not None  # noqa: S101 - else nobody calls
+        assert self._backward_steps is not None  # noqa: S101 - the only caller
         if self._is_complete(chunk):
             self._backward_steps.start(chunk)
 
@@ -182,8 +185,8 @@ class ChunkedOptimizer(Optimizer):
         """Step other chunks of the same parameters from now on.
 
         Args:
-            states: of this rank's shards, by the parameter's name.
-            capacity: of the cache.
+            states: of this rank's shards, by parameter.
+            capacity: of the cache, in chunks.
         """
         self._manager.replace_chunks(chunks, capacity)
         self._find_shards()
@@ -223,8 +226,8 @@ class ChunkedOptimizer(Optimizer):
         if self._backward_steps is not None:
             self._manager.finish_reductions()
             return self._backward_steps.join()
-        # Behind a slow link the optimizer hides behind the last reductions: what needs no other
-        # rank goes first.
+        # Chunks that are complete already go first: their steps overlap the last reductions,
+        # which hides the optimizer on a slow network.
         done = {chunk.number for chunk in self._manager.chunks if self._is_complete(chunk)}
         for number in done:
             self._step_chunk(self._manager.chunks[number])
@@ -237,7 +240,7 @@ class ChunkedOptimizer(Optimizer):
     def _is_complete(self, chunk: StoredChunk) -> bool:
         """Return whether all gradients of a chunk are reduced into this rank's shard.
 
-        Then all of its parameters are stepped, without asking which gradients other ranks have.
+        Then all of its parameters are stepped, without `_agree`: each has a gradient here.
         """
         return (
             chunk.has_gradient
@@ -268,6 +271,7 @@ class ChunkedOptimizer(Optimizer):
         if self._replicas.num_ranks == 1:
             return mine
         seen = self._manager.cache.digest
+        # The maxima of `seen` and of its negative are opposite only if all ranks have the same.
         flags = [*(name in mine for name in self._names), seen, -seen]
         found = self._replicas.all_reduce_max(torch.tensor(flags, dtype=torch.int64)).tolist()
         if found[-2] != -found[-1]:

@@ -1,4 +1,4 @@
-"""Options of `moetune.shard`, and the checks that all ranks pass before anything is allocated."""
+"""Options of `moetune.shard`, and the checks that all ranks make before they allocate."""
 
 import socket
 from collections.abc import Sequence
@@ -88,7 +88,10 @@ def _planned(plan: Plan, pin: bool) -> ShardOptions:
 def agree(
     replicas: ReplicaGroup, model: nn.Module, options: ShardOptions, problem: MoetuneError | None
 ) -> None:
-    """Raise on every rank unless all shard the same model with the same options.
+    """Check that all ranks shard the same model with the same options; raise on all of them.
+
+    Args:
+        problem: an error of this rank's, which the others must not wait for.
 
     Raises:
         RankMismatchError: they differ in a parameter or an option, or another rank has a problem.
@@ -98,8 +101,8 @@ def agree(
         f"{name}: {tuple(parameter.shape)} {parameter.dtype} trainable {parameter.requires_grad}"
         for name, parameter in model.named_parameters()
     ]
-    said = "" if problem is None else f"error: {problem.what}"
-    texts = replicas.all_gather_text("\n".join([said, *lines]))
+    text = "" if problem is None else f"error: {problem.what}"
+    texts = replicas.all_gather_text("\n".join([text, *lines]))
     rows = [text.split("\n") for text in texts]
     for others in zip(*(_padded(row[1:], max(map(len, rows))) for row in rows), strict=True):
         if len(set(others)) > 1:
@@ -118,7 +121,8 @@ def check_host_memory(
     """Return an error if the host lacks memory for the shards of all its ranks.
 
     Args:
-        copies: tensors for each trainable value in float32 or wider: master, gradient, states.
+        copies: number of tensors in at least float32 for trainable values: master, gradient and
+            the optimizer's states.
     """
     host = socket.gethostname()
     num_ranks = replicas.all_gather_text(host).count(host)

@@ -1,4 +1,4 @@
-"""Shards of single parameters, and the torch optimizers that can step them."""
+"""Shards of single parameters, and torch's optimizers over them, for `ChunkedOptimizer`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ def check_optimizer(optimizer: Optimizer, parameters: dict[str, nn.Parameter]) -
     """Check that an optimizer can step shards of this model.
 
     Raises:
-        InputError: it is of another kind or another model, or has stepped before, or the model
-            has no parameters.
+        InputError: it is of an unknown class or for another model, or has stepped before, or the
+            model has no parameters.
     """
     if not parameters:
         raise InputError("the model has no parameters")
@@ -65,7 +65,7 @@ def state_copies(optimizer: Optimizer) -> int:
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a group's settings; torch's fused kernel where the caller left the choice."""
+    """Return a group's settings, with torch's fused kernel if the caller did not choose one."""
     settings = {key: value for key, value in group.items() if key not in {"params", "param_names"}}
     if settings.get("fused") is None and not settings.get("foreach"):
         settings["fused"] = not (settings.get("capturable") or settings.get("differentiable"))
@@ -76,12 +76,12 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 class ParameterShard:
     """A parameter's elements on this rank: a view of its chunk's master.
 
-    Every parameter is one of its own for the optimizer, so that one without a gradient is
-    skipped as in torch.
+    The optimizer has a parameter for each, not one for the chunk, so that those without a gradient
+    are skipped as in torch.
 
     Args:
-        low, high: elements of the chunk's master.
-        first: the parameter's element at `low`.
+        low, high: range in the chunk's master.
+        first: index in the parameter of the element at `low`.
     """
 
     name: str
@@ -115,7 +115,7 @@ def _shards(chunks: Iterable[StoredChunk]) -> Iterator[ParameterShard]:
 
 
 def first_states(optimizer: Optimizer, shard: ParameterShard) -> dict[str, torch.Tensor]:
-    """Return a shard's optimizer states; before the first step, zeros that are made now."""
+    """Return a shard's optimizer states, which are made as zeros before the first step."""
     state: dict[str, Any] = optimizer.state[shard.values]
     group = next(
         (

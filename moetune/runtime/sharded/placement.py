@@ -1,4 +1,4 @@
-"""Placement of chunks: devices, side streams for their transfers, and counts of both."""
+"""Devices of a model's chunks, the streams of their transfers, and counts of bytes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,10 +10,11 @@ Wait = Callable[[], None]
 
 
 class SideStream:
-    """The stream for transfers of one direction, which run one after another.
+    """The stream for transfers in one direction, which run one after another.
 
-    On a CPU there is none: transfers take the caller's time. Buffers are allocated and freed by
-    the computing stream, which waits for an event before it frees; no `record_stream`.
+    On a CPU there is none: transfers take the caller's time. Buffers are allocated and freed on
+    the computing stream, which waits for the transfer's event before it frees: `record_stream` is
+    not needed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,7 +24,7 @@ class SideStream:
         """Begin a transfer behind everything issued to the current stream.
 
         Args:
-            transfer: may return a wait of its own, which the current stream then makes.
+            transfer: starts it; a wait that it returns runs before that for the stream.
         """
         if self._stream is None:
             return transfer() or _nothing
@@ -40,11 +41,11 @@ class SideStream:
         return join
 
     def run_late(self, transfer: Callable[[], None]) -> Wait:
-        """As `run` on a GPU; on a CPU begin the transfer only when somebody waits for it."""
+        """Begin a transfer as `run` does; on a CPU only when the returned wait is called."""
         return transfer if self._stream is None else self.run(transfer)
 
     def synchronize(self) -> None:
-        """Let the host wait for everything on the stream."""
+        """Block the host until the stream is idle."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -62,7 +63,7 @@ class Placement:
         scatter, offload: as in `moetune.shard`.
         pin: shards in host memory are page-locked.
         scale: factor of summed gradients: 1 / the ranks of the data-parallel group.
-        gather_stream, reduce_stream: for values that come in, and gradients that go out.
+        gather_stream, reduce_stream: for incoming values, and for outgoing gradients.
     """
 
     device: torch.device
@@ -115,7 +116,7 @@ class ChunkStats:
 
     Args:
         cache_bytes, peak_cache_bytes: of whole chunks in the cache.
-        device_bytes, peak_device_bytes: of everything that chunks keep on the device.
+        device_bytes, peak_device_bytes: of whole chunks, shards and gradients on the device.
     """
 
     traffic: Traffic = field(default_factory=Traffic)

@@ -1,4 +1,4 @@
-"""Pack chunks anew in the order of first use, which is known after the first step."""
+"""Pack a model's chunks: at `shard`, and again in the order of first use after the first step."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class ChunkBuilder:
 
     Args:
         parameters: by name, in the order of registration.
-        replicas_of, labels: as `replica_groups` found them.
+        replicas_of, labels: from `replica_groups`.
     """
 
     parameters: dict[str, nn.Parameter]
@@ -56,10 +56,9 @@ class ChunkBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Repacking:
-    """Packs a model anew once, between its first step and the second.
+    """Packs a model again, once, between its first step and the second.
 
-    Usual models register their modules in the order in which they use them, and keep their
-    chunks.
+    Nothing changes for models that register their modules in the order of use, as most do.
 
     Args:
         replicas: the data-parallel ranks.
@@ -69,11 +68,8 @@ class Repacking:
     replicas: ReplicaGroup
 
     def run(self, optimizer: ChunkedOptimizer, uses: ParameterUses) -> None:
-        """Pack the parameters in the order of their first use and move all states.
-
-        A collective.
-        """
-        known = _Known.agreed(self.replicas, optimizer, uses.order)
+        """Pack the parameters in the order of their first use and move all states; a collective."""
+        known = _Agreed.gather(self.replicas, optimizer, uses.order)
         chunks = tuple(stored.chunk for stored in optimizer.chunks)
         packed = self.builder.pack(known.used)
         if packed == chunks or not self._all_fit(packed, uses.together):
@@ -86,8 +82,8 @@ class Repacking:
         )
 
     def _all_fit(self, chunks: Sequence[Chunk], together: Iterable[frozenset[str]]) -> bool:
-        """Return whether the chunks that every rank needs at the same time fit into its cache."""
-        home = {
+        """Return whether chunks needed at the same time fit into the cache, on all ranks."""
+        number_of = {
             slot.name: number
             for number, chunk in enumerate(chunks)
             if not chunk.is_fused
@@ -97,13 +93,15 @@ class Repacking:
             capacity = cache_capacity(chunks, self.builder.options)
         except InputError:
             capacity = 0
-        needed = max(len({home[name] for name in names if name in home}) for names in together)
+        needed = max(
+            len({number_of[name] for name in names if name in number_of}) for names in together
+        )
         return all(self.replicas.all_gather_text("fits" if needed <= capacity else ""))
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """Uses and states that all ranks know before they move states.
+class _Agreed:
+    """Uses and states of parameters, equal on all ranks, before states are moved.
 
     Args:
         used: parameters in the order of their first use on the first rank.
@@ -114,9 +112,9 @@ class _Known:
     states: Mapping[str, Mapping[str, float | None]]
 
     @classmethod
-    def agreed(
+    def gather(
         cls, replicas: ReplicaGroup, optimizer: ChunkedOptimizer, used: tuple[str, ...]
-    ) -> "_Known":
+    ) -> "_Agreed":
         states = {
             shard.name: {
                 key: None if value.dim() else float(value)
@@ -152,8 +150,8 @@ class _Move:
     """Fills new chunks from old ones, one old chunk after another.
 
     Args:
-        chunks: the new ones; each is allocated when the first of its parameters comes, so that
-            at most a few chunks exist twice.
+        chunks: the new ones; each is allocated with the first of its parameters, so that few
+            chunks exist twice at a time.
 
     Attributes:
         states: of this rank's shards, by the parameter's name.
@@ -162,7 +160,7 @@ class _Move:
     builder: ChunkBuilder
     chunks: Sequence[Chunk]
     optimizer: ChunkedOptimizer
-    known: _Known
+    known: _Agreed
     states: dict[str, dict[str, Any]] = field(default_factory=dict)
     _stored: dict[int, StoredChunk] = field(default_factory=dict)
 
@@ -199,7 +197,7 @@ class _Move:
             yield key, old.gather_whole(values)
 
     def _put(self, name: str, key: str, whole: torch.Tensor) -> None:
-        new, slot = self._home(name)
+        new, slot = self._place_of(name)
         low, high = new.own_range(slot)
         if key == _GRADIENT:
             new.add_gradient(low, whole[low - slot.offset : max(low, high) - slot.offset])
@@ -214,8 +212,8 @@ class _Move:
             part.copy_(whole[low - slot.offset : high - slot.offset])
             self.states.setdefault(name, {})[key] = part
 
-    def _home(self, name: str) -> tuple[StoredChunk, Slot]:
-        """Return the new chunk and slot of a parameter; the first one allocates the chunk."""
+    def _place_of(self, name: str) -> tuple[StoredChunk, Slot]:
+        """Return a parameter's new chunk, allocated if it is not yet, and slot."""
         number, slot = next(
             (number, slot)
             for number, chunk in enumerate(self.chunks)
@@ -228,9 +226,9 @@ class _Move:
 
     def _make(self, number: int) -> StoredChunk:
         chunk = self.chunks[number]
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - else parameters ask the old chunks
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - else reads fetch old chunks
             for slot in chunk.slots:
                 parameter = self.builder.parameters[slot.name]
-                # Values come later; these take no memory.
+                # A placeholder without memory, until the values are moved.
                 parameter.data = torch.zeros(()).to(parameter).expand(parameter.shape)
             return self.builder.store(number, chunk)

@@ -1,4 +1,4 @@
-"""Collectives of the ranks with replicas of the same parameters."""
+"""Collectives of the ranks with replicas of the same parameters; `stored` chunks use them."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from moetune.comm.group import Communicator, OneRank
 
 
 class ReplicaGroup:
-    """The ranks that share the states of some chunks; all make the same calls in the same order.
+    """The ranks that share the states of some chunks; all call it in the same order.
 
     Args:
         members: their ranks in the world, in order; empty without torch.distributed.
@@ -20,22 +20,22 @@ class ReplicaGroup:
         self.members = tuple(members)
         self.num_ranks = max(len(members), 1)
         self.rank = self.members.index(dist.get_rank()) if members else 0
-        # A communicator of its own: the model's exchanges cannot come between.
+        # Not the model's group, whose exchanges would come between these.
         self._communicator: Communicator = OneRank()
         if self.num_ranks > 1:
             self._communicator = new_communicator(self.members)
 
     def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Callable[[], None]:
-        """Begin to fill `whole` with the ranks' shards; the result waits for it."""
+        """Start filling `whole` with the ranks' shards; return the function that waits for it."""
         return self._communicator.all_gather(whole, shard, "the gathering of a chunk").wait
 
     def reduce_scatter(
         self, whole: torch.Tensor, received: torch.Tensor
     ) -> Callable[[torch.dtype], torch.Tensor]:
-        """Begin a reduce-scatter of `whole`; the result waits and returns this rank's sum.
+        """Start a reduce-scatter of `whole`; return the function that waits for this rank's sum.
 
-        It is an all-to-all and a local sum: gloo's own reduce-scatter is an all-reduce and sends
-        twice as much, and here the sum can be made in a wider dtype.
+        It is an all-to-all and a local sum: gloo's own reduce-scatter is an all-reduce, which sends
+        at least twice as much, and a local sum may have a wider dtype.
 
         Args:
             received: a buffer as large as `whole`.
@@ -53,7 +53,7 @@ class ReplicaGroup:
         return total
 
     def all_reduce(self, whole: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin an in-place sum over the ranks; the result waits and returns it."""
+        """Start summing over the ranks in place; return the function that waits for the sum."""
         transfer = self._communicator.all_reduce(whole, "the reduction of a chunk")
 
         def total() -> torch.Tensor:

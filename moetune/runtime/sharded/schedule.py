@@ -1,4 +1,7 @@
-"""The recorded order of a step's chunk uses, and the fetches planned from it (Elixir §4)."""
+"""The recorded order of a step's chunk uses, and the fetches planned from it (Elixir §4).
+
+The `cache` records every use here, and follows the plan in steps that repeat the last one.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +10,7 @@ from moetune.domain.chunks import Use
 from moetune.solve.chunks.cache import AT_START, NextUses, gathers_of_step
 
 _LAG = 2
-"""Uses until a reduced chunk has left: its reduction runs during the next use."""
+"""Uses until a reduced chunk has left the cache: its reduction runs during the next use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +19,8 @@ class Fetch:
 
     Args:
         position: of the use that needs it.
-        ready: first position at whose beginning there is room for it; `AT_START` before all.
-        victim: the chunk to evict for it, None where there is room.
+        ready: first position at whose beginning the cache has space for it; `AT_START` before all.
+        victim: the chunk to evict for it, None if there is space.
     """
 
     position: int
@@ -42,20 +45,20 @@ def plan_fetches(order: Sequence[Use], capacity: int, resident: Iterable[int]) -
         for passed in range(position, one.use):
             gone.update(dict.fromkeys(order[passed].leaves, passed + _LAG))
         position = one.use
-        room = one.free_after
-        if room != AT_START:
-            room += _LAG if one.was_reduced else 1
-        ready = min(max(ready, room, gone.get(one.chunk, AT_START)), position)
+        free = one.free_after
+        if free != AT_START:
+            free += _LAG if one.was_reduced else 1
+        ready = min(max(ready, free, gone.get(one.chunk, AT_START)), position)
         fetches.append(Fetch(position=position, ready=ready, chunk=one.chunk, victim=one.evicted))
     return tuple(fetches)
 
 
 class AccessTrace:
-    """Chunk uses of one kind of step, recorded anew where a step does not repeat the last.
+    """The chunk uses of training steps, or of evaluation steps.
 
     Attributes:
-        known: the last whole step, empty before there is one.
-        repeats: all uses of this step so far were those of the known one.
+        known: uses of the last whole step, empty before there is one.
+        repeats: this step's uses so far are the known step's.
     """
 
     def __init__(self) -> None:
@@ -67,7 +70,7 @@ class AccessTrace:
 
     @property
     def position(self) -> int:
-        """Number of the current use in this step."""
+        """Index of the current use in this step."""
         return len(self._now) - 1
 
     def begin(self) -> None:
@@ -94,7 +97,7 @@ class AccessTrace:
         return self._plans[key]
 
     def farthest(self, chunks: Sequence[int]) -> int:
-        """Return the chunk whose next use is farthest from here in the known step."""
+        """Return the chunk whose next use is farthest away in the known step."""
         return self._next_uses.farthest(chunks, self.position)
 
     def note_eviction(self, chunk: int) -> None:
@@ -106,10 +109,10 @@ class AccessTrace:
 
 @dataclass(frozen=True, slots=True)
 class ParameterUses:
-    """Parameters as a model's first step used them.
+    """Uses of a model's parameters in its first step.
 
     Args:
-        order: names by first use.
+        order: names in the order of first use.
         together: sets of names needed at the same time.
     """
 
@@ -118,7 +121,7 @@ class ParameterUses:
 
 
 class UseRecorder:
-    """Records how a model uses its parameters, until it is closed."""
+    """Records the uses of a model's parameters, until it is closed after the first step."""
 
     def __init__(self) -> None:
         self._order: dict[str, None] = {}

@@ -1,4 +1,8 @@
-"""`moetune.shard`: put a model and its optimizer's states into chunks (Elixir)."""
+"""`moetune.shard`: put a model and its optimizer's states into chunks (Elixir).
+
+It packs parameters (`layout`), allocates each chunk (`stored`), hooks the model (`manager`, with
+its `cache`), and returns an optimizer over the shards (`optimizer`).
+"""
 
 import torch
 import torch.distributed as dist
@@ -35,22 +39,22 @@ def shard(
 ) -> tuple[nn.Module, Optimizer]:
     """Put a model's states into chunks, in place, and return it with an optimizer for them.
 
-    Modules find their parameters whole when they run; each rank keeps 1 / ranks of all states.
-    Gradients are means over the ranks of `group`, those of a `MoELayer`'s experts too, so that
-    steps equal those on the whole batch. A gradient is not in `parameter.grad` after the
-    backward pass; use the optimizer's `clip_grad_norm_`.
+    Modules find their parameters whole when they run; each rank holds 1 / ranks of all states.
+    Gradients are means over the ranks of `group`, even those of a `MoELayer`'s experts, so that
+    steps equal those on the whole batch. After the backward pass gradients are not in
+    `parameter.grad`: clip with the optimizer's `clip_grad_norm_`.
 
     Args:
         optimizer: a fresh Adam, AdamW or SGD over parameters of the model.
         chunk_bytes: of a chunk, at least the largest parameter's; default 32 MiB.
         cache_bytes: of the whole chunks on the device, at least two; default all chunks.
-        scatter: False keeps every chunk whole on every rank, as DistributedDataParallel does.
+        scatter: False leaves every chunk whole on every rank, as DistributedDataParallel does.
         offload: shards, gradients and optimizer states are in host memory.
-        pin: that memory is page-locked where the device is a GPU.
-        step_in_backward: chunks are stepped as soon as their gradients are there, overlapped with
-            the rest of the backward pass. For steps of one backward pass without clipping.
-        group: data-parallel group, default the world; it contains the expert-parallel groups,
-            and not a tensor-parallel layer's other ranks.
+        pin: that memory is page-locked, if the device is a GPU.
+        step_in_backward: chunks are stepped as soon as their gradients are complete, overlapped
+            with the rest of the backward pass. For steps of one backward pass without clipping.
+        group: data-parallel group, default the world. It contains the expert-parallel groups, and
+            no two ranks of a tensor-parallel group.
         device: of the computation; default, that of the parameters.
         plan: gives chunk_bytes, cache_bytes, scatter and offload.
 
@@ -58,7 +62,7 @@ def shard(
         InputError: a chunk is smaller than a parameter, the cache smaller than two chunks, or
             the optimizer of another kind or model.
         RankMismatchError: the ranks have different models or options; the same on all.
-        AllocationError: the host has no memory for what is offloaded.
+        AllocationError: the host lacks memory for the offloaded states.
     """
     options = shard_options(chunk_bytes, cache_bytes, scatter, offload, pin, plan)
     replicas = _replicas(group)

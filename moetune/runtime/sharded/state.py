@@ -1,4 +1,4 @@
-"""The state of a sharded model: whole state dicts, and sharded checkpoints."""
+"""The state of a sharded model: whole state dicts, and sharded checkpoints for torch."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,13 +19,15 @@ from moetune.runtime.sharded.model_chunks import model_chunks
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
 from moetune.runtime.sharded.parameter_shards import ParameterShard, first_states
 
+_GROUPS = "groups"
+
 
 @torch.no_grad()
 def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the whole state on the first rank's CPU, in master precision; {} elsewhere.
 
-    Experts of a `MoELayer` come whole, those of all its ranks one after another, as in a layer
-    on one rank. A collective: all ranks call it.
+    Experts of a `MoELayer` are those of all its ranks, as in a layer on one rank. A collective: all
+    ranks call it.
 
     Raises:
         InputError: the model is not sharded.
@@ -53,9 +55,9 @@ def full_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Load what `full_state_dict` returned; every rank gives the whole state.
+    """Load a state from `full_state_dict`; every rank gives the whole state.
 
-    The number of ranks, chunks and experts of a rank may be others than those that saved it.
+    The numbers of ranks, of chunks and of experts on a rank may differ from the saved model's.
 
     Raises:
         InputError: the model is not sharded, or the state lacks a name or has another shape.
@@ -109,22 +111,19 @@ def _named(model: nn.Module, values: dict[str, torch.Tensor]) -> dict[str, torch
     return state
 
 
-_GROUPS = "groups"
-
-
 class StatePart(torch.Tensor):
-    """A slice of a flattened parameter or state, as torch's distributed checkpoints read it.
+    """A slice of a flattened parameter or state, with the methods of torch's checkpoints.
 
     Attributes:
         first: index of its first element in the whole.
-        num_elements: of the whole, with the experts of all ranks.
+        num_elements: of the whole, for experts of all ranks.
     """
 
     first: int
     num_elements: int
 
     def size(self, dim: int | None = None) -> Any:  # noqa: ANN401 - as torch
-        """Return the size of the whole, which checkpoints compare."""
+        """Return the size of the whole, which checkpoints compare on loading."""
         whole = torch.Size((self.num_elements,))
         return whole if dim is None else whole[dim]
 

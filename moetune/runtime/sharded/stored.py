@@ -1,4 +1,7 @@
-"""One chunk's states on this rank: values, master values and gradients, whole and in shards."""
+"""One chunk's states on this rank: values, master values and gradients, whole and in shards.
+
+The `cache` gathers, reduces and drops chunks; the optimizer steps their shards.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -18,18 +21,18 @@ in `arrived`; gradients alone; gradients being reduced."""
 class StoredChunk:
     """A chunk on this rank.
 
-    Its whole buffer keeps one storage, emptied and filled again as the chunk leaves and enters
-    the cache, and the parameters are views of it all the time: views that autograd saved stay
-    valid (as in FSDP2).
+    Its whole buffer has one storage for good, freed and allocated again as the chunk leaves and
+    enters the cache. Parameters are views of it all the time, so that views that autograd saved
+    remain valid (as in FSDP2).
 
     Args:
         parameters: by name; their data become views of this chunk.
 
     Attributes:
-        is_resident: the buffer is never freed, because the chunk is fused or nothing is sharded.
+        is_resident: the buffer is never freed, because the chunk is fused or not sharded.
         low, high: this rank's shard, in elements of the chunk.
         master: values of the shard (of the whole chunk where resident) in at least float32.
-        gradient: of the shard, as `master`; its content counts where `has_gradient`.
+        gradient: of the shard, as `master`; its values are valid if `has_gradient`.
         num_readers: calls of modules that need it now.
         arrived: parameters whose gradients are in their slots of the buffer.
     """
@@ -84,11 +87,11 @@ class StoredChunk:
 
     @property
     def has_unreduced_gradients(self) -> bool:
-        """Whether the buffer has gradients that have still to be reduced."""
+        """Whether the buffer has gradients that are not being reduced yet."""
         return bool(self.arrived) and self.phase != "reducing"
 
     def has_lost(self, names: frozenset[str]) -> bool:
-        """Return whether gradients have replaced values of these parameters in the buffer."""
+        """Return whether gradients have overwritten these parameters' values in the buffer."""
         if self.is_resident:
             return False
         return self.phase in {"gradients", "reducing"} or not self.arrived.isdisjoint(names)
@@ -97,10 +100,8 @@ class StoredChunk:
         """Return the part of a slot on this rank, in elements of the chunk; empty if low ≥ high."""
         return max(slot.offset, self.low), min(slot.offset + slot.num_elements, self.high)
 
-    # Values
-
     def start_gather(self) -> None:
-        """Allocate the whole buffer and begin to fill it."""
+        """Allocate the whole buffer and start gathering the values."""
         self._allocate()
         self.phase = "gathering"
         self._wait = self._placement.gather_stream.run(self._gather)
@@ -118,20 +119,18 @@ class StoredChunk:
         return self.replicas.all_gather(self.whole, source) if self.replicas.num_ranks > 1 else None
 
     def finish_gather(self) -> None:
-        """Wait until the values are there."""
+        """Wait for the values, if they are being gathered."""
         if self.phase == "gathering":
             self._finish_wait()
             self.phase = "values"
 
     def drop(self) -> None:
-        """Free the whole buffer; nothing is written back, as the shards have all values."""
+        """Free the whole buffer; the shards have all values."""
         self.finish_gather()
         _free(self.whole)
         self._stats.allocated(-self.chunk.num_bytes, is_cached=True)
         self.arrived.clear()
         self.phase = "away"
-
-    # Gradients
 
     def allocate_for_gradients(self) -> None:
         """Allocate the whole buffer for gradients alone."""
@@ -139,7 +138,7 @@ class StoredChunk:
         self.phase = "gradients"
 
     def receive(self, name: str, gradient: torch.Tensor) -> None:
-        """Put a parameter's gradient into its slot, whose values are not needed any more."""
+        """Copy a parameter's gradient into its slot, over values that are not needed any more."""
         if self.is_resident and not self.arrived:
             self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
             self._stats.allocated(self.chunk.num_bytes)
@@ -150,7 +149,7 @@ class StoredChunk:
             self.arrived.add(name)
 
     def start_reduce(self) -> None:
-        """Begin to reduce the ranks' gradients; missing ones are zeros."""
+        """Start reducing the ranks' gradients; missing ones are zeros."""
         if self.is_resident and not self.arrived:
             self._gradients.untyped_storage().resize_(self.chunk.num_bytes)
             self._stats.allocated(self.chunk.num_bytes)
@@ -166,7 +165,7 @@ class StoredChunk:
         )
 
     def _begin_sum(self) -> Callable[[], torch.Tensor]:
-        """Begin the sum over the ranks; the result waits and returns this rank's part."""
+        """Start summing over the ranks; return the function that waits for this rank's part."""
         if self.replicas.num_ranks == 1:
             return lambda: self._gradients[self.low : self.high]
         if self.is_resident:
@@ -193,7 +192,7 @@ class StoredChunk:
             self.drop()
 
     def discard_gradients(self) -> None:
-        """Drop gradients of a backward pass that did not end."""
+        """Discard gradients of a backward pass that did not end."""
         self.finish_reduce()
         if self.is_resident and self.arrived:
             _free(self._gradients)
@@ -204,12 +203,12 @@ class StoredChunk:
         self.num_readers = 0
 
     def publish(self) -> None:
-        """Write the master's values where gathers read them."""
+        """Copy the master's values to the shard that gathers read."""
         if self._payload is not self.master:
             self._payload.copy_(self.master, non_blocking=self.is_offloaded)
 
     def gather_whole(self, shard: torch.Tensor) -> torch.Tensor:
-        """Return the ranks' shards of a state, such as the master, whole on the device."""
+        """Return a state, such as the master, whole on the device, from the ranks' shards."""
         source = shard.detach().to(self.whole.device)
         if self.is_resident or self.replicas.num_ranks == 1:
             return source
@@ -226,7 +225,7 @@ class StoredChunk:
         gradient[low - self.low : low - self.low + len(values)] += values.to(gradient)
 
     def retire(self) -> None:
-        """Count this chunk's states as freed, because other chunks have its parameters now."""
+        """Count this chunk's states as freed, after other chunks took its parameters over."""
         self._stats.allocated(-self._num_own_bytes())
         if self.gradient is not None and not self.is_offloaded:
             self._stats.allocated(-_bytes(self.gradient))
@@ -283,7 +282,7 @@ class StoredChunk:
         return torch.empty_like(values, device="cpu", pin_memory=pin).copy_(values)
 
     def _num_own_bytes(self) -> int:
-        """Return the bytes on the device whether the chunk is in the cache or not."""
+        """Return the bytes on the device besides the whole buffer."""
         if self.is_offloaded:
             return 0
         own = _bytes(self._payload)

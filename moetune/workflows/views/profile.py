@@ -242,7 +242,7 @@ def _some(operations: Sequence[OperationCurve]) -> Iterator[OperationCurve]:
 def _interference(profile: Profile) -> Section:
     """Return the table of the speeds that a page draws as a figure."""
     if profile.interference.is_none:
-        words = "Interference was not measured: overlapped operations keep their full speed."
+        words = "No interference is known: overlapped operations run at full speed."
         return Section(name="interference", paragraphs=(words,))
     table = Table(
         name="interference",
