@@ -5,6 +5,7 @@ theirs wait for a second thread longer than they take. No deadlines for drawn ex
 """
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -14,16 +15,20 @@ settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Measure no coverage of drawn examples.
+GOLDEN = Path(__file__).parent / "golden"
 
-    What they run is luck, so that a line they alone run would be covered in one run and not in
-    the next, and traced they take twice as long. Where the lines of every single test are asked
-    for (`--cov-context`), they are measured like the others.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Measure no coverage of drawn examples, nor of the golden answers.
+
+    Which lines drawn examples run is luck: a line that they alone run would be covered today and
+    not tomorrow. Golden answers are whole plans, whose parts other tests run one by one. Measured
+    tests take more than twice as long. Where the lines of every single test are asked for
+    (`--cov-context`), these are measured like the others.
     """
     if config.getoption("cov_context", default=None) is not None:
         return
     for item in items:
-        if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
+        is_drawn = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
+        if is_drawn or GOLDEN in item.path.parents:
             item.add_marker(pytest.mark.no_cover)

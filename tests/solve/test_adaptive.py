@@ -106,6 +106,8 @@ def test_a_size_that_contradicts_its_range_splits_it() -> None:
     split = made.settle(50, chunks(4))
     assert [one[2] for one in split.spans] == [chunks(2), chunks(4), chunks(2)]
     assert split.decide(30) is None
+    assert split.gap(30) == Gap(below=chunks(2), above=chunks(4))
+    assert made.gap(30) is None
     assert made.decide(30) == chunks(2)
     assert split.violations == 1
     assert split.settle(50, chunks(2)).violations == 0

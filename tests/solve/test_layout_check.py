@@ -120,6 +120,13 @@ def _check_alike(layout: Layout) -> None:
     assert caught.value.what == refusal
 
 
+def test_stages_in_front_take_the_blocks_that_are_left_over() -> None:
+    assert stage_blocks(7, num_stages=3) == (range(3), range(3, 5), range(5, 7))
+    for num_stages in (0, 8):
+        with pytest.raises(InputError, match=f"{num_stages} stages cannot share 7 blocks"):
+            stage_blocks(7, num_stages=num_stages)
+
+
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_stages_are_all_blocks_in_order_and_nearly_equal(num_blocks: int, num_stages: int) -> None:
     if num_stages > num_blocks:

@@ -119,6 +119,13 @@ def test_a_wrong_answer_far_away_is_left_in_few_trials() -> None:
     assert len(tried) <= 10
 
 
+def test_from_the_largest_degree_the_search_goes_down_and_from_the_smallest_up() -> None:
+    for seed, best in ((8, 5), (1, 4)):
+        space = space_of(seed, seed, largest=8)
+        tried = search(space, lambda d, best=best: (curve(best)(d.forward_degree), 1.0))  # type: ignore[misc]
+        assert best_tried(space=space, tried=tried).decision.forward_degree == best
+
+
 def test_the_plans_answer_is_kept_for_a_gain_that_is_too_small() -> None:
     space = space_of(4, 4)
     tried = search(space, lambda d: (1.0 - 0.004 * (d.forward_degree == 5), 1.0))

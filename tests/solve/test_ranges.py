@@ -279,8 +279,11 @@ def test_measured_ranges_respect_the_bounds_and_the_memory(max_pipelined_tokens:
     assert ranges[-1][0] <= 20_001
 
 
-def test_a_pinned_degree_is_kept_at_every_size_that_has_as_many_tokens() -> None:
-    chooser = _chooser(LinearCosts(), Bounds(forward_degree=50))
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_a_pinned_degree_is_kept_at_every_size_that_has_as_many_tokens(
+    *, is_measured: bool
+) -> None:
+    chooser = _chooser(LinearCosts(is_measured=is_measured), Bounds(forward_degree=50))
     ranges = _solve(chooser)
 
     def forward(tokens: int) -> int:

@@ -159,10 +159,8 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
     rows = np.asarray(sizes, float) * top_k
     grid = _grid(float(top_k), float(rows[-1]))
     compute = np.array([costs.compute(phase=phase, rows=one).seconds for one in grid])
-    for degree in range(1, times.shape[1] + 1):
+    for degree in sorted(set().union(*allowed)):
         where = [at for at, one in enumerate(allowed) if degree in one]
-        if not where:
-            continue
         chunk = rows[where] / degree
         near = grid[: np.searchsorted(grid, chunk[-1]) + 1]
         near = near[max(np.searchsorted(near, chunk[0], side="right") - 1, 0) :]
