@@ -5,9 +5,30 @@ theirs wait for a second thread longer than they take. No deadlines for drawn ex
 """
 
 import os
+from pathlib import Path
 
-from hypothesis import settings
+import pytest
+from hypothesis import is_hypothesis_test, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("any-machine", deadline=None)
 settings.load_profile("any-machine")
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Measure no coverage of drawn examples, nor of the golden answers.
+
+    Which lines drawn examples run is luck: a line that they alone run would be covered today and
+    not tomorrow. Golden answers are whole plans, whose parts other tests run one by one. Measured
+    tests take more than twice as long. Where the lines of every single test are asked for
+    (`--cov-context`), these are measured like the others.
+    """
+    if config.getoption("cov_context", default=None) is not None:
+        return
+    for item in items:
+        is_drawn = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
+        if is_drawn or GOLDEN in item.path.parents:
+            item.add_marker(pytest.mark.no_cover)
