@@ -32,15 +32,14 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'open site/index.html; to search: $(BIN)/python -m http.server --directory site'
 
-# Every line of what is computed is run by a test, and nine of ten of the rest. Ranks, which are
-# processes of their own, do not count.
+# Two workers, because most tests wait; a file's tests share what they started. Every line of what
+# is computed is run by a test, and nine of ten of the rest; ranks, which are processes of their
+# own, and drawn examples do not count.
 PURE := moetune/domain/*,moetune/fit/*,moetune/solve/*
-
-# Two workers, because most tests wait; a file's tests share what they started.
 test: $(READY) postgres chromium check
 	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
-	$(BIN)/coverage report --format=total --fail-under=90
+	$(BIN)/coverage report --fail-under=90 --format=total
 
 # The laboratory and the reports of the benchmarks: their own faults, and none of the product's.
 checks: $(READY)
