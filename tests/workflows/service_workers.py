@@ -83,7 +83,7 @@ def does_without(gone: str) -> None:
             del os.environ[name]
     heard = Heard()
     start_without({**INPUTS, "tokens_per_rank": 80}, SAFE)
-    assert [line.count("no answer within 2 s, 3 tries") for line in heard.lines] == [1] * is_first
+    assert ["no answer" in line for line in heard.lines] == [True] * is_first
     heard.lines.clear()
     if is_first:
         os.environ["MOETUNE_URL"] = gone
