@@ -258,9 +258,14 @@ class Plan:
     def workload(self) -> Workload:
         """One MoE layer, on the ranks that share its experts; in a model, of a micro-batch."""
         workload = self.inputs.workload(self.layout)
+        return replace(workload, tokens_per_rank=self.tokens_per_rank)
+
+    @property
+    def tokens_per_rank(self) -> int:
+        """Tokens of one layer's step on each rank; in a model, of a micro-batch."""
         if self.transformer is None:
-            return workload
-        return replace(workload, tokens_per_rank=self.transformer.micro_batch_tokens)
+            return self.inputs.tokens_per_rank
+        return self.transformer.micro_batch_tokens
 
     def decide(self, tokens_per_rank: int) -> Decision:
         """Return the degrees for so many tokens: the plan's own, else its range's.
@@ -268,7 +273,7 @@ class Plan:
         Beyond the last range the last one holds, before the first one the first.
         """
         pipeline = self.pipeline
-        if tokens_per_rank == self.workload.tokens_per_rank or not pipeline.ranges:
+        if tokens_per_rank == self.tokens_per_rank or not pipeline.ranges:
             forward, backward = pipeline.forward_degree, pipeline.backward_degree
         else:
             index = bisect_right(pipeline.ranges, tokens_per_rank, key=lambda row: row[0])
@@ -285,7 +290,7 @@ def nearest_plan(plans: Sequence[Plan], tokens_per_rank: int) -> Plan:
     """Return the plan made for the nearest number of tokens, by the ratio of the two."""
     return min(
         plans,
-        key=lambda plan: abs(math.log(max(tokens_per_rank, 1) / plan.workload.tokens_per_rank)),
+        key=lambda plan: abs(math.log(max(tokens_per_rank, 1) / plan.tokens_per_rank)),
     )
 
 

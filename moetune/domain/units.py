@@ -26,7 +26,9 @@ def _parse(
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in factors:
         known = ", ".join(unit for unit in factors if unit)
-        raise InputError(f"{what} {text!r} is not a number with one of the units {known}")
+        raise InputError(
+            f"{what} {text!r} must be a number of 0 or more, alone or with a unit: {known}"
+        )
     return float(match[1]) * factors[match[2].lower()]
 
 

@@ -33,7 +33,7 @@ def degree_figure(plans: Mapping[str, Plan]) -> Figure:
     highest = max((max(row[2:]) for row in ranges), default=1)
     top = max((row[1] for row in ranges), default=1)
     plan = next(iter(plans.values()))
-    mark = {} if several else upright(plan.workload.tokens_per_rank, "this plan ", is_log=True)
+    mark = {} if several else upright(plan.tokens_per_rank, "this plan ", is_log=True)
     return Figure(
         name="degrees",
         title="Chunks by batch",

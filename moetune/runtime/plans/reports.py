@@ -185,7 +185,7 @@ class LayerReports:
         for plan in plans:
             is_known = plan.id in reporter.plan_ids
             is_planned = memory_reuse in {None, plan.memory.strategy}
-            tokens = plan.workload.tokens_per_rank
+            tokens = plan.tokens_per_rank
             self._predicted.setdefault(tokens, plan if is_known and is_planned else None)
         self._num_calls = 0
         self._timed: tuple[CallWatch, Plan] | None = None
@@ -243,7 +243,7 @@ def _observation(plan: Plan, seconds: float) -> Observation:
         plan_id=plan.id,
         forward_degree=plan.pipeline.forward_degree,
         backward_degree=plan.pipeline.backward_degree,
-        tokens_per_rank=plan.workload.tokens_per_rank,
+        tokens_per_rank=plan.tokens_per_rank,
         predicted_seconds=plan.predicted.forward_seconds + plan.predicted.backward_seconds,
         seconds=(seconds,),
         source="training",

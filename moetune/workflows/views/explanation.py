@@ -64,7 +64,7 @@ def reasons(explanation: Explanation, *, is_drawn: bool = False) -> Iterator[Sec
         if not transformer.moe_every:
             return
         ranks = plural(plan.workload.world_size, "rank")
-        tokens = plural(plan.workload.tokens_per_rank, "token")
+        tokens = plural(plan.tokens_per_rank, "token")
         scope = f"{ranks}, {tokens} of a micro-batch"
         yield Section(name="layer", title="One MoE layer", scope=scope)
     yield _terms(explanation, is_drawn=is_drawn)
