@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from moetune.domain.constraints import Bounds, Order
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Alternative, Choice, Pipeline, Plan, Predicted, Verdict
+from moetune.domain.plan import (
+    Alternative,
+    Choice,
+    Confidence,
+    Pipeline,
+    Plan,
+    Predicted,
+    Verdict,
+)
 from moetune.domain.profile import Provenance
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
@@ -24,7 +32,7 @@ from moetune.solve.layer.strategies import (
     strategy_terms,
 )
 from moetune.solve.layer.times import StepTime
-from moetune.solve.layer.uncertainty import Confidence, judge_choice
+from moetune.solve.layer.uncertainty import judge_choice
 from moetune.solve.layer.words import (
     ONE_RANK,
     PAGEABLE,

@@ -1,11 +1,12 @@
 """Uncertainty of a choice, compared with others under many refits of the measurements."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from moetune.domain.constraints import Order, Strategy
 from moetune.domain.costs import Costs
 from moetune.domain.layer import PHASES
+from moetune.domain.plan import Confidence
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.times import PhaseTime, StepTime, phase_time, step_time
@@ -13,22 +14,6 @@ from moetune.solve.layer.times import PhaseTime, StepTime, phase_time, step_time
 NUM_CONTENDERS = 4
 HOPELESS = 1.2
 """Times the nominal best above which no refit makes a degree the best one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
-    """Confidence in a choice, over the refits.
-
-    Args:
-        probability_best: share of them in which no other choice is better.
-        expected_regret: mean relative loss over them.
-        p05_step_seconds, p95_step_seconds: of the chosen step over them.
-    """
-
-    probability_best: float
-    expected_regret: float
-    p05_step_seconds: float
-    p95_step_seconds: float
 
 
 def judge_choice(
@@ -57,15 +42,23 @@ def judge_choice(
     limit_seconds = _hopeless_seconds(costs, tokens, forward, backward)
     rivals = [one for one in rivals if one.seconds <= limit_seconds]
     contenders = _shortlist(forward), _shortlist(backward)
-    steps: list[float] = []
-    regrets: list[float] = []
+    found: list[tuple[float, float]] = []
     for refit in (replace(costs, costs=one) for one in resamples or (costs.costs,)):
         chosen, best = _compare(refit, tokens, contenders, order, strategy)
         for rival in rivals:
             best = min(best, _step_under(refit, rival, tokens, order).seconds)
-        steps.append(chosen)
-        regrets.append(chosen / best - 1 if best else 0.0)
-    steps.sort()
+        found.append((chosen, best))
+    return confidence_of(found)
+
+
+def confidence_of(found: Sequence[tuple[float, float]]) -> Confidence:
+    """Return the confidence in a choice.
+
+    Args:
+        found: seconds of the chosen step and of the best one under each refit; at least one.
+    """
+    steps = sorted(chosen for chosen, _ in found)
+    regrets = [chosen / best - 1 if best else 0.0 for chosen, best in found]
     return Confidence(
         probability_best=sum(regret <= TIE for regret in regrets) / len(regrets),
         expected_regret=sum(regrets) / len(regrets),

@@ -28,6 +28,7 @@ from moetune.solve.layout.chunked import can_chunk
 from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
 from moetune.solve.layout.search import LayoutSearch, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
+from moetune.solve.layout.uncertainty import judge_layout
 from moetune.solve.layout.words import (
     binding_of,
     explain_chunks,
@@ -126,7 +127,10 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
             *_too_large(search, found),
         ),
         warnings=tuple(dict.fromkeys((*layer.warnings, *_doubts(problem, found, best)))),
-        transformer=_transformer(problem, best, parts, binding, stages_of(search, best)),
+        transformer=replace(
+            _transformer(problem, best, parts, binding, stages_of(search, best)),
+            confidence=judge_layout(search, found.best, problem.resamples),
+        ),
     )
     return SolvedPlan(plan=plan, step=solved.step, ranked=None)
 
