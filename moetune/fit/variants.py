@@ -22,16 +22,15 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
+from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.interference import interference_of
 from moetune.fit.line import Floats, resampled_medians
 from moetune.fit.pool import pool
-from moetune.fit.predictor import Predictor
+from moetune.fit.predictor import Name, Predictor, StandIn
 
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
 """Draws behind a plan's own spread, and behind the bands of figures."""
-# The median of |z| of a normal z: turns a median absolute error into a standard deviation.
-_MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
 # factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
 # where a start-up time dominates: that shows that nothing is known, and no machine varies as much.
@@ -46,7 +45,9 @@ def resample_costs(
     In each draw every measured point has the median of raw times drawn again with
     replacement, independent of its neighbours, and every curve one log-normal factor with the
     curve's leave-one-out error, up to a spread of a factor of 2: noise of points averages out
-    over a plan, a smooth error of a fit does not. Lines without samples have α and β each
+    over a plan, a smooth error of a fit does not. Beyond the measured sizes a curve lies so many
+    of `fit.extrapolation`'s spreads beside the nominal one, and what stands in for another
+    operation is off by a factor of its own. Lines without samples have α and β each
     changed by their assumed error. Interference factors come from raw times drawn again, unless
     the profile's factors are not those of its samples: then they were set by hand, and hold.
 
@@ -91,6 +92,7 @@ class _Noise:
         self._seed = seed
         self._medians: dict[str, list[list[float]]] = {}
         self._normals: dict[str, list[list[float]]] = {}
+        self._deviates: dict[str, list[list[float]]] = {}
         self._interference: list[list[float]] = []
 
     def medians(self, points: Points) -> list[list[float]]:
@@ -108,9 +110,16 @@ class _Noise:
             self._normals[family] = (
                 self._rng(f"{family}: factors").normal(size=(self._num, 2)).tolist()
             )
-        spread = min(relative_error / _MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
+        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
         one, other = self._normals[family][draw]
         return math.exp(spread * one), math.exp(spread * other)
+
+    def deviates(self, label: str, *, draw: int) -> tuple[float, float]:
+        """Return two independent standard normal numbers."""
+        if label not in self._deviates:
+            self._deviates[label] = self._rng(label).normal(size=(self._num, 2)).tolist()
+        one, other = self._deviates[label][draw]
+        return one, other
 
     def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
         """Return the factors from raw times drawn again."""
@@ -152,6 +161,7 @@ class _DrawnCurves:
             seconds=[factor * one for one in self._noise.medians(points)[self._draw]],
             alpha_seconds=factor * points.alpha_seconds,
             relative_error=points.relative_error,
+            deviates=self._beyond(points.family),
         )
 
     def line(self, line: Line, *, label: str) -> Line:
@@ -168,7 +178,17 @@ class _DrawnCurves:
         factor, _ = self._noise.factors(
             family, draw=self._draw, relative_error=curve.relative_error
         )
-        return curve.scaled(factor)
+        return replace(curve.scaled(factor), deviates=self._beyond(family))
+
+    def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
+        deviate, _ = self._noise.deviates(label, draw=self._draw)
+        return StandIn(inner=inner, spread=spread, factor=math.exp(spread * deviate))
+
+    def named(self, inner: Predictor, name: Name) -> Predictor:  # noqa: ARG002 - draws name nothing
+        return inner
+
+    def _beyond(self, family: str) -> tuple[float, float]:
+        return self._noise.deviates(f"{family}: beyond", draw=self._draw)
 
 
 SLOWEST, FASTEST = 1e-3, 1e3

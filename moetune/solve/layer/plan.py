@@ -19,6 +19,7 @@ from moetune.domain.profile import Provenance
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
 from moetune.solve.layer.choose import check_pins
+from moetune.solve.layer.doubts import doubt_warnings, profile_command
 from moetune.solve.layer.memory import limit_of, total_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
@@ -27,6 +28,7 @@ from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
     Contender,
     RankedLayer,
+    choose_safely,
     choose_strategy,
     phase_terms,
     strategy_terms,
@@ -38,6 +40,7 @@ from moetune.solve.layer.words import (
     PAGEABLE,
     binding_resource,
     explain_choice,
+    explain_declined,
     explain_fewest,
     explain_loss,
     explain_memory,
@@ -63,6 +66,11 @@ class SolvedPlan:
     plan: Plan
     step: StepTime
     ranked: RankedLayer | None
+
+    @property
+    def is_declined(self) -> bool:
+        """Whether the layer would be cut into several chunks, had their times been measured."""
+        return self.ranked is not None and self.ranked.declined is not None
 
     @property
     def strategies(self) -> tuple[StrategyTerms, ...]:
@@ -133,12 +141,15 @@ def solve_plan(
     Raises:
         InfeasiblePlanError, ProfileError: as `rank_layer`.
     """
-    ranked = rank_layer(
-        inputs=inputs,
-        costs=costs,
-        bounds=bounds,
-        device_memory_bytes=device_memory_bytes,
-        num_nodes=num_nodes,
+    ranked = choose_safely(
+        rank_layer(
+            inputs=inputs,
+            costs=costs,
+            bounds=bounds,
+            device_memory_bytes=device_memory_bytes,
+            num_nodes=num_nodes,
+        ),
+        resamples,
     )
     plan = _plan_of(ranked, inputs=inputs, resamples=resamples, provenance=provenance)
     return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
@@ -173,21 +184,14 @@ def _plan_of(
             *(_other_strategy(ranking, loser) for loser in ranked.losers),
         ),
         warnings=(
-            *_doubts(ranking, inputs.profile, provenance, has_refits=bool(resamples)),
-            *ranking.pin_warnings(),
+            *_trust_warnings(ranked, inputs, provenance, has_refits=bool(resamples)),
+            *layer_warnings(ranking),
         ),
     )
 
 
-def _doubts(
-    ranking: Ranking, profile: str, provenance: Provenance, *, has_refits: bool
-) -> Iterator[str]:
-    yield from trust_warnings(
-        trust=ranking.best.trust,
-        provenance=provenance,
-        profile=profile,
-        assumed_spread=has_refits and not ranking.chooser.is_measured,
-    )
+def layer_warnings(ranking: Ranking) -> Iterator[str]:
+    """Yield warnings about the choice's memory, copies and pins."""
     limit, best = ranking.budget.limit_bytes, ranking.best
     peak = peak_bytes(
         workload=ranking.budget.workload,
@@ -201,6 +205,24 @@ def _doubts(
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
     if offloads and ranking.costs.costs.copy_mode == "pageable":
         yield PAGEABLE
+    yield from ranking.pin_warnings()
+
+
+def _trust_warnings(
+    ranked: RankedLayer, inputs: PlanInputs, provenance: Provenance, *, has_refits: bool
+) -> Iterator[str]:
+    ranking = ranked.best
+    compared = [ranking.best, ranking.sequential]
+    if ranked.declined is not None:
+        compared.append(ranked.declined.step)
+    doubts = (doubt for step in compared for doubt in step.doubts)
+    yield from trust_warnings(
+        trust=ranking.best.trust,
+        provenance=provenance,
+        profile=inputs.profile,
+        assumed_spread=has_refits and not ranking.chooser.is_measured,
+        doubts=doubt_warnings(doubts, command=profile_command(inputs)),
+    )
 
 
 def _pipeline(ranking: Ranking) -> Pipeline:
@@ -304,6 +326,12 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
     if ranking.memory_forced:
         return explain_memory(
             tokens=ranking.tokens, max_pipelined_tokens=int(ranking.chooser.max_pipelined_tokens)
+        )
+    if ranked.declined is not None:
+        return explain_declined(
+            several=ranked.declined.step,
+            one_chunk=ranking.best,
+            regret=ranked.declined.regret,
         )
     degrees = ranking.best.forward.degree, ranking.best.backward.degree
     if ranking.costs.world_size == 1 and max(degrees) == 1:
