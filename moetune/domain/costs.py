@@ -68,6 +68,24 @@ class Estimate:
     doubts: tuple[Doubt, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelError:
+    """Error of predicted steps besides that of their costs: standard deviations of the logarithm.
+
+    Args:
+        common: of all choices for a layer or model on a machine alike.
+        own: of each choice.
+    """
+
+    common: float = 0.0
+    own: float = 0.0
+
+
+SHARED_BY_OCTAVES = 2 / 3
+"""Correlation of the own errors of two degrees an octave apart; at two octaves it is half of that,
+and from three on 0."""
+
+
 def _check_speeds(speeds: Iterable[tuple[str, float]]) -> None:
     for name, speed in speeds:
         if not 0 < speed <= 1:

@@ -20,6 +20,7 @@ from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.units import dtype_bytes
 from moetune.fit.costs import costs_of
+from moetune.fit.model_error import OF_LAYERS, OF_MODELS
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layout.plan import LayoutProblem, solve_layout
@@ -187,6 +188,7 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
             bounds=constraints.bounds,
             device_memory_bytes=machine.memory_bytes,
             provenance=profile.provenance,
+            error=OF_LAYERS,
         )
     return solve_layout(
         LayoutProblem(
@@ -201,6 +203,8 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
             device_memory_bytes=machine.memory_bytes,
             host_memory_bytes=host_memory_bytes(profile),
             provenance=profile.provenance,
+            error=OF_MODELS,
+            layer_error=OF_LAYERS,
         )
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import EXPERT_PARALLEL, Bounds, LayoutPins
-from moetune.domain.costs import Costs
+from moetune.domain.costs import Costs, ModelError
 from moetune.domain.errors import ProfileError
 from moetune.domain.model import Transformer
 from moetune.domain.plan import (
@@ -23,6 +23,7 @@ from moetune.solve.layer.doubts import doubt_warnings, profile_command
 from moetune.solve.layer.memory import layer_memory, limit_of
 from moetune.solve.layer.plan import SolvedPlan, layer_warnings, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
+from moetune.solve.layer.uncertainty import NO_ERROR
 from moetune.solve.layer.words import trust_warnings
 from moetune.solve.layout.candidates import Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import can_chunk
@@ -62,6 +63,8 @@ class LayoutProblem:
         per_node: devices of a node.
         device_memory_bytes: the limit where the inputs set none.
         host_memory_bytes: of one node; None where unknown.
+        error, layer_error: of a predicted step of the model and of its MoE layer, besides that of
+            their costs.
         runs_ahead: whether the host starts operations while the device still computes others.
     """
 
@@ -77,6 +80,8 @@ class LayoutProblem:
     runs_ahead: bool
     runtime: TargetRuntime = MOETUNE
     host_memory_bytes: int | None = None
+    error: ModelError = NO_ERROR
+    layer_error: ModelError = NO_ERROR
 
     @property
     def host_bytes(self) -> int | None:
@@ -134,7 +139,7 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
         warnings=tuple(dict.fromkeys(_warnings(problem, found, solved))),
         transformer=replace(
             _transformer(problem, best, parts, binding, stages_of(search, best)),
-            confidence=judge_layout(search, found.best, problem.resamples),
+            confidence=judge_layout(search, found.best, problem.resamples, problem.error),
         ),
     )
     return SolvedPlan(plan=plan, step=solved.step, ranked=None)
@@ -213,6 +218,7 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
         device_memory_bytes=UNLIMITED,
         provenance=problem.provenance,
         num_nodes=trial.groups.experts.num_nodes,
+        error=problem.layer_error,
     )
 
 
