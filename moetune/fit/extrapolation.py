@@ -2,7 +2,7 @@
 
 A spread is a standard deviation of a time's logarithm. The laws were chosen on 892 curves of
 collectives and GEMMs that others measured on GPUs (aiconfigurator's tables). One to five points of
-each were kept, and the rest within 64 times their sizes predicted: 88 to 98 % of them lay inside
+each were kept, and the rest within 64 times their sizes predicted: 91 to 99 % of them lay inside
 the 90 % interval, above and below, from one point or several.
 """
 

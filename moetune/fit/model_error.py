@@ -7,10 +7,11 @@ plan's range and moves no choice; what is each choice's own also decides how sur
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from moetune.domain.costs import SHARED_BY_OCTAVES, ModelError
+from moetune.domain.records import Observation
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 
 OF_LAYERS = ModelError(common=0.0, own=0.068)
@@ -46,6 +47,26 @@ def model_error_of(cells: Sequence[Sequence[float]], *, shared: float = 0.0) -> 
 def error_of_degrees(cells: Sequence[Sequence[float]]) -> ModelError | None:
     """Return the spreads where a cell's choices are degrees an octave apart, in their order."""
     return model_error_of(cells, shared=SHARED_BY_OCTAVES)
+
+
+def cells_of(observations: Iterable[Observation]) -> tuple[tuple[float, ...], ...]:
+    """Return the residuals of observed steps, one for each choice of a plan and size.
+
+    Steps without a time, or without a prediction, are omitted.
+
+    Args:
+        observations: of plans of one machine.
+    """
+    found: dict[tuple[str, int], dict[tuple[int, int], list[float]]] = {}
+    for one in observations:
+        seconds = statistics.median(one.seconds)
+        if seconds and one.predicted_seconds:
+            cell = found.setdefault((one.plan_id, one.tokens_per_rank), {})
+            choice = cell.setdefault((one.forward_degree, one.backward_degree), [])
+            choice.append(math.log(seconds / one.predicted_seconds))
+    return tuple(
+        tuple(statistics.median(cell[choice]) for choice in sorted(cell)) for cell in found.values()
+    )
 
 
 def observed_error(cells: Sequence[Sequence[float]], *, record: ModelError) -> ModelError:

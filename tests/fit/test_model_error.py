@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from moetune.domain.costs import ModelError
+from moetune.domain.records import Observation
 from moetune.fit.model_error import (
     OF_LAYERS,
     OF_MODELS,
     PRIOR_CELLS,
+    cells_of,
     error_of_degrees,
     model_error_of,
     observed_error,
@@ -141,4 +143,33 @@ def test_observations_outweigh_the_record_as_they_become_many() -> None:
     exact = [[0.0] * 5] * PRIOR_CELLS
     assert observed_error(exact, record=record).common == pytest.approx(
         record.common / math.sqrt(2)
+    )
+
+
+def observation(
+    degree: int, seconds: float, *, predicted: float = 1.0, plan_id: str = "one", tokens: int = 8
+) -> Observation:
+    return Observation(
+        plan_id=plan_id, forward_degree=degree, backward_degree=degree, tokens_per_rank=tokens,
+        predicted_seconds=predicted, seconds=(seconds,) * 3, source="verify",
+    )  # fmt: skip
+
+
+def test_observed_steps_become_cells_of_choices() -> None:
+    cells = cells_of(
+        [
+            observation(4, 1.2),
+            observation(1, 2.2, predicted=2.0),
+            observation(4, 1.0),
+            observation(4, 1.1),
+            observation(4, 0.9, tokens=16),
+            observation(4, 0.8, plan_id="two"),
+            observation(2, 0.0),
+            observation(2, 1.0, predicted=0.0, plan_id="three"),
+        ]
+    )
+    first, *others = cells
+    assert first == pytest.approx((math.log(1.1), math.log(1.1)))
+    assert [one for cell in sorted(others) for one in cell] == pytest.approx(
+        [math.log(0.8), math.log(0.9)]
     )

@@ -42,7 +42,7 @@ _PAPER = (
     "times and does not decide here."
 )
 
-_RANGE = "the range of 90 % of refits within the measurement's noise"
+_RANGE = "the range that nine of ten such steps should lie in"
 
 
 def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
