@@ -285,5 +285,7 @@ def total(*parts: Estimate | None) -> Estimate:
 def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
     """Return the doubts in any of the estimates, each once, those about the longest first."""
     doubted = [part for part in parts if part.doubts]
+    if not doubted:
+        return ()
     doubted.sort(key=lambda part: -part.seconds)
     return tuple(dict.fromkeys(doubt for part in doubted for doubt in part.doubts))
