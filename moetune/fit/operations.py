@@ -63,6 +63,7 @@ class Operations:
         return self._finished(
             curve,
             found=curve,
+            family=self._index.surface(dtype, form).family,
             name=name_gemm(dtype, product, shape),
             unit="rows",
             cap=cap,
@@ -105,6 +106,7 @@ class Operations:
         return self._finished(
             stretched(self._curves.through(found), ratio),
             found=found,
+            family=found.family,
             name=name_attention(wanted),
             unit="sequences",
             factor=ratio,
@@ -119,7 +121,13 @@ class Operations:
         if known is None:
             return None
         inner = self._predictor(known, f"rows {key}")
-        return self._finished(inner, found=known, name=f"{op} in {dtype}", unit="elements")
+        return self._finished(
+            inner,
+            found=known,
+            family=f"rows {key}",
+            name=f"{op} in {dtype}",
+            unit="elements",
+        )
 
     def collective(self, op: CollectiveOp, group: Group, in_flight: int) -> Predictor:
         """Return the collective's times over the input bytes of one rank.
@@ -135,6 +143,7 @@ class Operations:
         return self._finished(
             stretched(self._predictor(source.found, source.label), source.factor),
             found=source.found,
+            family=source.label,
             name=wanted if source.spread else source.name,
             unit="bytes",
             factor=source.factor,
@@ -166,6 +175,7 @@ class Operations:
         return self._finished(
             self._predictor(found, f"copy {alone}"),
             found=found,
+            family=f"copy {alone}",
             name=f"{copy_name(direction=direction, pinned=alone[1])} copy",
             unit="bytes",
         )
@@ -175,6 +185,7 @@ class Operations:
         inner: Predictor,
         *,
         found: Points | Curve | Line,
+        family: str,
         name: str,
         unit: str,
         factor: float = 1.0,
@@ -188,11 +199,13 @@ class Operations:
 
         Args:
             found: what it predicts from.
+            family: of its draws.
             factor: size of that for one of the wanted operation's.
             spread, stand_in: of what stands in for the operation, and its name.
         """
         if spread:
-            inner = self._curves.stand_in(inner, spread=spread, label=f"{stand_in} stands in")
+            family = f"{stand_in} stands in"
+            inner = self._curves.stand_in(inner, spread=spread, label=family)
         inner = capped(inner, cap)
         if isinstance(found, Line):
             return inner
@@ -202,6 +215,7 @@ class Operations:
             Name(
                 operation=name,
                 unit=unit,
+                family=family,
                 low=sizes[0] / factor,
                 high=sizes[-1] / factor,
                 stand_in=stand_in,

@@ -27,7 +27,7 @@ from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.interference import interference_of
 from moetune.fit.line import Floats, resampled_medians
 from moetune.fit.pool import pool
-from moetune.fit.predictor import Name, Predictor, StandIn
+from moetune.fit.predictor import ExactCurves, Name, Predictor, StandIn
 
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
 """Draws behind a plan's own spread, and behind the bands of figures."""
@@ -38,7 +38,7 @@ _MAX_SPREAD = math.log(2)
 
 
 def resample_costs(
-    profile: Profile, *, num: int, seed: int, allow_modelled: bool = False
+    profile: Profile, *, num: int, seed: int, allow_modelled: bool = False, known: str = ""
 ) -> tuple[Costs, ...]:
     """Return `num` costs drawn within the noise of the samples and the errors of the fits.
 
@@ -56,13 +56,15 @@ def resample_costs(
 
     Args:
         num: how many.
+        known: family of operations (`Name.family`) that is as it was measured in every draw, as if
+            nothing were left to learn about it.
     """
     index = ProfileIndex(profile)
     noise = _Noise(num=num, seed=seed)
     return tuple(
         ProfileCosts(
             index=index,
-            curves=_DrawnCurves(noise=noise, draw=draw),
+            curves=_DrawnCurves(noise=noise, draw=draw, known=known),
             allow_modelled=allow_modelled,
         )
         for draw in range(num)
@@ -142,9 +144,11 @@ class _Noise:
 class _DrawnCurves:
     """The curves, lines and blends of one draw."""
 
-    def __init__(self, *, noise: _Noise, draw: int) -> None:
+    def __init__(self, *, noise: _Noise, draw: int, known: str = "") -> None:
         self._noise = noise
         self._draw = draw
+        self._known = known
+        self._exact = ExactCurves()
         self._interference: Interference | None = None
 
     def interference(self, index: ProfileIndex) -> Interference:
@@ -153,6 +157,8 @@ class _DrawnCurves:
         return self._interference
 
     def through(self, points: Points) -> Curve:
+        if points.family == self._known:
+            return self._exact.through(points)
         factor, _ = self._noise.factors(
             points.family, draw=self._draw, relative_error=points.relative_error
         )
@@ -175,12 +181,16 @@ class _DrawnCurves:
         return Line(cost=cost, relative_error=line.relative_error)
 
     def blend(self, curve: Curve, *, family: str) -> Curve:
+        if family == self._known:
+            return curve
         factor, _ = self._noise.factors(
             family, draw=self._draw, relative_error=curve.relative_error
         )
         return replace(curve.scaled(factor), deviates=self._beyond(family))
 
     def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
+        if label == self._known:
+            return inner
         deviate, _ = self._noise.deviates(label, draw=self._draw)
         return StandIn(inner=inner, spread=spread, factor=math.exp(spread * deviate))
 
