@@ -219,11 +219,24 @@ def leave_one_out(
 ) -> list[float]:
     """Return |predicted / measured − 1| of each point predicted from the others.
 
-    The two ends are never left out, as they would be extrapolated. Two points predict each
-    other; a single one has no error.
+    The two ends are never left out, as they would be extrapolated. Between two points nothing
+    can be left out: their error is that of their curve, a power of the size, against the
+    straight line through them; of times that fall as the size grows, half of that fall. A single
+    point has no error.
     """
+    if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
+        return [_error_between(sizes, seconds)]
     errors = left_out_errors(sizes=sizes, seconds=seconds, alpha_seconds=alpha_seconds)
     return [abs(error) for error in errors.values()]
+
+
+def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """Return |power / line − 1| in the middle of two points, where it is about the largest."""
+    if seconds[1] < seconds[0]:
+        return (seconds[0] / seconds[1] - 1) / 2
+    middle = math.sqrt(sizes[0] * sizes[1])
+    slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
+    return abs(math.sqrt(seconds[0] * seconds[1]) / (seconds[0] + slope * (middle - sizes[0])) - 1)
 
 
 def left_out_errors(
