@@ -131,6 +131,7 @@ def test_replicas_without_room_for_all_shard_and_stay_on_the_device() -> None:
     whole = solve_layout(question(world_size=8, pins=replace(pins, zero=False), gib=80)).plan
     assert whole.chunks is not None
     assert not whole.chunks.scatter
+    assert not whole.chunks.offload
     assert whole.chunks.cache_bytes >= 2 * whole_of("gpt-2.7b").num_parameters
 
 
