@@ -422,3 +422,18 @@ def test_swiglu_has_more_work_to_hide_behind() -> None:
     difference = swiglu.predicted.sequential_backward_seconds
     difference -= gelu.predicted.sequential_backward_seconds
     assert difference == pytest.approx(2 * (5e-5 + 4e-14 * 4096 * 2 * 1024 * 4096))
+
+
+@pytest.mark.parametrize(
+    ("costs", "resamples", "assumed"),
+    [(LinearCosts(), (), False), (LinearCosts(), (LinearCosts(),), True), (MEASURED, (), False),
+     (MEASURED, (MEASURED,), False)],
+)  # fmt: skip
+def test_an_assumed_error_is_warned_of_where_refits_assume_one(
+    costs: LinearCosts,
+    resamples: tuple[LinearCosts, ...],
+    assumed: bool,  # noqa: FBT001 - a case
+) -> None:
+    plan = _solve(costs=costs, resamples=resamples, provenance="published")
+    assert any("5 %" in warning for warning in plan.warnings) is assumed
+    assert len(plan.warnings) == 1 + assumed
