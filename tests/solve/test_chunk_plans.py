@@ -176,6 +176,13 @@ def test_a_host_that_is_too_small_is_named_with_its_bytes() -> None:
     assert solve_layout(question(host_gib=80)).plan.chunks is not None
 
 
+@pytest.mark.parametrize("world_size", [1, 8])
+def test_states_of_one_rank_are_not_sharded_whatever_they_lack(world_size: int) -> None:
+    with pytest.raises(InfeasiblePlanError) as raised:
+        solve_layout(question(world_size=world_size, gib=0.1, pins=LayoutPins(dp=world_size)))
+    assert ("ZeRO" in raised.value.what) is (world_size > 1)
+
+
 def test_without_copies_nothing_is_offloaded_and_the_hint_says_why() -> None:
     with pytest.raises(InfeasiblePlanError) as raised:
         solve_layout(question(copied=0.0))
