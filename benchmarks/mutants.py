@@ -111,13 +111,16 @@ def _merged(
     tests: Sequence[str],
 ) -> Collected:
     again = tuple(tests)
-    for file, old in kept["lines"].items():
-        new = lines.setdefault(file, {})
-        for line, names in old.items():
-            others = (name for name in names if not name.startswith(again))
-            new[line] = sorted({*others, *new.get(line, [])})
     times = {name: took for name, took in kept["seconds"].items() if not name.startswith(again)}
-    return {"lines": lines, "seconds": times | seconds}
+    merged: dict[str, dict[str, list[str]]] = {}
+    for file in {**kept["lines"], **lines}:
+        old, new = kept["lines"].get(file, {}), lines.get(file, {})
+        merged[file] = {
+            line: [name for name in old.get(line, []) if name in times]
+            + [name for name in new.get(line, []) if name in seconds]
+            for line in {**old, **new}
+        }
+    return {"lines": merged, "seconds": times | seconds}
 
 
 def _lines(data: Path) -> dict[str, dict[str, list[str]]]:
@@ -139,6 +142,8 @@ def _seconds(report: Path) -> dict[str, float]:
 
     found: dict[str, float] = {}
     for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own
+        if case.find("failure") is not None or case.find("error") is not None:
+            continue  # it would fail with every fault
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
         found[name] = float(case.get("time", 0))
     return found

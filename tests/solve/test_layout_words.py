@@ -153,7 +153,11 @@ def test_chunks_are_explained_by_what_they_cost_and_where_they_live(
     assert FIGURES.findall(text) == [
         *host, "1.00 MiB", "4.00 MiB", "2.00 MiB", "8.00 MiB", "1.50 s", "1.00 s", *later,
     ]  # fmt: skip
-    assert re.findall(r"\b(?:7|4|9\.5)\b(?! MiB)", text.replace("4.00 MiB", "")) == ["7", "4", "9.5"]
+    assert re.findall(r"\b(?:7|4|9\.5)\b(?! MiB)", text.replace("4.00 MiB", "")) == [
+        "7",
+        "4",
+        "9.5",
+    ]
     assert ("step_in_backward" in text) is (offload and num_micro_batches == 1)
 
 

@@ -65,9 +65,7 @@ def layer(
     strategy: Strategy = "none",
 ) -> Plan:  # fmt: skip
     plan = lab_plan()
-    pipeline = replace(
-        plan.pipeline, forward_degree=forward, backward_degree=backward, order=order
-    )
+    pipeline = replace(plan.pipeline, forward_degree=forward, backward_degree=backward, order=order)
     return replace(plan, pipeline=pipeline, memory=replace(plan.memory, strategy=strategy))
 
 

@@ -94,9 +94,7 @@ def test_the_worst_label_of_any_line_is_the_profiles() -> None:
     for kind in LINES:
         first, *rest = getattr(good, kind)
         for label in labels:
-            worse: dict[str, Any] = {
-                kind: (replace(first, error=error_of(quality=label)), *rest)
-            }
+            worse: dict[str, Any] = {kind: (replace(first, error=error_of(quality=label)), *rest)}
             assert worst_quality(replace(good, **worse)) == label
 
 
@@ -349,17 +347,13 @@ def test_this_machine_is_compared_with_the_profiles(monkeypatch: pytest.MonkeyPa
     profile = lab_profile()
     there = profile.fingerprint
 
-    def note(
-        hardware: dict[str, str] | None = None, software: dict[str, str] | None = None
-    ) -> str:
+    def note(hardware: dict[str, str] | None = None, software: dict[str, str] | None = None) -> str:
         here = Fingerprint(
             hardware={**there.hardware, **(hardware or {})},
             software={**there.software, **(software or {})},
         )
         cluster = Cluster(machine=profile.machine, fingerprint=here)
-        monkeypatch.setattr(
-            profiles_module.wiring, "detect_cluster", lambda **_: cluster
-        )
+        monkeypatch.setattr(profiles_module.wiring, "detect_cluster", lambda **_: cluster)
         return machine_note(profile)
 
     assert note() == ""
