@@ -116,7 +116,7 @@ def _merged(
     for file in {**kept["lines"], **lines}:
         old, new = kept["lines"].get(file, {}), lines.get(file, {})
         merged[file] = {
-            line: [name for name in old.get(line, []) if name in times]
+            line: [name for name in old.get(line, []) if not name.startswith(again)]
             + [name for name in new.get(line, []) if name in seconds]
             for line in {**old, **new}
         }

@@ -149,10 +149,8 @@ def test_reuse_is_tried_only_where_two_chunks_do_not_fit_without_it() -> None:
 
 def test_between_settled_sizes_only_their_strategies_and_the_plans_are_tried() -> None:
     tight = plan_for(limit_bytes=pipelined_bytes(plan_for()) - 1)
-    below, above = (
-        Decision(forward_degree=degree, backward_degree=degree, strategy=strategy)
-        for degree, strategy in ((2, "S3"), (4, "S1"))
-    )
+    below = Decision(forward_degree=2, backward_degree=2, strategy="S3")
+    above = Decision(forward_degree=4, backward_degree=4, strategy="S1")
     found = space_of(tight, gap=Gap(below=below, above=above))
     assert set(found.strategies) == {"S1", "S3", found.seed.strategy}
     assert (found.forward, found.backward) == ((2, 4), (2, 4))

@@ -371,7 +371,7 @@ def test_how_sure_a_choice_of_chunks_is_belongs_to_layers_with_experts(model: Ex
 
 
 def test_remarks_on_transfers_count_what_is_hidden() -> None:
-    def remark(forward: int, backward: int, **seconds: float) -> list[str]:
+    def remark(forward: int, backward: int, **seconds: Any) -> list[str]:
         explanation = explain_plan(layer(forward=forward, backward=backward), profile=None)
         assert explanation.forward is not None
         assert explanation.backward is not None

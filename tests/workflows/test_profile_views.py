@@ -1,7 +1,6 @@
 """Profiles in lists, tables and comparisons: every number that one has, and none that it lacks."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from moetune.domain.profile import FitError, Profile
 from moetune.domain.samples import CopyPoint, Quality, Sample
 from moetune.report.section import Section, Table, all_figures
 from moetune.store import open_store
-from moetune.workflows import profiles as profiles_module
+from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.profiles import (
     Difference,
@@ -219,9 +218,9 @@ def test_a_list_shows_the_machine_the_source_and_the_day(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> Iterator[StoreFinder]:
+def stores(tmp_path: Path) -> StoreFinder:
     path = str(tmp_path / "m.db")
-    yield lambda: open_store(path)
+    return lambda: open_store(path)
 
 
 def test_a_profile_is_listed_once_as_its_newest_run_with_the_samples_of_all(
@@ -306,7 +305,8 @@ def test_every_number_of_every_line_is_compared_under_a_key_of_its_own() -> None
                 twice = replace(line, **{name: 2 * getattr(line, name) or 1e-3})
                 lines = list(getattr(profile, kind))
                 lines[at] = twice
-                (one,) = compare_profiles(profile, replace(profile, **{kind: tuple(lines)}))
+                other: dict[str, Any] = {kind: tuple(lines)}
+                (one,) = compare_profiles(profile, replace(profile, **other))
                 assert one.key.endswith(name)
                 assert (one.first, one.second) == (getattr(line, name), getattr(twice, name))
                 changed += 1
@@ -319,7 +319,8 @@ def test_machines_and_facts_are_compared_and_what_one_lacks_is_none() -> None:
         ("device", "Other GPU"), ("num_devices", 16), ("devices_per_node", 8),
         ("memory_bytes", 2**31),
     ):  # fmt: skip
-        machine = replace(profile.machine, **{name: value})
+        changed: dict[str, Any] = {name: value}
+        machine = replace(profile.machine, **changed)
         (one,) = compare_profiles(profile, replace(profile, machine=machine))
         assert (one.key, one.second) == (name, value)
     bare = replace(profile, fingerprint=Fingerprint(hardware={"device": "Lab GPU"}, software={}))
@@ -353,7 +354,7 @@ def test_this_machine_is_compared_with_the_profiles(monkeypatch: pytest.MonkeyPa
             software={**there.software, **(software or {})},
         )
         cluster = Cluster(machine=profile.machine, fingerprint=here)
-        monkeypatch.setattr(profiles_module.wiring, "detect_cluster", lambda **_: cluster)
+        monkeypatch.setattr(wiring, "detect_cluster", lambda **_: cluster)
         return machine_note(profile)
 
     assert note() == ""
@@ -369,7 +370,7 @@ def test_this_machine_is_compared_with_the_profiles(monkeypatch: pytest.MonkeyPa
     def nothing(**_: object) -> Cluster:
         raise MoetuneError("no such device")
 
-    monkeypatch.setattr(profiles_module.wiring, "detect_cluster", nothing)
+    monkeypatch.setattr(wiring, "detect_cluster", nothing)
     assert "no such device" in machine_note(profile)
 
 

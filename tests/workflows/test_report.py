@@ -1,7 +1,6 @@
 """What `moetune report` chooses to report: the plans, the profile, and what was observed."""
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ NOW = datetime(2026, 3, 4, 5, 6, tzinfo=UTC)
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> Iterator[StoreFinder]:
+def stores(tmp_path: Path) -> StoreFinder:
     path = str(tmp_path / "m.db")
-    yield lambda: open_store(path)
+    return lambda: open_store(path)
 
 
 def report(stores: StoreFinder, file: Path, **options: Any) -> Report:
