@@ -8,7 +8,7 @@ import pytest
 
 from moetune.domain.constraints import Constraints, Order, Strategy
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Choice, Chunks, ModelBinding, Plan, TransformerPlan
+from moetune.domain.plan import Choice, Chunks, ModelBinding, Part, Plan, TransformerPlan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows.explain import Explanation, explain_plan
@@ -343,6 +343,23 @@ def test_a_models_summary_has_the_share_of_what_binds(model: Explanation) -> Non
     assert shares("gradients") == ["75"]
     assert shares("computation") == ["25"]
     assert shares("memory") == []
+
+
+def test_a_part_that_has_no_forward_pass_shows_none(model: Explanation) -> None:
+    parts = (
+        Part(name="gate", layer_seconds=0.25, forward_seconds=1.0, seconds=3.0, share=0.6),
+        Part(name="norms", layer_seconds=0.5, forward_seconds=3.0, seconds=1.5, share=0.3),
+        Part(name="optimizer", layer_seconds=0.0, forward_seconds=0.0, seconds=0.5, share=0.1),
+    )
+    known = replace(whole(model.plan), parts=parts, step_seconds=5.0)
+    sections = plan_sections(replace(model, plan=replace(model.plan, transformer=known)))
+    (table,) = next(one.tables for one in sections if one.name == "parts")
+    assert [tuple(cell.value for cell in row) for row in table.rows] == [
+        ("gate", 0.25, 1.0, 0.25, 3.0, 0.6),
+        ("norms", 0.5, 3.0, 0.75, 1.5, 0.3),
+        ("optimizer", None, None, None, 0.5, 0.1),
+        ("all", None, 4.0, 1.0, 5.0, 1.0),
+    ]
 
 
 def test_sections_of_one_layer_are_left_out_of_a_dense_models_reasons(model: Explanation) -> None:
