@@ -12,9 +12,12 @@ from moetune.solve.layer.times import PhaseTime, StepTime
 from moetune.solve.layer.words import (
     binding_resource,
     explain_choice,
+    explain_fewest,
     explain_loss,
     explain_memory,
     explain_peak,
+    explain_pin,
+    explain_strategy,
     explain_strategy_loss,
     trust_warnings,
 )
@@ -202,3 +205,42 @@ def test_no_negative_number_of_tokens_fits(most: int, shown: str) -> None:
 def test_a_peak_says_how_far_it_is_over_the_limit() -> None:
     text = explain_peak(peak_bytes=3 * 2**30, limit_bytes=2**30)
     assert re.findall(r"[\d.]+ GiB", text) == ["3.00 GiB", "2.00 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("transfer", "compute", "copies", "strategy", "figures"),
+    [
+        # The first dispatch and the last combine of each phase, and all experts.
+        (0.1, 0.4, 0.0, "none", ["400 ms", "1.60 s"]),
+        # Experts hide behind eight transfers.
+        (0.4, 0.1, 0.0, "none", []),
+        # All transfers, experts and copies: no closed form tells which of them hide.
+        (0.1, 0.4, 0.05, "S1", ["800 ms", "1.60 s", "200 ms"]),
+        (0.4, 0.1, 0.05, "S1", ["3.20 s", "400 ms", "200 ms"]),
+    ],
+)
+def test_the_critical_path_has_the_seconds_that_nothing_hides(
+    transfer: float, compute: float, copies: float, strategy: Strategy, figures: list[str]
+) -> None:
+    parts = [Estimate(seconds=seconds, trust="measured") for seconds in (transfer, compute, copies)]
+    phase = PhaseTime(degree=2, seconds=1.0, transfer=parts[0], compute=parts[1], copies=parts[2])
+    chosen = StepTime(
+        forward=phase, backward=phase, overhead=Estimate(seconds=0.0, trust="measured"),
+        strategy=strategy,
+    )  # fmt: skip
+    why = explain_choice(
+        step=chosen, sequential=IN_ONE, runner_up=None, interference=Interference()
+    )
+    assert times_in(why.partition(". ")[2]) == figures
+    tight = explain_strategy(
+        best=chosen, needed_bytes=2**29, without_bytes=2**31, limit_bytes=2**30
+    )
+    assert times_in(tight) == figures
+    assert re.findall(r"[\d.]+ [MG]iB", tight) == ["2.00 GiB", "1.00 GiB", "512 MiB"]
+
+
+def test_more_chunks_than_are_best_are_counted() -> None:
+    assert re.findall(r"\d+ chunks?\b", explain_fewest(fewest=1)) == ["1 chunk"]
+    assert re.findall(r"\d+ chunks?\b", explain_fewest(fewest=3)) == ["3 chunks"]
+    pin = explain_pin(phase="forward", pinned=7, best=2, slower=0.125)
+    assert re.findall(r"\d[\d.]*%?", pin) == ["7", "12.5%", "2"]
