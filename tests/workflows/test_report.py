@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from moetune.domain.errors import ProfileError
+from moetune.domain.errors import InputError, ProfileError
 from moetune.store import open_store
-from moetune.workflows.files import plan_to_json
+from moetune.workflows.files import find_plan, plan_to_json
 from moetune.workflows.report import NUM_PLANS, Report, write_report
 from moetune.workflows.wiring import StoreFinder
 from tests.report.lab import lab_plan, lab_profile, observations
@@ -96,3 +96,26 @@ def test_nothing_to_report_is_an_error(stores: StoreFinder, tmp_path: Path) -> N
     with pytest.raises(ProfileError):
         report(stores, tmp_path / "out.html")
     assert not (tmp_path / "out.html").exists()
+
+
+def test_an_unknown_plan_is_answered_with_the_newest_one(
+    stores: StoreFinder, tmp_path: Path
+) -> None:
+    def hint(wanted: str) -> str:
+        with pytest.raises(InputError) as caught:
+            find_plan(wanted, stores=stores)
+        assert repr(wanted) in caught.value.what
+        return caught.value.hint
+
+    old, new = lab_plan(64), lab_plan(128)
+    assert old.id[:6] not in hint("nothing")
+    with stores() as store:
+        assert store is not None
+        for plan in (old, new):
+            store.save_plan(plan)
+    for unknown in ("nothing", ""):
+        assert re.findall(r"\b[0-9a-f]{6}\b", hint(unknown)) == [new.id[:6]]
+    assert find_plan(old.id[:6], stores=stores) == old
+    file = tmp_path / "plan.json"
+    file.write_text(plan_to_json(old), encoding="utf-8")
+    assert find_plan(str(file), stores=stores) == old
