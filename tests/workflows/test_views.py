@@ -331,3 +331,21 @@ def test_figures_are_drawn_of_what_a_plan_has(layer: Explanation, model: Explana
     assert names(layer_figures(replace(model, profile=None))) == []
     dense = replace(model.plan, transformer=replace(whole, moe_every=0))
     assert names(layer_figures(replace(model, plan=dense))) == []
+
+
+def test_named_models_show_their_experts_and_whole_models_their_parameters() -> None:
+    table = models_section().tables[0]
+    assert columns(table, "layer", "d_hidden", "experts", "top_k", "whole") == [
+        (
+            one.title, one.d_hidden, one.num_experts or f"{one.experts_per_rank} per rank",
+            one.top_k, one.transformer.num_parameters if one.transformer else None,
+        )
+        for one in MODELS.values()
+    ]  # fmt: skip
+    one = MODELS["ppmoe-6.7b"]
+    assert one.transformer is not None
+    (layer_table, whole) = model_section(one, world_size=64).tables
+    shown = {row[0].text: row[1].text for row in (*layer_table.rows, *whole.rows)}
+    assert shown["parameters"] == f"{one.transformer.num_parameters / 1e9:.1f} B"
+    assert shown["tokens"] == f"{one.tokens_per_rank:,}"
+    assert "moe" not in shown
