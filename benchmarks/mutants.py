@@ -5,7 +5,8 @@
     python -m benchmarks.mutants run --count 120    # a sample, and its table
 
 Faults are cosmic-ray's (`pip install 'moetune[mutants]'`), drawn evenly over lines. Each is tried
-in a copy of the tree against the tests that run its line, the quickest first. Verdicts are kept
+in a copy of the tree against the tests that run its line, those that run the fewest other lines
+first. Verdicts are kept
 in a file of the seed, so a run with `--batch 15` judges the next 15, and one whose line was
 taken out of that file is judged again.
 """
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -31,14 +33,17 @@ PACKAGES = ("domain", "fit", "solve", "workflows")
 COLLECTED = ROOT / ".mutants.json"
 PATIENCE_SECONDS = 300
 MOST_SECONDS = 60
-"""A fault is tried against so many seconds of tests: the quickest of those that run its line."""
+"""A fault is tried against so many seconds of the tests that run its line."""
 OPERATORS = (
     "AddNot", "NumberReplacer", "ReplaceAndWithOr", "ReplaceBinaryOperator", "ReplaceBreak",
     "ReplaceComparisonOperator", "ReplaceContinue", "ReplaceFalse", "ReplaceOrWithAnd",
     "ReplaceTrue", "ReplaceUnaryOperator", "ZeroIterationForLoop",
 )  # fmt: skip
-UNLIKELY = ("BitOr", "BitAnd", "BitXor", "Shift", "Mod", "Pow", "Invert")
-"""Operators that nobody writes by mistake, and that any test notices."""
+UNLIKELY = (
+    "BitOr", "BitAnd", "BitXor", "Shift", "Mod", "Pow", "Invert",
+    "Eq_Is", "Lt_Is", "Gt_Is", "tE_Is",
+)  # fmt: skip
+"""Operators that nobody writes by mistake, and that any test notices, or else ruff (F632)."""
 EQUIVALENT = re.compile(
     r"@dataclass|TYPE_CHECKING|Literal\[|import |__slots__"  # annotations
     r"|strict=True"  # zip's guard is itself a check, of lengths that are equal
@@ -77,10 +82,11 @@ class Verdict:
 
 
 class Collected(TypedDict):
-    """Which tests run which line of which file, and how long each takes."""
+    """Which tests run which line of which file, how long each takes, and how many lines it runs."""
 
     lines: dict[str, dict[str, list[str]]]
     seconds: dict[str, float]
+    sizes: dict[str, int]
 
 
 def collect(tests: Sequence[str]) -> None:
@@ -98,7 +104,7 @@ def collect(tests: Sequence[str]) -> None:
         subprocess.run(
             command, check=False, cwd=ROOT, env={**os.environ, "COVERAGE_FILE": str(data)}
         )
-        kept: Collected = {"lines": {}, "seconds": {}}
+        kept: Collected = {"lines": {}, "seconds": {}, "sizes": {}}
         if COLLECTED.exists():
             kept = json.loads(COLLECTED.read_text())
         COLLECTED.write_text(json.dumps(_merged(kept, _lines(data), _seconds(report), tests)))
@@ -120,7 +126,8 @@ def _merged(
             + [name for name in new.get(line, []) if name in seconds]
             for line in {**old, **new}
         }
-    return {"lines": merged, "seconds": times | seconds}
+    sizes = Counter(name for file in merged.values() for names in file.values() for name in names)
+    return {"lines": merged, "seconds": times | seconds, "sizes": sizes}
 
 
 def _lines(data: Path) -> dict[str, dict[str, list[str]]]:
@@ -216,7 +223,7 @@ def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     found = found or sorted({name for names in lines.values() for name in names})
     chosen: list[str] = []
     total = 0.0
-    for name in sorted(found, key=lambda name: seconds.get(name, 1.0)):
+    for name in sorted(found, key=lambda name: collected["sizes"].get(name, 0)):
         total += seconds.get(name, 1.0)
         if chosen and total > MOST_SECONDS:
             break
