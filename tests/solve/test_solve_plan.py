@@ -444,7 +444,10 @@ def test_an_assumed_error_is_warned_of_where_refits_assume_one(
 
 def test_the_price_of_a_pin_is_against_the_best_of_all_degrees_where_memory_is_reused() -> None:
     costs = replace(
-        MEASURED, copy_mode="pinned", copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10)
+        MEASURED,
+        power=0.9,
+        copy_mode="pinned",
+        copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10),
     )
     inputs = plan_inputs(tokens_per_rank=65536)
     plan = _solve(inputs, costs=costs, bounds=Bounds(forward_degree=2, strategy="S4"))
