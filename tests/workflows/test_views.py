@@ -304,7 +304,8 @@ def test_options_of_a_model_are_its_layouts_with_known_memory(model: Explanation
     assert (options[0].step_seconds, options[0].memory_bytes) == (
         whole.step_seconds, whole.memory.total_bytes,
     )  # fmt: skip
-    stages = [one.layout.pp > 1 for one in (plan, *lost) if one.layout is not None]
+    layouts = [plan.layout, *(one.layout for one in lost)]
+    stages = [one.pp > 1 for one in layouts if one is not None]
     assert len({(one.group, has) for one, has in zip(options, stages, strict=True)}) == (
         len(set(stages))
     )
