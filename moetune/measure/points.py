@@ -3,7 +3,8 @@
 All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Which fit?").
 """
 
-from collections.abc import Container, Iterator, Sequence
+import math
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -12,6 +13,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.samples import (
+    ALONE_CHUNKS,
     AttentionPoint,
     BurstPoint,
     CollectivePoint,
@@ -134,8 +136,10 @@ def choose_points(
     others = list(_tensor_points(workloads, groups, grid))
     of_model = needed if transformers else others
     of_model += _collective_grid(groups, grid)
-    if linked:
-        (needed if workloads else others).extend(_overlap_points(machine.kind))
+    if linked and workloads:
+        needed += _overlap_points(_overlapped_bytes(workloads, grid))
+    elif linked:
+        others += _overlap_points(_COMM_BYTES[machine.kind])
     others += [*_interference(has_link=bool(linked)), *_copy_grid(machine.kind, grid)]
     if not transformers:
         others += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
@@ -208,11 +212,12 @@ def _layer_points(
 def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
     """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
     group_size, num_nodes = group
-    for degree in grid.degrees:
-        for in_flight in (1, IN_FLIGHT):
-            yield collective("all_to_all", group, load.payload_bytes // degree, in_flight)
+    for degree in range(1, ALONE_CHUNKS + 1):
+        yield collective("all_to_all", group, load.payload_bytes // degree)
+    for degree in grid.queued_degrees:
+        yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
     if group_size > _STAGED:
-        queue = collective("all_to_all", group, load.payload_bytes // IN_FLIGHT, IN_FLIGHT)
+        queue = collective("all_to_all", group, load.payload_bytes // grid.queued_degrees[0])
         yield BurstPoint(
             op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
             in_flight=IN_FLIGHT, num_nodes=num_nodes,
@@ -252,10 +257,18 @@ def _layer_rows(load: Workload, grid: Grid) -> Iterator[Point]:
             yield RowsPoint(op=op, dtype=dtype, rows=tokens, width=layer.num_experts)
 
 
-def _overlap_points(kind: DeviceKind) -> Iterator[Point]:
+def _overlapped_bytes(workloads: Sequence[Workload], grid: Grid) -> tuple[int, ...]:
+    """Return the smallest, a middle and the largest exchange of chunks that overlap others."""
+    sizes = [load.payload_bytes // d for load in workloads for d in grid.queued_degrees]
+    low, high = min(sizes), max(sizes)
+    chosen = (low, round(math.sqrt(low * high)), high)
+    return tuple(collective("all_to_all", (2, 0), size).num_bytes for size in chosen)
+
+
+def _overlap_points(exchange_bytes: Iterable[int]) -> Iterator[Point]:
     """Yield computation and exchanges of several sizes, alone and at the same time."""
     yield InterferencePoint(victim="comp")
-    for comm_bytes in _COMM_BYTES[kind]:
+    for comm_bytes in exchange_bytes:
         # The baseline again each time: computation drifts by more than an exchange takes.
         yield InterferencePoint(victim="comp", comm_bytes=comm_bytes)
         yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=comm_bytes)

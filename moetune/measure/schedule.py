@@ -23,7 +23,7 @@ NUM_VISITS = 3
 """Visits of every point, if there is time: two that agree tell which one was disturbed."""
 MAX_VISITS = 8
 """Visits after which a point is as certain as this machine lets it be."""
-_NEW_KIND, _KNOWN_KIND = 1, 3
+_NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
 
 
@@ -31,7 +31,7 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
     """Return the points by worth, the most valuable first; no tier is empty.
 
     A family is one curve of the profile. Its two ends come first, then the middle, then the
-    middles of what is left. Families that no layer needs begin one tier later; further sizes of
+    middles of what is left. Families that no layer needs begin two tiers later; further sizes of
     needed ones, three.
 
     Args:

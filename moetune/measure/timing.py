@@ -29,6 +29,8 @@ _FEWEST_BLOCKS = 3
 _WARM_DIFFERENCE = 0.01
 _SETTLED_SPREAD = 0.05
 _MAX_GROWTH = 100
+# The first exchanges of a stream are faster than later ones: no guide to how many fill a block.
+_MAX_STREAM_GROWTH = 4
 _CLOCK_SECONDS = 1e-9
 OVERLAPPED_SECONDS = 0.6
 SHARED_SECONDS = 0.02
@@ -222,7 +224,8 @@ def measure(
         device.use(),
     ):
         watch = _Stopwatch(experiment, background, device, ranks)
-        iterations = _warm_up(watch, effort)
+        growth = _MAX_STREAM_GROWTH if experiment.is_stream else _MAX_GROWTH
+        iterations = _warm_up(watch, effort, max_growth=growth)
         take = _stream_blocks if experiment.is_stream else _blocks
         blocks = take(watch, iterations, effort)
     at_once = experiment.victim.at_once
@@ -232,7 +235,7 @@ def measure(
     )
 
 
-def _warm_up(watch: _Stopwatch, effort: Effort) -> int:
+def _warm_up(watch: _Stopwatch, effort: Effort, *, max_growth: int) -> int:
     """Run until two blocks in a row differ by less than 1 %; return the operations in a block."""
     iterations, before = 1, math.inf
     watch.block(iterations)
@@ -242,7 +245,7 @@ def _warm_up(watch: _Stopwatch, effort: Effort) -> int:
         late = block.elapsed_seconds > effort.warmup_seconds
         if block.seconds * iterations < shortest:
             growth = math.ceil(shortest / (block.seconds * iterations) * 1.1)
-            iterations, before = iterations * min(growth, _MAX_GROWTH), math.inf
+            iterations, before = iterations * min(growth, max_growth), math.inf
         elif late or abs(block.seconds / before - 1) < _WARM_DIFFERENCE:
             return iterations
         else:
