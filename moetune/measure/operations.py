@@ -29,8 +29,6 @@ from moetune.measure.device import Device, drop
 from moetune.measure.ranks import MeasuringRanks
 
 _FLOAT_BYTES = 4
-# A chunk's lone exchange meets a link that has rested while the chunk before was computed.
-_LONE_REST_SECONDS = 0.02
 _BURST_SECONDS = 0.05
 _OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
 
@@ -82,7 +80,7 @@ class Experiment:
     @property
     def is_stream(self) -> bool:
         """Whether its blocks follow each other without a pause."""
-        return self.victim.ranks_meet and self.victim.at_once > 1 and not self.rest_seconds
+        return self.victim.ranks_meet and not self.rest_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +153,7 @@ def prepare_experiment(
             rest_seconds=_BURST_SECONDS,
             block_seconds=_BURST_SECONDS,
         )
-    return Experiment(victim=operation(point), rest_seconds=_rest_seconds(point, device))
-
-
-def _rest_seconds(point: Point, device: Device) -> float:
-    is_lone = isinstance(point, CollectivePoint) and point.in_flight == 1 < point.group_size
-    return _LONE_REST_SECONDS if is_lone and device.kind == "cpu" else 0.0
+    return Experiment(victim=operation(point))
 
 
 def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> Operation:

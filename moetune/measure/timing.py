@@ -4,8 +4,8 @@
 time, as in training, even those of operations without communication. A block's time is the largest
 of all ranks: all then have the same times and take the same decisions, and none waits for another.
 
-The blocks of a queue of collectives follow each other without a pause, after a lead-in that is not
-timed: links pass the first bytes after a pause faster than their rate, and the chunks of a phase
+The blocks of collectives follow each other without a pause, after a lead-in that is not timed:
+links may pass the first bytes after a pause faster than their rate, and the chunks of a phase
 occupy them for longer than that.
 """
 

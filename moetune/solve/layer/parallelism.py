@@ -28,6 +28,8 @@ _WEIGHT_BYTES = 4
 _CHOICE_BYTES = 8
 _BALANCE_BYTES = 16
 """Of an expert in the balance loss: its probability and its number of pairs, as float64."""
+_LEAST_SHARE = 0.05
+"""Of an exchange's time: its start-up remains, however much a burst saves."""
 _ROW_MOVES = ("gather", "scatter_add")
 """Outside the pipeline: rows are brought into the order of experts, and back."""
 
@@ -55,29 +57,31 @@ class AllToAllCosts(LayerCosts):
         """Return one chunk's dispatch, which is also its combine.
 
         A phase's chunks are in flight together, and a collective in a queue of several is not
-        as long as one alone: the profile has both. What the link's pause before the phase is worth
-        is shared among all exchanges of the phase; one alone was measured after a pause.
+        as long as one alone: the profile has both. What pauses of the link are worth is shared
+        among the exchanges of the phase.
         """
-        num_bytes = rows * self.bytes_per_row
-        if degree <= ALONE_CHUNKS:
-            return self.collective("all_to_all", num_bytes)
-        queued = self.collective("all_to_all", num_bytes, in_flight=degree)
-        ahead = self._ahead_seconds(rows * degree) / (self.num_transfers * degree)
-        return replace(queued, seconds=max(queued.seconds - ahead, 0.0)) if ahead else queued
-
-    def _ahead_seconds(self, rows: float) -> float:
-        """Return the link time that a phase saves at its start: a burst, as far as it came back.
-
-        Args:
-            rows: of the whole phase on one rank.
-        """
+        in_flight = 1 if degree <= ALONE_CHUNKS else degree
+        found = self.collective("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
         burst_seconds = self.costs.burst_seconds(
             op="all_to_all", group_size=self.world_size, num_nodes=self.num_nodes
         )
         if not burst_seconds:
-            return 0.0
-        pause = total(*(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES))
-        return min(burst_seconds, pause.seconds)
+            return found
+        pauses = self._pause_seconds(rows, degree, found.seconds)
+        ahead = sum(min(burst_seconds, pause) for pause in pauses)
+        share = ahead / (self.num_transfers * degree)
+        return replace(found, seconds=max(found.seconds - share, found.seconds * _LEAST_SHARE))
+
+    def _pause_seconds(self, rows: float, degree: int, seconds: float) -> tuple[float, float]:
+        """Return how long the link pauses before a phase, and while it waits for experts.
+
+        Args:
+            seconds: of one exchange.
+        """
+        moves = (self.rows_op(op, rows * degree, self.layer.d_model) for op in _ROW_MOVES)
+        experts = degree * self.compute(phase="forward", rows=rows).seconds
+        overlapped = (self.num_transfers * degree - 2) * seconds
+        return total(*moves).seconds, max(experts - overlapped, 0.0)
 
     def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
         """Return 0: a rank dispatches its own tokens."""
