@@ -45,11 +45,13 @@ def bursts_of(
 
 def _lead_seconds(visits: Sequence[Sample], steady_seconds: float) -> float:
     """Return the time by which the streams were ahead; 0 where that may be noise."""
+    kept = undisturbed(visits)
+    ahead = [1 - seconds / steady_seconds for visit in kept for seconds in visit.seconds]
+    if statistics.median(ahead) <= _LEAST_SHARE:
+        return 0.0
     leads = [
         visit.num_iterations * (steady_seconds - seconds)
-        for visit in undisturbed(visits)
+        for visit in kept
         for seconds in visit.seconds
     ]
-    longest = max(visit.num_iterations for visit in visits) * steady_seconds
-    lead = statistics.median(leads)
-    return lead if lead > _LEAST_SHARE * longest else 0.0
+    return statistics.median(leads)

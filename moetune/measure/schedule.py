@@ -21,7 +21,7 @@ from moetune.domain.samples import (
 
 NUM_VISITS = 3
 """Visits of every point, if there is time: two that agree tell which one was disturbed."""
-MAX_VISITS = 8
+MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""

@@ -106,7 +106,7 @@ def test_a_session_samples_every_kind_and_goes_on_after_points_that_fail() -> No
     assert tuple(ear.seconds) == POINTS
     assert {sample.point for sample in ear.samples} == set(POINTS)
     visits = Counter(sample.point for sample in ear.samples if not sample.error)
-    assert set(visits.values()) <= set(range(3, 9))
+    assert set(visits.values()) <= set(range(3, 6))
     failed = {sample.point: sample.error for sample in ear.samples if sample.error}
     # A crowded machine may keep the background_loads from a proof; that is an answer, too.
     failed.pop(InterferencePoint(victim="mem", others=("comm",)), None)

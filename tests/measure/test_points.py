@@ -6,6 +6,7 @@ from moetune.domain.cluster import Cluster, DeviceKind, Fingerprint, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.samples import (
+    BurstPoint,
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
@@ -78,12 +79,14 @@ def test_a_layers_own_products_and_payloads_are_covered(preset: Preset) -> None:
                         )
                         in points
                     )  # fmt: skip
-            for in_flight in (1, 4):
-                payload = CollectivePoint(
-                    op="all_to_all", group_size=group_size, num_bytes=rows * 96 * 4,
-                    in_flight=in_flight,
-                )  # fmt: skip
-                assert payload in points
+        whole = 1024 * 2 * 96 * 4
+        for degree, in_flight in ((1, 1), (2, 1), (3, 4), (8, 4), (24, 4), (64, 4)):
+            payload = CollectivePoint(
+                op="all_to_all", group_size=group_size, in_flight=in_flight,
+                num_bytes=-(-(whole // degree) // (4 * group_size)) * 4 * group_size,
+            )  # fmt: skip
+            assert payload in points
+        assert {point.group_size for point in points if isinstance(point, BurstPoint)} == {2, 4}
     ops = {point.op for point in points if isinstance(point, RowsPoint)}
     assert ops == {
         "swiglu", "swiglu_backward", "gather", "scatter_add", "gate", "gate_backward",
