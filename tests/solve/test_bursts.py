@@ -23,7 +23,7 @@ def layer(burst_seconds: float, *, compute: float, wire: float) -> AllToAllCosts
         costs=LinearCosts(
             gemm_cost=LinearCost(alpha_seconds=0.0, beta_seconds=compute / macs / 2),
             transfer_cost=LinearCost(alpha_seconds=0.0, beta_seconds=wire / (TOKENS * 64 * 4)),
-            rows_seconds={op: MOVES_SECONDS / TOKENS / 64 for op in ("gather", "scatter_add")},
+            rows_seconds=dict.fromkeys(("gather", "scatter_add"), MOVES_SECONDS / TOKENS / 64),
             pause_gain_seconds=burst_seconds, is_measured=True,
         ),
     )  # fmt: skip
@@ -43,7 +43,9 @@ def bucket_seconds(burst_seconds: float, pause_seconds: float, jobs: list[float]
 
 
 @given(burst=st.floats(0, 0.02), compute=st.floats(1e-3, 0.1), wire=st.floats(0.03, 0.1))
-def test_one_chunk_saves_what_the_bucket_got_back(burst: float, compute: float, wire: float) -> None:
+def test_one_chunk_saves_what_the_bucket_got_back(
+    burst: float, compute: float, wire: float
+) -> None:
     costs = layer(burst, compute=compute, wire=wire)
     found = phase_time(costs=costs, phase="forward", tokens=TOKENS, degree=1)
     expected = bucket_seconds(burst, 2 * MOVES_SECONDS, [wire, compute, wire])
