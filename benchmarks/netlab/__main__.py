@@ -70,7 +70,7 @@ def _experiment(given: argparse.Namespace) -> Experiment:
             top_k=given.top_k,
             activation=given.activation,
         ),
-        rates_mbit=(200.0,) if quick else (200.0, 500.0, 1000.0, None),
+        rates_mbit=(200.0, None) if quick else (200.0, 500.0, 1000.0, None),
         tokens=(1024,) if quick else (1024, 2048, 4096),
         degrees=(1, 2, 4, 8, 16),
         rounds=3 if quick else 11,
