@@ -155,7 +155,7 @@ def _lines(cells: Sequence[Cell]) -> Iterator[str]:
             f"{sum(cell.is_inside for cell in of)} of {len(of)} |"
         )
     yield from ("", "## Every plan", "")
-    yield "| link | tokens | profile | degrees | predicted, p05 to p95 | measured | error | regret |"
+    yield "| link | tokens | profile | degrees | predicted, 90 % | measured | error | regret |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     for cell in cells:
         plan, predicted = cell.plan, cell.plan.predicted
