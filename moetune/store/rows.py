@@ -141,7 +141,11 @@ def stored_observation(row: RowMapping) -> Stored[Observation]:
     values = dict(row)
     number, created_at = values.pop("id"), values.pop("created_at")
     try:
-        value = Observation(**{**values, "seconds": tuple(values["seconds"])})
+        if values["operations"]:
+            value = decode(Observation, values, f"observation {number}")
+        else:
+            seconds = tuple(values["seconds"])
+            value = Observation(**{**values, "seconds": seconds, "operations": ()})
     except (TypeError, InputError):
         value = decode(Observation, values, f"observation {number}")
     return Stored(id=number, created_at=created_at, value=value)
