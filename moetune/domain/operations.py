@@ -44,7 +44,8 @@ class OperationTimes:
 
     Args:
         predicted_seconds: of the plan, with nothing beside it; None where it predicted none.
-        seconds: one for each observed step: the median of the step's chunks.
+        seconds: one for each observed step: of experts the mean of the step's chunks, of
+            transfers `transfer_seconds`.
 
     Raises:
         InputError: no times, or one that is not positive and finite.
@@ -89,6 +90,29 @@ def operations_of(workload: Workload, decision: Decision) -> tuple[Operation, ..
         size = max(1, round(macs / degree))
         found.append(Operation(name="experts", phase=phase, size=size, degree=degree))
     return tuple(found)
+
+
+def transfer_seconds(
+    workload: Workload, *, degree: int, phase_seconds: float, compute_seconds: float
+) -> float:
+    """Return one chunk's transfer, from the time of its phase: the makespan solved for it.
+
+    With transfers to and from the experts T = max(2·r·t, 2·t + r·t_e), so that
+    t = min(T/(2·r), (T − r·t_e)/2); with one sum a chunk T = max(t_e + r·t, r·t_e + t). It needs no
+    end of a hidden transfer, which only another thread could see.
+
+    Args:
+        degree: r.
+        phase_seconds: T, from the first transfer or computation to the end of the last transfer.
+        compute_seconds: t_e, one chunk's experts.
+
+    Returns:
+        At most 0 where the phase took no longer than its computations.
+    """
+    exposed = phase_seconds - degree * compute_seconds
+    if workload.expert_parallel == "all_to_all":
+        return min(phase_seconds / (2 * degree), exposed / 2)
+    return min((phase_seconds - compute_seconds) / degree, exposed)
 
 
 def predicted_seconds(plan: Plan, operation: Operation) -> float | None:

@@ -25,8 +25,8 @@ from moetune.measure.session import Assignment, News, run_session
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.moe.trace import HostRecorder, NoRecorder, RecordedSpan
 from moetune.runtime.parallel.block import Attention, Block, FeedForward
+from moetune.runtime.trace import HostRecorder, NoRecorder, RecordedSpan
 from moetune.workflows.launch import rank_device, run_on_ranks
 
 _NUM_EXPERTS = 2

@@ -5,7 +5,7 @@ import torch
 
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.trace import RecordedSpan
+from moetune.runtime.trace import RecordedSpan
 from moetune.workflows.steps import random_steps
 from moetune.workflows.trace import overlap_of
 from tests.runtime.slow_link import SlowLink

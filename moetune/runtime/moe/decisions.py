@@ -75,7 +75,7 @@ class LayerDecisions:
     def _plans_for(self, dtype: torch.dtype) -> LayerPlans | None:
         if dtype not in self._plans:
             key = replace(self._key, dtype=dtype_name(dtype))
-            plans = self._book.layer_plans(key, memory_reuse=self._strategy)
+            plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
             if plans is None:
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "

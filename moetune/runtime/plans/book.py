@@ -21,9 +21,11 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan, plan_from_json
 from moetune.domain.records import Settled
-from moetune.runtime.plans.reports import LayerReports, StepReporter
+from moetune.runtime.plans.drift import DriftAlarm
+from moetune.runtime.plans.monitor import CallObserver, LayerMonitor
+from moetune.runtime.plans.reports import StepReporter
 from moetune.runtime.plans.search import LayerSearch, OnlineSearch, Tuner
-from moetune.runtime.plans.timers import NoWatch, Watch
+from moetune.runtime.plans.timers import Clock, NoWatch, Watch, device_clock
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -34,7 +36,7 @@ class LayerPlans:
     Args:
         plans: without any, every decision is the safe one.
         search: finds better decisions while the layer trains.
-        reports: times some calls for a plan service; unused with a search.
+        monitor: watches some calls; unused with a search.
     """
 
     def __init__(
@@ -42,9 +44,9 @@ class LayerPlans:
         plans: Sequence[Plan] = (),
         *,
         search: LayerSearch | None = None,
-        reports: LayerReports | None = None,
+        monitor: LayerMonitor | None = None,
     ) -> None:
-        self._plans, self._search, self._reports = plans, search, reports
+        self._plans, self._search, self._monitor = plans, search, monitor
         self._known: dict[int, Decision] = {} if search is None else search.decisions
 
     def __deepcopy__(self, _: object) -> "LayerPlans":
@@ -70,8 +72,8 @@ class LayerPlans:
         """Return the timer of a call that will be trained on; most calls are not timed."""
         if self._search is not None:
             return self._search.watch(tokens_per_rank, device)
-        if self._reports is not None:
-            return self._reports.watch(tokens_per_rank, device)
+        if self._monitor is not None:
+            return self._monitor.watch(tokens_per_rank, device, self.decide(tokens_per_rank))
         return NoWatch()
 
     def _look_up(self, tokens: int) -> Decision:
@@ -94,6 +96,7 @@ class PlanBook:
         reporter: sends measured steps to a plan service.
         is_complete: False if a requested plan is missing and the log has said so: layers without
             a plan then do not warn again.
+        clock: of the calls that are watched.
 
     Attributes:
         digest: of the plans, and of the results of earlier searches.
@@ -106,12 +109,16 @@ class PlanBook:
         search: OnlineSearch | None = None,
         reporter: StepReporter | None = None,
         is_complete: bool = True,
+        clock: Clock = device_clock,
     ) -> None:
         self.plans = tuple(plans)
         self._by_layer: dict[LayerKey, list[Plan]] = {}
         for plan in self.plans:
             self._by_layer.setdefault(plan.workload.key, []).append(plan)
         self._search, self._reporter, self._is_complete = search, reporter, is_complete
+        self._clock = clock
+        self._alarms: dict[LayerKey, DriftAlarm] = {}
+        self._monitors: list[LayerMonitor] = []
         self.digest = digest([plan.id for plan in self.plans])
         if search is not None:
             self.digest = digest([self.digest, list(search.known)])
@@ -135,12 +142,13 @@ class PlanBook:
         return self._by_layer.get(key, ())
 
     def layer_plans(
-        self, key: LayerKey, *, memory_reuse: Strategy | None = None
+        self, key: LayerKey, *, memory_reuse: Strategy | None = None, rank: int = 0
     ) -> LayerPlans | None:
         """Return the plans for a layer, None if it has none and no warning was logged.
 
         Args:
             memory_reuse: the strategy that the layer's arguments set, None if they set none.
+            rank: of the layer's group; only the first one watches calls.
 
         Raises:
             InputError: the book searches, and its group has another number of ranks.
@@ -151,9 +159,24 @@ class PlanBook:
         if self._search is not None:
             search = self._search.layer(key, plans, memory_reuse)
             return LayerPlans(plans, search=search)
+        if rank:
+            return LayerPlans(plans)
+        return LayerPlans(plans, monitor=self._monitor(key, plans, memory_reuse))
+
+    def _monitor(
+        self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
+    ) -> LayerMonitor:
+        """Return the monitor of one more layer; of equal ones only the first has the alarm."""
+        observers: list[CallObserver] = []
+        if key in self._alarms:
+            self._alarms[key].num_layers += 1
+        else:
+            observers.append(self._alarms.setdefault(key, DriftAlarm()))
         if self._reporter is not None:
-            return LayerPlans(plans, reports=self._reporter.layer(plans, memory_reuse))
-        return LayerPlans(plans)
+            observers.append(self._reporter.layer())
+        monitor = LayerMonitor(plans, memory_reuse, observers=observers, clock=self._clock)
+        self._monitors.append(monitor)
+        return monitor
 
     def decide(self, key: LayerKey, *, tokens_per_rank: int) -> Decision:
         """Return a layer's decision, the safe one if the book has no plan."""
@@ -171,6 +194,8 @@ class PlanBook:
     def close(self) -> None:
         """Send the last observations, for 2 s at most; call it at the end of the job."""
         if self._reporter is not None:
+            for one in self._monitors:
+                one.collect()
             self._reporter.close()
 
 
