@@ -89,14 +89,16 @@ class DriftDetector:
         self._spread = max(_OF_NORMAL * deviation, MIN_SPREAD)
 
     def _alarm(self, found: "_Sum", step: int) -> Drift:
+        begin = found.begin(self._middle)
+        times = found.times[begin:]
         drift = Drift(
-            since_step=found.since_step,
+            since_step=found.steps[begin],
             seen_step=step,
             before_seconds=math.exp(self._middle),
-            seconds=math.exp(statistics.median(found.times)),
+            seconds=math.exp(statistics.median(times)),
         )
         # Few times since the change: what follows is compared once there are as many as at first.
-        self._first, self._spread = found.times, 0.0
+        self._first, self._spread = times, 0.0
         self._slower, self._faster = _Sum(), _Sum()
         return drift
 
@@ -105,19 +107,30 @@ class _Sum:
     """One side's cumulative sum, and the times since it was last 0."""
 
     def __init__(self) -> None:
-        self.total, self.since_step = 0.0, 0
+        self.total = 0.0
+        self.steps: list[int] = []
         self.times: list[float] = []
 
     def add(self, step: int, score: float, time: float) -> bool:
         """Return whether the sum is beyond the limit."""
-        if not self.times:
-            self.since_step = step
+        self.steps.append(step)
         self.times.append(time)
         self.total += score - _ALLOWANCE
         if self.total <= 0:
             self.total = 0.0
             self.times.clear()
+            self.steps.clear()
         return self.total > _LIMIT
+
+    def begin(self, before: float) -> int:
+        """Return the index of the first changed time: noise may have begun the sum before it."""
+        after = statistics.median(self.times[len(self.times) // 2 :])
+
+        def misfit(begin: int) -> float:
+            old, new = self.times[:begin], self.times[begin:]
+            return sum(abs(one - before) for one in old) + sum(abs(one - after) for one in new)
+
+        return min(range(len(self.times)), key=misfit)
 
 
 def drifts(times: Iterable[tuple[int, float]]) -> tuple[Drift, ...]:

@@ -145,10 +145,12 @@ class ExpertLayer(nn.Module, ABC):
         """
         dtype = _compute_dtype(x)
         width = x.shape[-1] if x.dim() else 0
-        num_tokens = agree_on_tokens(
+        num_tokens, note = agree_on_tokens(
             self.communicator, num_tokens=x.numel() // width if width else 0,
             signature=self._signature(x, dtype), problem=self._problem(x, dtype), device=x.device,
+            note=self._decisions.note(dtype),
         )  # fmt: skip
+        self._decisions.heed(note, dtype)
         tokens = self._planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         watch = self._decisions.watch(tokens, dtype, x.device)

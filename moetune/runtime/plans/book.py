@@ -22,10 +22,11 @@ from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan, plan_from_json
 from moetune.domain.records import Settled
 from moetune.runtime.plans.drift import DriftAlarm
-from moetune.runtime.plans.monitor import CallObserver, LayerMonitor
+from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
 from moetune.runtime.plans.reports import StepReporter
 from moetune.runtime.plans.search import LayerSearch, OnlineSearch, Tuner
 from moetune.runtime.plans.timers import Clock, NoWatch, Watch, device_clock
+from moetune.runtime.plans.trial import OneChunkTrial, may_lose, one_chunk_of
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -37,6 +38,7 @@ class LayerPlans:
         plans: without any, every decision is the safe one.
         search: finds better decisions while the layer trains.
         monitor: watches some calls; unused with a search.
+        trials: of one chunk, on the first rank.
     """
 
     def __init__(
@@ -45,8 +47,10 @@ class LayerPlans:
         *,
         search: LayerSearch | None = None,
         monitor: LayerMonitor | None = None,
+        trials: Sequence[OneChunkTrial] = (),
     ) -> None:
         self._plans, self._search, self._monitor = plans, search, monitor
+        self._trials, self._in_one_chunk = trials, set[int]()
         self._known: dict[int, Decision] = {} if search is None else search.decisions
 
     def __deepcopy__(self, _: object) -> "LayerPlans":
@@ -76,12 +80,35 @@ class LayerPlans:
             return self._monitor.watch(tokens_per_rank, device, self.decide(tokens_per_rank))
         return NoWatch()
 
+    def note(self) -> int:
+        """Return a number of tokens that runs one chunk from this call on, or less 0 the plan.
+
+        0 changes nothing. A change waits until no call is between its passes: a forward pass that
+        activation checkpointing repeats has the chunks of the first one.
+        """
+        if self._monitor is None or _is_in_backward():
+            return 0
+        self._monitor.collect()
+        for trial in self._trials:
+            tokens = trial.plan.tokens_per_rank
+            is_changing = trial.runs_one_chunk != (tokens in self._in_one_chunk)
+            if is_changing and self._monitor.is_between_calls():
+                return tokens if trial.runs_one_chunk else -tokens
+        return 0
+
+    def heed(self, note: int) -> None:
+        """Change the decision for a number of tokens as the first rank's note says."""
+        change = self._in_one_chunk.add if note > 0 else self._in_one_chunk.discard
+        change(abs(note))
+        self._known.pop(abs(note), None)
+
     def _look_up(self, tokens: int) -> Decision:
         if self._search is not None:
             return self._search.decide(tokens)
         if not self._plans:
             return SAFE_DECISION
-        return nearest_plan(self._plans, tokens).decide(tokens)
+        plan = nearest_plan(self._plans, tokens)
+        return one_chunk_of(plan) if tokens in self._in_one_chunk else plan.decide(tokens)
 
 
 class PlanBook:
@@ -116,7 +143,7 @@ class PlanBook:
         for plan in self.plans:
             self._by_layer.setdefault(plan.workload.key, []).append(plan)
         self._search, self._reporter, self._is_complete = search, reporter, is_complete
-        self._clock = clock
+        self._clock, self._lost = clock, set[str]()
         self._alarms: dict[LayerKey, DriftAlarm] = {}
         self._monitors: list[LayerMonitor] = []
         self.digest = digest([plan.id for plan in self.plans])
@@ -161,20 +188,23 @@ class PlanBook:
             return LayerPlans(plans, search=search)
         if rank:
             return LayerPlans(plans)
-        return LayerPlans(plans, monitor=self._monitor(key, plans, memory_reuse))
+        predicting = first_of_each_size(plans, memory_reuse)
+        trials = [OneChunkTrial(plan, self._lost) for plan in predicting if may_lose(plan)]
+        monitor = self._monitor(key, predicting, trials)
+        return LayerPlans(plans, monitor=monitor, trials=trials)
 
     def _monitor(
-        self, key: LayerKey, plans: Sequence[Plan], memory_reuse: Strategy | None
+        self, key: LayerKey, plans: Sequence[Plan], trials: Sequence[OneChunkTrial]
     ) -> LayerMonitor:
         """Return the monitor of one more layer; of equal ones only the first has the alarm."""
-        observers: list[CallObserver] = []
+        observers: list[CallObserver] = [*trials]
         if key in self._alarms:
             self._alarms[key].num_layers += 1
         else:
             observers.append(self._alarms.setdefault(key, DriftAlarm()))
         if self._reporter is not None:
             observers.append(self._reporter.layer())
-        monitor = LayerMonitor(plans, memory_reuse, observers=observers, clock=self._clock)
+        monitor = LayerMonitor(plans, observers=observers, clock=self._clock)
         self._monitors.append(monitor)
         return monitor
 
@@ -278,6 +308,10 @@ def share_plans(
     )
     agree_on_digest(communicator, book.digest, "plan books")
     return book
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() >= 0  # noqa: SLF001 - torch has no public way
 
 
 def warn_on_first(message: str, *, rank: int) -> None:

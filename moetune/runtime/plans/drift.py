@@ -14,8 +14,8 @@ MAX_COST_SHARE = 1e-3
 """Share of a layer's steps that watching may cost."""
 WATCHING_SECONDS = 2e-4
 """Of one watched call of 16 chunks beyond an unwatched one: docs/decisions/0050-closed-loop.md."""
-LEAST_FACTOR = 1.15
-"""Smaller changes move no plan."""
+LEAST_SHARE = 0.05
+"""Of the call: changes of less time move no plan."""
 SETTLING_STEPS = 100
 """An operation that was named is not named again for so long: both its phases have changed."""
 _LOGGER = logging.getLogger("moetune")
@@ -36,13 +36,13 @@ class DriftAlarm:
     _every: int = WATCH_EVERY
     _named: dict[str, int] = field(default_factory=dict)
 
-    def wants(self, plan: Plan, decision: Decision, number: int) -> bool:
-        """Want every so many-th call with the plan's decision."""
-        return number % self._every == 0 and decision == plan.decide(plan.tokens_per_rank)
+    def wants(self, plan: Plan, decision: Decision, number: int) -> bool:  # noqa: ARG002 - all alike
+        """Want every so many-th call."""
+        return number % self._every == 0
 
     def take(self, call: ObservedCall) -> None:
         """Compare the call's operations with those before, and warn of the one that changed."""
-        if not call.is_planned:
+        if not self.wants(call.plan, call.decision, call.number):
             return
         step_seconds = max(self.num_layers * call.seconds, 1e-9)
         affordable = math.ceil(WATCHING_SECONDS / (MAX_COST_SHARE * step_seconds))
@@ -50,11 +50,12 @@ class DriftAlarm:
         for times in call.operations:
             detector = self._detectors.setdefault(times.operation, DriftDetector())
             found = detector.add(call.number, times.seconds[0])
-            if found is not None and self._is_news(times.operation, found):
+            if found is not None and self._is_news(times.operation, found, call.seconds):
                 _LOGGER.warning("%s", _words(call.plan, times.operation, found))
 
-    def _is_news(self, operation: Operation, found: Drift) -> bool:
-        if abs(math.log(found.factor)) < math.log(LEAST_FACTOR):
+    def _is_news(self, operation: Operation, found: Drift, call_seconds: float) -> bool:
+        change_seconds = operation.degree * abs(found.seconds - found.before_seconds)
+        if change_seconds < LEAST_SHARE * call_seconds:
             return False
         last = self._named.get(operation.name)
         if last is not None and found.seen_step - last < SETTLING_STEPS:

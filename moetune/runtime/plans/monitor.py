@@ -34,11 +34,6 @@ class ObservedCall:
     seconds: float
     operations: tuple[OperationTimes, ...]
 
-    @property
-    def is_planned(self) -> bool:
-        """Whether it ran with the plan's own decision."""
-        return self.decision == self.plan.decide(self.plan.tokens_per_rank)
-
 
 class CallObserver(Protocol):
     """Observer of some of a layer's calls."""
@@ -50,38 +45,45 @@ class CallObserver(Protocol):
         """Receive a call that some observer wanted, after its backward pass."""
 
 
-class LayerMonitor:
-    """Watches one layer's calls that a plan predicts: those with its tokens and its strategy.
+def first_of_each_size(plans: Sequence[Plan], memory_reuse: Strategy | None) -> tuple[Plan, ...]:
+    """Return the plans that predict a layer's calls: of equal sizes the one that is looked up.
 
     Args:
-        memory_reuse: the strategy that the layer's arguments set, None if they set none.
+        memory_reuse: the strategy that the layer's arguments set, None if they set none; a plan
+            predicts only its own.
+    """
+    by_tokens: dict[int, Plan] = {}
+    for plan in plans:
+        by_tokens.setdefault(plan.tokens_per_rank, plan)
+    found = by_tokens.values()
+    return tuple(plan for plan in found if memory_reuse in {None, plan.memory.strategy})
+
+
+class LayerMonitor:
+    """Watches some of one layer's calls.
+
+    Args:
+        plans: those that predict the layer's calls, one for each size.
         clock: of the timers.
     """
 
     def __init__(
         self,
         plans: Sequence[Plan],
-        memory_reuse: Strategy | None,
         *,
         observers: Sequence[CallObserver],
         clock: Clock = device_clock,
     ) -> None:
         self._observers, self._clock = observers, clock
-        self._plans: dict[int, Plan | None] = {}
-        for plan in plans:
-            is_planned = memory_reuse in {None, plan.memory.strategy}
-            self._plans.setdefault(plan.tokens_per_rank, plan if is_planned else None)
+        self._plans = {plan.tokens_per_rank: plan for plan in plans}
         self._num_calls: dict[int, int] = {}
         self._operations: dict[tuple[str, Decision], _Operations] = {}
         self._pending: tuple[CallWatch, Plan, Decision, int] | None = None
-
-    def plan(self, tokens_per_rank: int) -> Plan | None:
-        """Return the plan that predicts calls of that size, if one does."""
-        return self._plans.get(tokens_per_rank)
+        self._open: list[CallWatch] = []
 
     def watch(self, tokens_per_rank: int, device: torch.device, decision: Decision) -> Watch:
         """Return the timer of a call, and pass on the one watched before if it has ended."""
-        plan = self.plan(tokens_per_rank)
+        plan = self._plans.get(tokens_per_rank)
         if plan is None:
             return NoWatch()
         self.collect()
@@ -91,6 +93,7 @@ class LayerMonitor:
 
         def note(call: CallWatch) -> None:
             self._pending = call, plan, decision, number
+            self._open.append(call)
 
         return CallWatch(
             self._clock, device, tokens_per_rank=tokens_per_rank, note=note,
@@ -118,10 +121,10 @@ class LayerMonitor:
             found = self._operations[plan.id, decision] = _Operations(plan, decision)
         return found
 
-    @property
     def is_between_calls(self) -> bool:
-        """Whether no watched call waits for its backward pass."""
-        return self._pending is None or self._pending[0].is_complete or self._pending[0].is_gone
+        """Return whether no watched call waits for its backward pass."""
+        self._open = [one for one in self._open if not (one.is_complete or one.is_gone)]
+        return not self._open
 
 
 class _Operations:
