@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.corrections import Correction
 from moetune.domain.costs import Interference, LinearCost
 from moetune.domain.document import decode_schema, digest, encode
 from moetune.domain.errors import InputError
@@ -132,6 +133,7 @@ class Profile:
     Args:
         rows: memory-bound operations of published profiles; measured ones have samples instead.
         samples: the raw measurements of a measured profile.
+        corrections: of the costs that the samples predict, by what jobs observed since.
     """
 
     schema: int = PROFILE_SCHEMA
@@ -146,14 +148,31 @@ class Profile:
     interference: Interference = field(default_factory=Interference)
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     samples: tuple[Sample, ...] = ()
+    corrections: tuple[Correction, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Hash of all but the name, which a plan made from the profile records."""
+        """Hash of all but the name, which a plan made from the profile records.
+
+        Of a corrected profile it begins as that of the measured one:
+        `is_same_but_for_corrections` compares them.
+        """
         plain = encode(replace(self, name=""))
+        del plain["corrections"]
         if not self.rows:
             del plain["rows"]  # older plans record digests from before profiles had rows
-        return digest(plain)
+        if not self.corrections:
+            return digest(plain)
+        return digest(plain)[:_MEASURED_DIGITS] + digest(self.corrections)[_MEASURED_DIGITS:]
+
+
+_MEASURED_DIGITS = 48
+"""Digits of a digest that the corrections leave as they are."""
+
+
+def is_same_but_for_corrections(digest: str, other: str) -> bool:
+    """Return whether two profiles' digests are those of the same measurements."""
+    return digest[:_MEASURED_DIGITS] == other[:_MEASURED_DIGITS]
 
 
 def profile_from_document(document: object) -> Profile:

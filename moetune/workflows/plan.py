@@ -13,12 +13,14 @@ from moetune.domain.constraints import Constraints
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Plan
+from moetune.domain.operations import corrected_op, operations_of
+from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.units import dtype_bytes
+from moetune.fit.corrections import corrected
 from moetune.fit.costs import costs_of
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
@@ -141,9 +143,10 @@ def make_plan(request: PlanRequest, *, profile: Profile, fingerprint: str | None
     """
     solved = _solve(request, profile, fingerprint)
     plan = replace(solved.plan, terms=solved.terms)
-    if plan.transformer is not None:
-        return plan
-    return replace(plan, warnings=(*_substitutes(plan, profile), *plan.warnings))
+    warnings = (*_corrections(plan, profile), *plan.warnings)
+    if plan.transformer is None:
+        warnings = (*_substitutes(plan, profile), *warnings)
+    return replace(plan, warnings=warnings)
 
 
 def host_memory_bytes(profile: Profile) -> int | None:
@@ -176,9 +179,8 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
     constraints, transformer, machine = request.constraints, request.whole, profile.machine
     allowed = constraints.allow_modelled
     costs = costs_of(profile, allow_modelled=allowed)
-    resamples = resample_costs(
-        profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allowed
-    )
+    drawn = resample_costs(profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allowed)
+    resamples = tuple(corrected(one, profile.corrections) for one in drawn)
     if transformer is None:
         return solve_plan(
             inputs=inputs,
@@ -202,6 +204,18 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
             host_memory_bytes=host_memory_bytes(profile),
             provenance=profile.provenance,
         )
+    )
+
+
+def _corrections(plan: Plan, profile: Profile) -> tuple[str, ...]:
+    """Return a warning for each correction of an operation that the plan runs."""
+    ranks = plan.layout.expert_ranks
+    names = {corrected_op(one) for one in operations_of(plan.workload, SAFE_DECISION)}
+    return tuple(
+        f"the times of {one.words} are corrected by what was observed since the profile was "
+        "measured"
+        for one in profile.corrections
+        if one.op in names and one.group_size in {0, ranks}
     )
 
 

@@ -15,7 +15,8 @@ from moetune.domain.plan import Decision, Plan
 from moetune.domain.units import format_seconds
 from moetune.runtime.plans.monitor import ObservedCall
 
-WARM_UP_CALLS = 8
+WARM_UP_CALLS = 4
+"""Few, because one chunk may need more memory: if there is none, the job's first steps say so."""
 NUM_BLOCKS = 6
 """Of one chunk and of the plan in turn, so that a machine that gets slower favours neither."""
 BLOCK_CALLS = 3
