@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from moetune.domain.corrections import Correction, distance_octaves
-from moetune.domain.errors import InputError
+from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import PHASES
 from moetune.domain.operations import Operation, OperationTimes, corrected_op, operations_of
 from moetune.domain.plan import Decision, Plan
@@ -28,7 +28,7 @@ MOST_OBSERVATIONS = 400
 """Newest observations that are judged."""
 LEAST_CHANGE = 0.05
 """Of a factor: smaller changes would make new plans for nothing."""
-_TOLERANCE = 1.1
+_TOLERANCE = 1.25
 _NUM_ROUNDS = 4
 _SMALLEST = 1e-3
 
@@ -79,10 +79,12 @@ def judge_observations(
     refused: list[str] = []
     for plan, stored in observed:
         reason = judging.problem(plan, stored.value)
+        try:
+            evidence += () if reason else judging.evidence(plan, stored)
+        except ProfileError as error:
+            reason = error.what
         if reason:
             refused.append(f"observation {stored.id}: {reason}")
-        else:
-            evidence += judging.evidence(plan, stored)
     found = judge(evidence)
     return Judged(corrections=found.corrections, refused=(*dict.fromkeys(refused), *found.refused))
 
@@ -187,19 +189,14 @@ def _of_gemms(factor: float, operation: Operation, plan: Plan, costs: LayerCosts
 
 def _clock_problems(observation: Observation) -> tuple[str, ...]:
     """Return in what the observation's times contradict each other."""
-    steps = observation.seconds
-    if min(steps) <= 0:
+    if min(observation.seconds) <= 0:
         return ("a step took no time: its clock stood still or jumped",)
-    problems = []
-    for times in observation.operations:
-        name, degree = times.operation.name, times.operation.degree
-        if len(times.seconds) != len(steps):
-            problems.append(f"it has {len(steps)} steps, and {len(times.seconds)} of {name}")
-        elif any(
-            degree * one > _TOLERANCE * step for one, step in zip(times.seconds, steps, strict=True)
-        ):
-            problems.append(f"{name} took longer than the step around it: a clock jumped")
-    return tuple(problems)
+    longest_seconds = _TOLERANCE * statistics.median(observation.seconds)
+    return tuple(
+        f"{times.operation.name} took longer than the step around it: a clock jumped"
+        for times in observation.operations
+        if times.operation.degree * statistics.median(times.seconds) > longest_seconds
+    )
 
 
 def _decision(plan: Plan, observation: Observation) -> Decision:

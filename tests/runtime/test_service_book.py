@@ -18,7 +18,10 @@ from moetune.runtime.plans.reports import ObservationSender, StepReporter
 from tests.runtime.online_workers import SHAPE, MadeUp, train
 from tests.runtime.plans import small_plan
 
-PLAN = small_plan(layer=SHAPE, world_size=1, dtype="float64")
+# Its degrees are chosen, so that no first step tries one chunk instead.
+PLAN = small_plan(
+    layer=SHAPE, world_size=1, dtype="float64", constraints={"forward-degree": "4"}
+)  # fmt: skip
 
 
 class Kept(ObservationSender):

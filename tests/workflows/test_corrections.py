@@ -151,7 +151,6 @@ WRONG: dict[str, Callable[[Observation], Observation]] = {
     "other chunks": lambda one: replace(one, forward_degree=one.forward_degree + 1),
     "no time": lambda one: replace(one, seconds=(0.0, *one.seconds[1:])),
     "a clock that jumped": _slower_step,
-    "steps missing": lambda one: replace(one, seconds=one.seconds[:-1]),
 }
 
 
