@@ -31,6 +31,7 @@ def verify(
     """
     from moetune import config
     from moetune.workflows.planner import local_planner
+    from moetune.workflows.staleness import stale_note
     from moetune.workflows.verify import verify_plan
     from moetune.workflows.views.observed import verification_sections
 
@@ -44,7 +45,8 @@ def verify(
     )
     if found is None:
         return
-    notes = _store(session, made, found)
+    stale = "" if known is None else stale_note(known)
+    notes = (*_store(session, made, found), *filter(None, (stale,)))
     session.screen.answer(verification_sections(made, found), found.document, as_json=json)
     for note in notes:
         session.screen.note(note)
