@@ -138,7 +138,10 @@ def _head(found: FoundProfile) -> Section:
         title=profile.name,
         scope=machine_scope(profile),
         paragraphs=(f"{origin} {samples}, digest {found.digest[:8]}.",),
-        notes=(_suspects(suspects, samples),) if suspects else (),
+        notes=(
+            *((_suspects(suspects, samples),) if suspects else ()),
+            *(f"Corrected by observations: {one.words}." for one in profile.corrections),
+        ),
     )
 
 
