@@ -38,7 +38,8 @@ LEAST_FACTOR = 1.03
 _CLUSTER_FACTOR = math.log(1.25)
 _CLUSTER_SHARE = 0.3
 _CLUSTER_SPREADS = 4.0
-_PURITY = 0.8
+# Shares of the calls at the later level, before and after a lasting change: noise may reach it.
+_MOST_BEFORE, _LEAST_AFTER = 0.4, 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,9 @@ def _newest_level(calls: Sequence[_Call]) -> Sequence[_Call]:
         return min(rising, len(is_high) - rising)
 
     index = min(range(1, len(is_high)), key=misfit)
-    is_lasting = misfit(index) <= (1 - _PURITY) * min(index, len(is_high) - index)
+    highs = statistics.fmean(is_high[:index]), statistics.fmean(is_high[index:])
+    before, after = highs if highs[1] > highs[0] else (1 - highs[0], 1 - highs[1])
+    is_lasting = before <= _MOST_BEFORE and after >= _LEAST_AFTER
     return calls[index:] if is_lasting else calls
 
 

@@ -96,6 +96,15 @@ def test_after_a_lasting_change_only_the_newest_calls_count() -> None:
     assert found.num_calls <= 22
 
 
+def test_noise_that_reached_the_later_level_before_the_change_does_not_hide_it() -> None:
+    """As in the network lab on a machine with other load: a quarter of the calls before."""
+    before, after = [1.4, 1.5, 2.8, 1.45] * 6, noisy(2.9, 12, 3)
+    (found,) = judge(evidence(before, after[:6], after[6:])).corrections
+    assert math.isclose(found.factor, 2.9, rel_tol=0.06)
+    (found,) = judge(evidence([1 / one for one in before], [1 / 2.9] * 6, [1 / 2.9])).corrections
+    assert math.isclose(found.factor, 1 / 2.9, rel_tol=0.01)
+
+
 def test_after_a_change_so_late_that_it_may_be_noise_nothing_is_corrected_to_it() -> None:
     judged = judge(evidence([1.0] * 20, [2.0] * (MIN_CALLS - 2)))
     assert judged.corrections == ()
