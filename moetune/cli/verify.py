@@ -59,6 +59,7 @@ def verify(
 
 def _store(session: Session, made: "Plan", found: "Verification") -> tuple[str, ...]:
     """Store what was observed, and return what it changes for the next plan."""
+    from moetune.domain.corrections import corrections_words
     from moetune.workflows import wiring
     from moetune.workflows.corrections import update_corrections
     from moetune.workflows.drift import observed_drifts
@@ -72,9 +73,10 @@ def _store(session: Session, made: "Plan", found: "Verification") -> tuple[str, 
         corrected = update_corrections(store, made.inputs.profile) if observations else None
     notes = [one.words for one in changes[:1]]
     if corrected is not None:
-        for reason in corrected.refused:
+        notes += corrected.refused[:1]
+        for reason in (*corrected.refused[1:], *corrected.waiting):
             session.screen.detail(reason)
         if corrected.is_changed:
-            known = "; ".join(one.words for one in corrected.corrections) or "as measured"
-            notes.append(f"The next plan of profile {made.inputs.profile!r} takes {known}.")
+            known = "; ".join(corrections_words(corrected.corrections)) or "what was measured"
+            notes.append(f"the next plan of profile {made.inputs.profile!r} takes {known}")
     return tuple(notes)

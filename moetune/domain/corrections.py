@@ -1,6 +1,7 @@
 """Corrections of a profile's costs by what jobs observed of their operations."""
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -44,14 +45,48 @@ class Correction:
                 f"{LARGEST_FACTOR:g}, got {self.factor:g}"
             )
 
-    @property
-    def words(self) -> str:
-        """The correction in a sentence, as "all_to_all × 1.92 around 2.0 MiB (12 calls …)"."""
-        size = format_bytes(self.size) if self.group_size else f"{self.size:.3g} MACs"
-        return (
-            f"{self.op.replace('_', ' ') if not self.group_size else self.op} × {self.factor:.2f} "
-            f"around {size} ({self.num_calls} observed calls in {self.num_batches} batches)"
-        )
+
+def corrections_words(corrections: Sequence[Correction]) -> tuple[str, ...]:
+    """Return each operation's corrections in words.
+
+    As "all_to_all of 2 ranks × 1.92 around 2.00 MiB (12 observed calls)"; of several sizes with the
+    smallest and the largest factor and size.
+    """
+    by_operation: dict[tuple[str, int], list[Correction]] = {}
+    for one in corrections:
+        by_operation.setdefault((one.op, one.group_size), []).append(one)
+    return tuple(_words(group) for group in by_operation.values())
+
+
+def _words(group: Sequence[Correction]) -> str:
+    first = group[0]
+    show: Callable[[float], str]
+    if first.group_size:
+        name, show = f"{first.op} of {first.group_size} ranks", format_bytes
+    else:
+        name, show = first.op.replace("_", " "), _macs
+    factors = dict.fromkeys(f"{one.factor:.2f}" for one in sorted(group, key=_factor))
+    sizes = dict.fromkeys(show(one.size) for one in sorted(group, key=_size))
+    num_calls = sum(one.num_calls for one in group)
+    return f"{name} × {_ends(factors)} around {_ends(sizes)} ({num_calls} observed calls)"
+
+
+def _macs(size: float) -> str:
+    return f"{size:.3g} MACs"
+
+
+def _factor(one: Correction) -> float:
+    return one.factor
+
+
+def _size(one: Correction) -> int:
+    return one.size
+
+
+def _ends(texts: Iterable[str]) -> str:
+    """Return "first to last", or the only one."""
+    found = list(texts)
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
 def distance_octaves(size: float, other: float) -> float:

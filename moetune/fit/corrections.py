@@ -60,10 +60,16 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The corrections that evidence supports, and why other operations are not corrected."""
+    """The corrections that evidence supports, and why other operations are not corrected.
+
+    Args:
+        refused: for good, with a reason.
+        waiting: for more calls.
+    """
 
     corrections: tuple[Correction, ...] = ()
     refused: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
 
 
 class _Call(NamedTuple):
@@ -84,28 +90,37 @@ def judge(evidence: Sequence[Evidence]) -> Judged:
     for one in sorted(evidence, key=lambda one: one.batch):
         calls = operations.setdefault((one.op, one.group_size), [])
         calls += [_Call(math.log(ratio), one) for ratio in one.ratios]
-    found, refused = [], []
+    found, refused, waiting = [], [], []
     for _, calls in sorted(operations.items()):
         newest = _newest_level(calls[-WINDOW_CALLS:])
         for size in sorted({call.half_octave for call in newest}):
-            outcome = _judge_size([call for call in newest if call.half_octave == size])
-            if isinstance(outcome, str):
+            mine = [call for call in newest if call.half_octave == size]
+            if reason := _too_few(mine):
+                waiting.append(reason)
+            elif isinstance(outcome := _judge_size(mine), str):
                 refused.append(outcome)
             elif outcome is not None:
                 found.append(outcome)
-    return Judged(corrections=tuple(found), refused=tuple(refused))
+    return Judged(
+        corrections=tuple(found), refused=tuple(refused), waiting=tuple(waiting)
+    )  # fmt: skip
+
+
+def _too_few(calls: Sequence[_Call]) -> str:
+    """Return how many calls are missing; "" where there are enough."""
+    num_calls, num_batches = len(calls), len({call.evidence.batch for call in calls})
+    if num_calls >= MIN_CALLS and num_batches >= MIN_BATCHES:
+        return ""
+    return (
+        f"{_name(calls[-1].evidence)}: {num_calls} calls in {num_batches} batches do not correct "
+        f"it, {MIN_CALLS} in {MIN_BATCHES} do"
+    )
 
 
 def _judge_size(calls: Sequence[_Call]) -> Correction | str | None:
     """Return the correction around one size, why there is none, or None where none is needed."""
     logs = [call.log_ratio for call in calls]
-    newest, num_calls = calls[-1].evidence, len(calls)
-    num_batches = len({call.evidence.batch for call in calls})
-    if num_calls < MIN_CALLS or num_batches < MIN_BATCHES:
-        return (
-            f"{_name(newest)}: {num_calls} calls in {num_batches} batches do not correct it, "
-            f"{MIN_CALLS} in {MIN_BATCHES} do"
-        )
+    newest = calls[-1].evidence
     if (levels := _two_levels(logs)) is not None:
         low, high = (math.exp(level) for level in levels)
         return (
@@ -122,7 +137,7 @@ def _judge_size(calls: Sequence[_Call]) -> Correction | str | None:
         return None
     return Correction(
         op=newest.op, group_size=newest.group_size, size=newest.size, factor=factor,
-        num_calls=num_calls, num_batches=num_batches,
+        num_calls=len(calls), num_batches=len({call.evidence.batch for call in calls}),
     )  # fmt: skip
 
 

@@ -41,11 +41,13 @@ class Correcting:
         corrections: those in force from now on.
         is_changed: whether they differ from those before.
         refused: why observations, or operations, correct nothing.
+        waiting: operations that need more calls.
     """
 
     corrections: tuple[Correction, ...]
     is_changed: bool
     refused: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
 
 
 def update_corrections(store: Store, name: str) -> Correcting:
@@ -63,7 +65,9 @@ def update_corrections(store: Store, name: str) -> Correcting:
     if is_changed:
         _save(store, replace(profile, corrections=judged.corrections))
     kept = judged.corrections if is_changed else profile.corrections
-    return Correcting(corrections=kept, is_changed=is_changed, refused=judged.refused)
+    return Correcting(
+        corrections=kept, is_changed=is_changed, refused=judged.refused, waiting=judged.waiting
+    )  # fmt: skip
 
 
 def judge_observations(
@@ -86,7 +90,7 @@ def judge_observations(
         if reason:
             refused.append(f"observation {stored.id}: {reason}")
     found = judge(evidence)
-    return Judged(corrections=found.corrections, refused=(*dict.fromkeys(refused), *found.refused))
+    return replace(found, refused=(*found.refused, *dict.fromkeys(refused)))
 
 
 class _Judging:

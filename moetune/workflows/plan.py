@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from moetune.domain.cluster import HOST_MEMORY
 from moetune.domain.constraints import Constraints
+from moetune.domain.corrections import corrections_words
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
@@ -208,14 +209,15 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
 
 
 def _corrections(plan: Plan, profile: Profile) -> tuple[str, ...]:
-    """Return a warning for each correction of an operation that the plan runs."""
+    """Return a warning for each operation that the plan runs and observations have corrected."""
     ranks = plan.layout.expert_ranks
     names = {corrected_op(one) for one in operations_of(plan.workload, SAFE_DECISION)}
+    mine = [
+        one for one in profile.corrections if one.op in names and one.group_size in {0, ranks}
+    ]  # fmt: skip
     return tuple(
-        f"the times of {one.words} are corrected by what was observed since the profile was "
-        "measured"
-        for one in profile.corrections
-        if one.op in names and one.group_size in {0, ranks}
+        f"the profile's times are corrected by what was observed since: {words}"
+        for words in corrections_words(mine)
     )
 
 

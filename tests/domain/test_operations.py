@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.corrections import Correction
+from moetune.domain.corrections import Correction, corrections_words
 from moetune.domain.costs import Interference
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
@@ -129,4 +130,9 @@ def test_operations_and_corrections_name_what_they_are_of() -> None:
     made = Correction(
         op="experts_forward", group_size=0, size=10**9, factor=1.5, num_calls=5, num_batches=2
     )
-    assert "1e+09 MACs" in made.words
+    again = replace(made, factor=2.5, size=2 * 10**9)
+    moved = replace(made, op="all_to_all", group_size=4, size=2**21)
+    experts, transfers = corrections_words([again, made, moved])
+    assert "1.50 to 2.50 around 1e+09 MACs to 2e+09 MACs (10 observed calls)" in experts
+    assert "of 4 ranks × 1.50 around 2.00 MiB (5 observed calls)" in transfers
+    assert corrections_words([]) == ()

@@ -230,5 +230,5 @@ def test_a_plan_of_a_corrected_profile_says_which_of_its_operations_are_correcte
     elsewhere = replace(CORRECTIONS[0], op="all_reduce")
     one = make_plan(REQUEST, profile=replace(PROFILE, corrections=(*CORRECTIONS, elsewhere)))
     new: Sequence[str] = [text for text in one.warnings if text not in PLAN.warnings]
-    assert sum("all_to_all × 2.00" in text for text in new) == 1
+    assert sum("all_to_all of 4 ranks × 2.00" in text for text in new) == 1
     assert not any("all_reduce" in text for text in new)

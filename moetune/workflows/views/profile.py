@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from moetune.domain.corrections import corrections_words
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.units import format_bytes
 from moetune.report.fits import fit_figure, residual_figure
@@ -140,7 +141,7 @@ def _head(found: FoundProfile) -> Section:
         paragraphs=(f"{origin} {samples}, digest {found.digest[:8]}.",),
         notes=(
             *((_suspects(suspects, samples),) if suspects else ()),
-            *(f"Corrected by observations: {one.words}." for one in profile.corrections),
+            *(f"Corrected: {words}." for words in corrections_words(profile.corrections)),
         ),
     )
 
