@@ -1,23 +1,28 @@
 """Faults put in by chance, one at a time: how many of them do the tests notice?
 
-    python -m benchmarks.mutants collect            # once: which test runs which line
-    python -m benchmarks.mutants run --count 120    # a sample; writes docs/results/mutants.md
+    python -m benchmarks.mutants collect            # which test runs which line
+    python -m benchmarks.mutants collect FILE …     # the same of these files alone, anew
+    python -m benchmarks.mutants run --count 120    # a sample, and its table
 
 Faults are cosmic-ray's (`pip install 'moetune[mutants]'`), drawn evenly over lines. Each is tried
-in a copy of the tree against the tests that run its line, the quickest first.
+in a copy of the tree against the tests that run its line, those that run the fewest other lines
+first. Verdicts are kept in a file of the seed, so a run with `--batch 15` judges the next 15, and
+one whose line was taken out of that file is judged again.
 """
 
 import argparse
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Queue
 from typing import TypedDict
@@ -25,18 +30,28 @@ from typing import TypedDict
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("domain", "fit", "solve", "workflows")
 COLLECTED = ROOT / ".mutants.json"
-RESULT = ROOT / "docs" / "results" / "mutants.md"
-PATIENCE_SECONDS = 240
-MOST_TESTS = 60
+PATIENCE_SECONDS = 300
+MOST_SECONDS = 60
+"""A fault is tried against so many seconds of the tests that run its line."""
 OPERATORS = (
     "AddNot", "NumberReplacer", "ReplaceAndWithOr", "ReplaceBinaryOperator", "ReplaceBreak",
     "ReplaceComparisonOperator", "ReplaceContinue", "ReplaceFalse", "ReplaceOrWithAnd",
     "ReplaceTrue", "ReplaceUnaryOperator", "ZeroIterationForLoop",
 )  # fmt: skip
-UNLIKELY = ("BitOr", "BitAnd", "BitXor", "Shift", "Mod", "Pow")
-"""Operators that nobody writes by mistake, and that any test notices."""
-EQUIVALENT = ("@dataclass", "TYPE_CHECKING", "Literal[", "import ", "__slots__")
-"""Lines whose faults no run can tell: annotations, and what only the type checker reads."""
+UNLIKELY = (
+    "BitOr", "BitAnd", "BitXor", "Shift", "Mod", "Pow", "Invert",
+    "Eq_Is", "Lt_Is", "Gt_Is", "tE_Is",
+)  # fmt: skip
+"""Operators that nobody writes by mistake, and that any test notices, or else ruff (F632)."""
+EQUIVALENT = re.compile(
+    r"@dataclass|TYPE_CHECKING|Literal\[|import |__slots__"  # annotations
+    r"|strict=True"  # zip's guard is itself a check, of lengths that are equal
+    r"|get_close_matches\("  # the first of two near names is the first of one
+    r"|(^|[(,])\s*\*,"  # a bare star is no product: other operators there do not compile
+)
+"""Lines whose faults no run can tell."""
+UNRUN = ("domain/ports.py",)
+"""Protocols: their defaults are those of whoever implements them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +70,29 @@ class Verdict:
 
     Args:
         outcome: "killed", "survived" or "not run" where no test runs its line.
+        noticed_by: the first test that failed.
     """
 
     mutant: Mutant
     outcome: str
     before: str
     after: str
+    noticed_by: str = ""
 
 
 class Collected(TypedDict):
-    """Which tests run which line of which file, and how long each takes."""
+    """Which tests run which line of which file, how long each takes, and how many lines it runs."""
 
     lines: dict[str, dict[str, list[str]]]
     seconds: dict[str, float]
+    sizes: dict[str, int]
 
 
 def collect(tests: Sequence[str]) -> None:
-    """Run the tests once and keep which of them run which line, and how long each takes."""
+    """Run the tests once and keep which of them run which line, and how long each takes.
+
+    What is known of other files' tests stays known.
+    """
     with tempfile.TemporaryDirectory() as folder:
         data, report = Path(folder) / "coverage", Path(folder) / "report.xml"
         sources = [f"--cov=moetune.{name}" for name in PACKAGES]
@@ -82,17 +103,40 @@ def collect(tests: Sequence[str]) -> None:
         subprocess.run(
             command, check=False, cwd=ROOT, env={**os.environ, "COVERAGE_FILE": str(data)}
         )
-        COLLECTED.write_text(json.dumps({"lines": _lines(data), "seconds": _seconds(report)}))
+        kept: Collected = {"lines": {}, "seconds": {}, "sizes": {}}
+        if COLLECTED.exists():
+            kept = json.loads(COLLECTED.read_text())
+        COLLECTED.write_text(json.dumps(_merged(kept, _lines(data), _seconds(report), tests)))
 
 
-def _lines(data: Path) -> dict[str, dict[int, list[str]]]:
+def _merged(
+    kept: Collected,
+    lines: dict[str, dict[str, list[str]]],
+    seconds: dict[str, float],
+    tests: Sequence[str],
+) -> Collected:
+    again = tuple(tests)
+    times = {name: took for name, took in kept["seconds"].items() if not name.startswith(again)}
+    merged: dict[str, dict[str, list[str]]] = {}
+    for file in {**kept["lines"], **lines}:
+        old, new = kept["lines"].get(file, {}), lines.get(file, {})
+        merged[file] = {
+            line: [name for name in old.get(line, []) if not name.startswith(again)]
+            + [name for name in new.get(line, []) if name in seconds]
+            for line in {**old, **new}
+        }
+    sizes = Counter(name for file in merged.values() for names in file.values() for name in names)
+    return {"lines": merged, "seconds": times | seconds, "sizes": sizes}
+
+
+def _lines(data: Path) -> dict[str, dict[str, list[str]]]:
     from coverage import CoverageData
 
     found = CoverageData(basename=str(data))
     found.read()
     return {
         str(Path(file).relative_to(ROOT)): {
-            line: sorted({name.partition("|")[0] for name in names if name})
+            str(line): sorted({name.partition("|")[0] for name in names if name})
             for line, names in found.contexts_by_lineno(file).items()
         }
         for file in found.measured_files()
@@ -104,6 +148,8 @@ def _seconds(report: Path) -> dict[str, float]:
 
     found: dict[str, float] = {}
     for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - our own
+        if case.find("failure") is not None or case.find("error") is not None:
+            continue  # it would fail with every fault
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
         found[name] = float(case.get("time", 0))
     return found
@@ -123,7 +169,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         operator = get_operator(name)()
         places = [place for node in ast_nodes(tree) for place in operator.mutation_positions(node)]
         for occurrence, ((line, _), _) in enumerate(places):
-            if not any(word in lines[line - 1] for word in EQUIVALENT):
+            if not EQUIVALENT.search(lines[line - 1]):
                 yield Mutant(
                     path=str(path.relative_to(ROOT)),
                     line=line,
@@ -138,7 +184,7 @@ def sample(count: int, seed: int) -> list[Mutant]:
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for package in PACKAGES:
         for path in sorted((ROOT / "moetune" / package).rglob("*.py")):
-            for mutant in mutants_of(path):
+            for mutant in mutants_of(path) if not str(path).endswith(UNRUN) else ():
                 by_line.setdefault((mutant.path, mutant.line), []).append(mutant)
     chosen = generator.sample(sorted(by_line), min(count, len(by_line)))
     return [generator.choice(by_line[place]) for place in chosen]
@@ -155,14 +201,18 @@ def judge(mutant: Mutant, tree: Path, collected: Collected) -> Verdict:
     pairs = zip(text.splitlines(), changed.splitlines(), strict=False)
     before, after = next(((a, b) for a, b in pairs if a != b), ("", ""))
     tests = _tests_of(mutant, collected)
-    outcome = "not run"
+    outcome, noticed_by = "not run", None
     if tests:
         path.write_text(changed)
         try:
-            outcome = "survived" if _passes(tests, tree) else "killed"
+            noticed_by = _first_failure(tests, tree)
+            outcome = "killed" if noticed_by else "survived"
         finally:
             path.write_text(text)
-    return Verdict(mutant=mutant, outcome=outcome, before=before.strip(), after=after.strip())
+    return Verdict(
+        mutant=mutant, outcome=outcome, before=before.strip(), after=after.strip(),
+        noticed_by=noticed_by or "",
+    )  # fmt: skip
 
 
 def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
@@ -170,10 +220,17 @@ def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     found = lines.get(str(mutant.line), [])
     # A value at module level is made at the import: whatever runs the file may see it.
     found = found or sorted({name for names in lines.values() for name in names})
-    return sorted(found, key=lambda name: seconds.get(name, 1.0))[:MOST_TESTS]
+    chosen: list[str] = []
+    total = 0.0
+    for name in sorted(found, key=lambda name: collected["sizes"].get(name, 0)):
+        total += seconds.get(name, 1.0)
+        if chosen and total > MOST_SECONDS:
+            break
+        chosen.append(name)
+    return chosen
 
 
-def _passes(tests: Sequence[str], tree: Path) -> bool:
+def _first_failure(tests: Sequence[str], tree: Path) -> str | None:
     command = [
         sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=100",
         *tests,
@@ -181,44 +238,56 @@ def _passes(tests: Sequence[str], tree: Path) -> bool:
     variables = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
-            command, check=False, cwd=tree, env=variables, capture_output=True,
+            command, check=False, cwd=tree, env=variables, capture_output=True, text=True,
             timeout=PATIENCE_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        return "no end"
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else "no start"
 
 
-def run(count: int, seed: int, workers: int) -> list[Verdict]:
-    """Judge a sample, each worker in a copy of its own."""
+def _kept(seed: int) -> Path:
+    return ROOT / f".mutants-{seed}.jsonl"
+
+
+def verdicts_of(seed: int) -> list[Verdict]:
+    """Return the verdicts so far on a sample."""
+    lines = _kept(seed).read_text().splitlines() if _kept(seed).exists() else []
+    return [Verdict(**{**one, "mutant": Mutant(**one["mutant"])}) for one in map(json.loads, lines)]
+
+
+def run(mutants: Sequence[Mutant], seed: int, workers: int) -> None:
+    """Judge faults, each worker in a copy of its own, and keep the verdicts."""
     collected = json.loads(COLLECTED.read_text())
     trees: Queue[Path] = Queue()
+    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".mutants*")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
         for number in range(workers):
             tree = Path(folder) / str(number)
-            shutil.copytree(
-                ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__")
-            )
+            shutil.copytree(ROOT, tree, ignore=ignored)
             trees.put(tree)
 
-        def one(mutant: Mutant) -> Verdict:
+        def one(mutant: Mutant) -> None:
             tree = trees.get()
             try:
                 verdict = judge(mutant, tree, collected)
             finally:
                 trees.put(tree)
             print(verdict.outcome, mutant.path, mutant.line, "|", verdict.after, flush=True)
-            return verdict
+            with _kept(seed).open("a") as kept:
+                kept.write(json.dumps(asdict(verdict)) + "\n")
 
-        return list(pool.map(one, sample(count, seed)))
+        for _ in pool.map(one, mutants):
+            pass
 
 
-def write(verdicts: Sequence[Verdict], seed: int) -> None:
-    """Write the table: the share that was killed, and every survivor."""
+def table(verdicts: Sequence[Verdict], seed: int) -> str:
+    """Return the share that was noticed, and every survivor, as Markdown."""
     killed = sum(one.outcome == "killed" for one in verdicts)
     lines = [
-        "# Faults put in by chance",
-        "",
         (
             f"`python -m benchmarks.mutants run --count {len(verdicts)} --seed {seed}`: {killed} "
             f"of {len(verdicts)} faults in {', '.join(PACKAGES)} were noticed "
@@ -233,22 +302,26 @@ def write(verdicts: Sequence[Verdict], seed: int) -> None:
             where = f"{one.mutant.path}:{one.mutant.line}"
             cells = (where, f"`{one.before}`", f"`{one.after}`", one.outcome)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    RESULT.write_text("\n".join(lines) + "\n")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Collect, or run and write the table."""
+    """Collect, or run a sample and print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=("collect", "run"))
     parser.add_argument("tests", nargs="*", default=["tests"])
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, help="judge at most so many now")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.action == "collect":
         collect(arguments.tests)
     else:
-        write(run(arguments.count, arguments.seed, arguments.workers), arguments.seed)
+        judged = {one.mutant for one in verdicts_of(arguments.seed)}
+        left = [one for one in sample(arguments.count, arguments.seed) if one not in judged]
+        run(left[: arguments.batch], arguments.seed, arguments.workers)
+        print(table(verdicts_of(arguments.seed), arguments.seed))
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ class ScreenProgress:
         self._show(group, f"{self.num_done}/{self.num_points} points", seconds_left)
 
     def repeat(self, group: str, seconds_left: float) -> None:
-        """Show that noisy points are measured again."""
-        self._show(group, "measuring noisy points again", seconds_left)
+        """Show that points are measured again."""
+        self._show(group, "measuring points again", seconds_left)
 
     def _show(self, group: str, words: str, seconds_left: float) -> None:
         if self._is_terminal:

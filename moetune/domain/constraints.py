@@ -131,7 +131,7 @@ class TransformerSizes:
             if own is None and self.given:
                 name = spelling(next(_flags_of("sizes", self.given)))
                 raise InputError(f"{name} is for a whole model, and {model} is one layer")
-            return replace(own, moe=own.moe, **self.given) if own and self.given else own
+            return replace(own, moe=own.moe, **self.given) if own else None
         if not self.given:
             return None
         needed = ("num_layers", "num_heads", "length", "vocab_size")

@@ -132,6 +132,10 @@ class Costs(Protocol):
         """
         ...
 
+    def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
+        """Return the link time by which collectives are ahead after a pause; 0 for none known."""
+        ...
+
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         """Return the α–β line over MACs; None where measured points predict."""
         ...

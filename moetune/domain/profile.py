@@ -1,5 +1,6 @@
 """A profile: everything known about one machine's speed, with the keys of `profiles/*.toml`."""
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -86,6 +87,24 @@ class CollectiveLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkBurst:
+    """Time that collectives are ahead of their rate when they begin after a pause of the link.
+
+    Args:
+        seconds: on the link; a pause of that length gives it back in full.
+    """
+
+    op: CollectiveOp
+    group_size: int
+    seconds: float
+    num_nodes: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise InputError(f"a burst must take more than 0 s, got {self.seconds}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLine:
     """α–β line of one kind of copy between host and device."""
 
@@ -131,6 +150,7 @@ class Profile:
     """One machine's costs and their provenance.
 
     Args:
+        bursts: of links that pass the first bytes after a pause faster than their rate.
         rows: memory-bound operations of published profiles; measured ones have samples instead.
         samples: the raw measurements of a measured profile.
         corrections: of the costs that the samples predict, by what jobs observed since.
@@ -143,6 +163,7 @@ class Profile:
     machine: Machine
     gemm: tuple[GemmLine, ...] = ()
     collective: tuple[CollectiveLine, ...] = ()
+    bursts: tuple[LinkBurst, ...] = ()
     copy: tuple[CopyLine, ...] = ()
     rows: tuple[RowsLine, ...] = ()
     interference: Interference = field(default_factory=Interference)
@@ -159,8 +180,9 @@ class Profile:
         """
         plain = encode(replace(self, name=""))
         del plain["corrections"]
-        if not self.rows:
-            del plain["rows"]  # older plans record digests from before profiles had rows
+        for name in ("rows", "bursts"):
+            if not plain[name]:
+                del plain[name]  # older plans record digests from before profiles had them
         if not self.corrections:
             return digest(plain)
         return digest(plain)[:_MEASURED_DIGITS] + digest(self.corrections)[_MEASURED_DIGITS:]

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -142,7 +143,48 @@ class InterferencePoint:
     comm_bytes: int = 0
 
 
-Point = GemmPoint | RowsPoint | AttentionPoint | CollectivePoint | CopyPoint | InterferencePoint
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class BurstPoint:
+    """The first collectives of a stream that begins after a pause, with `in_flight` at once.
+
+    Switches, sockets and rate-limited network cards let the first bytes after a pause pass faster
+    than their rate (a token bucket). The time is that of one collective, and `num_iterations` of
+    its sample say how long the stream was; `CollectivePoint` has the time further on.
+    """
+
+    kind: Literal["burst"] = "burst"
+    op: CollectiveOp
+    group_size: int
+    num_bytes: int
+    in_flight: int
+    num_nodes: int = 0
+
+    @property
+    def group(self) -> Group:
+        """The ranks and the nodes they are spread over."""
+        return self.group_size, self.num_nodes
+
+    @property
+    def collective(self) -> CollectivePoint:
+        """The same collectives further on in the stream."""
+        return CollectivePoint(
+            op=self.op,
+            group_size=self.group_size,
+            num_bytes=self.num_bytes,
+            in_flight=self.in_flight,
+            num_nodes=self.num_nodes,
+        )
+
+
+Point = (
+    GemmPoint
+    | RowsPoint
+    | AttentionPoint
+    | CollectivePoint
+    | BurstPoint
+    | CopyPoint
+    | InterferencePoint
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +195,7 @@ class Sample:
         seconds: time of one operation in each block, in order; of collectives, the maximum
             over the ranks.
         num_iterations: operations in one block.
-        marks: reasons to doubt the sample ("unstable", "drift", "busy", "throttled").
+        marks: reasons to doubt the sample ("unstable", "drift", "busy", "stolen", "throttled").
         error: why there are no times ("out of memory"), empty for a good sample.
     """
 
@@ -188,3 +230,19 @@ class Sample:
         if self.error or self.marks or self.spread > USABLE_SPREAD:
             return "suspect"
         return "good" if self.spread <= GOOD_SPREAD else "usable"
+
+
+def undisturbed(visits: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Return the visits of one point that other programs disturbed least, in the given order.
+
+    Visits with marks count only where all have some. Of the others, the half with the smaller
+    medians, rounded up: what disturbs a machine makes it slower, so half of the visits may be
+    disturbed and the result is that of the others. Without any disturbance the median of their
+    times is the lower quartile of all: 0.7 standard deviations of a visit's median too short.
+
+    Args:
+        visits: with times.
+    """
+    clean = [visit for visit in visits if not visit.marks] or list(visits)
+    slowest = sorted(visit.median_seconds for visit in clean)[(len(clean) - 1) // 2]
+    return tuple(visit for visit in clean if visit.median_seconds <= slowest)

@@ -237,6 +237,10 @@ class CorrectedCosts:
             exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
         )
 
+    def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
+        """Return the measured lead of the link after a pause."""
+        return self._costs.burst_seconds(op=op, group_size=group_size, num_nodes=num_nodes)
+
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         """Return the line, None where GEMMs are corrected."""
         is_corrected = any(not group_size for _, group_size in self._known)

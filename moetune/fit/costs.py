@@ -84,6 +84,10 @@ class ProfileCosts:
             else comm.stretched_speed(exchange_bytes, exchange_seconds),
         )
 
+    def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
+        """Return the link time by which collectives are ahead after a pause; 0 for none known."""
+        return self._index.bursts.get((op, self._canonical(group_size, num_nodes)), 0.0)
+
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         """Return the α–β line over MACs; None where measured points predict."""
         line = self._index.gemm_line(dtype)

@@ -1,7 +1,7 @@
 """The operations that a profile knows: measured points, or else a published line."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,6 +65,13 @@ class ProfileIndex:
     def pool(self) -> Pool:
         """The profile's samples by operation."""
         return pool(self.profile.samples)
+
+    @cached_property
+    def bursts(self) -> Mapping[tuple[CollectiveOp, Group], float]:
+        """Seconds of each collective's burst, by its group."""
+        return {
+            (one.op, (one.group_size, one.num_nodes)): one.seconds for one in self.profile.bursts
+        }
 
     @cached_property
     def comp_loss(self) -> OverlapLoss | None:

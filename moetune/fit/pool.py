@@ -19,6 +19,7 @@ from moetune.domain.samples import (
     ResourceClass,
     RowsPoint,
     Sample,
+    undisturbed,
 )
 
 Shape = tuple[int, int, int]
@@ -39,7 +40,7 @@ class Series:
 
     Args:
         sizes: distinct, positive and ascending; rows, bytes or elements.
-        times: raw block times in seconds at each size.
+        times: raw block times in seconds at each size, of the undisturbed visits.
         medians: their medians.
     """
 
@@ -74,7 +75,7 @@ class Pool:
 
 
 def pool(samples: Iterable[Sample]) -> Pool:
-    """Return the samples by operation; raw times of the same point are joined.
+    """Return the samples by operation; the undisturbed visits of a point are joined.
 
     Samples with an error, and sizes of zero, are omitted.
     """
@@ -119,22 +120,27 @@ def _curves(
     Args:
         place: a point's operation and size.
     """
-    found: defaultdict[Key, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: defaultdict[Key, defaultdict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
     for sample in samples:
         if isinstance(sample.point, kind):
             key, size = place(sample.point)
-            found[key][size].extend(sample.seconds)
+            found[key][size].append(sample)
     made = {key: _series(found[key]) for key in sorted(found)}
     return {key: series for key, series in made.items() if series.sizes}
 
 
-def _series(times_of: Mapping[int, Sequence[float]]) -> Series:
-    points = sorted((float(size), tuple(times)) for size, times in times_of.items() if size > 0)
+def _series(visits_of: Mapping[int, Sequence[Sample]]) -> Series:
+    points = sorted((float(size), _times(visits)) for size, visits in visits_of.items() if size > 0)
     return Series(
         sizes=tuple(size for size, _ in points),
         times=tuple(times for _, times in points),
         medians=tuple(statistics.median(times) for _, times in points),
     )
+
+
+def _times(visits: Sequence[Sample]) -> tuple[float, ...]:
+    """Return the raw times of the visits that were disturbed least."""
+    return tuple(one for visit in undisturbed(visits) for one in visit.seconds)
 
 
 _Times = Mapping[int, tuple[float, ...]]
@@ -144,8 +150,8 @@ def _interference(
     samples: Iterable[Sample],
 ) -> tuple[Mapping[InterferenceKey, tuple[float, ...]], _Times, _Times]:
     """Return the table's times; by size, those of computation and exchanges that overlap."""
-    table: defaultdict[InterferenceKey, list[float]] = defaultdict(list)
-    overlapped: dict[ResourceClass, defaultdict[int, list[float]]] = {
+    table: defaultdict[InterferenceKey, list[Sample]] = defaultdict(list)
+    overlapped: dict[ResourceClass, defaultdict[int, list[Sample]]] = {
         victim: defaultdict(list) for victim in ("comp", "comm")
     }
     for sample in samples:
@@ -154,13 +160,13 @@ def _interference(
                 InterferencePoint(victim="comp" as victim, others=("comm",), comm_bytes=size)
                 | InterferencePoint(victim="comm" as victim, others=("comp",), comm_bytes=size)
             ) if size:
-                overlapped[victim][size].extend(sample.seconds)
+                overlapped[victim][size].append(sample)
             case InterferencePoint(comm_bytes=0) | InterferencePoint(others=()) as at:
-                table[at.victim, frozenset(at.others) - {at.victim}].extend(sample.seconds)
+                table[at.victim, frozenset(at.others) - {at.victim}].append(sample)
             case _:
                 pass  # sized, but more than computation and exchanges overlap
     comp, comm = (
-        {size: tuple(times) for size, times in overlapped[victim].items()}
+        {size: _times(visits) for size, visits in overlapped[victim].items()}
         for victim in ("comp", "comm")
     )
-    return {key: tuple(times) for key, times in table.items()}, comp, comm
+    return {key: _times(visits) for key, visits in table.items()}, comp, comm

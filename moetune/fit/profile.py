@@ -9,6 +9,7 @@ from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import Quality, Sample
+from moetune.fit.bursts import bursts_of
 from moetune.fit.curve import leave_one_out
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import interference_of
@@ -90,6 +91,7 @@ def fit_profile(
         machine=machine,
         gemm=_gemm_lines(found, seed),
         collective=_collective_lines(found, seed),
+        bursts=bursts_of(measured, found.collective),
         copy=_copy_lines(found, seed),
         interference=interference_of(found.interference),
         fingerprint=fingerprint,

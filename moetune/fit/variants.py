@@ -13,6 +13,7 @@ from moetune.domain.costs import Costs, Interference, LinearCost
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile, RowsLine
 from moetune.domain.samples import (
+    BurstPoint,
     CollectivePoint,
     CopyPoint,
     InterferencePoint,
@@ -229,6 +230,9 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         provenance="modelled",
         gemm=tuple(_gemm_line(line, speeds.computation) for line in profile.gemm),
         collective=tuple(_byte_line(line, speeds.communication) for line in profile.collective),
+        bursts=tuple(
+            replace(burst, seconds=burst.seconds / speeds.communication) for burst in profile.bursts
+        ),
         copy=tuple(_byte_line(line, speeds.copies) for line in profile.copy),
         rows=tuple(_rows_line(line, speeds.computation) for line in profile.rows),
         # The same but for rounding; costs use the samples' own only where these equal the table.
@@ -245,7 +249,7 @@ def _sample(sample: Sample, speeds: Speeds) -> Sample:
 def _class_of(point: Point) -> ResourceClass:
     if isinstance(point, InterferencePoint):
         return point.victim
-    if isinstance(point, CollectivePoint):
+    if isinstance(point, (CollectivePoint, BurstPoint)):
         return "comm"
     return "mem" if isinstance(point, CopyPoint) else "comp"
 

@@ -1,12 +1,12 @@
-"""Estimates before measuring: a first probe of the machine, and the points that fit a budget."""
+"""Estimates before measuring: a first probe of the machine, and the time that each visit takes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.cluster import DeviceKind, Group
-from moetune.domain.errors import InputError
 from moetune.domain.samples import (
     AttentionPoint,
+    BurstPoint,
     CollectivePoint,
     CopyPoint,
     GemmPoint,
@@ -14,16 +14,26 @@ from moetune.domain.samples import (
     Point,
     RowsPoint,
 )
-from moetune.domain.units import dtype_bytes, format_seconds
+from moetune.domain.units import dtype_bytes
 from moetune.measure.device import CpuDevice, Device
 from moetune.measure.expert_kernels import gemm
 from moetune.measure.grid import IN_FLIGHT, Preset, collective
 from moetune.measure.operations import Representatives
 from moetune.measure.points import memory_bytes
-from moetune.measure.timing import OVERLAPPED_SECONDS, Effort, FailedPointError, Timing
+from moetune.measure.timing import (
+    NUM_STREAM_BLOCKS,
+    OVERLAPPED_SECONDS,
+    STREAM_BLOCK_SECONDS,
+    Effort,
+    FailedPointError,
+    Timing,
+)
 
 _AGREEMENT_SECONDS = 2e-3
 _BLOCKS_TO_SETTLE = 2
+# With those that warm it up.
+_BURST_BLOCKS = 5
+_STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
 # Random numbers are drawn once for each tensor; a core draws a few hundred million a second.
 _FILL_BYTES_PER_SECOND = 1e9
 
@@ -56,7 +66,7 @@ def operation_seconds(point: Point, rates: Rates) -> float:
         return point.macs / rates.macs_per_second[point.dtype]
     if isinstance(point, RowsPoint):
         return 5 * point.elements * dtype_bytes(point.dtype) / rates.copy_bytes_per_second
-    if isinstance(point, CollectivePoint):
+    if isinstance(point, (CollectivePoint, BurstPoint)):
         times = {"all_reduce": 2, "all_gather": point.group_size}.get(point.op, 1)
         wire = rates.wires[point.group]
         return point.in_flight * (wire.seconds + times * point.num_bytes / wire.bytes_per_second)
@@ -65,95 +75,22 @@ def operation_seconds(point: Point, rates: Rates) -> float:
     return 0.0
 
 
-def point_seconds(point: Point, rates: Rates, effort: Effort) -> float:
-    """Return a rough time of measuring the point, with its preparation."""
-    effort = effort.for_point(point)
+def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
+    """Return a rough time of one visit of the point, with its preparation."""
     if isinstance(point, InterferencePoint):
         return effort.warmup_seconds + max(effort.max_seconds, OVERLAPPED_SECONDS)
-    block = max(operation_seconds(point, rates), effort.block_seconds) + _AGREEMENT_SECONDS
+    once = operation_seconds(point, rates)
+    filling = memory_bytes(point) / _FILL_BYTES_PER_SECOND
+    if isinstance(point, BurstPoint):
+        return filling + _BURST_BLOCKS * (max(once, STREAM_BLOCK_SECONDS) + STREAM_BLOCK_SECONDS)
+    if isinstance(point, CollectivePoint):
+        return filling + _STREAM_BLOCKS * max(once, STREAM_BLOCK_SECONDS)
+    block = max(once, effort.block_seconds) + _AGREEMENT_SECONDS
     return (
-        memory_bytes(point) / _FILL_BYTES_PER_SECOND
+        filling
         + max(effort.warmup_seconds, 2 * block)
         + max(min(_BLOCKS_TO_SETTLE * effort.min_blocks * block, effort.max_seconds), 3 * block)
     )
-
-
-def within_budget(
-    points: Sequence[Point], seconds: Mapping[Point, float], budget_seconds: float
-) -> tuple[Point, ...]:
-    """Return the most valuable points that fit the budget, in the order given.
-
-    Each family (one curve of the profile) first gives its smallest and largest size, then the
-    middle, then the quarters and so on; families given first go first.
-
-    Raises:
-        InputError: not even one point fits.
-    """
-    value = levels(points)
-    chosen: set[Point] = set()
-    left = budget_seconds
-    for point in sorted(points, key=lambda point: value[point]):
-        if seconds[point] <= left:
-            chosen.add(point)
-            left -= seconds[point]
-    if not chosen and points:
-        cheapest = format_seconds(min(seconds[point] for point in points))
-        raise InputError(
-            f"a budget of {format_seconds(budget_seconds)} is too short for any point",
-            f"the cheapest takes about {cheapest}; a profile of one layer about one minute",
-        )
-    return tuple(point for point in points if point in chosen)
-
-
-def levels(points: Sequence[Point]) -> dict[Point, int]:
-    """Return each point's rank by value in its family, 0 for the one to measure first."""
-    families: dict[object, list[Point]] = {}
-    for point in points:
-        families.setdefault(_family(point), []).append(point)
-    return {
-        point: level
-        for family in families.values()
-        for level, point in enumerate(_spread_order(sorted(family, key=_size)))
-    }
-
-
-def _spread_order(family: Sequence[Point]) -> list[Point]:
-    """Return both ends, then the middle of every gap, the widest gaps first."""
-    last = len(family) - 1
-    order = list(dict.fromkeys((0, last)))
-    gaps = [(0, last)]
-    while gaps:
-        low, high = gaps.pop(0)
-        if high - low > 1:
-            middle = (low + high) // 2
-            order.append(middle)
-            gaps += [(low, middle), (middle, high)]
-    return [family[index] for index in order]
-
-
-def _family(point: Point) -> object:
-    if isinstance(point, GemmPoint):
-        return (point.dtype, point.product, point.num_experts, point.d_in, point.d_out)
-    if isinstance(point, RowsPoint):
-        return (point.op, point.dtype, point.width)
-    if isinstance(point, CollectivePoint):
-        return (point.op, *point.group, point.in_flight)
-    if isinstance(point, AttentionPoint):
-        return (point.dtype, point.length, point.num_heads, point.head_dim, point.backward)
-    if isinstance(point, CopyPoint):
-        return (point.direction, point.pinned, point.both_ways)
-    return point.victim
-
-
-def _size(point: Point) -> int:
-    if isinstance(point, (GemmPoint, RowsPoint)):
-        return point.rows
-    if isinstance(point, (CollectivePoint, CopyPoint)):
-        return point.num_bytes
-    if isinstance(point, AttentionPoint):
-        return point.num_sequences
-    # Alone first, then all the others together, then the pairs: `_spread_order` takes the ends.
-    return len(point.others)
 
 
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20

@@ -4,31 +4,53 @@ E experts, N rows of all of them together, equally many of each.
 """
 
 from collections.abc import Callable
+from itertools import cycle
 
 import torch
 
 from moetune.domain.errors import InputError
 from moetune.domain.samples import GemmPoint, RowsPoint
+from moetune.domain.units import dtype_bytes
 from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker
 
 _TOP_K = 2
+_ROWS_BYTES, _MOST_ROWS = 2**26, 8
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu")
 
 
 def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
-    """Return a function that runs the GEMM once, on tensors that are already filled."""
-    rows, experts = point.rows, point.num_experts
+    """Return a function that runs the GEMM once, on tensors that are already filled.
+
+    On a CPU each run takes other operands than the one before, as within a layer: two weights take
+    turns, and chunks of rows come and go. The same ones every time were 5 to 15 % faster.
+    """
     make = tensor_maker(device, point.dtype)
-    weights = make(experts, point.d_in, point.d_out)
-    if point.product == "grad_weight":
-        x, y = make(rows * experts, point.d_in), make(rows * experts, point.d_out)
-        return lambda: _accumulate(weights, x, y, rows)
-    if point.product == "grad_input":
-        weights = weights.transpose(1, 2)
-    x = make(rows * experts, weights.shape[1])
-    out = make(rows * experts, weights.shape[2])
-    return lambda: _multiply(x, weights, rows, out)
+    num_weights, num_rows = _num_operands(point, device)
+    total_rows = point.rows * point.num_experts
+    weights = [make(point.num_experts, point.d_in, point.d_out) for _ in range(num_weights)]
+    rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
+    turns = cycle([(weight, *one) for one in rows for weight in weights])
+
+    def run() -> None:
+        weight, x, y = next(turns)
+        if point.product == "forward":
+            _multiply(x, weight, point.rows, y)
+        elif point.product == "grad_input":
+            _multiply(y, weight.transpose(1, 2), point.rows, x)
+        else:
+            _accumulate(weight, x, y, point.rows)
+
+    return run
+
+
+def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:
+    """Return how many weights take turns, and how many pairs of input and output rows."""
+    if device.kind == "cuda":
+        return 1, 1  # its cache is flushed before each block
+    elements = point.num_experts * point.rows * (point.d_in + point.d_out)
+    num_rows = _ROWS_BYTES // (elements * dtype_bytes(point.dtype))
+    return 2, min(max(num_rows, 2), _MOST_ROWS)
 
 
 def _multiply(x: torch.Tensor, weights: torch.Tensor, rows: int, out: torch.Tensor) -> None:

@@ -1,96 +1,49 @@
 """Noise of a measurement: uncertain points, drift, and other programs on the machine."""
 
-import itertools
 import math
 import os
 import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from moetune.domain.samples import GemmPoint, Point, Sample
+from moetune.domain.samples import GemmPoint, Point, Sample, undisturbed
 from moetune.measure.device import Device
 
-AGAIN_SHARE = 0.5
-"""Time for noisy points, as a share of the time that all points took, without a budget."""
-_CERTAIN = 0.02
-_MAX_VISITS = 5
-_MIN_QUARTILE_BLOCKS = 4
-
-
-def next_noisy(samples: Mapping[Point, Sequence[Sample]]) -> Point | None:
-    """Return the least certain of the points with the fewest visits; None where all are certain.
-
-    Visits lie apart in time, so that a disturbance of one of them does not meet them all.
-
-    Args:
-        samples: of each point, one a visit.
-    """
-    doubts = {
-        point: doubt
-        for point, visits in samples.items()
-        if len(visits) < _MAX_VISITS and (doubt := relative_uncertainty(visits)) > _CERTAIN
-    }
-    return min(doubts, key=lambda point: (len(samples[point]), -doubts[point]), default=None)
+CERTAIN = 0.02
+"""Relative uncertainty at which a point needs no further visit."""
 
 
 def relative_uncertainty(visits: Sequence[Sample]) -> float:
-    """Return roughly the relative standard error of the median; 0 where a visit failed."""
-    if any(visit.error for visit in visits):
-        return 0.0
-    seconds = list(itertools.chain.from_iterable(visit.seconds for visit in visits))
-    if len(seconds) < _MIN_QUARTILE_BLOCKS:
-        width = max(seconds) - min(seconds)
-    else:
-        low, _, high = statistics.quantiles(seconds, n=4)
-        width = high - low
-    return width / statistics.median(seconds) / math.sqrt(len(seconds))
+    """Return the relative width of the medians of the visits that were disturbed least.
 
+    Infinite for fewer than two of them: nothing tells whether a single visit was disturbed.
 
-DRIFT = "drift"
-_MAX_DRIFT = 0.03
-_QUARTILE_VALUES = 2
-
-
-def mark_drift(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Return the samples, those of a session that drifted marked "drift".
-
-    A session measures its first point, a GEMM, again at its end. The machine drifted between two
-    samples of a GEMM whose medians differ by more than 3 % and by more than their own spread
-    explains. Other points are measured again because they are noisy, which shows no drift.
+    Args:
+        visits: of one point, with times.
     """
-    drifted: set[int] = set()
-    first: dict[Point, int] = {}
-    for index, sample in enumerate(samples):
-        if sample.error or not isinstance(sample.point, GemmPoint):
-            continue
-        start = first.setdefault(sample.point, index)
-        if start < index:
-            first[sample.point] = index
-            if has_drifted(samples[start], sample):
-                drifted.update(range(start, index + 1))
-    return tuple(
-        replace(sample, marks=(*sample.marks, DRIFT))
-        if index in drifted and DRIFT not in sample.marks
-        else sample
-        for index, sample in enumerate(samples)
-    )
+    medians = [visit.median_seconds for visit in undisturbed(visits)]
+    if len(medians) == 1:
+        return math.inf
+    return max(medians) / min(medians) - 1
 
 
-def has_drifted(before: Sample, after: Sample) -> bool:
-    """Return whether two samples of one point differ beyond 3 % and beyond their quartiles."""
-    change = abs(after.median_seconds / before.median_seconds - 1)
-    (low, high), (next_low, next_high) = _quartiles(before), _quartiles(after)
-    return change > _MAX_DRIFT and (low > next_high or next_low > high)
+_MAX_DRIFT = 0.03
 
 
-def _quartiles(sample: Sample) -> tuple[float, float]:
-    if len(sample.seconds) < _QUARTILE_VALUES:
-        return sample.seconds[0], sample.seconds[0]
-    low, _, high = statistics.quantiles(sample.seconds, n=4, method="inclusive")
-    return low, high
+def has_drifted(samples: Sequence[Sample]) -> bool:
+    """Return whether the machine's speed changed by more than 3 % during the visits.
+
+    Compared are the first and the last visit of each GEMM, whose times repeat best; the median of
+    all of them, as single visits may be disturbed.
+    """
+    visits: dict[Point, list[float]] = {}
+    for sample in samples:
+        if isinstance(sample.point, GemmPoint) and not sample.error:
+            visits.setdefault(sample.point, []).append(sample.median_seconds)
+    changes = [seconds[-1] / seconds[0] - 1 for seconds in visits.values() if len(seconds) > 1]
+    return bool(changes) and abs(statistics.median(changes)) > _MAX_DRIFT
 
 
 BUSY = "busy"

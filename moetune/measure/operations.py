@@ -14,6 +14,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
 from moetune.domain.samples import (
     AttentionPoint,
+    BurstPoint,
     CollectivePoint,
     CopyPoint,
     Direction,
@@ -28,6 +29,7 @@ from moetune.measure.device import Device, drop
 from moetune.measure.ranks import MeasuringRanks
 
 _FLOAT_BYTES = 4
+_BURST_SECONDS = 0.05
 _OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
 
 
@@ -63,10 +65,22 @@ def local_operation(run: Callable[[], None], *, at_once: int = 1) -> Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """The operation that is timed, and those that must run in the background meanwhile."""
+    """The operation that is timed, and those that must run in the background meanwhile.
+
+    Args:
+        rest_seconds: pause of the link before each block.
+        block_seconds: shortest block.
+    """
 
     victim: Operation
     background_loads: tuple[Operation, ...] = ()
+    rest_seconds: float = 0.0
+    block_seconds: float = 0.0
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether its blocks follow each other without a pause."""
+        return self.victim.ranks_meet and not self.rest_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +147,12 @@ def prepare_experiment(
             direction=_OPPOSITE[point.direction], pinned=point.pinned, num_bytes=point.num_bytes
         )
         return Experiment(victim=operation(point), background_loads=(operation(opposite),))
+    if isinstance(point, BurstPoint):
+        return Experiment(
+            victim=operation(point.collective),
+            rest_seconds=_BURST_SECONDS,
+            block_seconds=_BURST_SECONDS,
+        )
     return Experiment(victim=operation(point))
 
 

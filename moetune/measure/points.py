@@ -1,9 +1,11 @@
-"""Points to measure: those that the given layers and models need, then a grid of sizes.
+"""Points to measure: those that the given layers and models need, and a grid of sizes.
 
 All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Which fit?").
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from moetune.domain.cluster import Cluster, DeviceKind, Group, spread_groups
@@ -11,7 +13,9 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.samples import (
+    ALONE_CHUNKS,
     AttentionPoint,
+    BurstPoint,
     CollectivePoint,
     CopyPoint,
     Direction,
@@ -61,6 +65,31 @@ def default_group_sizes(world_size: int) -> tuple[int, ...]:
     return tuple(sizes) or (1,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointChoice:
+    """Points to measure, each once.
+
+    Args:
+        needed: sizes of the layers and models that will be planned.
+        others: sizes and kinds of a grid, for other layers.
+    """
+
+    needed: tuple[Point, ...]
+    others: tuple[Point, ...]
+
+    @property
+    def all(self) -> tuple[Point, ...]:
+        """Every point, needed ones first."""
+        return (*self.needed, *self.others)
+
+    def without(self, known: Container[Point]) -> "PointChoice":
+        """Return the points that are not known yet."""
+        return PointChoice(
+            needed=tuple(point for point in self.needed if point not in known),
+            others=tuple(point for point in self.others if point not in known),
+        )
+
+
 def choose_points(
     *,
     cluster: Cluster,
@@ -70,8 +99,8 @@ def choose_points(
     transformers: Sequence[Transformer] = (),
     preset: Preset = "quick",
     max_tokens: int = 4096,
-) -> tuple[Point, ...]:
-    """Return every point once, those that the models and layers need first.
+) -> PointChoice:
+    """Return the points that the models and layers need, and those of a grid.
 
     Under several nodes each collective is measured among consecutive ranks and among ranks
     spread over nodes (`spread_groups`).
@@ -103,18 +132,25 @@ def choose_points(
         for model in transformers
         for dtype in dtypes
     )  # fmt: skip
-    chosen: list[Point] = [
-        *_layer_points(workloads, groups, grid),
-        *chain.from_iterable(around),
-        *_interference(machine.kind, has_link=bool(linked)),
-    ]
+    needed: list[Point] = [*_layer_points(workloads, groups, grid), *chain.from_iterable(around)]
+    others = list(_tensor_points(workloads, groups, grid))
+    of_model = needed if transformers else others
+    of_model += _collective_grid(groups, grid)
+    if linked and workloads:
+        needed += _overlap_points(_overlapped_bytes(workloads, grid))
+    elif linked:
+        others += _overlap_points(_COMM_BYTES[machine.kind])
+    others += [*_interference(has_link=bool(linked)), *_copy_grid(machine.kind, grid)]
     if not transformers:
-        chosen += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
-    chosen += [*_collective_grid(groups, grid), *_copy_grid(machine.kind, grid)]
+        others += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
     if not workloads:
-        chosen += _rows_grid(dtypes, max_tokens, grid)
+        others += _rows_grid(dtypes, max_tokens, grid)
     limit = machine.memory_bytes // _MEMORY_SHARE
-    return tuple(dict.fromkeys(point for point in chosen if memory_bytes(point) <= limit))
+    chosen = PointChoice(
+        needed=tuple(one for one in dict.fromkeys(needed) if memory_bytes(one) <= limit),
+        others=tuple(one for one in dict.fromkeys(others) if memory_bytes(one) <= limit),
+    )
+    return replace(chosen, others=chosen.without(frozenset(chosen.needed)).others)
 
 
 def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
@@ -169,27 +205,43 @@ def _layer_points(
                 yield from gemm_points(load.dtype, load.local_experts, rows, d_in, d_out)
         for group in groups:
             if group[0] == load.world_size:
-                yield from _payloads(load, group, grid)
+                yield from _exchanges(load, group, grid)
         yield from _layer_rows(load, grid)
 
 
-def _payloads(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
-    """Yield all-to-alls of the rows, and all-reduces and all-gathers of the tokens.
+def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
+    """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
+    group_size, num_nodes = group
+    for degree in range(1, ALONE_CHUNKS + 1):
+        yield collective("all_to_all", group, load.payload_bytes // degree)
+    for degree in grid.queued_degrees:
+        yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
+    if group_size > _STAGED:
+        queue = collective("all_to_all", group, load.payload_bytes // grid.queued_degrees[0])
+        yield BurstPoint(
+            op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
+            in_flight=IN_FLIGHT, num_nodes=num_nodes,
+        )  # fmt: skip
+
+
+def _tensor_points(
+    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
+) -> Iterator[Point]:
+    """Yield all-reduces and all-gathers of the tokens.
 
     Those of tensor parallelism, in chunks and of shards, are among consecutive ranks only.
     """
-    for degree in grid.degrees:
-        for in_flight in (1, IN_FLIGHT):
-            yield collective("all_to_all", group, load.payload_bytes // degree, in_flight)
-    if group[0] == _STAGED:
-        return
-    size = load.tokens_per_rank * load.layer.d_model * dtype_bytes(load.dtype)
-    yield collective("all_reduce", group, size)
-    if not group[1]:
-        for degree in grid.degrees:
-            yield collective("all_reduce", group, size // degree, IN_FLIGHT)
-            yield collective("reduce_scatter", group, size // degree)
-        yield collective("all_gather", group, size // load.world_size)
+    for load in workloads:
+        size = load.tokens_per_rank * load.layer.d_model * dtype_bytes(load.dtype)
+        for group in groups:
+            if group[0] != load.world_size or group[0] == _STAGED:
+                continue
+            yield collective("all_reduce", group, size)
+            if not group[1]:
+                for degree in grid.degrees:
+                    yield collective("all_reduce", group, size // degree, IN_FLIGHT)
+                    yield collective("reduce_scatter", group, size // degree)
+                yield collective("all_gather", group, size // load.world_size)
 
 
 def _layer_rows(load: Workload, grid: Grid) -> Iterator[Point]:
@@ -205,19 +257,31 @@ def _layer_rows(load: Workload, grid: Grid) -> Iterator[Point]:
             yield RowsPoint(op=op, dtype=dtype, rows=tokens, width=layer.num_experts)
 
 
-def _interference(kind: DeviceKind, *, has_link: bool) -> Iterator[Point]:
+def _overlapped_bytes(workloads: Sequence[Workload], grid: Grid) -> tuple[int, ...]:
+    """Return the smallest, a middle and the largest exchange of chunks that overlap others."""
+    sizes = [load.payload_bytes // d for load in workloads for d in grid.queued_degrees]
+    low, high = min(sizes), max(sizes)
+    chosen = (low, round(math.sqrt(low * high)), high)
+    return tuple(collective("all_to_all", (2, 0), size).num_bytes for size in chosen)
+
+
+def _overlap_points(exchange_bytes: Iterable[int]) -> Iterator[Point]:
+    """Yield computation and exchanges of several sizes, alone and at the same time."""
+    yield InterferencePoint(victim="comp")
+    for comm_bytes in exchange_bytes:
+        # The baseline again each time: computation drifts by more than an exchange takes.
+        yield InterferencePoint(victim="comp", comm_bytes=comm_bytes)
+        yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=comm_bytes)
+        yield InterferencePoint(victim="comm", others=("comp",), comm_bytes=comm_bytes)
+
+
+def _interference(*, has_link: bool) -> Iterator[Point]:
     classes = [name for name in _CLASSES if has_link or name != "comm"]
     for victim in classes:
         others = tuple(name for name in classes if name != victim)
         sets = {(), *((name,) for name in others), others}
         for others in sorted(sets, key=lambda names: (len(names), names)):
             yield InterferencePoint(victim=victim, others=others)
-    if has_link:
-        for comm_bytes in _COMM_BYTES[kind]:
-            # The baseline again each time: computation drifts by more than an exchange takes.
-            yield InterferencePoint(victim="comp", comm_bytes=comm_bytes)
-            yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=comm_bytes)
-            yield InterferencePoint(victim="comm", others=("comp",), comm_bytes=comm_bytes)
 
 
 def _gemm_grid(
@@ -287,7 +351,7 @@ def memory_bytes(point: Point) -> int:
             * point.head_dim
             * dtype_bytes(point.dtype)
         )
-    if isinstance(point, CollectivePoint):
+    if isinstance(point, (CollectivePoint, BurstPoint)):
         received = point.group_size if point.op == "all_gather" else 1
         return point.in_flight * point.num_bytes * (1 + received)
     if isinstance(point, CopyPoint):

@@ -1,45 +1,41 @@
-"""Run a measuring session: all points in one shuffled order on all ranks, a sample for each.
+"""Run a measuring session: visits of points on all ranks together, a sample for each visit.
 
-`moetune profile` calls `run_session` on every rank; the samples go to the caller on rank 0.
+`moetune profile` calls `run_session` on every rank; the samples go to the caller on rank 0. The
+order of the visits is that of `schedule`, and the clock ends them.
 """
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, count
 from types import MappingProxyType
-
-import torch
 
 from moetune.comm.agree import first_text, largest
 from moetune.domain.errors import InputError
-from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
+from moetune.domain.samples import BurstPoint, CollectivePoint, Point, Sample
+from moetune.domain.units import format_seconds
 from moetune.measure.device import Device
-from moetune.measure.estimate import (
-    Rates,
-    levels,
-    point_seconds,
-    probe,
-    representatives,
-    within_budget,
-)
+from moetune.measure.estimate import Rates, probe, representatives, visit_seconds
 from moetune.measure.grid import Preset
 from moetune.measure.noise import (
-    AGAIN_SHARE,
     BUSY,
+    CERTAIN,
     THROTTLED,
     Load,
-    next_noisy,
     num_sharers,
     process_cores,
+    relative_uncertainty,
 )
 from moetune.measure.operations import Makers, Representatives, prepare_experiment
 from moetune.measure.ranks import MeasuringRanks
+from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, round_of, tiers
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
 
 _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
 _EFFORTS: dict[Preset, Effort] = {
-    "quick": Effort(min_blocks=8, max_blocks=40, max_seconds=0.2, warmup_seconds=0.08),
-    "full": Effort(min_blocks=20, max_blocks=200, max_seconds=2.0, warmup_seconds=2.0),
+    "quick": Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
+    "full": Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6),
 }
 _UNSTABLE = "unstable"
 _NO_MAKERS: Makers = MappingProxyType({})
@@ -50,31 +46,38 @@ class Assignment:
     """The task of a session; all ranks get rank 0's.
 
     Args:
-        points: candidates, the most valuable first.
-        budget_seconds: measure only the points that fit; None measures all.
+        needed: points of the layers and models that will be planned.
+        others: further sizes and kinds.
+        budget_seconds: the session ends then; None visits every point until it is certain.
         ranks_per_node: None if all ranks are on one node.
         plan_only: estimate the times, and measure nothing but the probe.
         seed: of the order.
     """
 
-    points: tuple[Point, ...]
+    needed: tuple[Point, ...]
     preset: Preset
+    others: tuple[Point, ...] = ()
     ranks_per_node: int | None = None
     budget_seconds: float | None = None
     plan_only: bool = False
     seed: int = 0
 
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Every point once."""
+        return tuple(dict.fromkeys((*self.needed, *self.others)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """The points that will be measured, with estimated times.
+    """The points that will be measured, each with the estimated time of a visit.
 
     Args:
-        again_seconds: time left to measure noisy points again.
+        total_seconds: of all visits.
     """
 
     seconds: Mapping[Point, float]
-    again_seconds: float = 0.0
+    total_seconds: float
 
 
 News = Estimates | Sample
@@ -89,12 +92,10 @@ def run_session(
     on_news: Callable[[News], object],
     makers: Makers = _NO_MAKERS,
 ) -> None:
-    """Probe, plan, and measure every point; all ranks call this together.
+    """Probe, and visit the points in rounds; all ranks call this together.
 
-    A point that fails becomes a sample with an error. Noisy points are measured again, for half
-    the time that all points took, or until the budget is spent. The first point is measured again
-    at the end, to detect a machine that changed meanwhile (`mark_drift`). With a budget the most
-    valuable points go first, and the session ends when it is spent, whatever was estimated.
+    A point that fails becomes a sample with an error, and is not visited again. The others are
+    until their undisturbed visits agree, or the budget is spent.
 
     Args:
         on_news: called on rank 0 with the estimates, and with every sample as it is finished.
@@ -109,7 +110,8 @@ def run_session(
     assignment = control.broadcast_object(assignment, "the points to measure")
     if not assignment.points:
         return
-    groups = {point.group for point in assignment.points if isinstance(point, CollectivePoint)}
+    linked = (CollectivePoint, BurstPoint)
+    groups = {point.group for point in assignment.points if isinstance(point, linked)}
     ranks.open_groups(
         [*groups, (control.num_ranks, 0)],
         ranks_per_node=assignment.ranks_per_node or control.num_ranks,
@@ -121,48 +123,59 @@ def run_session(
         device, ranks, representatives(device, control.num_ranks), sharers[control.rank], makers
     )
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
-    estimates = _estimates(assignment, rates, effort)
+    by_worth = tiers(assignment.needed, assignment.others)
+    estimates = _estimates(assignment, by_worth, rates, effort)
     if control.rank == 0:
         on_news(estimates)
-    if assignment.plan_only:
-        return
-    order = _order(tuple(estimates.seconds), assignment)
-    _visit_all(order, _Visits(runner, effort, ranks, on_news, start), assignment.budget_seconds)
+    if not assignment.plan_only:
+        visits = _Visits(runner, effort, ranks, on_news, start)
+        _visit_all(by_worth, visits, assignment)
 
 
-def _estimates(assignment: Assignment, rates: Rates, effort: Effort) -> Estimates:
-    """Return the points that fit into the budget, and the time left for noisy ones."""
-    points, budget_seconds = assignment.points, assignment.budget_seconds
-    seconds = {point: point_seconds(point, rates, effort) for point in points}
+def _estimates(
+    assignment: Assignment, by_worth: Sequence[Sequence[Point]], rates: Rates, effort: Effort
+) -> Estimates:
+    """Return the points that a budget is long enough for, all if there is none.
+
+    Raises:
+        InputError: it is not long enough for the first.
+    """
+    seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
+    total = NUM_VISITS * sum(seconds.values())
+    budget_seconds = assignment.budget_seconds
     if budget_seconds is None:
-        return Estimates(seconds=seconds, again_seconds=AGAIN_SHARE * sum(seconds.values()))
-    chosen = {point: seconds[point] for point in within_budget(points, seconds, budget_seconds)}
-    return Estimates(seconds=chosen, again_seconds=max(budget_seconds - sum(chosen.values()), 0.0))
+        return Estimates(seconds=seconds, total_seconds=total)
+    order = list(chain.from_iterable(by_worth))
+    spent = list(accumulate(seconds[point] for point in order))
+    within = bisect_right(spent, budget_seconds)
+    chosen = {point: seconds[point] for point in order[:within]}
+    if order and not chosen:
+        raise InputError(
+            f"a budget of {format_seconds(budget_seconds)} is too short for any point",
+            f"the first takes about {format_seconds(spent[0])}; a profile of one layer needs "
+            "half a minute",
+        )
+    return Estimates(seconds=chosen, total_seconds=min(budget_seconds, total))
 
 
-def _order(points: Sequence[Point], assignment: Assignment) -> tuple[Point, ...]:
-    """Return the points shuffled; with a budget, which may run out, the most valuable first."""
-    order = shuffled(points, assignment.seed)
-    if assignment.budget_seconds is None:
-        return order
-    value = levels(points)
-    return (order[0], *sorted(order[1:], key=lambda point: value[point]))
-
-
-def _visit_all(order: Sequence[Point], visits: "_Visits", budget_seconds: float | None) -> None:
-    """Visit every point, noisy ones again while there is time, and the first one at the end."""
-    for point in order:
-        if budget_seconds is not None and visits.elapsed_seconds() > budget_seconds:
-            break  # on a busy machine points take longer than estimated
-        visits.visit(point)
-    limit_seconds = budget_seconds or (1 + AGAIN_SHARE) * visits.elapsed_seconds()
-    while visits.elapsed_seconds() < limit_seconds and (noisy := next_noisy(visits.samples)):
-        visits.visit(noisy)
-    visits.visit(order[0])
+def _visit_all(
+    by_worth: Sequence[Sequence[Point]], visits: "_Visits", assignment: Assignment
+) -> None:
+    """Visit in rounds until every point is certain, or the budget is spent."""
+    budget_seconds = assignment.budget_seconds
+    for number in count():
+        due = round_of(by_worth, number, assignment.seed)
+        open_points = [point for point in due if not visits.is_settled(point)]
+        if number >= len(by_worth) and not open_points:
+            return
+        for point in open_points:
+            if budget_seconds is not None and visits.elapsed_seconds() > budget_seconds:
+                return
+            visits.visit(point)
 
 
 class _Visits:
-    """The samples of a session so far; each visit of a point adds one.
+    """The samples of a session so far, one a visit.
 
     Args:
         start: beginning of the session, on `perf_counter`.
@@ -187,21 +200,17 @@ class _Visits:
         if self._control.rank == 0:
             self._on_news(sample)
 
+    def is_settled(self, point: Point) -> bool:
+        """Return whether another visit would tell nothing new."""
+        visits = self.samples.get(point, [])
+        if any(visit.error for visit in visits) or len(visits) >= MAX_VISITS:
+            return True
+        return len(visits) >= NUM_VISITS and relative_uncertainty(visits) <= CERTAIN
+
     def elapsed_seconds(self) -> float:
         """Return the time since the start, the same on all ranks."""
         (elapsed,) = largest(self._control, (time.perf_counter() - self._start,), "elapsed time")
         return elapsed
-
-
-def shuffled(points: Sequence[Point], seed: int) -> tuple[Point, ...]:
-    """Return the points in an order that only the seed decides, a GEMM first.
-
-    The first point is measured twice, and times of GEMMs repeat best.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    order = [points[place] for place in torch.randperm(len(points), generator=generator).tolist()]
-    first = next((point for point in order if isinstance(point, GemmPoint)), order[0])
-    return (first, *(point for point in order if point != first))
 
 
 class _PointRunner:
@@ -226,7 +235,7 @@ class _PointRunner:
     def sample(self, point: Point, effort: Effort) -> Sample:
         """Return the point's times, or its error."""
         try:
-            timing = self._timed(point, effort.for_point(point))
+            timing = self._timed(point, effort)
         except FailedPointError as error:
             return Sample(point=point, seconds=(), error=error.what)
         mine = [float(sign) for sign in self._load.signs()]

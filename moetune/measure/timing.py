@@ -1,18 +1,24 @@
-"""The measuring protocol: warm up until times are stable, then time blocks of operations.
+"""The measuring protocol of one visit: warm up until times are stable, then time blocks.
 
-`session` calls `measure` for every point. Every rank runs the same blocks at the same time, as in
-training, even those of operations without communication. A block's time is the largest of all
-ranks: all then have the same times and take the same decisions, and none waits for another.
+`session` calls `measure` for every visit of a point. Every rank runs the same blocks at the same
+time, as in training, even those of operations without communication. A block's time is the largest
+of all ranks: all then have the same times and take the same decisions, and none waits for another.
+
+The blocks of collectives follow each other without a pause, after a lead-in that is not timed:
+links may pass the first bytes after a pause faster than their rate, and the chunks of a phase
+occupy them for longer than that.
 """
 
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from moetune.comm.agree import first_text, largest
 from moetune.domain.errors import MoetuneError
-from moetune.domain.samples import USABLE_SPREAD, CollectivePoint, Point
+from moetune.domain.samples import USABLE_SPREAD
 from moetune.measure.background import Background
 from moetune.measure.device import Device
 from moetune.measure.operations import Experiment
@@ -23,12 +29,15 @@ _FEWEST_BLOCKS = 3
 _WARM_DIFFERENCE = 0.01
 _SETTLED_SPREAD = 0.05
 _MAX_GROWTH = 100
+# The first exchanges of a stream are faster than later ones: no guide to how many fill a block.
+_MAX_STREAM_GROWTH = 4
 _CLOCK_SECONDS = 1e-9
 OVERLAPPED_SECONDS = 0.6
-QUEUE_SECONDS = 0.05
 SHARED_SECONDS = 0.02
 # Within one or two turns a pause between turns would not show.
 _TURNS_IN_WINDOW = 3
+STREAM_BLOCK_SECONDS = 0.05
+NUM_STREAM_BLOCKS = 4
 
 
 class FailedPointError(MoetuneError):
@@ -52,16 +61,6 @@ class Effort:
     warmup_seconds: float
     block_seconds: float = 1e-3
 
-    def for_point(self, point: Point) -> "Effort":
-        """Return the effort with blocks of a queue of exchanges that outlast any burst.
-
-        Wires, sockets and switches take the first few hundred kilobytes faster than their rate;
-        the chunks of a phase occupy a wire for longer. Blocks of 1 ms made plans cut too fine.
-        """
-        if isinstance(point, CollectivePoint) and point.in_flight > 1:
-            return replace(self, block_seconds=max(self.block_seconds, QUEUE_SECONDS))
-        return self
-
     def for_sharers(self, num_sharers: int) -> "Effort":
         """Return the effort with blocks of many time slices if several ranks share a core.
 
@@ -72,10 +71,12 @@ class Effort:
         return replace(self, block_seconds=max(self.block_seconds, SHARED_SECONDS))
 
     def for_experiment(self, experiment: Experiment) -> "Effort":
-        """Return the effort with the time that the longer blocks with background loads need."""
+        """Return the effort with the blocks and the time that the experiment needs at least."""
+        shortest = STREAM_BLOCK_SECONDS if experiment.is_stream else experiment.block_seconds
+        effort = replace(self, block_seconds=max(self.block_seconds, shortest))
         if not experiment.background_loads:
-            return self
-        return replace(self, max_seconds=max(self.max_seconds, OVERLAPPED_SECONDS))
+            return effort
+        return replace(effort, max_seconds=max(self.max_seconds, OVERLAPPED_SECONDS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,7 @@ class _Stopwatch:
         """
         text, seconds, counts, turn = "", 0.0, False, 0.0
         self._device.flush()
+        self._rest()
         self._control.barrier("a block")
         opened = time.perf_counter()
         try:
@@ -156,6 +158,50 @@ class _Stopwatch:
             elapsed_seconds=elapsed,
         )
 
+    def stream(self, iterations: int) -> list[_Block]:
+        """Run blocks without a pause between them, and time all but the first, the lead-in.
+
+        Raises:
+            FailedPointError: it failed on a rank; raised on all of them.
+            CollectiveError: a rank is gone.
+        """
+        text, ends, counts = "", [0.0] * (NUM_STREAM_BLOCKS + 1), [False] * NUM_STREAM_BLOCKS
+        self._control.barrier("a stream")
+        try:
+            marks = [self._marked(iterations) for _ in ends]
+            ends = [done() for done in marks]
+            counts = [self._background.ran_through(window) for window in pairwise(ends)]
+        except (RuntimeError, MemoryError, MoetuneError) as error:
+            text = explain(error)
+        elapsed = time.perf_counter() - self._start
+        seconds = [(end - start) / iterations for start, end in pairwise(ends)]
+        found = largest(
+            self._control,
+            (bool(text), elapsed, *seconds, *(not one for one in counts)),
+            "the times of a stream",
+        )
+        failed, elapsed, *rest = found
+        if failed:
+            raise FailedPointError(first_text(self._control, text, "the failure of a stream"))
+        slowest, uncounted = rest[:NUM_STREAM_BLOCKS], rest[NUM_STREAM_BLOCKS:]
+        return [
+            _Block(
+                seconds=max(one, _CLOCK_SECONDS), counts=not is_void, turn_seconds=0.0,
+                elapsed_seconds=elapsed,
+            )
+            for one, is_void in zip(slowest, uncounted, strict=True)
+        ]  # fmt: skip
+
+    def _marked(self, iterations: int) -> Callable[[], float]:
+        self._repeat(iterations)
+        return self._device.mark()
+
+    def _rest(self) -> None:
+        """Leave the link alone for a while, and keep the core awake, as computing does."""
+        until = time.perf_counter() + self._experiment.rest_seconds
+        while time.perf_counter() < until:
+            pass
+
     def _repeat(self, iterations: int) -> None:
         for _ in range(iterations):
             self._experiment.victim.run()
@@ -178,8 +224,10 @@ def measure(
         device.use(),
     ):
         watch = _Stopwatch(experiment, background, device, ranks)
-        iterations = _warm_up(watch, effort)
-        blocks = _blocks(watch, iterations, effort)
+        growth = _MAX_STREAM_GROWTH if experiment.is_stream else _MAX_GROWTH
+        iterations = _warm_up(watch, effort, max_growth=growth)
+        take = _stream_blocks if experiment.is_stream else _blocks
+        blocks = take(watch, iterations, effort)
     at_once = experiment.victim.at_once
     return Timing(
         seconds=tuple(seconds / at_once for seconds in blocks),
@@ -187,7 +235,7 @@ def measure(
     )
 
 
-def _warm_up(watch: _Stopwatch, effort: Effort) -> int:
+def _warm_up(watch: _Stopwatch, effort: Effort, *, max_growth: int) -> int:
     """Run until two blocks in a row differ by less than 1 %; return the operations in a block."""
     iterations, before = 1, math.inf
     watch.block(iterations)
@@ -197,7 +245,7 @@ def _warm_up(watch: _Stopwatch, effort: Effort) -> int:
         late = block.elapsed_seconds > effort.warmup_seconds
         if block.seconds * iterations < shortest:
             growth = math.ceil(shortest / (block.seconds * iterations) * 1.1)
-            iterations, before = iterations * min(growth, _MAX_GROWTH), math.inf
+            iterations, before = iterations * min(growth, max_growth), math.inf
         elif late or abs(block.seconds / before - 1) < _WARM_DIFFERENCE:
             return iterations
         else:
@@ -224,6 +272,19 @@ def _blocks(watch: _Stopwatch, iterations: int, effort: Effort) -> list[float]:
                 f"the background operations ran through only {counted} of "
                 f"{counted + rejected} blocks"
             )
+
+
+def _stream_blocks(watch: _Stopwatch, iterations: int, effort: Effort) -> list[float]:
+    """Return the times of one stream's blocks; of several where background loads paused."""
+    seconds: list[float] = []
+    watch.restart()
+    while True:
+        blocks = watch.stream(iterations)
+        seconds += [block.seconds for block in blocks if block.counts]
+        if len(seconds) >= _FEWEST_BLOCKS:
+            return seconds
+        if blocks[-1].elapsed_seconds > effort.max_seconds:
+            raise FailedPointError("the background operations paused in nearly every block")
 
 
 def _spread(seconds: list[float]) -> float:

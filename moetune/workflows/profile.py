@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
@@ -19,7 +19,7 @@ from moetune.domain.samples import Point, Sample
 from moetune.domain.units import dtype_bytes
 from moetune.fit.profile import fit_profile
 from moetune.measure.grid import Preset
-from moetune.measure.noise import DRIFT, mark_drift
+from moetune.measure.noise import has_drifted
 from moetune.measure.points import choose_points, default_group_sizes
 from moetune.workflows.recording import (
     GroupSummary,
@@ -108,7 +108,7 @@ class ProfileOutcome:
     @property
     def has_drifted(self) -> bool:
         """Whether the machine's speed changed during the measurement."""
-        return any(DRIFT in sample.marks for sample in mark_drift(self.profile.samples))
+        return has_drifted(self.profile.samples)
 
 
 def detect_cluster(request: ProfileRequest, setting: MeasurementSetting) -> Cluster:
@@ -178,7 +178,7 @@ def take_part(request: ProfileRequest, setting: MeasurementSetting) -> None:
     """
     from moetune.measure.session import Assignment
 
-    assignment = Assignment(points=(), preset=request.preset)
+    assignment = Assignment(needed=(), preset=request.preset)
     _on_ranks(assignment, request, setting, lambda _: None)
 
 
@@ -217,10 +217,7 @@ def profile_machine(
     )
     with run:
         _measure(request, setting, cluster, known, recorder)
-        raw = run.samples()
-        # The fit marks drifted samples; rows are stored as measured, so that marks can be derived
-        # again by a better rule.
-        profile = replace(_fit(name, cluster, raw, request.seed), samples=raw)
+        profile = _fit(name, cluster, run.samples(), request.seed)
         run.complete(profile)
     groups = summarize(profile)
     progress.finish(groups)
@@ -279,9 +276,10 @@ def _measure(
         preset=request.preset,
         max_tokens=request.max_tokens,
     )
-    done = {sample.point for sample in known if not sample.error}
+    left = points.without({sample.point for sample in known if not sample.error})
     assignment = Assignment(
-        points=tuple(point for point in points if point not in done),
+        needed=left.needed,
+        others=left.others,
         preset=request.preset,
         ranks_per_node=cluster.machine.devices_per_node,
         budget_seconds=request.budget_seconds,
@@ -313,6 +311,6 @@ def _fit(name: str, cluster: Cluster, samples: Sequence[Sample], seed: int) -> P
         name=name,
         machine=cluster.machine,
         fingerprint=cluster.fingerprint,
-        samples=mark_drift(samples),
+        samples=samples,
         seed=seed,
     )

@@ -16,10 +16,17 @@ from moetune.domain.cluster import Cluster, Group, Machine, placement_name
 from moetune.domain.ports import Store
 from moetune.domain.profile import FitError, Profile
 from moetune.domain.records import RunStatus
-from moetune.domain.samples import CollectiveOp, CollectivePoint, Point, Quality, Sample
+from moetune.domain.samples import (
+    BurstPoint,
+    CollectiveOp,
+    CollectivePoint,
+    Point,
+    Quality,
+    Sample,
+)
 
 if TYPE_CHECKING:
-    from moetune.measure.session import News
+    from moetune.measure.session import Estimates, News
 
 
 _NAMES = {"gemm": "GEMM", "rows": "memory-bound operations", "copy": "copies"}
@@ -99,41 +106,35 @@ class SampleRecorder:
         self.samples: list[Sample] = []
         self._machine = machine
         self._begin, self._store, self._progress = begin, store, progress
-        self._left: dict[Point, float] = {}
-        self._start = self._again_seconds = self._again_until = 0.0
+        self._left: set[Point] = set()
+        self._start = self._total_seconds = 0.0
 
     def receive(self, news: "News") -> None:
         """Start the display with the estimates, or store a sample and show it."""
         if isinstance(news, Sample):
             self._measured(news)
         else:
-            self._planned(news.seconds, news.again_seconds)
+            self._planned(news)
 
-    def _planned(self, seconds: Mapping[Point, float], again_seconds: float) -> None:
+    def _planned(self, estimates: "Estimates") -> None:
         if self._begin is not None:
             self._begin()
-        self.seconds, self._left = dict(seconds), dict(seconds)
-        self._start, self._again_seconds = time.monotonic(), again_seconds
-        total = sum(seconds.values()) + again_seconds
-        groups = Counter(group_of(point, self._machine) for point in seconds)
-        self._progress.start(groups, total)
+        self.seconds, self._left = dict(estimates.seconds), set(estimates.seconds)
+        self._start, self._total_seconds = time.monotonic(), estimates.total_seconds
+        groups = Counter(group_of(point, self._machine) for point in self.seconds)
+        self._progress.start(groups, self._total_seconds)
 
     def _measured(self, sample: Sample) -> None:
         if self._store is not None:
             self._store(sample)
         self.samples.append(sample)
-        group, now = group_of(sample.point, self._machine), time.monotonic()
-        if self._left.pop(sample.point, None) is not None:
-            self._again_until = now + self._again_seconds
-            self._progress.advance(sample, group, self._seconds_left(now))
-        elif not self._left:
-            self._progress.repeat(group, max(self._again_until - now, 0.0))
-
-    def _seconds_left(self, now: float) -> float:
-        """Return the remaining estimates, scaled by how long the finished points really took."""
-        left = sum(self._left.values())
-        done = sum(self.seconds.values()) - left
-        return left * (now - self._start) / done + self._again_seconds
+        group = group_of(sample.point, self._machine)
+        seconds_left = max(self._start + self._total_seconds - time.monotonic(), 0.0)
+        if sample.point in self._left:
+            self._left.remove(sample.point)
+            self._progress.advance(sample, group, seconds_left)
+        else:
+            self._progress.repeat(group, seconds_left)
 
 
 class StoredRun:
@@ -197,7 +198,7 @@ class StoredRun:
 
 def group_of(point: Point, machine: Machine) -> str:
     """Return the group in which a point is shown, such as "GEMM"."""
-    if isinstance(point, CollectivePoint):
+    if isinstance(point, (CollectivePoint, BurstPoint)):
         return _collective_group(point.op, point.group, machine)
     return _NAMES.get(point.kind, point.kind)
 

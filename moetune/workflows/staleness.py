@@ -43,8 +43,8 @@ class Change:
 
     @property
     def words(self) -> str:
-        """The change, as "torch 2.12 → 2.13"."""
-        return f"{self.name} {self.profiled or 'none'} → {self.now or 'none'}"
+        """The change, as "torch 2.12 there, 2.13 here"."""
+        return f"{self.name} {self.profiled or '—'} there, {self.now or '—'} here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +134,14 @@ def stale_note(profile: Profile, software: Mapping[str, str] | None = None) -> s
     """Return what made a profile stale and the command that checks it; "" if nothing did.
 
     Args:
-        software: as of `changes`; default, what is known without loading torch.
+        software: as of `changes`, of a machine known to be the profile's; default, what is known
+            without loading torch, where the processor is the same.
     """
     if profile.provenance != "measured":
         return ""
+    is_here = software is not None or is_of_this_processor(profile)
     found = changes(profile, software_here() if software is None else software)
-    if not found or not is_of_this_processor(profile):
+    if not found or not is_here:
         return ""
     return (
         f"profile {profile.name!r} is stale, the software changed: "

@@ -10,7 +10,7 @@ from moetune.domain.cluster import Machine
 from moetune.domain.constraints import Constraints, LayoutPins, TransformerSizes
 from moetune.domain.costs import CompSpeed
 from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation, LayerShape, Workload
+from moetune.domain.layer import Activation, ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout, check_ranks, rank_rules
 from moetune.domain.model import Transformer
 from moetune.domain.profile import CopyLine, GemmLine
@@ -199,3 +199,27 @@ def test_a_request_that_cannot_be_planned_is_refused_when_it_is_made(
     with pytest.raises(InputError) as caught:
         request_of()
     assert caught.value.what == what
+
+
+@pytest.mark.parametrize(
+    ("expert_parallel", "in_shards", "world_size", "gathers", "own_tokens"),
+    [
+        ("tensor", True, 4, True, 3),  # 10 tokens over 4 ranks: 3, 3, 2 and 2
+        ("tensor", True, 2, True, 5),
+        ("tensor", True, 1, False, 10),
+        ("tensor", False, 4, False, 10),
+        ("all_to_all", False, 4, False, 10),
+    ],
+)
+def test_shards_of_tokens_are_gathered_where_there_are_several(
+    expert_parallel: ExpertParallel,
+    in_shards: bool,  # noqa: FBT001 - a case
+    world_size: int,
+    gathers: bool,  # noqa: FBT001 - a case
+    own_tokens: int,
+) -> None:
+    work = Workload(
+        layer=SHAPE, world_size=world_size, tokens_per_rank=10, expert_parallel=expert_parallel,
+        sequence_parallel=in_shards,
+    )  # fmt: skip
+    assert (work.gathers, work.own_tokens) == (gathers, own_tokens)

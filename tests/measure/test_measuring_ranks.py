@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from moetune.domain.errors import CollectiveError
 from moetune.domain.samples import (
     AttentionPoint,
+    BurstPoint,
     CollectiveOp,
     CollectivePoint,
     CopyPoint,
@@ -21,7 +23,7 @@ from moetune.domain.samples import (
     Sample,
 )
 from moetune.measure.noise import num_sharers
-from moetune.measure.session import Assignment, Estimates, News, shuffled
+from moetune.measure.session import Assignment, Estimates, News
 from moetune.workflows import launch
 from moetune.workflows.launch import cores_of
 from moetune.workflows.steps import measure_on_ranks
@@ -48,6 +50,7 @@ POINTS: tuple[Point, ...] = (
     ),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024),
     CollectivePoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
+    BurstPoint(op="all_to_all", group_size=2, num_bytes=1024, in_flight=4),
     CollectivePoint(op="all_reduce", group_size=2, num_bytes=1024),
     CollectivePoint(op="all_gather", group_size=2, num_bytes=1024),
     CollectivePoint(op="reduce_scatter", group_size=2, num_bytes=1024),
@@ -99,10 +102,11 @@ def test_the_slowest_rank_counts_and_a_failure_or_wish_of_one_is_heard_by_all() 
 @pytest.mark.dist
 def test_a_session_samples_every_kind_and_goes_on_after_points_that_fail() -> None:
     ear = Ear()
-    measure_here(Assignment(points=POINTS, preset="quick"), ear, num_ranks=2)
+    measure_here(Assignment(needed=POINTS, preset="quick"), ear, num_ranks=2)
     assert tuple(ear.seconds) == POINTS
     assert {sample.point for sample in ear.samples} == set(POINTS)
-    assert ear.samples[0].point == ear.samples[-1].point
+    visits = Counter(sample.point for sample in ear.samples if not sample.error)
+    assert set(visits.values()) <= set(range(3, 6))
     failed = {sample.point: sample.error for sample in ear.samples if sample.error}
     # A crowded machine may keep the background_loads from a proof; that is an answer, too.
     failed.pop(InterferencePoint(victim="mem", others=("comm",)), None)
@@ -127,7 +131,7 @@ def test_collectives_are_measured_inside_nodes_and_across_them() -> None:
         for size, nodes in ((2, 0), (2, 2), (4, 0))
     )
     ear = Ear()
-    measure_here(Assignment(points=points, preset="quick", ranks_per_node=2), ear, num_ranks=4)
+    measure_here(Assignment(needed=points, preset="quick", ranks_per_node=2), ear, num_ranks=4)
     assert {sample.point for sample in ear.samples if not sample.error} == set(points)
 
 
@@ -143,7 +147,7 @@ class Killer(Ear):
 @pytest.mark.dist
 def test_a_rank_that_dies_ends_the_others_with_an_error() -> None:
     killer = Killer()
-    assignment = Assignment(points=POINTS * 20, preset="full")
+    assignment = Assignment(needed=POINTS * 20, preset="full")
     with pytest.raises(CollectiveError, match=r"rank 1 of 2 .*SIGKILL"):
         measure_here(assignment, killer, num_ranks=2)
     assert killer.samples
@@ -154,7 +158,7 @@ def test_one_rank_measures_here_and_talks_through_memory() -> None:
     ear = Ear()
     loop = CollectivePoint(op="all_to_all", group_size=1, num_bytes=4096, in_flight=2)
     alone: tuple[Point, ...] = (GEMM, loop, CopyPoint(direction="d2h", pinned=True, num_bytes=64))
-    measure_here(Assignment(points=alone, preset="quick", budget_seconds=60.0), ear, num_ranks=1)
+    measure_here(Assignment(needed=alone, preset="quick", budget_seconds=60.0), ear, num_ranks=1)
     assert {sample.point for sample in ear.samples if not sample.error} == set(alone)
 
 
@@ -171,19 +175,9 @@ def test_a_budget_ends_the_session_also_where_the_estimates_were_too_low() -> No
     points = tuple(
         GemmPoint(dtype="float32", rows=rows, d_in=16, d_out=16) for rows in range(8, 72, 4)
     )
-    measure_here(Assignment(points=points, preset="quick", budget_seconds=3.0), ear, num_ranks=1)
+    measure_here(Assignment(needed=points, preset="quick", budget_seconds=3.0), ear, num_ranks=1)
     assert len(ear.seconds) > 5
-    measured = [sample.point for sample in ear.samples]
-    assert measured[0] == measured[-1]
-    assert len(measured) <= 5
-
-
-def test_the_order_is_the_seeds_alone_and_begins_with_a_product() -> None:
-    order = shuffled(POINTS, 7)
-    assert order == shuffled(POINTS, 7)
-    assert order != shuffled(POINTS, 8)
-    assert sorted(map(repr, order)) == sorted(map(repr, POINTS))
-    assert isinstance(order[0], GemmPoint)
+    assert len(ear.samples) <= 5
 
 
 def test_ranks_that_share_cores_are_counted_on_their_own_machine() -> None:

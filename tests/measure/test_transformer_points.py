@@ -40,7 +40,7 @@ def points_of(
         transformers=(model,),
         preset=preset,
         max_tokens=max_tokens,
-    )
+    ).all
 
 
 def costs_by(points: tuple[Point, ...]) -> Costs:
@@ -119,7 +119,7 @@ def test_a_gpu_measures_the_hosts_optimizer_step_too() -> None:
             cluster=Cluster(machine=machine, fingerprint=Fingerprint()),
             dtypes=(DTYPE,), group_sizes=(2,), transformers=(MODEL,),
         )  # fmt: skip
-        return {point.op for point in chosen if isinstance(point, RowsPoint)}
+        return {point.op for point in chosen.all if isinstance(point, RowsPoint)}
 
     assert "host_adam" not in ops(MACHINE)
     assert {"adam", "host_adam"} <= ops(replace(MACHINE, kind="cuda"))

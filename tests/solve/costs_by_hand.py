@@ -37,11 +37,18 @@ class LinearCosts:
     group_size: int | None = None
     copy_cost: LinearCost | None = None
     copy_mode: CopyMode | None = None
+    pause_gain_seconds: float = 0.0
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         assert exchange_bytes >= 0
         assert exchange_seconds >= 0
         return OverlapSpeeds(comp=self.interference.comp.comm, comm=self.interference.comm.comp)
+
+    def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
+        assert op
+        assert group_size
+        assert num_nodes >= 0
+        return self.pause_gain_seconds
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         assert dtype

@@ -131,6 +131,7 @@ def test_replicas_without_room_for_all_shard_and_stay_on_the_device() -> None:
     whole = solve_layout(question(world_size=8, pins=replace(pins, zero=False), gib=80)).plan
     assert whole.chunks is not None
     assert not whole.chunks.scatter
+    assert not whole.chunks.offload
     assert whole.chunks.cache_bytes >= 2 * whole_of("gpt-2.7b").num_parameters
 
 
@@ -173,6 +174,13 @@ def test_a_host_that_is_too_small_is_named_with_its_bytes() -> None:
         solve_layout(question(host_gib=needed // GIB - 1))
     assert f"{needed // GIB - 1}.0 GiB are there" in raised.value.what
     assert solve_layout(question(host_gib=80)).plan.chunks is not None
+
+
+@pytest.mark.parametrize("world_size", [1, 8])
+def test_states_of_one_rank_are_not_sharded_whatever_they_lack(world_size: int) -> None:
+    with pytest.raises(InfeasiblePlanError) as raised:
+        solve_layout(question(world_size=world_size, gib=0.1, pins=LayoutPins(dp=world_size)))
+    assert ("ZeRO" in raised.value.what) is (world_size > 1)
 
 
 def test_without_copies_nothing_is_offloaded_and_the_hint_says_why() -> None:

@@ -1,12 +1,18 @@
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.chunks import Use
+from moetune.domain.cluster import Machine
+from moetune.domain.layout import Layout
+from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine, Profile
+from moetune.domain.samples import CollectiveOp, Direction
+from moetune.fit.costs import costs_of
 from moetune.solve.chunks.cache import fewest_places, replay
-from moetune.solve.chunks.time import ChunkCost, ChunkDevice, ChunkTime, simulate
+from moetune.solve.chunks.time import ChunkCost, ChunkDevice, ChunkPrices, ChunkTime, simulate
+from moetune.solve.model.groups import groups_of
 
 GPU = ChunkDevice(copies_inline=False, updates_on_host=True)
 ON_DEVICE = ChunkDevice(copies_inline=False, updates_on_host=False)
@@ -97,3 +103,71 @@ def test_a_step_takes_at_least_its_busiest_engine_and_at_most_all_in_a_row(
     all_in_a_row = computed + gathers * (cost.fetch + cost.gather) + work["reduce"] + work["store"]
     assert busiest - 1e-9 <= found.seconds <= all_in_a_row + 1e-9
     assert found.seconds + found.optimizer_seconds >= work["update"] - 1e-9
+
+
+def prices(*, offload: bool = False, **alphas: float) -> ChunkPrices:
+    """Return prices of chunks in which all lines have 10 GB/s, and those start-up times."""
+    beta = 1e-10
+    ops: tuple[CollectiveOp, ...] = ("all_gather", "reduce_scatter", "all_reduce")
+    ways: tuple[Direction, ...] = ("h2d", "d2h")
+    profile = Profile(
+        name="chunks",
+        provenance="modelled",
+        citation="by hand",
+        machine=Machine(
+            kind="cuda", device="a GPU", num_devices=8, devices_per_node=8, memory_bytes=2**30
+        ),
+        gemm=(GemmLine(dtype="float16", alpha_seconds=0.0, beta_seconds_per_mac=1e-12),),
+        collective=tuple(
+            CollectiveLine(
+                op=op, group_size=8, alpha_seconds=alphas.get(op, 0.0), beta_seconds_per_byte=beta
+            )
+            for op in ops
+        ),
+        copy=tuple(
+            CopyLine(
+                direction=way, pinned=True, alpha_seconds=alphas.get(way, 0.0),
+                beta_seconds_per_byte=beta,
+            )
+            for way in ways
+        ),
+    )  # fmt: skip
+    layout = Layout(expert_parallel="all_to_all", dp=8, ep=1, tp=1, pp=1)
+    return ChunkPrices(
+        costs=costs_of(profile), groups=groups_of(layout, per_node=8), dtype="float16",
+        offload=offload,
+    )  # fmt: skip
+
+
+def at_90_percent(alpha_seconds: float, *, ranks: int = 1) -> float:
+    """Return the chunk whose α–β line reaches 90 % of its rate; each rank sends 1 / `ranks`."""
+    return 9 * alpha_seconds / 1e-10 * ranks
+
+
+@pytest.mark.parametrize(
+    ("made", "exact"),
+    [
+        (prices(reduce_scatter=1e-4), at_90_percent(1e-4)),
+        (prices(all_gather=1e-4), at_90_percent(1e-4, ranks=8)),
+        (prices(all_gather=1e-4, reduce_scatter=1e-3), at_90_percent(1e-3)),
+        (prices(h2d=1e-4, offload=True), at_90_percent(1e-4, ranks=8)),
+        (prices(d2h=1e-4, offload=True), at_90_percent(1e-4, ranks=8)),
+        (replace(prices(all_reduce=1e-4), scatter=False), at_90_percent(1e-4)),
+    ],
+)
+def test_chunks_are_worthwhile_where_each_transfer_has_90_percent_of_its_rate(
+    made: ChunkPrices, exact: float
+) -> None:
+    # Sizes are powers of two, and the best rate is that of 1 GiB instead of an endless chunk.
+    assert 0.9 * exact <= made.worthwhile_bytes(8) <= 2 * exact
+
+
+def test_chunks_without_start_up_time_are_worthwhile_at_the_smallest_size() -> None:
+    smallest = prices().worthwhile_bytes(8)
+    assert smallest < at_90_percent(1e-4)
+    others = [
+        prices(h2d=1e-3, d2h=1e-3),  # nothing is offloaded
+        prices(all_reduce=1e-3),  # nothing is whole
+        replace(prices(all_gather=1e-3, reduce_scatter=1e-3), scatter=False),
+    ]
+    assert [one.worthwhile_bytes(8) for one in others] == [smallest] * 3

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,7 +23,9 @@ from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import GemmForm
 from moetune.domain.units import format_seconds
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.times import phase_time
 from tests.solve.costs_by_hand import LinearCosts, plan_inputs
 
 KEEP_ALL = Bounds(strategy="none")
@@ -422,3 +425,41 @@ def test_swiglu_has_more_work_to_hide_behind() -> None:
     difference = swiglu.predicted.sequential_backward_seconds
     difference -= gelu.predicted.sequential_backward_seconds
     assert difference == pytest.approx(2 * (5e-5 + 4e-14 * 4096 * 2 * 1024 * 4096))
+
+
+@pytest.mark.parametrize(
+    ("costs", "resamples", "assumed"),
+    [(LinearCosts(), (), False), (LinearCosts(), (LinearCosts(),), True), (MEASURED, (), False),
+     (MEASURED, (MEASURED,), False)],
+)  # fmt: skip
+def test_an_assumed_error_is_warned_of_where_refits_assume_one(
+    costs: LinearCosts,
+    resamples: tuple[LinearCosts, ...],
+    assumed: bool,  # noqa: FBT001 - a case
+) -> None:
+    plan = _solve(costs=costs, resamples=resamples, provenance="published")
+    assert any("5 %" in warning for warning in plan.warnings) is assumed
+    assert len(plan.warnings) == 1 + assumed
+
+
+def test_the_price_of_a_pin_is_against_the_best_of_all_degrees_where_memory_is_reused() -> None:
+    costs = replace(
+        MEASURED,
+        power=0.9,
+        copy_mode="pinned",
+        copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=1e-10),
+    )
+    inputs = plan_inputs(tokens_per_rank=65536)
+    plan = _solve(inputs, costs=costs, bounds=Bounds(forward_degree=2, strategy="S4"))
+    (found,) = (re.search(r"([\d.]+)% slower than (\d+)", text) for text in plan.warnings)
+    assert found is not None
+    layer = layer_costs(workload=plan.workload, costs=costs)
+    times = {
+        degree: phase_time(
+            costs=layer, phase="forward", tokens=65536, degree=degree, strategy="S4"
+        ).seconds
+        for degree in range(1, 65)
+    }
+    fastest = min(times.values())
+    assert times[int(found[2])] == pytest.approx(fastest, rel=1e-3)
+    assert float(found[1]) == pytest.approx(100 * (times[2] / fastest - 1), abs=0.1)

@@ -14,6 +14,7 @@ from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.plan import Plan, plan_from_json
+from moetune.domain.units import format_seconds
 from moetune.solve.layer.degree import best_tensor_parallel_degree, tensor_parallel_makespan
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.parallelism import layer_costs
@@ -225,7 +226,9 @@ def test_more_chunks_than_are_best_are_taken_where_memory_binds_and_it_says_so()
     free = _solve(LinearCosts(), bounds=Bounds(max_degree=1))
     needed = total_bytes(free.memory)
     slow_gemms = LinearCosts(gemm_cost=LinearCost(alpha_seconds=1.0, beta_seconds=1e-15))
-    assert _solve(slow_gemms).pipeline.backward_degree == 1
+    roomy = _solve(slow_gemms)
+    assert roomy.pipeline.backward_degree == 1
+    assert format_seconds(roomy.predicted.step_seconds) in roomy.decision.why
     tight = _solve(slow_gemms, gib=0.97 * needed / 2**30)
     assert tight.pipeline.backward_degree > 1
     assert tight.decision.binding == "memory"

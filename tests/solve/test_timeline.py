@@ -205,3 +205,15 @@ def test_a_pipeline_needs_one_entry_for_each_chunk(compute: list[float]) -> None
             combine_seconds=dispatch,
             order="dispatch_first",
         )
+
+
+@pytest.mark.parametrize(
+    "lengths", [(0, 0, 0), (1, 2, 2), (3, 2, 2), (2, 1, 2), (2, 3, 2), (2, 2, 1), (2, 2, 3)]
+)
+def test_a_phase_has_one_entry_of_each_kind_a_chunk(lengths: tuple[int, int, int]) -> None:
+    dispatch, compute, combine = ([1.0] * length for length in lengths)
+    with pytest.raises(ValueError, match="one entry"):
+        pipeline_tasks(
+            dispatch_seconds=dispatch, compute_seconds=compute, combine_seconds=combine,
+            order="dispatch_first",
+        )  # fmt: skip

@@ -180,17 +180,17 @@ class LeftSeconds(SilentProgress):
         self.left.append(seconds_left)
 
 
-def test_the_time_left_is_at_the_pace_so_far_and_counts_what_is_measured_again(
+def test_the_time_left_is_that_of_all_visits_and_never_negative(
     profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     shown = LeftSeconds()
     recorder = SampleRecorder(machine=profile.machine, progress=shown)
-    recorder.receive(Estimates(seconds={ONE: 1.0, OTHER: 2.0}, again_seconds=10.0))
-    now += 3.0  # three times as long as estimated
+    recorder.receive(Estimates(seconds={ONE: 1.0, OTHER: 2.0}, total_seconds=7.0))
+    now += 3.0
     recorder.receive(Sample(point=ONE, seconds=(1.0,)))
     now += 5.0
     recorder.receive(Sample(point=OTHER, seconds=(1.0,)))
-    assert shown.total == 13.0
-    assert shown.left == [2.0 * 3 + 10.0, 10.0]
+    assert shown.total == 7.0
+    assert shown.left == [4.0, 0.0]

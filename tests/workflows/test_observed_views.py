@@ -1,67 +1,144 @@
-"""What `verify` says of operations: the one that differs most from its prediction, if one does."""
+"""Sections of measured steps, a verification's and those over time, against their numbers."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
-from moetune.domain.operations import Operation
-from moetune.domain.plan import Plan
-from moetune.workflows.verify import (
-    Verification,
-    VerifiedOperation,
-    VerifiedStep,
-    observations_of,
+from moetune.domain.constraints import Strategy
+from moetune.domain.records import Stored
+from moetune.report.observed import Seen, seen
+from moetune.report.section import Section
+from moetune.workflows.verify import Verification, VerifiedStep
+from moetune.workflows.views.observed import (
+    observed_figures,
+    observed_sections,
+    verification_sections,
 )
-from moetune.workflows.views.observed import MOVED, verification_sections
-from tests.workflows.test_corrections import PLAN
+from tests.report.lab import lab_plan, observations
 
-TRANSFER = Operation(name="all_to_all", phase="forward", size=2**21, degree=2)
-EXPERTS = Operation(name="experts", phase="backward", size=2**30, degree=2)
+PLAN = lab_plan()
 
 
-def verification(plan: Plan, transfer: float, experts: float | None) -> Verification:
-    """Return a plan's steps whose operations take so many times their prediction."""
-    operations = (
-        VerifiedOperation(operation=TRANSFER, predicted_seconds=0.01, seconds=(0.01 * transfer,)),
-        VerifiedOperation(
-            operation=EXPERTS, predicted_seconds=None if experts is None else 0.02,
-            seconds=(0.02 * (experts or 9.0),),
-        ),
+def step(
+    forward: int, backward: int, *, seconds: float, predicted: float | None = 1.0,
+    planned: bool = False, strategy: Strategy = "none",
+) -> VerifiedStep:  # fmt: skip
+    return VerifiedStep(
+        forward_degree=forward, backward_degree=backward, strategy=strategy, is_planned=planned,
+        predicted_seconds=predicted, forward_seconds=seconds / 3, backward_seconds=seconds / 2,
+        step_seconds=seconds, raw_step_seconds=(seconds,), deviation=forward * 1e-7,
     )  # fmt: skip
-    planned = VerifiedStep(
-        forward_degree=2, backward_degree=2, strategy="none", is_planned=True,
-        predicted_seconds=0.1, forward_seconds=0.04, backward_seconds=0.06, step_seconds=0.1,
-        raw_step_seconds=(0.1,), deviation=0.0, operations=operations,
-    )  # fmt: skip
-    one = replace(planned, forward_degree=1, backward_degree=1, is_planned=False, operations=())
-    return Verification(
-        plan_id=plan.id, steps=(one, planned), tolerance=1e-4, imbalance=1.0, device_id="ab"
+
+
+def verification(*steps: VerifiedStep) -> Verification:
+    return Verification(plan_id=PLAN.id, steps=steps, tolerance=1e-5, imbalance=1.25)
+
+
+def words(found: Verification) -> str:
+    (section,) = verification_sections(PLAN, found)
+    (text,) = section.paragraphs
+    return text
+
+
+PLANNED = step(2, 3, seconds=1.25, planned=True)
+ALONE = step(1, 1, seconds=2.5, predicted=3.0)
+
+
+def test_a_verification_shows_every_decision_with_its_error() -> None:
+    unknown = step(4, 5, seconds=2.0, predicted=None)
+    (section,) = verification_sections(PLAN, verification(ALONE, PLANNED, unknown))
+    (table,) = section.tables
+    shown = [tuple(cell.value for cell in row) for row in table.rows]
+    assert shown == [
+        ("", "none", 1, 1, 3.0, 2.5, pytest.approx(0.2)),
+        ("plan", "none", 2, 3, 1.0, 1.25, pytest.approx(-0.2)),
+        ("", "none", 4, 5, None, 2.0, None),
+    ]
+    assert [row[6].text for row in table.rows[:2]] == ["+20.0 %", "-20.0 %"]
+    # The largest deviation of all decisions, and the busiest rank's rows.
+    assert re.findall(r"[\d.]+e-\d+|\d\.\d\d ×", table.notes[0]) == ["4.0e-07", "1.25 ×"]
+
+
+def test_a_verification_compares_with_one_chunk_with_its_prediction_and_with_the_fastest() -> None:
+    faster = step(4, 5, seconds=1.0)
+    reusing = step(6, 7, seconds=0.5, strategy="S4")
+    figures = re.compile(r"\d+\.\d\d ×|[+-]?\d+\.\d%|\d+ and \d+")
+    assert figures.findall(words(verification(ALONE, PLANNED, faster, reusing))) == [
+        "2.00 ×", "-20.0%", "4 and 5", "25.0%",
+    ]  # fmt: skip
+    assert figures.findall(words(verification(ALONE, PLANNED))) == ["2.00 ×", "-20.0%"]
+    unknown = replace(PLANNED, predicted_seconds=None)
+    assert figures.findall(words(verification(ALONE, unknown))) == ["2.00 ×"]
+
+
+def test_a_verification_is_of_the_plan_whose_id_begins_so() -> None:
+    assert re.findall(r"\b[0-9a-f]{4,}\b", words(verification(ALONE, PLANNED)))[0] == PLAN.id[:6]
+
+
+def rows(count: int = 30) -> tuple[Seen, ...]:
+    made = observations(PLAN, count)
+    return seen(
+        [
+            Stored(id=at, created_at=f"2026-03-{1 + at:02}T04:05:06.789", value=one)
+            for at, one in enumerate(made)
+        ]
     )
 
 
-@pytest.mark.parametrize(
-    ("transfer", "experts", "named"),
-    [
-        (2.0, 1.2, "all_to_all"),
-        (1.2, 0.5, "experts"),
-        (2.0, None, "all_to_all"),
-        (MOVED * 0.99, 1 / MOVED * 1.01, ""),
-    ],
-)
-def test_the_operation_that_moved_most_is_named(
-    transfer: float, experts: float | None, named: str
-) -> None:
-    (section,) = verification_sections(PLAN, verification(PLAN, transfer, experts))
-    others = {"all_to_all", "experts"} - {named}
-    assert len(section.paragraphs) == (2 if named else 1)
-    if named:
-        assert named in section.paragraphs[1]
-        assert not any(f"{other} " in section.paragraphs[1] for other in others)
+def highlights(section: Section) -> dict[str, object]:
+    return {one.name: one.cell.value for one in section.highlights}
 
 
-def test_a_verification_is_observed_with_its_operations_and_machine() -> None:
-    one, planned = observations_of(PLAN, verification(PLAN, 2.0, 1.0))
-    assert (one.operations, one.device_id, planned.device_id) == ((), "ab", "ab")
-    assert [(times.operation, times.seconds) for times in planned.operations] == [
-        (TRANSFER, (0.02,)), (EXPERTS, (0.02,)),
+def test_observed_steps_are_summed_up_by_their_medians() -> None:
+    found = rows()
+    drift, table = observed_sections(found, found[::-1], is_all=True)
+    ratios = [one.ratio for one in found]
+    errors = sorted(abs(1 / ratio - 1) for ratio in ratios)
+    assert highlights(drift) == {
+        "Observations": 30,
+        "Typical error": pytest.approx((errors[14] + errors[15]) / 2),
+        "Drift": pytest.approx(sorted(ratios[-21:])[10] - 1),
+        "Latest": "2026-03-30 04:05",
+    }
+    assert len(drift.figures) == 2
+    newest = table.tables[0].rows[0]
+    assert [cell.value for cell in newest] == [
+        "2026-03-30 04:05:06", PLAN.id, "training", PLAN.inputs.tokens_per_rank,
+        f"{PLAN.pipeline.forward_degree} and {PLAN.pipeline.backward_degree}", 3,
+        PLAN.predicted.step_seconds, found[-1].seconds, pytest.approx(ratios[-1] - 1),
     ]  # fmt: skip
+    assert newest[1].text == PLAN.id[:6]
+
+
+def test_a_cut_list_is_not_called_the_total() -> None:
+    notes = [
+        observed_sections(rows(), rows(), is_all=is_all)[0].highlights[0].note
+        for is_all in (True, False)
+    ]
+    assert ["total" in note for note in notes] == [True, False]
+
+
+def test_a_table_links_to_plans_only_where_there_are_pages() -> None:
+    for address in ("", "/plans/"):
+        table = observed_sections(rows(), rows(), is_all=True, plans=address)[1].tables[0]
+        assert {row[1].href for row in table.rows} == {f"{address}{PLAN.id}" if address else ""}
+
+
+def test_nothing_observed_has_nothing_to_sum_up() -> None:
+    drift, table = observed_sections((), (), is_all=True)
+    assert (drift.highlights, drift.figures, table.tables[0].rows) == ((), (), ())
+
+
+def test_steps_of_several_plans_are_drawn_as_ratios_alone() -> None:
+    found = rows()
+    other = replace(found[0], observation=replace(found[0].observation, plan_id="f" * 64))
+    assert [one.name for one in observed_figures(found)] == ["observed", "drift"]
+    assert [one.name for one in observed_figures((*found, other))] == ["drift"]
+
+
+def test_a_step_that_takes_no_time_has_no_error() -> None:
+    still = [replace(one, seconds=0.0) for one in rows(3)]
+    (drift, _) = observed_sections(still, still, is_all=True)
+    assert highlights(drift)["Typical error"] == 0.0
+    assert highlights(drift)["Drift"] == -1.0

@@ -1,5 +1,7 @@
 """A real step's timeline: what overlaps, and that it is recorded as it happened."""
 
+from typing import Any, Literal
+
 import pytest
 import torch
 
@@ -7,7 +9,8 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.runtime.trace import RecordedSpan
 from moetune.workflows.steps import random_steps
-from moetune.workflows.trace import overlap_of
+from moetune.workflows.trace import overlap_of, recorded_trace
+from tests.runtime.plans import small_plan
 from tests.runtime.slow_link import SlowLink
 
 WIRE_SECONDS = 0.01
@@ -48,3 +51,39 @@ def test_each_chunk_is_dispatched_computed_and_combined_in_that_order() -> None:
             assert dispatch.end_seconds <= experts.start_seconds + 1e-3
             assert experts.end_seconds <= combine.start_seconds + 1e-3
             assert combine.end_seconds >= experts.end_seconds + 0.5 * WIRE_SECONDS
+
+
+def test_a_recorded_step_is_a_trace_from_zero_with_every_span_in_microseconds() -> None:
+    plan = small_plan(layer=LayerShape(d_model=16, d_hidden=32, num_experts=4), world_size=1)
+    trace = recorded_trace(plan, profile=None, num_ranks=None, launch=None, environ={})
+    assert trace is not None
+    degrees = plan.pipeline.forward_degree, plan.pipeline.backward_degree
+    assert len(trace.events) == 3 * sum(degrees)
+    events: list[Any] = list(trace.events)
+    assert min(event["ts"] for event in events) == 0
+    ends = [event["ts"] + event["dur"] for event in events]
+    assert 10 < max(ends) < 60e6  # a step of more than 10 µs and less than a minute
+    names = {event["name"] for event in trace.events}
+    assert {f"forward dispatch {chunk + 1}" for chunk in range(degrees[0])} <= names
+    assert {f"backward combine {chunk + 1}" for chunk in range(degrees[1])} <= names
+    for event in trace.events:
+        assert event["tid"] == ("link" if event["cat"] == "comm" else "compute")
+    assert trace.predicted is None
+    assert trace.measured is not None
+    assert trace.document["traceEvents"] == list(trace.events)
+    assert trace.summary("x.json")["measured"] == trace.document["measured"]
+
+
+def span(name: str, start: float, end: float) -> RecordedSpan:
+    resource: Literal["comp", "comm"] = "comp" if name == "experts" else "comm"
+    return RecordedSpan(
+        phase="forward", name=name, chunk=0, resource=resource, start_seconds=start,
+        end_seconds=end,
+    )  # fmt: skip
+
+
+def test_overlap_is_the_share_of_communication_beside_computation() -> None:
+    spans = (span("dispatch", 0.0, 4.0), span("experts", 1.0, 2.0))
+    found = overlap_of(spans)
+    assert found.forward == pytest.approx(0.25)
+    assert found.backward == 0.0

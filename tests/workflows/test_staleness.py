@@ -77,7 +77,7 @@ def test_the_note_names_the_change_and_the_check(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_machine_that_plans_for_another_one_has_no_stale_profile() -> None:
-    assert stale_note(PROFILE, {"torch": "2.13"}) == ""
+    assert stale_note(PROFILE) == ""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
 from moetune.runtime.trace import RecordedSpan
-from moetune.workflows.launch import run_on_ranks
+from moetune.workflows.launch import cores_of, run_on_ranks
 from moetune.workflows.trace import overlap_of
 from tests.runtime.plans import small_plan
 
@@ -138,9 +138,12 @@ def test_real_ranks_compute_while_others_travel_forward_and_backward() -> None:
 
 
 def rank_and_size(argument: int, tell: Callable[[object], object]) -> tuple[int, int]:
+    import torch
     import torch.distributed as dist
 
-    tell(f"rank {dist.get_rank()}")
+    # In a session of its own a rank does not get the Ctrl-C of its parent's terminal.
+    has_session = os.getsid(0) == os.getpid()
+    tell((dist.get_rank(), has_session, len(os.sched_getaffinity(0)), torch.get_num_threads()))
     return argument, dist.get_world_size()
 
 
@@ -170,12 +173,14 @@ def _environ() -> dict[str, str]:
 
 
 def test_ranks_tell_news_and_return_what_rank_0_returned() -> None:
-    heard: list[str] = []
+    heard: list[tuple[int, bool, int, int]] = []
     found = run_on_ranks(
         rank_and_size, 7, num_ranks=2, launch=None, environ=_environ(), on_message=heard.append
     )
     assert found == (7, 2)
-    assert sorted(heard) == ["rank 0", "rank 1"]
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [len(cores_of(rank, 2, cores)) for rank in range(2)]
+    assert sorted(heard) == [(rank, True, shares[rank], shares[rank]) for rank in range(2)]
 
 
 def test_error_of_one_rank_reaches_the_caller_and_ends_the_others() -> None:

@@ -2,15 +2,17 @@
 
 import json
 import math
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from moetune.domain.model import MODELS
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Plan, StageTime
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
 from moetune.domain.request import PlanRequest
-from moetune.report.section import Section, Table, all_figures, values_of
+from moetune.report.section import Figure, Section, Table, all_figures, values_of
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
@@ -21,6 +23,12 @@ from moetune.workflows.views.comparison import (
     whatif_sections,
 )
 from moetune.workflows.views.explanation import explanation_sections, reasons
+from moetune.workflows.views.figures import (
+    layer_figures,
+    memory_figures,
+    options_of,
+    parts_figures,
+)
 from moetune.workflows.views.models import model_section, models_section
 from moetune.workflows.views.plan import page_sections, plan_sections
 from moetune.workflows.views.profile import profile_page, profile_sections
@@ -261,3 +269,84 @@ def test_values_survive_json(layer: Explanation, model: Explanation) -> None:
         for section in explanation_sections(explanation):
             text = json.dumps(values_of(section), allow_nan=False)
             assert json.loads(text) == values_of(section)
+
+
+def test_options_of_a_layer_are_its_plan_and_powers_of_two_of_each_strategy(
+    layer: Explanation,
+) -> None:
+    plan, options = layer.plan, options_of(layer)
+    pipeline, memory = plan.pipeline, plan.memory
+    first = options[0]
+    assert [one.is_chosen for one in options] == [True] + [False] * (len(options) - 1)
+    assert first.step_seconds == pytest.approx(plan.predicted.step_seconds)
+    assert first.memory_bytes == memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
+    ways = {
+        (strategy, degree, degree)
+        for strategy in ("none", "S1", "S2", "S3", "S4")
+        for degree in (1, 2, 4, 8)  # it is planned with 8 chunks at most
+        if degree > 1 or strategy == "none"
+    } | {(memory.strategy, pipeline.forward_degree, pipeline.backward_degree)}
+    found = [re.findall(r"none|S\d|\d+", one.name) for one in options]
+    assert {(name, int(first), int(second)) for name, first, second in found} == ways
+    assert len(options) == len(ways)
+    assert {one.group for one in options} == {way[0] for way in ways}
+    assert options_of(replace(layer, profile=None)) == ()
+    known = {one.strategy: one.step_seconds for one in layer.strategies}
+    assert min(one.step_seconds for one in options) >= min(known.values()) * (1 - 1e-9)
+
+
+def test_options_of_a_model_are_its_layouts_with_known_memory(model: Explanation) -> None:
+    plan, whole = model.plan, model.plan.transformer
+    assert whole is not None
+    lost = [one for one in plan.alternatives if one.layout is not None]
+    options = options_of(model)
+    assert [one.is_chosen for one in options] == [True] + [False] * len(lost)
+    assert (options[0].step_seconds, options[0].memory_bytes) == (
+        whole.step_seconds, whole.memory.total_bytes,
+    )  # fmt: skip
+    layouts = [plan.layout, *(one.layout for one in lost)]
+    stages = [one.pp > 1 for one in layouts if one is not None]
+    assert len({(one.group, has) for one, has in zip(options, stages, strict=True)}) == (
+        len(set(stages))
+    )
+    unknown = replace(plan, alternatives=tuple(replace(one, memory_bytes=None) for one in lost))
+    assert options_of(replace(model, plan=unknown)) == options[:1]
+    assert memory_figures(replace(model, plan=unknown)) == ()
+    assert len(memory_figures(model)) == 1
+
+
+def test_figures_are_drawn_of_what_a_plan_has(layer: Explanation, model: Explanation) -> None:
+    def names(figures: Iterable[Figure]) -> list[str]:
+        return [one.name for one in figures]
+
+    whole = model.plan.transformer
+    assert whole is not None
+    stage = StageTime(num_blocks=1, forward_seconds=1.0, backward_seconds=2.0, send_seconds=0.1)
+    for count in (0, 1, 2):
+        staged = replace(model.plan, transformer=replace(whole, stages=(stage,) * count))
+        assert len(names(parts_figures(staged))) == (2 if count > 1 else 1)
+    assert names(parts_figures(layer.plan)) == []
+    assert names(layer_figures(layer)) == ["timeline"]
+    assert names(layer_figures(replace(layer, profile=None))) == ["phases"]
+    assert names(layer_figures(model)) == ["timeline"]
+    assert names(layer_figures(replace(model, profile=None))) == []
+    dense = replace(model.plan, transformer=replace(whole, moe_every=0))
+    assert names(layer_figures(replace(model, plan=dense))) == []
+
+
+def test_named_models_show_their_experts_and_whole_models_their_parameters() -> None:
+    table = models_section().tables[0]
+    assert columns(table, "layer", "d_hidden", "experts", "top_k", "whole") == [
+        (
+            one.title, one.d_hidden, one.num_experts or f"{one.experts_per_rank} per rank",
+            one.top_k, one.transformer.num_parameters if one.transformer else None,
+        )
+        for one in MODELS.values()
+    ]  # fmt: skip
+    one = MODELS["ppmoe-6.7b"]
+    assert one.transformer is not None
+    (layer_table, whole) = model_section(one, world_size=64).tables
+    shown = {row[0].text: row[1].text for row in (*layer_table.rows, *whole.rows)}
+    assert shown["parameters"] == f"{one.transformer.num_parameters / 1e9:.1f} B"
+    assert shown["tokens"] == f"{one.tokens_per_rank:,}"
+    assert "moe" not in shown

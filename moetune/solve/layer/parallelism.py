@@ -7,7 +7,7 @@ sequence shards   tokens are sharded around the layer: all-gather before it, red
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs, Estimate, LinearCost
@@ -28,6 +28,10 @@ _WEIGHT_BYTES = 4
 _CHOICE_BYTES = 8
 _BALANCE_BYTES = 16
 """Of an expert in the balance loss: its probability and its number of pairs, as float64."""
+_LEAST_SHARE = 0.05
+"""Of an exchange's time: its start-up remains, however much a burst saves."""
+_ROW_MOVES = ("gather", "scatter_add")
+"""Outside the pipeline: rows are brought into the order of experts, and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +57,31 @@ class AllToAllCosts(LayerCosts):
         """Return one chunk's dispatch, which is also its combine.
 
         A phase's chunks are in flight together, and a collective in a queue of several is not
-        as long as one alone: the profile has both.
+        as long as one alone: the profile has both. What pauses of the link are worth is shared
+        among the exchanges of the phase.
         """
         in_flight = 1 if degree <= ALONE_CHUNKS else degree
-        return self.collective("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
+        found = self.collective("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
+        burst_seconds = self.costs.burst_seconds(
+            op="all_to_all", group_size=self.world_size, num_nodes=self.num_nodes
+        )
+        if not burst_seconds:
+            return found
+        pauses = self._pause_seconds(rows, degree, found.seconds)
+        ahead = sum(min(burst_seconds, pause) for pause in pauses)
+        share = ahead / (self.num_transfers * degree)
+        return replace(found, seconds=max(found.seconds - share, found.seconds * _LEAST_SHARE))
+
+    def _pause_seconds(self, rows: float, degree: int, seconds: float) -> tuple[float, float]:
+        """Return how long the link pauses before a phase, and while it waits for experts.
+
+        Args:
+            seconds: of one exchange.
+        """
+        moves = (self.rows_op(op, rows * degree, self.layer.d_model) for op in _ROW_MOVES)
+        experts = degree * self.compute(phase="forward", rows=rows).seconds
+        overlapped = (self.num_transfers * degree - 2) * seconds
+        return total(*moves).seconds, max(experts - overlapped, 0.0)
 
     def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
         """Return 0: a rank dispatches its own tokens."""
@@ -82,8 +107,7 @@ class AllToAllCosts(LayerCosts):
             small = self.collective("all_to_all", self.layer.num_experts * COUNT_BYTES)
         return total(
             gate,
-            self.rows_op("gather", rows, self.layer.d_model),
-            self.rows_op("scatter_add", rows, self.layer.d_model),
+            *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES),
             small,
             small,
         )
@@ -237,7 +261,7 @@ class TensorParallelCosts(LayerCosts):
         """Return the lines of all-reduce and GEMMs; None where selecting rows takes time, too."""
         transfer = self.collective_line(self.reduce_op)
         compute = self.gemm_line(phase)
-        around = (self.rows_op(op, 1.0, self.layer.d_model) for op in ("gather", "scatter_add"))
+        around = (self.rows_op(op, 1.0, self.layer.d_model) for op in _ROW_MOVES)
         if transfer is None or compute is None or total(*around).seconds:
             return None
         return transfer, compute

@@ -93,8 +93,7 @@ def _both(plans: Mapping[str, Plan]) -> tuple[Figure, ...]:
 def _overlays(first: Profile, second: Profile, names: tuple[str, str]) -> Iterator[Figure]:
     theirs = {one.name: one for one in operations_of(second)}
     both = [(one, theirs[one.name]) for one in operations_of(first) if one.name in theirs]
-    alike = [pair for pair in both if pair[0].unit == pair[1].unit]
-    for pair in alike[:_MOST_OVERLAYS]:
+    for pair in both[:_MOST_OVERLAYS]:
         yield overlay_figure(*pair, names)
 
 

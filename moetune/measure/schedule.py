@@ -1,0 +1,113 @@
+"""Order of a session's visits: what plans need most first, then everything again and again.
+
+A point is visited several times, far apart and in another order each round: a neighbour's burst
+then disturbs one visit of a point, not all. The clock may end a session after any visit; what was
+measured until then is a smaller profile, in which every kind of operation has its extremes.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from moetune.domain.samples import (
+    AttentionPoint,
+    BurstPoint,
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    Point,
+    RowsPoint,
+)
+
+NUM_VISITS = 3
+"""Visits of every point, if there is time: two that agree tell which one was disturbed."""
+MAX_VISITS = 5
+"""Visits after which a point is as certain as this machine lets it be."""
+_NEW_KIND, _KNOWN_KIND = 2, 3
+"""Tiers by which a grid's points come after those that layers need."""
+
+
+def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
+    """Return the points by worth, the most valuable first; no tier is empty.
+
+    A family is one curve of the profile. Its two ends come first, then the middle, then the
+    middles of what is left. Families that no layer needs begin two tiers later; further sizes of
+    needed ones, three.
+
+    Args:
+        needed: of the layers and models that will be planned.
+        others: further sizes and kinds.
+    """
+    worth = _depths(needed)
+    known = {family(point) for point in needed}
+    for point, depth in _depths([point for point in others if point not in worth]).items():
+        worth[point] = depth + (_KNOWN_KIND if family(point) in known else _NEW_KIND)
+    levels = sorted(set(worth.values()))
+    return tuple(tuple(point for point in worth if worth[point] == level) for level in levels)
+
+
+def round_of(tiers: Sequence[Sequence[Point]], number: int, seed: int) -> tuple[Point, ...]:
+    """Return the points to visit in a round, counted from 0.
+
+    Each round begins with the next tier, and then visits those of the rounds before again; all in
+    random order, which the seed decides.
+    """
+    generator = np.random.default_rng((seed, number))
+    new = tiers[number] if number < len(tiers) else ()
+    again = [point for tier in tiers[:number] for point in tier]
+    return tuple(
+        points[place]
+        for points in (new, again)
+        for place in generator.permutation(len(points)).tolist()
+    )
+
+
+def _depths(points: Sequence[Point]) -> dict[Point, int]:
+    """Return each point's depth in its family: 0 for both ends, 1 for the middle, and so on."""
+    families: dict[object, list[Point]] = {}
+    for point in points:
+        families.setdefault(family(point), []).append(point)
+    depths = {
+        point: depth
+        for members in families.values()
+        for point, depth in _bisected(sorted(members, key=_size))
+    }
+    return {point: depths[point] for point in points}
+
+
+def _bisected(members: Sequence[Point]) -> list[tuple[Point, int]]:
+    last = len(members) - 1
+    found = dict.fromkeys((0, last), 0)
+    gaps, depth = [(0, last)], 1
+    while gaps:
+        halves = [(low, (low + high) // 2, high) for low, high in gaps if high - low > 1]
+        found |= {middle: depth for _, middle, _ in halves}
+        gaps = [gap for low, middle, high in halves for gap in ((low, middle), (middle, high))]
+        depth += 1
+    return [(members[index], depth) for index, depth in found.items()]
+
+
+def family(point: Point) -> object:
+    """Return the key of the points that make one curve over their sizes."""
+    if isinstance(point, GemmPoint):
+        return (point.kind, point.dtype, point.product, point.num_experts, point.d_in, point.d_out)
+    if isinstance(point, RowsPoint):
+        return (point.kind, point.op, point.dtype, point.width)
+    if isinstance(point, (CollectivePoint, BurstPoint)):
+        return (point.kind, point.op, *point.group, point.in_flight)
+    if isinstance(point, AttentionPoint):
+        shape = (point.length, point.num_heads, point.head_dim)
+        return (point.kind, point.dtype, *shape, point.backward)
+    if isinstance(point, CopyPoint):
+        return (point.kind, point.direction, point.pinned, point.both_ways)
+    return (point.kind, point.victim, point.others)
+
+
+def _size(point: Point) -> int:
+    if isinstance(point, (GemmPoint, RowsPoint)):
+        return point.rows
+    if isinstance(point, (CollectivePoint, BurstPoint, CopyPoint)):
+        return point.num_bytes
+    if isinstance(point, AttentionPoint):
+        return point.num_sequences
+    return point.comm_bytes

@@ -1,0 +1,89 @@
+"""Units are read and written as the SI brochure and IEC 80000-13 define them."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.domain.errors import InputError
+from moetune.domain.units import (
+    DTYPE_BYTES,
+    dtype_bytes,
+    format_bytes,
+    format_seconds,
+    parse_bytes,
+    parse_count,
+    parse_seconds,
+)
+
+PREFIXES = "kmgt"
+
+
+@pytest.mark.parametrize("number", ["1", "3", "2.5"])
+def test_decimal_prefixes_are_powers_of_1000_and_binary_ones_of_1024(number: str) -> None:
+    assert parse_bytes("7") == parse_bytes("7b") == parse_bytes(" 7 B ") == 7
+    for power, prefix in enumerate(PREFIXES, start=1):
+        for text in (f"{number}{prefix}b", f"{number} {prefix.upper()}B"):
+            assert parse_bytes(text) == float(number) * 1000**power
+        for text in (f"{number}{prefix}ib", f"{number} {prefix.upper()}iB"):
+            assert parse_bytes(text) == float(number) * 1024**power
+
+
+def test_counts_have_binary_prefixes_and_durations_the_hours_and_minutes() -> None:
+    assert [parse_count(text) for text in ("5", "2k", "3M", "0.5k")] == [5, 2048, 3 * 2**20, 512]
+    texts = ("2", "2s", "2ms", "2m", "2 min", "1.5h")
+    assert [parse_seconds(text) for text in texts] == [2, 2, 2e-3, 120, 120, 5400]
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "1e3", "1.", ".5", "1 kk", "1,5", "nan"])
+def test_what_is_no_number_with_a_unit_is_refused(text: str) -> None:
+    for parse in (parse_bytes, parse_count, parse_seconds):
+        with pytest.raises(InputError) as caught:
+            parse(text)
+        assert repr(text) in caught.value.what
+
+
+def test_an_unknown_unit_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_seconds("3 days")
+    assert caught.value.what.endswith("s, ms, m, min, h")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"), (1.0, "1.00 s"), (12.34, "12.3 s"), (123.4, "123 s"), (1234.0, "1234 s"),
+        (0.1, "100 ms"), (1e-3, "1.00 ms"), (0.9e-3, "900 µs"), (1e-6, "1.00 µs"),
+        (0.9e-6, "900 ns"), (1e-9, "1.00 ns"), (-0.0214, "-21.4 ms"),
+    ],
+)  # fmt: skip
+def test_durations_have_three_digits_in_the_unit_of_their_size(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"), (1, "1 B"), (1023, "1023 B"), (2**10, "1.00 KiB"), (2**20 - 1, "1024 KiB"),
+        (2**20, "1.00 MiB"), (10.5 * 2**20, "10.5 MiB"), (2**30, "1.00 GiB"),
+        (2**40, "1.00 TiB"), (-(2**30), "-1.00 GiB"),
+    ],
+)  # fmt: skip
+def test_sizes_have_three_digits_in_the_unit_of_their_size(num_bytes: float, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+@given(st.integers(0, 2**50))
+def test_a_written_size_is_read_back_to_its_three_digits(num_bytes: int) -> None:
+    text = format_bytes(num_bytes)
+    assert abs(parse_bytes(text) - num_bytes) <= 0.006 * num_bytes
+    assert re.fullmatch(r"\d[\d.]* ([KMGT]i)?B", text)
+
+
+def test_elements_have_the_bytes_that_torch_gives_them() -> None:
+    for name in DTYPE_BYTES:
+        assert dtype_bytes(name) == getattr(torch, name).itemsize
+    with pytest.raises(InputError, match="int8"):
+        dtype_bytes("int8")

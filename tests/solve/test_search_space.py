@@ -1,0 +1,188 @@
+"""What an online search may try: within the pins, the gap and, to the byte, the memory."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Decision, Plan
+from moetune.solve.layer.memory import layer_memory, total_bytes
+from moetune.solve.layer.plan import solve_plan
+from moetune.solve.layer.search_space import REACH, Gap, Space, search_space
+from tests.solve.costs_by_hand import LinearCosts, plan_inputs
+
+WORKLOAD = Workload(
+    layer=LayerShape(d_model=64, d_hidden=256, num_experts=8), world_size=4, tokens_per_rank=512
+)
+SEED = Decision(forward_degree=2, backward_degree=2)
+
+
+def bytes_of(decision: Decision, workload: Workload = WORKLOAD) -> int:
+    memory = layer_memory(
+        workload=workload,
+        forward_degree=decision.forward_degree,
+        backward_degree=decision.backward_degree,
+        strategy=decision.strategy,
+    )
+    return total_bytes(memory)
+
+
+def space(
+    *,
+    forward: tuple[int, int] = (1, 4),
+    backward: tuple[int, int] = (2, 3),
+    strategies: tuple[Strategy, ...] = ("none", "S4"),
+    limit_bytes: int | None = None,
+) -> Space:
+    return Space(
+        seed=SEED, forward=forward, backward=backward, strategies=strategies, workload=WORKLOAD,
+        limit_bytes=limit_bytes,
+    )  # fmt: skip
+
+
+def decisions(largest: int = 5) -> list[Decision]:
+    degrees = range(1, largest + 1)
+    return [
+        Decision(forward_degree=forward, backward_degree=backward, strategy=strategy)
+        for forward, backward, strategy in itertools.product(degrees, degrees, STRATEGIES)
+    ]
+
+
+@pytest.mark.parametrize("of", [Decision(forward_degree=3, backward_degree=3), None])
+@pytest.mark.parametrize("spare_bytes", [0, -1])
+def test_what_is_allowed_is_inside_the_degrees_and_fits_to_the_byte(
+    of: Decision | None, spare_bytes: int
+) -> None:
+    limit = None if of is None else bytes_of(of) + spare_bytes
+    made = space(limit_bytes=limit)
+    for one in decisions():
+        inside = one.forward_degree in {1, 2, 3, 4} and one.backward_degree in {2, 3}
+        fits = limit is None or bytes_of(one) <= limit
+        wanted = one == SEED or (inside and fits and one.strategy in {"none", "S4"})
+        assert made.allows(one) is wanted, one
+
+
+@settings(deadline=None)
+@given(
+    decision=st.sampled_from(decisions(4)),
+    limit_bytes=st.sampled_from(sorted({bytes_of(one) for one in decisions(6)})),
+)
+def test_a_decision_that_does_not_fit_gets_the_fewest_chunks_more_that_do(
+    decision: Decision, limit_bytes: int
+) -> None:
+    made = space(
+        forward=(1, 6), backward=(2, 5), strategies=(decision.strategy,), limit_bytes=limit_bytes
+    )
+    larger = [
+        replace(
+            decision,
+            forward_degree=max(decision.forward_degree, degree),
+            backward_degree=min(max(decision.backward_degree, degree, 2), 5),
+        )
+        for degree in range(1, 7)
+    ]
+    fitting = [one for one in larger if one == SEED or bytes_of(one) <= limit_bytes]
+    assert made.fitting(decision) == (fitting[0] if fitting else decision)
+
+
+@pytest.mark.parametrize(
+    ("made", "single"),
+    [
+        (space(forward=(2, 2), backward=(2, 2), strategies=("none",)), True),
+        (space(forward=(2, 2), backward=(2, 2), strategies=()), True),
+        (space(forward=(2, 2), backward=(2, 2), strategies=("S4",)), False),
+        (space(forward=(2, 2), backward=(2, 2)), False),
+        (space(forward=(2, 3), backward=(2, 2), strategies=("none",)), False),
+        (space(forward=(2, 2), backward=(1, 2), strategies=("none",)), False),
+    ],
+)
+def test_one_degree_each_way_and_one_strategy_leave_nothing_to_try(
+    made: Space,
+    single: bool,  # noqa: FBT001 - a case
+) -> None:
+    assert made.is_single is single
+
+
+def plan_for(
+    *, limit_bytes: int | None = None, bounds: Bounds | None = None, taken: int = 0
+) -> Plan:
+    constraints = {"memory-taken": str(taken)} if taken else {}
+    if bounds and bounds.strategy:
+        constraints["strategy"] = bounds.strategy
+    inputs = plan_inputs(
+        layer=LayerShape(d_model=256, d_hidden=1024, num_experts=8), world_size=4,
+        tokens_per_rank=4096, memory_limit_bytes=limit_bytes, constraints=constraints,
+    )  # fmt: skip
+    return solve_plan(
+        inputs=inputs, costs=LinearCosts(), resamples=(), bounds=bounds or Bounds(),
+        device_memory_bytes=2**34, provenance="measured",
+    ).plan  # fmt: skip
+
+
+def space_of(plan: Plan, *, gap: Gap | None = None, reuse: Strategy | None = None) -> Space:
+    return search_space(
+        plan=plan, tokens_per_rank=plan.inputs.tokens_per_rank, gap=gap or Gap(), memory_reuse=reuse
+    )
+
+
+def pipelined_bytes(plan: Plan) -> int:
+    """Return the bytes of two chunks without reuse, for the most tokens that a trial stands for."""
+    reached = int(plan.inputs.tokens_per_rank * (1 + REACH))
+    return bytes_of(SEED, replace(plan.workload, tokens_per_rank=reached))
+
+
+def test_reuse_is_tried_only_where_two_chunks_do_not_fit_without_it() -> None:
+    enough = pipelined_bytes(plan_for())
+    roomy, tight = (plan_for(limit_bytes=enough - short) for short in (0, 1))
+    assert space_of(roomy).strategies == ("none",)
+    assert space_of(tight).strategies == STRATEGIES
+    assert space_of(roomy).limit_bytes == enough
+    assert space_of(tight, reuse="S2").strategies == ("S2",)
+    assert space_of(tight, reuse="S2").seed.strategy == "S2"
+    pinned = plan_for(limit_bytes=enough - 1, bounds=Bounds(strategy="none"))
+    assert space_of(pinned).strategies == ("none",)
+
+
+def test_between_settled_sizes_only_their_strategies_and_the_plans_are_tried() -> None:
+    tight = plan_for(limit_bytes=pipelined_bytes(plan_for()) - 1)
+    below = Decision(forward_degree=2, backward_degree=2, strategy="S3")
+    above = Decision(forward_degree=4, backward_degree=4, strategy="S1")
+    found = space_of(tight, gap=Gap(below=below, above=above))
+    assert set(found.strategies) == {"S1", "S3", found.seed.strategy}
+    assert (found.forward, found.backward) == ((2, 4), (2, 4))
+    assert space_of(tight, gap=Gap(below=below)).strategies == STRATEGIES
+
+
+def test_what_the_rest_of_a_model_takes_is_not_the_layers() -> None:
+    assert space_of(plan_for(limit_bytes=2**30, taken=2**20)).limit_bytes == 2**30 - 2**20
+
+
+def test_without_a_recorded_limit_the_plans_own_memory_is_one_if_it_was_short() -> None:
+    plan = plan_for()
+    assert space_of(plan).limit_bytes is None
+    for short in (
+        replace(plan, decision=replace(plan.decision, binding="memory")),
+        replace(plan, memory=replace(plan.memory, strategy="S1")),
+    ):
+        memory = plan.memory
+        planned = memory.state_bytes + memory.activation_bytes + memory.buffer_bytes
+        assert space_of(short).limit_bytes == planned
+
+
+def test_pinned_degrees_are_the_only_ones_and_the_seed_has_them() -> None:
+    inputs = plan_inputs(
+        world_size=8, tokens_per_rank=4096, constraints={"forward-degree": "3", "max-degree": "8"}
+    )
+    plan = solve_plan(
+        inputs=inputs, costs=LinearCosts(), resamples=(),
+        bounds=Bounds(forward_degree=3, max_degree=8), device_memory_bytes=2**34,
+        provenance="measured",
+    ).plan  # fmt: skip
+    found = space_of(plan)
+    assert (found.forward, found.backward) == ((3, 3), (1, 8))
+    assert found.seed.forward_degree == 3
+    assert found.workload.tokens_per_rank == 4096 + 4096 // 16
