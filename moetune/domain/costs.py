@@ -35,12 +35,55 @@ class LinearCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """An operation that was not measured at a size, or not at all.
+
+    Args:
+        operation: "all_to_all of 2 ranks, 4 in flight".
+        unit: of the sizes: "bytes", "rows", "elements" or "sequences".
+        low, high: smallest and largest measured size; None where another operation stands in.
+        stand_in: that operation, "" where there is none.
+    """
+
+    operation: str
+    size: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    stand_in: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A predicted time; `relative_error` is the typical error of the fit behind it."""
+    """A predicted time.
+
+    Args:
+        relative_error: the typical error of the fit behind it.
+        doubts: what of it a measured profile has not measured.
+    """
 
     seconds: float
     trust: Trust
     relative_error: float = 0.0
+    doubts: tuple[Doubt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelError:
+    """Error of predicted steps besides that of their costs: standard deviations of the logarithm.
+
+    Args:
+        common: of all choices for a layer or model on a machine alike.
+        own: of each choice.
+    """
+
+    common: float = 0.0
+    own: float = 0.0
+
+
+SHARED_BY_OCTAVES = 2 / 3
+"""Correlation of the own errors of two degrees an octave apart; at two octaves it is half of that,
+and from three on 0."""
 
 
 def _check_speeds(speeds: Iterable[tuple[str, float]]) -> None:

@@ -73,6 +73,22 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """Confidence in a choice, over refits of the measurements.
+
+    Args:
+        probability_best: share of them in which no other choice is better.
+        expected_regret: mean relative loss over them.
+        p05_step_seconds, p95_step_seconds: of the chosen step over them.
+    """
+
+    probability_best: float
+    expected_regret: float
+    p05_step_seconds: float
+    p95_step_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerPlan:
     """Micro-batches, model states and times of a whole model in the plan's layout.
 
@@ -81,6 +97,7 @@ class TransformerPlan:
         recompute: blocks keep only their input, and are recomputed before their backward pass.
         step_seconds: of the model, from the first micro-batch to the new parameters.
         stages: in their order; empty in older plans.
+        confidence: in the layout, against the best other ones; None in older plans.
     """
 
     num_layers: int
@@ -96,6 +113,7 @@ class TransformerPlan:
     parts: tuple[Part, ...]
     binding: ModelBinding
     stages: tuple[StageTime, ...] = ()
+    confidence: Confidence | None = None
 
 
 PLAN_SCHEMA = 2

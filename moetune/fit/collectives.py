@@ -8,6 +8,7 @@ from moetune.domain.cluster import Group, Machine, nodes_of
 from moetune.domain.costs import Trust, least_trust
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.curve import Line
+from moetune.fit.extrapolation import SPREAD_OF_FLIGHT, SPREAD_OF_WIRE, spread_of_group
 from moetune.fit.index import Points, ProfileIndex
 
 
@@ -73,12 +74,16 @@ class Source:
     Args:
         factor: its bytes for one of the wanted collective's.
         cap: most that a prediction from it can be trusted.
+        name: of the collective that it predicts from.
+        spread: where that stands in for the wanted one; 0 for itself.
     """
 
     found: Points | Line
     label: str
     factor: float
     cap: Trust
+    name: str
+    spread: float
 
 
 def nearest_source(
@@ -91,24 +96,48 @@ def nearest_source(
     """
     known = index.groups(op)
     cap: Trust = "measured"
-    factor = 1.0
+    factor, spread = 1.0, 0.0
+    wanted = group
     if group not in known:
         if not (known and allow_modelled):
             return None
         cap = "modelled"
         group, factor = nearest_group(op, group, known, index.profile.machine)
+        spread = _spread_of_group(wanted, group, index.profile.machine)
     flight, flight_cap = _nearest_flight(in_flight, index.in_flight(op, group))
     key = (op, *group, flight)
+    found = index.collective(key)
+    if flight_cap == "extrapolated" and isinstance(found, Points):
+        spread = math.hypot(spread, SPREAD_OF_FLIGHT)
     return Source(
-        found=index.collective(key),
+        found=found,
         label=f"collective {key}",
         factor=factor,
         cap=least_trust((cap, flight_cap)),
+        name=name_collective(op, group, flight),
+        spread=spread,
     )
 
 
+def name_collective(op: CollectiveOp, group: Group, in_flight: int) -> str:
+    """Return "all_to_all of 4 ranks on 2 nodes, 4 in flight"."""
+    several = f", {in_flight} in flight" if in_flight > 1 else ""
+    size, num_nodes = group
+    spread = f" on {num_nodes} nodes" if num_nodes else ""
+    return f"{op} of {size} ranks{spread}{several}"
+
+
+def _spread_of_group(wanted: Group, known: Group, machine: Machine) -> float:
+    if (nodes_of(wanted, machine) > 1) != (nodes_of(known, machine) > 1):
+        return SPREAD_OF_WIRE
+    return spread_of_group(wanted[0], known[0])
+
+
 def _nearest_flight(wanted: int, known: Sequence[int]) -> tuple[int, Trust]:
-    """Return the known number in flight that stands in for another, and the most trust in it."""
+    """Return the known number in flight that stands in for another, and the most trust in it.
+
+    A published line is taken to hold for any number.
+    """
     if wanted in known:
         return wanted, "measured"
     several = [one for one in known if one > 1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Estimate, LinearCost
+from moetune.fit.extrapolation import Spread, above_largest, below_smallest
 
 # Of a published line: the largest median error that the quality gate calls "good".
 ASSUMED_RELATIVE_ERROR = 0.05
@@ -25,7 +26,9 @@ class Curve:
         sizes, seconds: the points, ascending.
         pieces: from each point to the next, the logarithms of its size and time, and the
             polynomial's coefficients of first to third degree in log(size) from there.
-        relative_error: the typical error of a prediction.
+        relative_error: the typical error of a prediction between the points.
+        deviates: of a random draw: by how many standard deviations it lies beside the curve,
+            below the smallest size and above the largest.
     """
 
     sizes: tuple[float, ...]
@@ -34,31 +37,43 @@ class Curve:
     floor_seconds: float
     relative_error: float
     least_seconds_per_size: float = 0.0
+    deviates: tuple[float, float] = (0.0, 0.0)
 
     def predict(self, size: float) -> Estimate:
         """Return the time at a size of at least 0, which need not be a whole number."""
         sizes = self.sizes
         at = bisect_left(sizes, size)
         if at == len(sizes):
-            seconds = self.seconds[-1] * (size / sizes[-1])
-            return Estimate(
-                seconds=seconds, trust="extrapolated", relative_error=self.relative_error
-            )
+            return self._above(size)
         if sizes[at] == size:
             return Estimate(
                 seconds=self.seconds[at], trust="measured", relative_error=self.relative_error
             )
         if at == 0:
-            share = size / sizes[0]
-            seconds = self.floor_seconds + (self.seconds[0] - self.floor_seconds) * share
-            return Estimate(
-                seconds=seconds, trust="extrapolated", relative_error=self.relative_error
-            )
+            return self._below(size)
         log_size, log_seconds, first, second, third = self.pieces[at - 1]
         step = math.log(size) - log_size
         seconds = math.exp(log_seconds + step * (first + step * (second + step * third)))
         seconds = max(seconds, size * self.least_seconds_per_size)
         return Estimate(seconds=seconds, trust="interpolated", relative_error=self.relative_error)
+
+    def _above(self, size: float) -> Estimate:
+        spread = above_largest(sizes=self.sizes, seconds=self.seconds, size=size)
+        seconds = self.seconds[-1] * (size / self.sizes[-1]) * spread.factor(self.deviates[1])
+        return self._extrapolated(max(seconds, self.seconds[-1]), spread)
+
+    def _below(self, size: float) -> Estimate:
+        share, first = size / self.sizes[0], self.seconds[0]
+        nominal = self.floor_seconds + (first - self.floor_seconds) * share
+        spread = below_smallest(
+            sizes=self.sizes, seconds=self.seconds, size=size, predicted_seconds=nominal
+        )
+        seconds = nominal * spread.factor(self.deviates[0])
+        return self._extrapolated(min(max(seconds, first * share), first), spread)
+
+    def _extrapolated(self, seconds: float, spread: Spread) -> Estimate:
+        error = math.hypot(self.relative_error, spread.typical_error)
+        return Estimate(seconds=seconds, trust="extrapolated", relative_error=error)
 
     def scaled(self, factor: float) -> "Curve":
         """Return the curve with all times multiplied."""
@@ -96,6 +111,7 @@ def curve_through(
     alpha_seconds: float = 0.0,
     relative_error: float = ASSUMED_RELATIVE_ERROR,
     least_seconds_per_size: float = 0.0,
+    deviates: tuple[float, float] = (0.0, 0.0),
 ) -> Curve:
     """Return the curve through the points.
 
@@ -127,6 +143,7 @@ def curve_through(
         floor_seconds=_floor(sizes, monotone, alpha_seconds),
         relative_error=relative_error,
         least_seconds_per_size=least_seconds_per_size,
+        deviates=deviates,
     )
 
 
@@ -202,11 +219,24 @@ def leave_one_out(
 ) -> list[float]:
     """Return |predicted / measured − 1| of each point predicted from the others.
 
-    The two ends are never left out, as they would be extrapolated. Two points predict each
-    other; a single one has no error.
+    The two ends are never left out, as they would be extrapolated. Between two points nothing
+    can be left out: their error is that of their curve, a power of the size, against the
+    straight line through them; of times that fall as the size grows, half of that fall. A single
+    point has no error.
     """
+    if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
+        return [_error_between(sizes, seconds)]
     errors = left_out_errors(sizes=sizes, seconds=seconds, alpha_seconds=alpha_seconds)
     return [abs(error) for error in errors.values()]
+
+
+def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """Return |power / line − 1| in the middle of two points, where it is about the largest."""
+    if seconds[1] < seconds[0]:
+        return (seconds[0] / seconds[1] - 1) / 2
+    middle = math.sqrt(sizes[0] * sizes[1])
+    slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
+    return abs(math.sqrt(seconds[0] * seconds[1]) / (seconds[0] + slope * (middle - sizes[0])) - 1)
 
 
 def left_out_errors(

@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from moetune.domain.samples import GemmForm
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through, leave_one_out
 from moetune.fit.line import Floats
 from moetune.fit.pool import AttentionKey, Series, Shape
@@ -74,10 +75,10 @@ class Surface:
             self._blends[shape] = self._blend(shape, everyone, self.shape_error)
         return self._blends[shape]
 
-    def covers(self, shape: Shape) -> bool:
-        """Return whether the shape lies inside the box of the measured ones."""
-        return all(
-            min(sizes) <= size <= max(sizes)
+    def octaves_outside(self, shape: Shape) -> float:
+        """Return how far the shape lies outside the box of the measured ones; 0 inside."""
+        return sum(
+            abs(math.log2(size / min(max(size, min(sizes)), max(sizes))))
             for size, sizes in zip(shape, zip(*self._shapes, strict=True), strict=True)
         )
 
@@ -238,3 +239,15 @@ def work_ratio(wanted: AttentionKey, known: AttentionKey) -> float:
     _, length, heads, width, _ = wanted
     _, length_there, heads_there, width_there, _ = known
     return (length / length_there) ** 2 * heads * width / (heads_there * width_there)
+
+
+def name_gemm(dtype: str, form: GemmForm, shape: Shape) -> str:
+    """Return "forward GEMM of 2 × 512 × 2048 in float32"."""
+    return f"{form} GEMM of {' × '.join(map(str, shape))} in {dtype}"
+
+
+def name_attention(key: AttentionKey) -> str:
+    """Return "attention of 8 heads over 1024 tokens in float32"."""
+    dtype, length, heads, _, backward = key
+    way = "backward attention" if backward else "attention"
+    return f"{way} of {heads} heads over {length} tokens in {dtype}"

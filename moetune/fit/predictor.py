@@ -1,10 +1,12 @@
 """Predictors: curves and lines of one operation, with the trust in their times."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from moetune.domain.costs import Estimate, Interference, Trust, least_trust
+from moetune.domain.costs import Doubt, Estimate, Interference, Trust, least_trust
 from moetune.fit.curve import Curve, Line, curve_through
+from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex
 
 
@@ -35,6 +37,18 @@ class Curves(Protocol):
         """Return the curve that was blended from that family's shapes."""
         ...
 
+    def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
+        """Return what predicts another operation than its own with that spread.
+
+        Args:
+            label: of the operation that stands in.
+        """
+        ...
+
+    def named(self, inner: Predictor, name: "Name") -> Predictor:
+        """Return the predictor of the operation with that name."""
+        ...
+
 
 class ExactCurves:
     """Everything as it was measured or published."""
@@ -60,6 +74,14 @@ class ExactCurves:
         """Return the curve itself."""
         return curve
 
+    def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:  # noqa: ARG002 - the protocol has it
+        """Return the times themselves with a larger error."""
+        return StandIn(inner=inner, spread=spread)
+
+    def named(self, inner: Predictor, name: "Name") -> Predictor:
+        """Return predictions that name what was not measured."""
+        return Named(inner=inner, name=name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capped:
@@ -72,14 +94,76 @@ class Capped:
         """Return the inner time with no better a label than the cap."""
         found = self.inner.predict(size)
         trust = least_trust((found.trust, self.cap))
-        if trust == found.trust:
-            return found
-        return Estimate(seconds=found.seconds, trust=trust, relative_error=found.relative_error)
+        return found if trust == found.trust else replace(found, trust=trust)
 
 
 def capped(inner: Predictor, cap: Trust) -> Predictor:
     """Return the predictor, trusted no more than `cap`."""
     return inner if cap == "measured" else Capped(inner=inner, cap=cap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIn:
+    """Predictions for another operation, which are off by a factor of their own.
+
+    Args:
+        spread: standard deviation of that factor's logarithm.
+        factor: of a random draw.
+    """
+
+    inner: Predictor
+    spread: float
+    factor: float = 1.0
+
+    def predict(self, size: float) -> Estimate:
+        """Return the inner time with both errors."""
+        found = self.inner.predict(size)
+        error = math.hypot(found.relative_error, MEDIAN_OF_ABSOLUTE_NORMAL * self.spread)
+        return replace(found, seconds=found.seconds * self.factor, relative_error=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Name:
+    """An operation in words, for doubts about its times.
+
+    Args:
+        unit: of its sizes.
+        family: of the draws whose error it has: its own, or that of what stands in.
+        low, high: smallest and largest measured size.
+        stand_in: what stands in for it; "" where the operation itself was measured.
+    """
+
+    operation: str
+    unit: str
+    family: str
+    low: float
+    high: float
+    stand_in: str = ""
+
+    def doubt(self, size: float) -> Doubt:
+        """Return the doubt about that size."""
+        if self.stand_in:
+            return Doubt(
+                operation=self.operation, size=size, unit=self.unit, stand_in=self.stand_in
+            )
+        return Doubt(
+            operation=self.operation, size=size, unit=self.unit, low=self.low, high=self.high
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """Predictions that name what was neither measured nor interpolated."""
+
+    inner: Predictor
+    name: Name
+
+    def predict(self, size: float) -> Estimate:
+        """Return the inner estimate, with a doubt where its trust is low."""
+        found = self.inner.predict(size)
+        if found.trust in {"measured", "interpolated"}:
+            return found
+        return replace(found, doubts=(self.name.doubt(size),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,16 +23,15 @@ from moetune.domain.samples import (
 )
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
+from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.interference import interference_of
 from moetune.fit.line import Floats, resampled_medians
 from moetune.fit.pool import pool
-from moetune.fit.predictor import Predictor
+from moetune.fit.predictor import ExactCurves, Name, Predictor, StandIn
 
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
 """Draws behind a plan's own spread, and behind the bands of figures."""
-# The median of |z| of a normal z: turns a median absolute error into a standard deviation.
-_MEDIAN_OF_ABSOLUTE_NORMAL = 0.6745
 # The largest standard deviation of a common factor's logarithm: two in three draws within a
 # factor of 2. Two points predict each other, so their leave-one-out error may be a factor of 900
 # where a start-up time dominates: that shows that nothing is known, and no machine varies as much.
@@ -40,14 +39,16 @@ _MAX_SPREAD = math.log(2)
 
 
 def resample_costs(
-    profile: Profile, *, num: int, seed: int, allow_modelled: bool = False
+    profile: Profile, *, num: int, seed: int, allow_modelled: bool = False, known: str = ""
 ) -> tuple[Costs, ...]:
     """Return `num` costs drawn within the noise of the samples and the errors of the fits.
 
     In each draw every measured point has the median of raw times drawn again with
     replacement, independent of its neighbours, and every curve one log-normal factor with the
     curve's leave-one-out error, up to a spread of a factor of 2: noise of points averages out
-    over a plan, a smooth error of a fit does not. Lines without samples have α and β each
+    over a plan, a smooth error of a fit does not. Beyond the measured sizes a curve lies so many
+    of `fit.extrapolation`'s spreads beside the nominal one, and what stands in for another
+    operation is off by a factor of its own. Lines without samples have α and β each
     changed by their assumed error. Interference factors come from raw times drawn again, unless
     the profile's factors are not those of its samples: then they were set by hand, and hold.
 
@@ -56,13 +57,15 @@ def resample_costs(
 
     Args:
         num: how many.
+        known: family of operations (`Name.family`) that is as it was measured in every draw, as if
+            nothing were left to learn about it.
     """
     index = ProfileIndex(profile)
     noise = _Noise(num=num, seed=seed)
     return tuple(
         ProfileCosts(
             index=index,
-            curves=_DrawnCurves(noise=noise, draw=draw),
+            curves=_DrawnCurves(noise=noise, draw=draw, known=known),
             allow_modelled=allow_modelled,
         )
         for draw in range(num)
@@ -92,6 +95,7 @@ class _Noise:
         self._seed = seed
         self._medians: dict[str, list[list[float]]] = {}
         self._normals: dict[str, list[list[float]]] = {}
+        self._deviates: dict[str, list[list[float]]] = {}
         self._interference: list[list[float]] = []
 
     def medians(self, points: Points) -> list[list[float]]:
@@ -109,9 +113,16 @@ class _Noise:
             self._normals[family] = (
                 self._rng(f"{family}: factors").normal(size=(self._num, 2)).tolist()
             )
-        spread = min(relative_error / _MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
+        spread = min(relative_error / MEDIAN_OF_ABSOLUTE_NORMAL, _MAX_SPREAD)
         one, other = self._normals[family][draw]
         return math.exp(spread * one), math.exp(spread * other)
+
+    def deviates(self, label: str, *, draw: int) -> tuple[float, float]:
+        """Return two independent standard normal numbers."""
+        if label not in self._deviates:
+            self._deviates[label] = self._rng(label).normal(size=(self._num, 2)).tolist()
+        one, other = self._deviates[label][draw]
+        return one, other
 
     def interference(self, index: ProfileIndex, *, draw: int) -> Interference:
         """Return the factors from raw times drawn again."""
@@ -134,9 +145,11 @@ class _Noise:
 class _DrawnCurves:
     """The curves, lines and blends of one draw."""
 
-    def __init__(self, *, noise: _Noise, draw: int) -> None:
+    def __init__(self, *, noise: _Noise, draw: int, known: str = "") -> None:
         self._noise = noise
         self._draw = draw
+        self._known = known
+        self._exact = ExactCurves()
         self._interference: Interference | None = None
 
     def interference(self, index: ProfileIndex) -> Interference:
@@ -145,6 +158,8 @@ class _DrawnCurves:
         return self._interference
 
     def through(self, points: Points) -> Curve:
+        if points.family == self._known:
+            return self._exact.through(points)
         factor, _ = self._noise.factors(
             points.family, draw=self._draw, relative_error=points.relative_error
         )
@@ -153,6 +168,7 @@ class _DrawnCurves:
             seconds=[factor * one for one in self._noise.medians(points)[self._draw]],
             alpha_seconds=factor * points.alpha_seconds,
             relative_error=points.relative_error,
+            deviates=self._beyond(points.family),
         )
 
     def line(self, line: Line, *, label: str) -> Line:
@@ -166,10 +182,24 @@ class _DrawnCurves:
         return Line(cost=cost, relative_error=line.relative_error)
 
     def blend(self, curve: Curve, *, family: str) -> Curve:
+        if family == self._known:
+            return curve
         factor, _ = self._noise.factors(
             family, draw=self._draw, relative_error=curve.relative_error
         )
-        return curve.scaled(factor)
+        return replace(curve.scaled(factor), deviates=self._beyond(family))
+
+    def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
+        if label == self._known:
+            return inner
+        deviate, _ = self._noise.deviates(label, draw=self._draw)
+        return StandIn(inner=inner, spread=spread, factor=math.exp(spread * deviate))
+
+    def named(self, inner: Predictor, name: Name) -> Predictor:  # noqa: ARG002 - draws name nothing
+        return inner
+
+    def _beyond(self, family: str) -> tuple[float, float]:
+        return self._noise.deviates(f"{family}: beyond", draw=self._draw)
 
 
 SLOWEST, FASTEST = 1e-3, 1e3

@@ -29,7 +29,7 @@ SMALL = (
 WHOLE_KEYS = {
     "num_layers", "moe_every", "micro_batch_sequences", "micro_batch_tokens", "num_micro_batches",
     "zero", "recompute", "step_seconds", "tokens_per_second_per_rank", "memory", "parts", "binding",
-    "stages",
+    "stages", "confidence",
 }  # fmt: skip
 
 

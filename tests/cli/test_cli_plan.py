@@ -1,11 +1,16 @@
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from moetune.cli.app import app
 from moetune.domain.plan import plan_from_json
 from tests.cli.running import Cli
+from tests.cli.test_cli_frozen import leaves
+from tests.golden.cases import LAB
 
 PLAN = ("plan", "--model", "gpt-xl", "--profile", "rtx2080ti-x64", "--dtype", "float16")
 PLAN_KEYS = {
@@ -291,3 +296,46 @@ def test_explain_without_the_profile_shows_the_plan_alone(cli: Cli) -> None:
     Path("lab.toml").write_text(text.replace("7.83e-4", "7e-4").replace("0.000783", "7e-4"))
     changed = cli("explain", plan["id"][:6], "--profile", "lab.toml")
     assert "not the one that the plan was made with" in " ".join(changed.out.split())
+
+
+@pytest.mark.parametrize(
+    ("whole", "longest"),
+    [
+        ((), "all_to_all of 2 ranks"),
+        (
+            ("--num-layers", "2", "--num-heads", "4", "--seq", "128", "--vocab", "1000"),
+            "send of 2 ranks",
+        ),
+    ],
+    ids=["layer", "model"],
+)
+def test_what_was_not_measured_is_named_with_a_command_that_measures_it(
+    cli: Cli, whole: tuple[str, ...], longest: str
+) -> None:
+    plan = cli(
+        "plan", "--d-model", "256", "--d-hidden", "1024", "--num-experts", "4", "--tokens", "1k",
+        "--profile", LAB, "--no-save", "--allow-modelled", "--json", *whole,
+    ).document  # fmt: skip
+    named = [warning for warning in plan["warnings"] if "extrapolated from" in warning]
+    assert longest in named[0]
+    command = next(one for one in plan["warnings"] if "moetune profile" in one)
+    arguments = shlex.split(command.partition("moetune profile")[2])
+    (command_line,) = (one for name, one in leaves(get_command(app)) if name == "profile")
+    wanted = command_line.make_context("profile", arguments).params
+    given = {
+        "name": "lab", "resume": True, "nproc": 2, "d_model": 256, "d_hidden": 1024,
+        "num_experts": 4, "top_k": 1, "activation": "gelu", "tokens": "1024", "dtype": "float32",
+    }  # fmt: skip
+    if whole:
+        given |= {
+            "num_layers": 2, "num_heads": 4, "seq": "128", "vocab": "1000", "moe_every": 2
+        }  # fmt: skip
+    assert given.items() <= wanted.items()
+
+
+def test_a_named_model_is_measured_by_its_name(cli: Cli) -> None:
+    plan = cli(
+        "plan", "--model", "gpt-s", "--tokens", "1k", "--profile", LAB, "--no-save", "--json"
+    ).document
+    command = next(one for one in plan["warnings"] if "moetune profile" in one)
+    assert "--model gpt-s --tokens 1024" in command

@@ -165,4 +165,12 @@ def test_leave_one_out_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:
 
 def test_leave_one_out_has_nothing_to_say_of_one_point() -> None:
     assert leave_one_out(sizes=[1.0], seconds=[1.0]) == []
-    assert leave_one_out(sizes=[1.0, 2.0], seconds=[1.0, 3.0]) == pytest.approx([2.0, 1 / 3])
+
+
+def test_two_points_have_the_error_of_what_may_lie_between_them() -> None:
+    """A time of 2 and then 17 is 5 at size 4 if it is affine, and √34 if it is a power."""
+    assert leave_one_out(sizes=[1.0, 16.0], seconds=[2.0, 17.0]) == pytest.approx(
+        [math.sqrt(34) / 5 - 1]
+    )
+    assert leave_one_out(sizes=[1.0, 16.0], seconds=[2.0, 32.0]) == pytest.approx([0.0])
+    assert leave_one_out(sizes=[1.0, 2.0], seconds=[3.0, 2.0]) == pytest.approx([0.25])

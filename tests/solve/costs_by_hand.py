@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from moetune.domain.costs import CopyMode, Estimate, Interference, LinearCost, OverlapSpeeds, Trust
+from moetune.domain.costs import (
+    CopyMode,
+    Doubt,
+    Estimate,
+    Interference,
+    LinearCost,
+    OverlapSpeeds,
+    Trust,
+)
 from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanInputs
@@ -23,6 +31,7 @@ class LinearCosts:
         power: of the bytes; 1 for a line.
         is_measured: hide the lines, as a profile with samples does.
         copy_cost: of one copy over bytes, either way; None with no `copy_mode`.
+        doubts: about every collective.
     """
 
     gemm_cost: LinearCost = GEMM
@@ -37,6 +46,7 @@ class LinearCosts:
     group_size: int | None = None
     copy_cost: LinearCost | None = None
     copy_mode: CopyMode | None = None
+    doubts: tuple[Doubt, ...] = ()
     pause_gain_seconds: float = 0.0
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
@@ -105,7 +115,7 @@ class LinearCosts:
             raise ProfileError(f"no {op} measured for {group_size} ranks")
         factor = self.alone_factor if in_flight == 1 else 1.0
         seconds = factor * self._line(op).seconds(num_bytes**self.power)
-        return Estimate(seconds=seconds, trust=self.trust)
+        return Estimate(seconds=seconds, trust=self.trust, doubts=self.doubts)
 
     def copy(self, *, direction: Direction, pinned: bool, num_bytes: float) -> Estimate:
         assert self.copy_cost is not None, f"not measured: {direction}"

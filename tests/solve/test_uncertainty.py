@@ -5,10 +5,11 @@ import pytest
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import Costs, LinearCost
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Confidence
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
-from moetune.solve.layer.uncertainty import Confidence, judge_choice
+from moetune.solve.layer.uncertainty import judge_choice
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts
 from tests.solve.reuse_by_hand import LayerByHand
 

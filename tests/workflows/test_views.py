@@ -12,7 +12,14 @@ from moetune.domain.model import MODELS
 from moetune.domain.plan import Plan, StageTime
 from moetune.domain.profile import CollectiveLine, CopyLine, GemmLine
 from moetune.domain.request import PlanRequest
-from moetune.report.section import Figure, Section, Table, all_figures, values_of
+from moetune.report.section import (
+    Figure,
+    Section,
+    Table,
+    all_figures,
+    seconds_span,
+    values_of,
+)
 from moetune.workflows.explain import Explanation, explain_plan
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
@@ -148,6 +155,18 @@ def test_a_model_shows_its_layouts_and_the_parts_of_its_step(model: Explanation)
     assert last[2].value == pytest.approx(sum(part.forward_seconds for part in whole.parts))
     shown = {one.name: one.cell.value for one in sections[0].highlights}
     assert shown["Tokens a second"] == whole.tokens_per_second_per_rank
+    assert whole.confidence is not None
+    assert shown["No other layout is better"] == whole.confidence.probability_best
+    assert whole.confidence.p05_step_seconds < whole.confidence.p95_step_seconds
+    low, high = whole.confidence.p05_step_seconds, whole.confidence.p95_step_seconds
+    assert seconds_span(whole.step_seconds, low, high) in sections[0].summary
+    older = replace(model, plan=replace(plan, transformer=replace(whole, confidence=None)))
+    answer, *_, uncertainty = plan_sections(older)
+    assert "No other layout is better" not in {one.name for one in answer.highlights}
+    assert uncertainty.paragraphs == ()
+    assert len(explanation_sections(older)[-1].paragraphs) < len(
+        explanation_sections(model)[-1].paragraphs
+    )
 
 
 def test_a_page_has_what_a_screen_has_and_figures_besides(

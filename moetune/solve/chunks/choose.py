@@ -219,6 +219,26 @@ def choose_chunks(
     return _choice(trial, _smallest_as_fast(trial, fewest, most), order, packed, budget)
 
 
+def time_chunks(
+    modules: Sequence[Module],
+    packed: Packed,
+    *,
+    prices: ChunkPrices,
+    num_places: int,
+    recompute: bool,
+) -> ChunkTime:
+    """Return the time with a cache of so many places.
+
+    Args:
+        modules: with their times, for one size of micro-batch.
+
+    Raises:
+        ProfileError: a copy or a collective was not measured.
+    """
+    order = uses_of(modules, packed.moving, recompute=recompute)
+    return _Trial(order, packed, prices).time(num_places)
+
+
 def _choice(
     trial: "_Trial", num_places: int, order: Sequence[Use], packed: Packed, budget: ChunkBudget
 ) -> ChunkChoice:

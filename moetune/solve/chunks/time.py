@@ -2,13 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.chunks import Chunk, ChunkGroup, Use
-from moetune.domain.costs import Costs, Estimate, least_trust
+from moetune.domain.costs import Costs, Estimate
 from moetune.domain.samples import CollectiveOp, Direction
 from moetune.solve.chunks.cache import AT_START, Gather, Replay
-from moetune.solve.layer.costs import NOTHING
+from moetune.solve.layer.costs import NOTHING, total
 from moetune.solve.model.groups import Group, Groups
 from moetune.solve.runtime import FULL_BYTES
 
@@ -299,9 +299,8 @@ class ChunkPrices:
 
 
 def trust_of_all(estimates: Sequence[Estimate]) -> Estimate:
-    """Return an estimate of 0 s with the least trust of those above 0 s."""
-    trust = least_trust(one.trust for one in estimates if one.seconds)
-    return Estimate(seconds=0.0, trust=trust)
+    """Return an estimate of 0 s with the least trust, and the doubts, of those above 0 s."""
+    return replace(total(*(one for one in estimates if one.seconds)), seconds=0.0)
 
 
 def _worthwhile(seconds: Callable[[int], float]) -> int:

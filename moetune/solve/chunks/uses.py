@@ -192,7 +192,8 @@ def _timed_block(modules: Sequence[Module], parts: Sequence[CostPart]) -> list[M
         leaf = one.name.split(".")[-1]
         for part in parts:
             share = around.get(part.name, network).get(leaf, 0.0)
-            one = _with_share(one, (part,), share)  # noqa: PLW2901 - grows part by part
+            if share:
+                one = _with_share(one, (part,), share)  # noqa: PLW2901 - grows part by part
         found.append(one)
     return found
 

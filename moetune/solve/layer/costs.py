@@ -8,13 +8,14 @@ gate, and collectives of the layer's ranks. `solve.layer.parallelism` has its im
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from moetune.domain.constraints import Order
 from moetune.domain.costs import (
     Costs,
+    Doubt,
     Estimate,
     Interference,
     LinearCost,
@@ -277,4 +278,14 @@ def total(*parts: Estimate | None) -> Estimate:
         seconds=seconds,
         trust=least_trust(part.trust for part in known),
         relative_error=error / seconds if seconds else 0.0,
+        doubts=doubts_of(known),
     )
+
+
+def doubts_of(parts: Iterable[Estimate]) -> tuple[Doubt, ...]:
+    """Return the doubts in any of the estimates, each once, those about the longest first."""
+    doubted = [part for part in parts if part.doubts]
+    if not doubted:
+        return ()
+    doubted.sort(key=lambda part: -part.seconds)
+    return tuple(dict.fromkeys(doubt for part in doubted for doubt in part.doubts))

@@ -4,13 +4,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.constraints import Bounds, Order
-from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.costs import Costs, ModelError, Trust, least_trust
 from moetune.domain.layout import Layout
-from moetune.domain.plan import Alternative, Choice, Pipeline, Plan, Predicted, Verdict
+from moetune.domain.plan import (
+    Alternative,
+    Choice,
+    Confidence,
+    Pipeline,
+    Plan,
+    Predicted,
+    Verdict,
+)
 from moetune.domain.profile import Provenance
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
 from moetune.solve.layer.choose import check_pins
+from moetune.solve.layer.doubts import doubt_warnings, profile_command
 from moetune.solve.layer.memory import limit_of, total_bytes
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.peak import peak_bytes
@@ -19,17 +28,19 @@ from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
     Contender,
     RankedLayer,
+    choose_safely,
     choose_strategy,
     phase_terms,
     strategy_terms,
 )
 from moetune.solve.layer.times import StepTime
-from moetune.solve.layer.uncertainty import Confidence, judge_choice
+from moetune.solve.layer.uncertainty import NO_ERROR, judge_choice
 from moetune.solve.layer.words import (
     ONE_RANK,
     PAGEABLE,
     binding_resource,
     explain_choice,
+    explain_declined,
     explain_fewest,
     explain_loss,
     explain_memory,
@@ -55,6 +66,11 @@ class SolvedPlan:
     plan: Plan
     step: StepTime
     ranked: RankedLayer | None
+
+    @property
+    def is_declined(self) -> bool:
+        """Whether the layer would be cut into several chunks, had their times been measured."""
+        return self.ranked is not None and self.ranked.declined is not None
 
     @property
     def strategies(self) -> tuple[StrategyTerms, ...]:
@@ -111,6 +127,7 @@ def solve_plan(
     device_memory_bytes: int,
     provenance: Provenance,
     num_nodes: int = 0,
+    error: ModelError = NO_ERROR,
 ) -> SolvedPlan:
     """Return the fastest plan within the bounds and the memory, and why it is the fastest.
 
@@ -121,23 +138,32 @@ def solve_plan(
         device_memory_bytes: the limit where the inputs set none.
         provenance: of the profile.
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
+        error: of a predicted step, besides that of its costs.
 
     Raises:
         InfeasiblePlanError, ProfileError: as `rank_layer`.
     """
-    ranked = rank_layer(
-        inputs=inputs,
-        costs=costs,
-        bounds=bounds,
-        device_memory_bytes=device_memory_bytes,
-        num_nodes=num_nodes,
+    ranked = choose_safely(
+        rank_layer(
+            inputs=inputs,
+            costs=costs,
+            bounds=bounds,
+            device_memory_bytes=device_memory_bytes,
+            num_nodes=num_nodes,
+        ),
+        resamples,
     )
-    plan = _plan_of(ranked, inputs=inputs, resamples=resamples, provenance=provenance)
+    plan = _plan_of(ranked, inputs=inputs, resamples=resamples, provenance=provenance, error=error)
     return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
 
 
 def _plan_of(
-    ranked: RankedLayer, *, inputs: PlanInputs, resamples: Sequence[Costs], provenance: Provenance
+    ranked: RankedLayer,
+    *,
+    inputs: PlanInputs,
+    resamples: Sequence[Costs],
+    provenance: Provenance,
+    error: ModelError,
 ) -> Plan:
     ranking = ranked.best
     confidence = judge_choice(
@@ -149,6 +175,7 @@ def _plan_of(
         order=ranking.order,
         strategy=ranking.chooser.strategy,
         rivals=ranked.rivals,
+        error=error,
     )
     others = ranking.others()
     return Plan(
@@ -165,21 +192,14 @@ def _plan_of(
             *(_other_strategy(ranking, loser) for loser in ranked.losers),
         ),
         warnings=(
-            *_doubts(ranking, inputs.profile, provenance, has_refits=bool(resamples)),
-            *ranking.pin_warnings(),
+            *_trust_warnings(ranked, inputs, provenance, has_refits=bool(resamples)),
+            *layer_warnings(ranking),
         ),
     )
 
 
-def _doubts(
-    ranking: Ranking, profile: str, provenance: Provenance, *, has_refits: bool
-) -> Iterator[str]:
-    yield from trust_warnings(
-        trust=ranking.best.trust,
-        provenance=provenance,
-        profile=profile,
-        assumed_spread=has_refits and not ranking.chooser.is_measured,
-    )
+def layer_warnings(ranking: Ranking) -> Iterator[str]:
+    """Yield warnings about the choice's memory, copies and pins."""
     limit, best = ranking.budget.limit_bytes, ranking.best
     peak = peak_bytes(
         workload=ranking.budget.workload,
@@ -193,6 +213,24 @@ def _doubts(
     offloads = ranking.strategy in OFFLOADS_INPUT | OFFLOADS_MIDDLE
     if offloads and ranking.costs.costs.copy_mode == "pageable":
         yield PAGEABLE
+    yield from ranking.pin_warnings()
+
+
+def _trust_warnings(
+    ranked: RankedLayer, inputs: PlanInputs, provenance: Provenance, *, has_refits: bool
+) -> Iterator[str]:
+    ranking = ranked.best
+    compared = [ranking.best, ranking.sequential]
+    if ranked.declined is not None:
+        compared.append(ranked.declined.step)
+    doubts = (doubt for step in compared for doubt in step.doubts)
+    yield from trust_warnings(
+        trust=ranking.best.trust,
+        provenance=provenance,
+        profile=inputs.profile,
+        assumed_spread=has_refits and not ranking.chooser.is_measured,
+        doubts=doubt_warnings(doubts, command=profile_command(inputs)),
+    )
 
 
 def _pipeline(ranking: Ranking) -> Pipeline:
@@ -296,6 +334,12 @@ def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
     if ranking.memory_forced:
         return explain_memory(
             tokens=ranking.tokens, max_pipelined_tokens=int(ranking.chooser.max_pipelined_tokens)
+        )
+    if ranked.declined is not None:
+        return explain_declined(
+            several=ranked.declined.step,
+            one_chunk=ranking.best,
+            regret=ranked.declined.regret,
         )
     degrees = ranking.best.forward.degree, ranking.best.backward.degree
     if ranking.costs.world_size == 1 and max(degrees) == 1:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
+from moetune.domain.costs import Costs
 from moetune.domain.errors import InfeasiblePlanError, ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.plan import Memory
@@ -13,6 +14,7 @@ from moetune.domain.units import format_bytes
 from moetune.solve.layer.choose import NOISE, WORTH
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.doubts import Declined, decline_chunks, in_one_chunk
 from moetune.solve.layer.memory import MemoryBudget, total_bytes
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.layer.ranking import Ranking, rank_degrees
@@ -47,10 +49,12 @@ class RankedLayer:
     Args:
         contenders: every strategy whose operations were measured, the chosen one too, in the
             order of their names; empty where the caller pinned the strategy.
+        declined: several chunks that would have been the choice, had they been measured.
     """
 
     best: Ranking
     contenders: tuple[Contender, ...]
+    declined: Declined | None = None
 
     @property
     def step(self) -> StepTime:
@@ -105,6 +109,23 @@ def choose_strategy(
         if bounds.strategy is None
         else (),
     )
+
+
+def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLayer:
+    """Return one chunk where several rest on what was not measured and may lose more.
+
+    Args:
+        resamples: refits of the measurements; without any the choice stays.
+    """
+    declined = decline_chunks(ranked.best, resamples)
+    if declined is None:
+        return ranked
+    best = in_one_chunk(ranked.best)
+    contenders = tuple(
+        _contender(one.strategy, best, [best]) if one.strategy == best.strategy else one
+        for one in ranked.contenders
+    )
+    return RankedLayer(best=best, contenders=contenders, declined=declined)
 
 
 def _allowed(costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:

@@ -7,11 +7,11 @@ Every prediction of a layer is `phase_time`, one phase in r chunks with a memory
 from dataclasses import dataclass
 
 from moetune.domain.constraints import Order, Strategy
-from moetune.domain.costs import Estimate, Interference, Trust, least_trust
+from moetune.domain.costs import Doubt, Estimate, Interference, Trust, least_trust
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
-from moetune.solve.layer.costs import NOTHING, LayerCosts
+from moetune.solve.layer.costs import NOTHING, LayerCosts, doubts_of
 from moetune.solve.layer.memory import middle_elements
 from moetune.solve.layer.reuse import chunk_of, reuse_timeline
 
@@ -114,11 +114,19 @@ class StepTime:
         The overhead, often with a tiny GEMM of the gate outside all measured shapes, counts
         only above `OVERHEAD_SHARE`.
         """
+        return least_trust(part.trust for part in self._parts())
+
+    @property
+    def doubts(self) -> tuple[Doubt, ...]:
+        """What was not measured behind the same numbers."""
+        return doubts_of(self._parts())
+
+    def _parts(self) -> list[Estimate]:
         phases = (self.forward, self.backward)
         parts = [part for phase in phases for part in phase.parts]
         if self.overhead.seconds > OVERHEAD_SHARE * self.seconds:
             parts.append(self.overhead)
-        return least_trust(part.trust for part in parts)
+        return parts
 
 
 def phase_time(

@@ -4,31 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import Order, Strategy
-from moetune.domain.costs import Costs
-from moetune.domain.layer import PHASES
+from moetune.domain.costs import Costs, ModelError
+from moetune.domain.layer import PHASES, Phase
+from moetune.domain.plan import Confidence
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.times import PhaseTime, StepTime, phase_time, step_time
+from moetune.solve.layer.model_error import ErrorDraws
+from moetune.solve.layer.times import PhaseTime, StepTime, phase_time
 
+NO_ERROR = ModelError()
 NUM_CONTENDERS = 4
 HOPELESS = 1.2
 """Times the nominal best above which no refit makes a degree the best one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
-    """Confidence in a choice, over the refits.
-
-    Args:
-        probability_best: share of them in which no other choice is better.
-        expected_regret: mean relative loss over them.
-        p05_step_seconds, p95_step_seconds: of the chosen step over them.
-    """
-
-    probability_best: float
-    expected_regret: float
-    p05_step_seconds: float
-    p95_step_seconds: float
 
 
 def judge_choice(
@@ -41,6 +28,7 @@ def judge_choice(
     order: Order,
     strategy: Strategy = "none",
     rivals: Sequence[StepTime] = (),
+    error: ModelError = NO_ERROR,
 ) -> Confidence:
     """Compare the chosen degrees and strategy with their contenders under each refit.
 
@@ -53,19 +41,34 @@ def judge_choice(
         backward: the same.
         strategy: the chosen one.
         rivals: the best step of each other strategy that fits.
+        error: of the steps, besides that of the costs.
     """
     limit_seconds = _hopeless_seconds(costs, tokens, forward, backward)
     rivals = [one for one in rivals if one.seconds <= limit_seconds]
     contenders = _shortlist(forward), _shortlist(backward)
-    steps: list[float] = []
-    regrets: list[float] = []
-    for refit in (replace(costs, costs=one) for one in resamples or (costs.costs,)):
-        chosen, best = _compare(refit, tokens, contenders, order, strategy)
+    refits = resamples or (costs.costs,)
+    draws = ErrorDraws(error, num=len(refits))
+    found: list[tuple[float, float]] = []
+    for draw, one in enumerate(refits):
+        refit = _Refit(
+            costs=replace(costs, costs=one), tokens=tokens, order=order, draws=draws, draw=draw
+        )
+        chosen, best = refit.compare(contenders, strategy)
         for rival in rivals:
-            best = min(best, _step_under(refit, rival, tokens, order).seconds)
-        steps.append(chosen)
-        regrets.append(chosen / best - 1 if best else 0.0)
-    steps.sort()
+            best = min(best, refit.step_seconds(rival))
+        common = draws.common(draw)
+        found.append((common * chosen, common * best))
+    return confidence_of(found)
+
+
+def confidence_of(found: Sequence[tuple[float, float]]) -> Confidence:
+    """Return the confidence in a choice.
+
+    Args:
+        found: seconds of the chosen step and of the best one under each refit; at least one.
+    """
+    steps = sorted(chosen for chosen, _ in found)
+    regrets = [chosen / best - 1 if best else 0.0 for chosen, best in found]
     return Confidence(
         probability_best=sum(regret <= TIE for regret in regrets) / len(regrets),
         expected_regret=sum(regrets) / len(regrets),
@@ -74,34 +77,51 @@ def judge_choice(
     )
 
 
-def _compare(
-    refit: LayerCosts,
-    tokens: int,
-    contenders: Sequence[Sequence[int]],
-    order: Order,
-    strategy: Strategy,
-) -> tuple[float, float]:
-    """Return the seconds of the chosen step and of the best one under a refit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refit:
+    """A layer's times under one refit of the costs, with that draw of the model's error."""
 
-    Args:
-        contenders: degrees of each phase, the chosen one first.
-    """
-    chosen = best = refit.overhead(tokens=tokens).seconds
-    for phase, degrees in zip(PHASES, contenders, strict=True):
-        times = [
-            phase_time(
-                costs=refit,
-                phase=phase,
-                tokens=tokens,
-                degree=degree,
-                order=order,
-                strategy=strategy,
-            ).seconds
-            for degree in degrees
-        ]
-        chosen += times[0]
-        best += min(times)
-    return chosen, best
+    costs: LayerCosts
+    tokens: int
+    order: Order
+    draws: ErrorDraws
+    draw: int
+
+    def compare(
+        self, contenders: Sequence[Sequence[int]], strategy: Strategy
+    ) -> tuple[float, float]:
+        """Return the seconds of the chosen step and of the best one.
+
+        Args:
+            contenders: degrees of each phase, the chosen one first.
+        """
+        chosen = best = self._overhead
+        for phase, degrees in zip(PHASES, contenders, strict=True):
+            times = [self._phase(phase, degree, strategy) for degree in degrees]
+            chosen += times[0]
+            best += min(times)
+        return chosen, best
+
+    def step_seconds(self, step: StepTime) -> float:
+        """Return the seconds of the step's degrees and strategy."""
+        reused: Strategy = "none" if max(step.degrees) == 1 else step.strategy
+        phases = zip(PHASES, step.degrees, strict=True)
+        return self._overhead + sum(self._phase(phase, degree, reused) for phase, degree in phases)
+
+    @property
+    def _overhead(self) -> float:
+        return self.costs.overhead(tokens=self.tokens).seconds
+
+    def _phase(self, phase: Phase, degree: int, strategy: Strategy) -> float:
+        seconds = phase_time(
+            costs=self.costs,
+            phase=phase,
+            tokens=self.tokens,
+            degree=degree,
+            order=self.order,
+            strategy=strategy,
+        ).seconds
+        return seconds * self.draws.of_degree(strategy, degree, self.draw)
 
 
 def _hopeless_seconds(
@@ -110,17 +130,6 @@ def _hopeless_seconds(
     """Return the time above which no refit makes a rival the best one."""
     overhead = costs.overhead(tokens=tokens).seconds
     return (forward[0].seconds + backward[0].seconds + overhead) * HOPELESS
-
-
-def _step_under(refit: LayerCosts, step: StepTime, tokens: int, order: Order) -> StepTime:
-    return step_time(
-        costs=refit,
-        tokens=tokens,
-        forward_degree=step.forward.degree,
-        backward_degree=step.backward.degree,
-        order=order,
-        strategy=step.strategy,
-    )
 
 
 def _shortlist(ranked: Sequence[PhaseTime]) -> tuple[int, ...]:

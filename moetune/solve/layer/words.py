@@ -1,6 +1,6 @@
 """Reasons in words, with figures: why a choice won, why others lost, and warnings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.costs import Interference, Trust
@@ -75,6 +75,20 @@ def explain_choice(
         f"Overlapping cannot pay here: {_chunks(runner_up)} would take "
         f"{format_seconds(runner_up.seconds)} instead of {format_seconds(step.seconds)} "
         f"({explain_loss(other=runner_up, best=step)}).{speeds}"
+    )
+
+
+def explain_declined(*, several: StepTime, one_chunk: StepTime, regret: float) -> str:
+    """Return why one chunk is safer than several that were not measured.
+
+    Args:
+        regret: expected relative loss of several.
+    """
+    return (
+        f"One chunk is the safe answer: {_chunks(several)} promise "
+        f"{format_seconds(several.seconds)} instead of {format_seconds(one_chunk.seconds)}, but "
+        "that rests on times that were not measured; as far as these may be wrong, more is lost "
+        f"by cutting ({regret:.1%} on average) than gained."
     )
 
 
@@ -168,14 +182,21 @@ def explain_fewest(*, fewest: int) -> str:
 
 
 def trust_warnings(
-    *, trust: Trust, provenance: Provenance, profile: str, assumed_spread: bool
+    *,
+    trust: Trust,
+    provenance: Provenance,
+    profile: str,
+    assumed_spread: bool,
+    doubts: Iterable[str] = (),
 ) -> Iterator[str]:
     """Yield warnings about a doubtful prediction, with the command that helps.
 
     Args:
         trust: the least trust in any number behind the step.
         assumed_spread: whether the spread comes from an assumed error instead of a measured one.
+        doubts: warnings that name what was not measured.
     """
+    named = tuple(doubts)
     if provenance != "measured":
         yield (
             f"the numbers come from the {provenance} profile {profile!r}, not from your machine: "
@@ -183,6 +204,8 @@ def trust_warnings(
         )
         if assumed_spread:
             yield f"p05 and p95 assume an error of 5 % in each number of {profile!r}"
+    elif named:
+        yield from named
     elif trust == "modelled":
         yield "some times were not measured and are modelled from similar operations"
     elif trust == "extrapolated":

@@ -18,8 +18,9 @@ from moetune.solve.chunks.choose import (
     Packed,
     choose_chunks,
     pack_modules,
+    time_chunks,
 )
-from moetune.solve.chunks.time import ChunkPrices
+from moetune.solve.chunks.time import ChunkPrices, ChunkTime
 from moetune.solve.chunks.uses import Module, modules_of, timed, uses_of
 from moetune.solve.model.groups import Groups
 from moetune.solve.model.prices import Priced, Prices
@@ -72,6 +73,32 @@ class Chunker:
             recompute=recompute,
         )
 
+    def time(self, choice: ChunkChoice, *, priced: Priced, recompute: bool) -> ChunkTime:
+        """Return the time with the chunks and the cache of a choice.
+
+        Raises:
+            ProfileError: a copy or a collective was not measured.
+        """
+        modules, size = self._modules(), choice.chunks.chunk_bytes
+        offload = choice.chunks.offload
+        parameters = [parameter for module in modules for parameter in module.parameters]
+        packed = Packed(
+            chunks=self.prices.structure.once(
+                ("packed", self.layout.dp, self.layout.ep, size),
+                lambda: pack(parameters, chunk_bytes=size),
+            ),
+            chunk_bytes=size,
+            each=self.prices.state_bytes,
+            offload=offload,
+        )
+        return time_chunks(
+            timed(modules, model=self.prices.model, priced=priced),
+            packed,
+            prices=self._prices(offload=offload),
+            num_places=choice.num_places,
+            recompute=recompute,
+        )
+
     def least(self, *, others: ModelMemory, offload: bool) -> tuple[ModelMemory, int]:
         """Return the least memory on the device, and the bytes on the host."""
         modules = self._modules()
@@ -100,7 +127,7 @@ class Chunker:
         )
 
     def _modules(self) -> Sequence[Module]:
-        return self.prices.once(
+        return self.prices.structure.once(
             ("modules", self.layout.dp, self.layout.ep),
             lambda: modules_of(self.prices.model, layout=self.layout, dtype=self.prices.dtype),
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.constraints import EXPERT_PARALLEL, Bounds, LayoutPins
-from moetune.domain.costs import Costs
+from moetune.domain.costs import Costs, ModelError
 from moetune.domain.errors import ProfileError
 from moetune.domain.model import Transformer
 from moetune.domain.plan import (
@@ -19,17 +19,21 @@ from moetune.domain.plan import (
 )
 from moetune.domain.profile import Provenance
 from moetune.domain.request import PlanInputs
+from moetune.solve.layer.doubts import doubt_warnings, profile_command
 from moetune.solve.layer.memory import layer_memory, limit_of
-from moetune.solve.layer.plan import SolvedPlan, solve_plan
+from moetune.solve.layer.plan import SolvedPlan, layer_warnings, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
+from moetune.solve.layer.uncertainty import NO_ERROR
 from moetune.solve.layer.words import trust_warnings
 from moetune.solve.layout.candidates import Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import can_chunk
 from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
 from moetune.solve.layout.search import LayoutSearch, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
+from moetune.solve.layout.uncertainty import judge_layout
 from moetune.solve.layout.words import (
     binding_of,
+    doubts_in,
     explain_chunks,
     explain_layout,
     explain_layout_loss,
@@ -59,6 +63,8 @@ class LayoutProblem:
         per_node: devices of a node.
         device_memory_bytes: the limit where the inputs set none.
         host_memory_bytes: of one node; None where unknown.
+        error, layer_error: of a predicted step of the model and of its MoE layer, besides that of
+            their costs.
         runs_ahead: whether the host starts operations while the device still computes others.
     """
 
@@ -74,6 +80,8 @@ class LayoutProblem:
     runs_ahead: bool
     runtime: TargetRuntime = MOETUNE
     host_memory_bytes: int | None = None
+    error: ModelError = NO_ERROR
+    layer_error: ModelError = NO_ERROR
 
     @property
     def host_bytes(self) -> int | None:
@@ -98,9 +106,12 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
     """
     search, found = search_layouts(problem)
     best = found.best[0]
+    solved = _layer(problem, search, best)
+    if solved.is_declined:
+        in_one = replace(problem, bounds=one_chunk_of(problem.bounds))
+        return _with_reason(solve_layout(in_one), solved.plan.decision.why)
     parts = parts_of(best, search.prices.stages(best.layout.pp))
     binding = binding_of(best, parts)
-    solved = _layer(problem, search, best)
     layer = solved.plan
     words = explain_layout(
         best=best,
@@ -125,10 +136,19 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
             *_losers(search, found, parts),
             *_too_large(search, found),
         ),
-        warnings=tuple(dict.fromkeys((*layer.warnings, *_doubts(problem, found, best)))),
-        transformer=_transformer(problem, best, parts, binding, stages_of(search, best)),
+        warnings=tuple(dict.fromkeys(_warnings(problem, found, solved))),
+        transformer=replace(
+            _transformer(problem, best, parts, binding, stages_of(search, best)),
+            confidence=judge_layout(search, found.best, problem.resamples, problem.error),
+        ),
     )
     return SolvedPlan(plan=plan, step=solved.step, ranked=None)
+
+
+def _with_reason(solved: SolvedPlan, why: str) -> SolvedPlan:
+    """Return the plan with one chunk in each layer, and why that is so."""
+    plan = solved.plan
+    return replace(solved, plan=replace(plan, warnings=(why, *plan.warnings)))
 
 
 def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
@@ -198,6 +218,7 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
         device_memory_bytes=UNLIMITED,
         provenance=problem.provenance,
         num_nodes=trial.groups.experts.num_nodes,
+        error=problem.layer_error,
     )
 
 
@@ -306,8 +327,12 @@ def _alternative(one: Candidate, lost_because: str) -> Alternative:
     )
 
 
-def _doubts(problem: LayoutProblem, found: SearchResult, best: Candidate) -> Iterator[str]:
-    inputs = problem.inputs
+def _warnings(problem: LayoutProblem, found: SearchResult, solved: SolvedPlan) -> Iterator[str]:
+    inputs, best = problem.inputs, found.best[0]
+    if problem.provenance == "measured" and solved.ranked is not None:
+        yield from layer_warnings(solved.ranked.best)  # the model's trust includes the layer's
+    else:
+        yield from solved.plan.warnings
     num_layouts = len(found.best) + len(found.unfit) + len(found.unpriced)
     yield from omission_warnings(found.unpriced, num_layouts)
     yield from runtime_warnings(
@@ -322,4 +347,5 @@ def _doubts(problem: LayoutProblem, found: SearchResult, best: Candidate) -> Ite
             provenance=problem.provenance,
             profile=inputs.profile,
             assumed_spread=False,
+            doubts=doubt_warnings(doubts_in(best), command=profile_command(inputs, problem.model)),
         )

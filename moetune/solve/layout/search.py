@@ -9,6 +9,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
 from moetune.domain.plan import ModelMemory
+from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.layer.choose import NOISE
 from moetune.solve.layer.costs import NOTHING
 from moetune.solve.layer.memory import layer_memory
@@ -150,6 +151,9 @@ class Trial:
             return self._in_chunks(replace(setting, one_chunk=True))
         if choice is None:
             return None
+        return self._with_chunks(setting, priced, choice)
+
+    def _with_chunks(self, setting: Batching, priced: Priced, choice: ChunkChoice) -> Candidate:
         (stage,) = self.search.prices.stages(1)
         busy, count = (
             priced.seconds.stage(stage, recompute=setting.recompute),
@@ -175,6 +179,9 @@ class Trial:
         memory = self.memory(setting, degrees=priced.moe.step.degrees)
         if memory.total_bytes > self.search.limit_bytes and not setting.one_chunk:
             return self.timed(replace(setting, one_chunk=True))
+        return self._without_chunks(setting, priced, memory)
+
+    def _without_chunks(self, setting: Batching, priced: Priced, memory: ModelMemory) -> Candidate:
         prices, layout = self.search.prices, self.layout
         tokens = setting.sequences * self.search.batch.length
         hops = tuple(
@@ -203,6 +210,18 @@ class Trial:
             optimizer=prices.optimizer(layout=layout, zero=setting.zero),
             memory=memory,
         )
+
+    def timed_again(self, one: Candidate) -> Candidate:
+        """Return this layout's candidate with the search's prices and its own decisions.
+
+        Raises:
+            ProfileError: an operation was not measured.
+        """
+        setting, priced = one.setting, self._priced(one.setting)
+        if one.chunks is None:
+            return self._without_chunks(setting, priced, one.memory)
+        time = self.chunker.time(one.chunks, priced=priced, recompute=setting.recompute)
+        return self._with_chunks(setting, priced, replace(one.chunks, time=time))
 
     def memory(self, setting: Batching, *, degrees: tuple[int, int]) -> ModelMemory:
         """Return the bytes on the rank that needs the most.

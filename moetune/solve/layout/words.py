@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from moetune.domain.costs import Costs, Trust, least_trust
+from moetune.domain.costs import Costs, Doubt, Estimate, Trust, least_trust
 from moetune.domain.errors import ProfileError
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer
 from moetune.domain.plan import ModelBinding, ModelMemory, Part, PartName
 from moetune.domain.units import format_bytes, format_seconds
 from moetune.solve.chunks.choose import ChunkChoice
+from moetune.solve.layer.costs import doubts_of
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layout.candidates import Batching, Candidate
 from moetune.solve.model.costs import CostPart
@@ -99,11 +100,20 @@ def binding_of(candidate: Candidate, parts: Iterable[Part]) -> ModelBinding:
 
 def trust_of(candidate: Candidate) -> Trust:
     """Return the least trust in the time of any part."""
+    return least_trust(one.trust for one in _estimates(candidate))
+
+
+def doubts_in(candidate: Candidate) -> tuple[Doubt, ...]:
+    """Return what was not measured behind the time of any part."""
+    return doubts_of(_estimates(candidate))
+
+
+def _estimates(candidate: Candidate) -> list[Estimate]:
     backbone, moe = candidate.priced.backbone, candidate.priced.moe
     parts = (*backbone.attention, *backbone.ffn, *backbone.first, *backbone.last, *moe.parts)
     estimates = [one for part in parts for one in (part.forward, part.backward)]
     estimates += [*candidate.hops, candidate.gradients, candidate.optimizer, candidate.transfers]
-    return least_trust(one.trust for one in estimates if one.seconds)
+    return [one for one in estimates if one.seconds]
 
 
 def _cost_parts(candidate: Candidate, stage: Stage) -> Iterator[tuple[CostPart, int, bool]]:

@@ -62,8 +62,26 @@ class Priced:
     seconds: Seconds
 
 
+class Cache:
+    """Values by key, each computed when it is first wanted. Not safe for several threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], object] = {}
+
+    def once(self, key: tuple[object, ...], find: Callable[[], T]) -> T:
+        """Return the key's value."""
+        if key not in self._known:
+            self._known[key] = find()
+        return cast("T", self._known[key])
+
+
 class Prices:
-    """Cached costs of a model on a machine. Not safe for several threads."""
+    """Cached costs of a model on a machine. Not safe for several threads.
+
+    Args:
+        structure: what depends on the model and its layouts alone, not on costs; prices of one
+            model share it.
+    """
 
     def __init__(
         self,
@@ -75,6 +93,7 @@ class Prices:
         per_node: int,
         runtime: TargetRuntime = MOETUNE,
         runs_ahead: bool = False,
+        structure: "Cache | None" = None,
     ) -> None:
         self.model = model
         self.dtype = dtype
@@ -84,7 +103,8 @@ class Prices:
         self._bounds = bounds
         self._per_node = per_node
         self._runs_ahead = runs_ahead
-        self._known: dict[tuple[object, ...], object] = {}
+        self.structure = structure or Cache()
+        self._priced = Cache()
 
     @property
     def fewest_chunks(self) -> tuple[int, int]:
@@ -93,7 +113,26 @@ class Prices:
 
     def stages(self, num_stages: int) -> tuple[Stage, ...]:
         """Return the model cut into stages."""
-        return self.once(("stages", num_stages), lambda: cut_into_stages(self.model, num_stages))
+        return self.structure.once(
+            ("stages", num_stages), lambda: cut_into_stages(self.model, num_stages)
+        )
+
+    def under(self, costs: Costs, *, degrees: tuple[int, int]) -> "Prices":
+        """Return the prices by other costs.
+
+        Args:
+            degrees: at which the MoE layer's chunks are fixed.
+        """
+        return Prices(
+            model=self.model,
+            dtype=self.dtype,
+            costs=costs,
+            bounds=replace(self._bounds, forward_degree=degrees[0], backward_degree=degrees[1]),
+            per_node=self._per_node,
+            runtime=self.runtime,
+            runs_ahead=self._runs_ahead,
+            structure=self.structure,
+        )
 
     def groups(self, layout: Layout) -> Groups:
         """Return the layout's groups on the machine's nodes."""
@@ -111,7 +150,7 @@ class Prices:
         """
         kind = layout.expert_parallel
         key = (groups.tensor, groups.experts, kind, sequences, one_chunk)
-        return self.once(
+        return self._priced.once(
             ("priced", *key),
             lambda: self._price(
                 groups.tensor, groups.experts, kind, sequences, one_chunk=one_chunk
@@ -124,7 +163,7 @@ class Prices:
         Raises:
             ProfileError: no such send was measured.
         """
-        return self.once(
+        return self._priced.once(
             ("send", hop, tensor, tokens),
             lambda: send_time(
                 hop=hop,
@@ -163,7 +202,9 @@ class Prices:
             slowest = max(stages, key=lambda one: one.seconds)
             return replace(slowest, seconds=slowest.seconds * (1 - self.runtime.hidden_gradients))
 
-        return self.once(("gradients", *key, groups.data, groups.replicas, zero, times), find)
+        return self._priced.once(
+            ("gradients", *key, groups.data, groups.replicas, zero, times), find
+        )
 
     def optimizer(self, *, layout: Layout, zero: bool) -> Estimate:
         """Return the slowest stage's optimizer step; 0 where it was not measured."""
@@ -176,7 +217,7 @@ class Prices:
 
     def shares(self, layout: Layout) -> Sequence[tuple[int, Stage, Share]]:
         """Return the first stage of each kind, its index, and the parameters on its ranks."""
-        return self.once(
+        return self.structure.once(
             ("shares", layout.pp, layout.tp, layout.ep, layout.expert_parallel),
             lambda: list(self._shares(layout)),
         )
@@ -202,8 +243,8 @@ class Prices:
             model=self.model, dtype=self.dtype, num_sequences=sequences, tensor=tensor,
             costs=self.costs, runtime=self.runtime, runs_ahead=self._runs_ahead,
         )  # fmt: skip
-        backbone = self.once(("backbone", tensor, sequences), parts.backbone)
-        moe = self.once(
+        backbone = self._priced.once(("backbone", tensor, sequences), parts.backbone)
+        moe = self._priced.once(
             ("moe", kind, tensor, experts, sequences, one_chunk),
             lambda: parts.moe(
                 expert_parallel=kind,
@@ -232,12 +273,6 @@ class Prices:
         scattered = collective("reduce_scatter", count * each.parameter)
         gathered = collective("all_gather", count * each.parameter / group.size)
         return total(*(scattered,) * times, gathered)
-
-    def once(self, key: tuple[object, ...], find: Callable[[], T]) -> T:
-        """Return the cached value of the key, or compute it now."""
-        if key not in self._known:
-            self._known[key] = find()
-        return cast("T", self._known[key])
 
 
 def one_chunk_of(bounds: Bounds) -> Bounds:

@@ -19,7 +19,15 @@ from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 from moetune.workflows.views.figures import layer_figures, memory_figures
 from moetune.workflows.views.layouts import layouts_section, parts_section
-from moetune.workflows.views.words import how_sure, is_one_chunk, is_tensor, plan_name, plan_scope
+from moetune.workflows.views.words import (
+    how_sure,
+    how_sure_of_layout,
+    is_one_chunk,
+    is_tensor,
+    model_span,
+    plan_name,
+    plan_scope,
+)
 
 _PHASES = (
     "experts: one chunk's; exposed: communication that the experts do not hide; hidden: what the "
@@ -33,6 +41,8 @@ _PAPER = (
     "Eq. 10 is MPipeMoE's own rule, and * its choice where memory is reused. It has no start-up "
     "times and does not decide here."
 )
+
+_RANGE = "the range that nine of ten such steps should lie in"
 
 
 def explanation_sections(explanation: Explanation) -> tuple[Section, ...]:
@@ -221,16 +231,22 @@ def _ranges(plan: Plan, *, is_drawn: bool) -> Section:
 
 
 def _trust(plan: Plan) -> Section:
-    times, transformer = plan.predicted, plan.transformer
-    span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
-    words = (
-        f"One step: {span}, the range of 90 % of refits within the measurement's noise.",
-        f"The least certain number behind it is {times.trust}.",
-        how_sure(plan),
-    )
     return Section(
         name="trust",
         title="How far to trust it",
-        paragraphs=words if transformer is None or transformer.moe_every else (),
+        paragraphs=tuple(_trust_words(plan)),
         notes=tuple(map(sentence, plan.warnings)),
     )
+
+
+def _trust_words(plan: Plan) -> Iterator[str]:
+    times, transformer = plan.predicted, plan.transformer
+    if transformer is not None and transformer.confidence is not None:
+        yield f"One step of the model: {model_span(transformer)}, {_RANGE}."
+        yield how_sure_of_layout(transformer.confidence)
+    if transformer is not None and not transformer.moe_every:
+        return
+    span = seconds_span(times.step_seconds, times.p05_step_seconds, times.p95_step_seconds)
+    yield f"One step{'' if transformer is None else ' of the MoE layer'}: {span}, {_RANGE}."
+    yield f"The least certain number behind it is {times.trust}."
+    yield how_sure(plan)

@@ -25,9 +25,11 @@ from moetune.workflows.views.words import (
     degrees_words,
     device_word,
     how_sure,
+    how_sure_of_layout,
     is_one_chunk,
     is_tensor,
     memory_words,
+    model_span,
     plan_decision,
     plan_name,
     plan_scope,
@@ -72,9 +74,13 @@ def answer_section(explanation: Explanation, *, has_reasons: bool = False) -> Se
 
 
 def _uncertainty(plan: Plan) -> Section:
-    """Return the probability that the choice of chunks is best, and the plan's warnings."""
+    """Return the probability that the choice is best, and the plan's warnings."""
     transformer = plan.transformer
-    paragraphs = (how_sure(plan),) if transformer is None else ()
+    paragraphs: tuple[str, ...] = ()
+    if transformer is None:
+        paragraphs = (how_sure(plan),)
+    elif transformer.confidence is not None:
+        paragraphs = (how_sure_of_layout(transformer.confidence),)
     return Section(
         name="uncertainty", paragraphs=paragraphs, notes=tuple(map(sentence, plan.warnings))
     )
@@ -95,10 +101,13 @@ def _layer_highlights(explanation: Explanation) -> Iterator[Highlight]:
     yield _memory_highlight(explanation, total_bytes(plan.memory))
     binds = Cell.words(verdict.binding.capitalize())
     yield Highlight(name="What binds", cell=binds, note=f"{times.trust} costs")
-    sure = verdict.probability_best
-    yield Highlight(
-        name="No other choice is better",
-        cell=Cell(text=probability_words(sure), value=sure, unit="1"),
+    yield _sure_highlight("choice", verdict.probability_best, regret)
+
+
+def _sure_highlight(what: str, probability: float, regret: float) -> Highlight:
+    return Highlight(
+        name=f"No other {what} is better",
+        cell=Cell(text=probability_words(probability), value=probability, unit="1"),
         note=f"if wrong, {percent(regret)} slower" if regret >= LEAST_REGRET else "of refits agree",
     )
 
@@ -185,8 +194,12 @@ def _model_answer(explanation: Explanation, transformer: TransformerPlan) -> Sec
 def _model_highlights(
     explanation: Explanation, transformer: TransformerPlan
 ) -> Iterator[Highlight]:
-    speed = transformer.tokens_per_second_per_rank
-    yield Highlight(name="One step of the model", cell=Cell.seconds(transformer.step_seconds))
+    speed, sure = transformer.tokens_per_second_per_rank, transformer.confidence
+    step, span = transformer.step_seconds, ""
+    if sure is not None:
+        low, high = map(format_seconds, (sure.p05_step_seconds, sure.p95_step_seconds))
+        span = f"{low} to {high}"
+    yield Highlight(name="One step of the model", cell=Cell.seconds(step), note=span)
     yield Highlight(
         name="Tokens a second", cell=Cell(text=f"{speed:,.0f}", value=speed), note="on each rank"
     )
@@ -198,6 +211,8 @@ def _model_highlights(
         cell=Cell.count(transformer.num_micro_batches),
         note=f"of {plural(transformer.micro_batch_sequences, 'sequence')}",
     )
+    if sure is not None:
+        yield _sure_highlight("layout", sure.probability_best, sure.expected_regret)
 
 
 def _model_summary(explanation: Explanation, transformer: TransformerPlan) -> str:
@@ -207,7 +222,7 @@ def _model_summary(explanation: Explanation, transformer: TransformerPlan) -> st
     if share:
         binds += f", {share:.0%} of the step"
     return (
-        f"One step of the model: {format_seconds(transformer.step_seconds)}, "
+        f"One step of the model: {model_span(transformer)}, "
         f"{transformer.tokens_per_second_per_rank:,.0f} tokens a second and "
         f"{device_word(explanation.profile)}. {binds}."
     )

@@ -1,10 +1,10 @@
 """A plan in words: its name and workload, its decision, and its uncertainty."""
 
 from moetune.domain.model import MODELS
-from moetune.domain.plan import Plan, TransformerPlan
+from moetune.domain.plan import Confidence, Plan, TransformerPlan
 from moetune.domain.profile import Profile
-from moetune.domain.units import format_bytes
-from moetune.report.section import percent, plural
+from moetune.domain.units import format_bytes, format_seconds
+from moetune.report.section import percent, plural, seconds_span
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.workflows.explain import Explanation
 
@@ -61,11 +61,9 @@ def plan_decision(plan: Plan) -> str:
 
 
 def how_sure(plan: Plan) -> str:
-    """Return the probability and the regret of the choice, and the next best one."""
+    """Return the probability and the regret of the layer's choice, and the next best one."""
     verdict, next_best = plan.decision, plan.decision.runner_up
-    text = f"How sure: {probability_words(verdict.probability_best)} that no other choice is better"
-    if verdict.expected_regret >= LEAST_REGRET:
-        text += f"; if wrong, {percent(verdict.expected_regret)} slower on average"
+    text = _sure("choice", verdict.probability_best, verdict.expected_regret)
     if next_best is None:
         return f"{text}. There is no other choice."
     step = plan.predicted.step_seconds
@@ -74,6 +72,26 @@ def how_sure(plan: Plan) -> str:
     if next_best.strategy != plan.memory.strategy:
         degrees += f" with strategy {next_best.strategy}"
     return f"{text}. Next best: {degrees} ({percent(slower, sign=True)})."
+
+
+def model_span(transformer: TransformerPlan) -> str:
+    """Return "21.4 ms (20.6–22.5)", the model's step; of an older plan without the range."""
+    sure, seconds = transformer.confidence, transformer.step_seconds
+    if sure is None:
+        return format_seconds(seconds)
+    return seconds_span(seconds, sure.p05_step_seconds, sure.p95_step_seconds)
+
+
+def how_sure_of_layout(confidence: Confidence) -> str:
+    """Return the probability and the regret of a model's layout."""
+    return f"{_sure('layout', confidence.probability_best, confidence.expected_regret)}."
+
+
+def _sure(what: str, probability: float, regret: float) -> str:
+    text = f"How sure: {probability_words(probability)} that no other {what} is better"
+    if regret >= LEAST_REGRET:
+        text += f"; if wrong, {percent(regret)} slower on average"
+    return text
 
 
 def memory_words(explanation: Explanation, num_bytes: int, parts: str) -> str:

@@ -1,0 +1,233 @@
+"""Predictors of a profile's operations, and of what stands in for those it has not measured."""
+
+import math
+from dataclasses import replace
+
+from moetune.domain.cluster import Group
+from moetune.domain.costs import Trust, least_trust
+from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.fit.collectives import Source, name_collective, nearest_source
+from moetune.fit.curve import Curve, Line
+from moetune.fit.extrapolation import SPREAD_OF_FORM, spread_of_length, spread_of_shape
+from moetune.fit.gemm import name_attention, name_gemm, nearest_attention, work_ratio
+from moetune.fit.index import (
+    Points,
+    ProfileIndex,
+    copy_name,
+    missing_collective,
+    missing_copy,
+    missing_gemm,
+)
+from moetune.fit.pool import AttentionKey, RowsKey, Shape
+from moetune.fit.predictor import Curves, Name, Predictor, capped, stretched
+
+
+class Operations:
+    """Operations of a profile by their names and sizes.
+
+    Args:
+        curves: nominal ones, or a random draw.
+        allow_modelled: estimate a group that was not measured from the nearest one.
+    """
+
+    def __init__(self, *, index: ProfileIndex, curves: Curves, allow_modelled: bool) -> None:
+        self._index = index
+        self._curves = curves
+        self._allow_modelled = allow_modelled
+        self._labelled: dict[str, Predictor] = {}
+
+    def gemm_line(self, dtype: str) -> Line | None:
+        """Return the dtype's line over MACs; None where measured points predict."""
+        line = self._index.gemm_line(dtype)
+        return self._curves.line(line, label=f"gemm {dtype}") if line else None
+
+    def gemm(self, dtype: str, product: GemmForm, shape: Shape) -> Predictor:
+        """Return the GEMM's times over the rows of one expert.
+
+        Raises:
+            ProfileError: nothing is known about that dtype.
+        """
+        form = self._form(dtype, product)
+        if form is None:
+            return self._gemm_line(dtype, shape)
+        cap: Trust = "measured" if form == product else "modelled"
+        spread = 0.0 if form == product else SPREAD_OF_FORM
+        stand_in = "" if form == product else name_gemm(dtype, form, shape)
+        curve, octaves = self._gemm_curve(dtype, form, shape)
+        if octaves is not None:
+            surface = self._index.surface(dtype, form)
+            cap = least_trust((cap, "extrapolated" if octaves else "interpolated"))
+            outside = spread_of_shape(typical_error=surface.shape_error, octaves=octaves)
+            spread = math.hypot(spread, outside)
+            stand_in = stand_in or ("a blend of smaller and larger ones" if octaves else "")
+        return self._finished(
+            curve,
+            found=curve,
+            family=self._index.surface(dtype, form).family,
+            name=name_gemm(dtype, product, shape),
+            unit="rows",
+            cap=cap,
+            spread=spread,
+            stand_in=stand_in,
+        )
+
+    def _gemm_curve(self, dtype: str, form: GemmForm, shape: Shape) -> tuple[Curve, float | None]:
+        """Return the shape's curve; where it is blended, also its octaves outside the others."""
+        points = self._index.gemm_points(dtype, form, shape)
+        if points is not None:
+            return self._curves.through(points), None
+        surface = self._index.surface(dtype, form)
+        blended = self._curves.blend(surface.blend(shape), family=surface.family)
+        return blended, surface.octaves_outside(shape)
+
+    def _form(self, dtype: str, product: GemmForm) -> GemmForm | None:
+        """Return the measured form to predict with: the same one, forward, or any."""
+        forms = [form for one, form in self._index.gemm_forms if one == dtype]
+        for wanted in (product, "forward", *forms):
+            if wanted in forms:
+                return wanted
+        return None
+
+    def _gemm_line(self, dtype: str, shape: Shape) -> Predictor:
+        line = self.gemm_line(dtype)
+        if line is None:
+            raise missing_gemm(self._index.profile, dtype=dtype, known=self._index.dtypes)
+        per_row = replace(line.cost, beta_seconds=line.cost.beta_seconds * math.prod(shape))
+        return replace(line, cost=per_row)
+
+    def attention(self, wanted: AttentionKey) -> Predictor | None:
+        """Return the times over sequences; None where no attention was measured."""
+        known = self._index.pool.attention
+        near = wanted if wanted in known else nearest_attention(wanted, known)
+        if near is None:
+            return None
+        found, ratio = self._index.attention(near), work_ratio(wanted, near)
+        is_other = near != wanted
+        return self._finished(
+            stretched(self._curves.through(found), ratio),
+            found=found,
+            family=found.family,
+            name=name_attention(wanted),
+            unit="sequences",
+            factor=ratio,
+            cap="extrapolated" if is_other else "measured",
+            spread=spread_of_length(ratio) if is_other else 0.0,
+            stand_in=name_attention(near) if is_other else "",
+        )
+
+    def rows(self, key: RowsKey) -> Predictor | None:
+        """Return a memory-bound operation's times over elements; None where not measured."""
+        known, (op, dtype) = self._index.rows(key), key
+        if known is None:
+            return None
+        inner = self._predictor(known, f"rows {key}")
+        return self._finished(
+            inner,
+            found=known,
+            family=f"rows {key}",
+            name=f"{op} in {dtype}",
+            unit="elements",
+        )
+
+    def collective(self, op: CollectiveOp, group: Group, in_flight: int) -> Predictor:
+        """Return the collective's times over the input bytes of one rank.
+
+        Raises:
+            ProfileError: such a group was not measured; the text names the command that does.
+        """
+        source = self.source(op, group, in_flight)
+        if source is None:
+            known = self._index.groups(op)
+            raise missing_collective(self._index.profile, op=op, group=group, known=known)
+        wanted = name_collective(op, group, in_flight)
+        return self._finished(
+            stretched(self._predictor(source.found, source.label), source.factor),
+            found=source.found,
+            family=source.label,
+            name=wanted if source.spread else source.name,
+            unit="bytes",
+            factor=source.factor,
+            cap=source.cap,
+            spread=source.spread,
+            stand_in=source.name if source.spread else "",
+        )
+
+    def source(self, op: CollectiveOp, group: Group, in_flight: int) -> Source | None:
+        """Return what a collective is predicted from; None where nothing is known."""
+        return nearest_source(
+            self._index, op, group, in_flight, allow_modelled=self._allow_modelled
+        )
+
+    def copy(self, direction: Direction, *, pinned: bool) -> Predictor:
+        """Return the copy's times over bytes.
+
+        Raises:
+            ProfileError: no such copy was measured.
+        """
+        alone = (direction, pinned, False)
+        known = self._index.copies()
+        if alone not in known and self._index.profile.machine.kind == "cpu":
+            alone = (direction, not pinned, False)  # both are the same memory
+        if alone not in known:
+            names = [copy_name(direction=one, pinned=pin) for one, pin, both in known if not both]
+            raise missing_copy(self._index.profile, direction=direction, pinned=pinned, known=names)
+        found = self._index.copy(alone)
+        return self._finished(
+            self._predictor(found, f"copy {alone}"),
+            found=found,
+            family=f"copy {alone}",
+            name=f"{copy_name(direction=direction, pinned=alone[1])} copy",
+            unit="bytes",
+        )
+
+    def _finished(
+        self,
+        inner: Predictor,
+        *,
+        found: Points | Curve | Line,
+        family: str,
+        name: str,
+        unit: str,
+        factor: float = 1.0,
+        cap: Trust = "measured",
+        spread: float = 0.0,
+        stand_in: str = "",
+    ) -> Predictor:
+        """Return the predictor with the error and the trust of a stand-in, and with its name.
+
+        A line is not named: a profile of lines has measured nothing.
+
+        Args:
+            found: what it predicts from.
+            family: of its draws.
+            factor: size of that for one of the wanted operation's.
+            spread, stand_in: of what stands in for the operation, and its name.
+        """
+        if spread:
+            family = f"{stand_in} stands in"
+            inner = self._curves.stand_in(inner, spread=spread, label=family)
+        inner = capped(inner, cap)
+        if isinstance(found, Line):
+            return inner
+        sizes = found.sizes if isinstance(found, Curve) else found.series.sizes
+        return self._curves.named(
+            inner,
+            Name(
+                operation=name,
+                unit=unit,
+                family=family,
+                low=sizes[0] / factor,
+                high=sizes[-1] / factor,
+                stand_in=stand_in,
+            ),
+        )
+
+    def _predictor(self, found: Points | Line, label: str) -> Predictor:
+        """Return the label's only predictor: many numbers in flight share the nearest one."""
+        if label not in self._labelled:
+            self._labelled[label] = (
+                self._curves.line(found, label=label)
+                if isinstance(found, Line)
+                else self._curves.through(found)
+            )
+        return self._labelled[label]

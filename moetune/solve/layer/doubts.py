@@ -1,0 +1,144 @@
+"""Plans that rest on what was not measured: one chunk where that is safe, and warnings."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from moetune.domain.costs import Costs, Doubt
+from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
+from moetune.domain.request import PlanInputs
+from moetune.domain.units import format_bytes
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.times import StepTime, step_time
+
+NUM_NAMED = 5
+"""Most operations that a plan's warnings name one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    """Several chunks that were not taken, as they may lose more than they promise.
+
+    Args:
+        regret: mean relative loss against one chunk, over refits.
+        regret_of_one: that of one chunk against them.
+    """
+
+    step: StepTime
+    regret: float
+    regret_of_one: float
+
+
+def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | None:
+    """Return the ranking's several chunks where one chunk is the safe answer, else None.
+
+    Nominal costs decide where they are measured. A time that was not may be wrong by far, and
+    the more so the further one of the two choices is from what was measured; so here the choice
+    with the smaller expected loss over the refits is taken, which are as wide as that error.
+
+    Args:
+        resamples: without any nothing is declined.
+    """
+    best, one_chunk = ranking.best, ranking.sequential
+    allowed = all(
+        any(time.degree == 1 for time in phase) for phase in (ranking.forward, ranking.backward)
+    )
+    if not allowed or max(best.degrees) == 1 or ranking.strategy != "none":
+        return None
+    if not resamples or not (best.doubts or one_chunk.doubts):
+        return None
+    ratios = []
+    for one in resamples:
+        several, single = (
+            _seconds(replace(ranking.costs, costs=one), ranking, step) for step in (best, one_chunk)
+        )
+        ratios.append(several / single)
+    regret = sum(max(ratio - 1, 0.0) for ratio in ratios) / len(ratios)
+    regret_of_one = sum(max(1 / ratio - 1, 0.0) for ratio in ratios) / len(ratios)
+    if regret < regret_of_one:
+        return None
+    return Declined(step=best, regret=regret, regret_of_one=regret_of_one)
+
+
+def in_one_chunk(ranking: Ranking) -> Ranking:
+    """Return the ranking with one chunk each way as its choice, for any number of tokens."""
+    forward, backward = (
+        tuple(sorted(phase, key=lambda time: time.degree != 1))
+        for phase in (ranking.forward, ranking.backward)
+    )
+    chooser = replace(ranking.chooser, bounds=replace(ranking.bounds, max_degree=1))
+    return replace(ranking, forward=forward, backward=backward, chooser=chooser)
+
+
+def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
+    """Yield a warning for each operation that was not measured, and how to measure them.
+
+    Args:
+        command: that measures them.
+    """
+    sizes: dict[Doubt, list[float]] = {}
+    for doubt in doubts:
+        sizes.setdefault(replace(doubt, size=0.0), []).append(doubt.size)
+    if not sizes:
+        return
+    named = list(sizes.items())
+    for operation, found in named[:NUM_NAMED]:
+        yield _explain(operation, found)
+    rest = len(named) - NUM_NAMED
+    more = f"{rest} more operation{'' if rest == 1 else 's'}; " if rest > 0 else ""
+    yield f"{more}the plan's range allows for that; measure what is missing:  {command}"
+
+
+def profile_command(inputs: PlanInputs, model: Transformer | None = None) -> str:
+    """Return the command that adds a plan's own sizes to its profile.
+
+    Args:
+        model: the whole model; None for a layer.
+    """
+    flags = [f"--name {inputs.profile} --resume"]
+    if inputs.world_size > 1:
+        flags.append(f"--nproc {inputs.world_size}")
+    if inputs.model is not None:
+        flags.append(f"--model {inputs.model}")
+    else:
+        flags += _sizes(inputs.layer, model)
+    flags += [f"--tokens {inputs.tokens_per_rank}", f"--dtype {inputs.dtype}"]
+    return f"moetune profile {' '.join(flags)}"
+
+
+def _sizes(layer: LayerShape, model: Transformer | None) -> Iterator[str]:
+    yield f"--d-model {layer.d_model} --d-hidden {layer.d_hidden}"
+    yield f"--num-experts {layer.num_experts} --top-k {layer.top_k}"
+    yield f"--activation {layer.activation}"
+    if model is not None:
+        yield f"--num-layers {model.num_layers} --num-heads {model.num_heads}"
+        yield f"--seq {model.length} --vocab {model.vocab_size} --moe-every {model.moe_every}"
+
+
+def _seconds(costs: LayerCosts, ranking: Ranking, step: StepTime) -> float:
+    forward_degree, backward_degree = step.degrees
+    return step_time(
+        costs=costs,
+        tokens=ranking.tokens,
+        forward_degree=forward_degree,
+        backward_degree=backward_degree,
+        order=ranking.order,
+    ).seconds
+
+
+def _explain(doubt: Doubt, sizes: Sequence[float]) -> str:
+    if doubt.stand_in:
+        return f"not measured: {doubt.operation}; {doubt.stand_in} stands in"
+    wanted = _span(min(sizes), max(sizes), doubt.unit)
+    known = _span(doubt.low or 0.0, doubt.high or 0.0, doubt.unit)
+    return f"not measured: {doubt.operation} at {wanted}; extrapolated from {known}"
+
+
+def _span(low: float, high: float, unit: str) -> str:
+    first, last = (_size(one, unit) for one in (low, high))
+    return first if first == last else f"{first} to {last}"
+
+
+def _size(size: float, unit: str) -> str:
+    return format_bytes(size) if unit == "bytes" else f"{size:,.4g} {unit}"

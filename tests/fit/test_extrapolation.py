@@ -1,0 +1,309 @@
+"""Spreads of predictions that nobody measured, against truths that are known."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.costs import Costs
+from moetune.domain.samples import (
+    AttentionPoint,
+    CollectivePoint,
+    GemmForm,
+    GemmPoint,
+    Point,
+    RowsPoint,
+    Sample,
+)
+from moetune.fit.costs import costs_of
+from moetune.fit.curve import curve_through
+from moetune.fit.extrapolation import (
+    INTERVAL_END,
+    SPREAD_OF_FLIGHT,
+    SPREAD_OF_FORM,
+    Spread,
+    above_largest,
+    below_smallest,
+)
+from moetune.fit.profile import fit_profile
+from moetune.fit.variants import resample_costs
+
+MACHINE = Machine(
+    kind="cpu", device="Lab CPU", num_devices=4, devices_per_node=4, memory_bytes=2**34
+)
+Truth = Callable[[float], float]
+NUM_DRAWS = 200
+
+
+def costs_from(
+    points: dict[Point, float], *, noise: float = 0.01, seed: int = 0
+) -> tuple[Costs, tuple[Costs, ...]]:
+    """Nominal costs and draws of a profile with these points, measured with noise."""
+    rng = np.random.default_rng(seed)
+    samples = [
+        Sample(point=point, seconds=tuple(seconds * np.exp(noise * rng.normal(size=9))))
+        for point, seconds in points.items()
+    ]
+    made = fit_profile(name="lab", machine=MACHINE, fingerprint=Fingerprint(), samples=samples)
+    draws = resample_costs(made, num=NUM_DRAWS, seed=1, allow_modelled=True)
+    return costs_of(made, allow_modelled=True), draws
+
+
+def exchange(num_bytes: float, *, group_size: int = 2, in_flight: int = 1) -> CollectivePoint:
+    return CollectivePoint(
+        op="all_to_all", group_size=group_size, num_bytes=int(num_bytes), in_flight=in_flight
+    )
+
+
+def seconds_of(costs: Costs, num_bytes: float, *, group_size: int = 2, in_flight: int = 1) -> float:
+    return costs.collective(
+        op="all_to_all", group_size=group_size, num_bytes=num_bytes, in_flight=in_flight
+    ).seconds
+
+
+def affine(rng: np.random.Generator) -> Truth:
+    """α + β·size, which cross somewhere near the measured sizes."""
+    alpha = 1e-4 * math.exp(rng.normal())
+    beta = 1e-9 * math.exp(rng.normal())
+    return lambda size: alpha + beta * size
+
+
+def in_segments(rng: np.random.Generator) -> Truth:
+    """The same whose rate changes by about 15 %, and whose start-up by a tenth, an octave."""
+    alpha, beta = 1e-4 * math.exp(rng.normal()), 1e-9 * math.exp(rng.normal())
+    edges = 2.0 ** np.arange(6, 28)
+    rates = beta * np.exp(np.cumsum(0.15 * rng.normal(size=edges.size)))
+    starts = alpha * np.exp(np.cumsum(0.1 * np.abs(rng.normal(size=edges.size))))
+    seconds = starts + np.cumsum(rates * np.diff(edges, prepend=0.0))
+    return lambda size: float(np.interp(size, edges, seconds))
+
+
+def coverage(family: Callable[[np.random.Generator], Truth]) -> tuple[float, float]:
+    """Return the share of times beyond the range that lie in the 90 % interval.
+
+    And that would, if the error there were that between the points.
+    """
+    rng = np.random.default_rng(5)
+    inside, naive = [], []
+    for trial in range(60):
+        truth = family(rng)
+        first, count = 2.0 ** rng.integers(12, 17), int(rng.integers(4, 6))
+        sizes = [first * 4**at for at in range(count)]
+        exact, draws = costs_from({exchange(size): truth(size) for size in sizes}, seed=trial)
+        middle = seconds_of(exact, sizes[0])
+        factors = [seconds_of(one, sizes[0]) / middle for one in draws]
+        for octaves in (1, 2, 4, 6):
+            for size in (sizes[0] / 2**octaves, sizes[-1] * 2**octaves):
+                drawn = [seconds_of(one, size) for one in draws]
+                low, high = np.quantile(drawn, (0.05, 0.95))
+                inside.append(low <= truth(size) <= high)
+                low, high = np.quantile(factors, (0.05, 0.95)) * seconds_of(exact, size)
+                naive.append(low <= truth(size) <= high)
+    return float(np.mean(inside)), float(np.mean(naive))
+
+
+@pytest.mark.parametrize("family", [affine, in_segments])
+def test_the_interval_beyond_the_measured_sizes_covers_the_truth(
+    family: Callable[[np.random.Generator], Truth],
+) -> None:
+    covered, naive = coverage(family)
+    assert covered >= 0.85
+    assert naive < covered - 0.15
+
+
+def test_a_link_seen_in_its_rate_is_not_doubted_by_more_than_a_drift() -> None:
+    """Far above the start-up time the rate is known: an octave on, 90 % lie within 20 %."""
+    sizes = [2.0**at for at in (20, 22, 24)]
+    _, draws = costs_from({exchange(size): 1e-6 + 1e-9 * size for size in sizes})
+    drawn = [seconds_of(one, 2**25) for one in draws]
+    low, high = np.quantile(drawn, (0.05, 0.95)) / (1e-9 * 2**25)
+    assert 0.8 < low < 0.9
+    assert 1.1 < high < 1.25
+
+
+def test_draws_of_a_curve_are_off_the_same_way_at_all_sizes_and_more_and_more() -> None:
+    sizes = [2.0**at for at in range(12, 19)]
+    truth: Truth = lambda size: 1e-4 + 1e-9 * size  # noqa: E731 - a formula
+    exact, draws = costs_from({exchange(size): truth(size) for size in sizes}, noise=1e-6)
+    logs = {
+        octaves: np.log(
+            np.array([seconds_of(one, 2 ** (18 + octaves)) for one in draws])
+            / seconds_of(exact, 2 ** (18 + octaves))
+        )
+        for octaves in (1, 3, 5)
+    }
+    near, far = (np.argsort(np.argsort(logs[octaves])) for octaves in (1, 5))
+    assert np.corrcoef(near, far)[0, 1] > 0.97
+    assert logs[1].std() < 0.7 * logs[3].std() < 0.6 * logs[5].std()
+    below = np.log([seconds_of(one, 2**8) for one in draws])
+    assert abs(np.corrcoef(below, logs[3])[0, 1]) < 0.2
+
+
+@given(
+    seconds=st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=4),
+    deviates=st.tuples(st.floats(-4, 4), st.floats(-4, 4)),
+    octaves=st.floats(0.01, 30),
+)
+def test_no_draw_leaves_what_is_possible(
+    seconds: list[float], deviates: tuple[float, float], octaves: float
+) -> None:
+    """Larger takes no less time, and smaller no less than its share."""
+    sizes = [2.0 ** (10 + 2 * at) for at in range(len(seconds))]
+    plain = curve_through(sizes=sizes, seconds=seconds)
+    curve = curve_through(sizes=sizes, seconds=seconds, deviates=deviates)
+    above, below = curve.predict(sizes[-1] * 2**octaves), curve.predict(sizes[0] / 2**octaves)
+    nothing = 1 - 1e-9
+    assert above.seconds >= plain.seconds[-1] * nothing
+    assert plain.seconds[0] * 2**-octaves * nothing <= below.seconds
+    assert below.seconds * nothing <= plain.seconds[0]
+    assert below.relative_error > plain.relative_error
+    assert above.relative_error > plain.relative_error
+    for size in sizes:
+        assert curve.predict(size) == plain.predict(size)
+
+
+def test_the_bounds_of_a_single_point_are_the_ends_of_the_interval() -> None:
+    """One point tells no start-up time from a rate; the drift comes on top."""
+    above = above_largest(sizes=(1024.0,), seconds=(1e-3,), size=2.0**14)
+    below = below_smallest(sizes=(2.0**14,), seconds=(1e-3,), size=1024.0, predicted_seconds=1e-3)
+    for spread in (above, below):
+        assert spread.shorter == pytest.approx(math.hypot(math.log(16) / INTERVAL_END, 0.2))
+        assert spread.longer == pytest.approx(0.2)
+
+
+def test_a_line_down_to_nothing_is_no_error() -> None:
+    spread = below_smallest(
+        sizes=(1024.0, 4096.0), seconds=(1e-3, 4e-3), size=0.0, predicted_seconds=0.0
+    )
+    assert math.isfinite(spread.longer)
+    curve = curve_through(sizes=[1024.0, 4096.0], seconds=[1e-3, 4e-3], deviates=(2.0, 2.0))
+    assert curve.predict(0.0).seconds == 0.0
+    assert Spread(shorter=0.3, longer=0.1).factor(-1.0) == pytest.approx(math.exp(-0.3))
+    assert Spread(shorter=0.3, longer=0.1).factor(2.0) == pytest.approx(math.exp(0.2))
+
+
+def spread_between(one: list[float], other: list[float]) -> float:
+    return float(np.std(np.log(np.array(one) / np.array(other))))
+
+
+def test_one_in_flight_stands_in_for_several_with_an_error_of_its_own() -> None:
+    exact, draws = costs_from({exchange(2**at): 1e-9 * 2**at for at in (14, 16, 18)})
+    alone = [seconds_of(one, 2**16) for one in draws]
+    several = [seconds_of(one, 2**16, in_flight=4) for one in draws]
+    many = [seconds_of(one, 2**16, in_flight=16) for one in draws]
+    assert several == many
+    assert spread_between(several, alone) == pytest.approx(SPREAD_OF_FLIGHT, rel=0.2)
+    known = exact.collective(op="all_to_all", group_size=2, num_bytes=2**16)
+    other = exact.collective(op="all_to_all", group_size=2, num_bytes=2**16, in_flight=4)
+    assert known.doubts == ()
+    assert other.relative_error > 0.25 > known.relative_error
+    (doubt,) = other.doubts
+    assert doubt.operation == "all_to_all of 2 ranks, 4 in flight"
+    assert doubt.stand_in == "all_to_all of 2 ranks"
+    assert (doubt.low, doubt.high) == (None, None)
+
+
+def test_several_in_flight_stand_in_for_more_of_them_without_a_doubt() -> None:
+    points: dict[Point, float] = {exchange(2**at, in_flight=4): 1e-9 * 2**at for at in (14, 16, 18)}
+    exact, draws = costs_from(points)
+    found = exact.collective(op="all_to_all", group_size=2, num_bytes=2**16, in_flight=16)
+    assert (found.trust, found.doubts) == ("interpolated", ())
+    four, sixteen = (
+        [seconds_of(one, 2**16, in_flight=number) for one in draws] for number in (4, 16)
+    )
+    assert four == sixteen
+
+
+def test_another_group_stands_in_with_an_error_for_each_octave() -> None:
+    points: dict[Point, float] = {exchange(2**at): 1e-9 * 2**at for at in (12, 14, 16, 18)}
+    exact, draws = costs_from(points)
+    own = [seconds_of(one, 2**16) for one in draws]
+    spreads = []
+    for group_size in (3, 4):
+        other = [seconds_of(one, 2**15, group_size=group_size) for one in draws]
+        spreads.append(spread_between(other, own))
+    assert spreads == pytest.approx([0.3, 0.3], rel=0.2)
+    found = exact.collective(op="all_to_all", group_size=4, num_bytes=2**15)
+    assert found.trust == "modelled"
+    assert [one.stand_in for one in found.doubts] == ["all_to_all of 2 ranks"]
+
+
+def products(forms: tuple[GemmForm, ...] = ("forward",)) -> dict[Point, float]:
+    return {
+        GemmPoint(dtype="float32", product=form, rows=rows, d_in=d_in, d_out=512): 1e-10
+        * rows
+        * d_in
+        for form in forms
+        for rows in (8, 32, 128)
+        for d_in in (256, 512)
+    }
+
+
+def test_another_form_of_a_gemm_stands_in_with_an_error_of_its_own() -> None:
+    exact, draws = costs_from(products())
+
+    def gemm(costs: Costs, form: GemmForm, d_in: int = 512) -> float:
+        return costs.gemm(
+            dtype="float32", product=form, num_experts=1, rows=32, d_in=d_in, d_out=512
+        ).seconds
+
+    forward = [gemm(one, "forward") for one in draws]
+    other = [gemm(one, "grad_input") for one in draws]
+    assert spread_between(other, forward) == pytest.approx(SPREAD_OF_FORM, rel=0.2)
+    found = exact.gemm(
+        dtype="float32", product="grad_input", num_experts=1, rows=32, d_in=512, d_out=512
+    )
+    assert found.doubts[0].stand_in == "forward GEMM of 1 × 512 × 512 in float32"
+
+
+def test_a_gemm_far_from_all_measured_shapes_is_doubted_more_than_one_among_them() -> None:
+    exact, draws = costs_from(products())
+    spreads, doubts = [], []
+    for d_in in (384, 1024, 4096):
+        times = [
+            one.gemm(
+                dtype="float32", product="forward", num_experts=1, rows=32, d_in=d_in, d_out=512
+            ).seconds
+            for one in draws
+        ]
+        spreads.append(float(np.std(np.log(times))))
+        found = exact.gemm(
+            dtype="float32", product="forward", num_experts=1, rows=32, d_in=d_in, d_out=512
+        )
+        doubts.append(len(found.doubts))
+    assert spreads == sorted(spreads)
+    assert spreads[2] > 1.2 * spreads[1]
+    assert doubts == [0, 1, 1]
+
+
+def test_a_doubt_names_the_operation_the_size_and_what_was_measured() -> None:
+    points: dict[Point, float] = {
+        RowsPoint(op="gelu", dtype="float32", rows=rows, width=512): 1e-8 * rows
+        for rows in (8, 128)
+    }
+    points |= {
+        AttentionPoint(
+            dtype="float32", num_sequences=count, length=64, num_heads=2, head_dim=8
+        ): 1e-5 * count
+        for count in (1, 4)
+    }  # fmt: skip
+    exact, draws = costs_from(points | products())
+    for rows, expected in ((4, 1), (8, 0), (64, 0), (256, 1)):
+        found = exact.rows_op(op="gelu", dtype="float32", rows=rows, width=512)
+        assert found is not None
+        assert len(found.doubts) == expected
+        for doubt in found.doubts:
+            assert (doubt.operation, doubt.unit) == ("gelu in float32", "elements")
+            assert (doubt.size, doubt.low, doubt.high) == (512 * rows, 512 * 8, 512 * 128)
+    longer = exact.attention(
+        dtype="float32", num_sequences=1, length=128, num_heads=2, head_dim=8, backward=False
+    )
+    assert longer is not None
+    assert longer.doubts[0].stand_in == "attention of 2 heads over 64 tokens in float32"
+    drawn = draws[0].rows_op(op="gelu", dtype="float32", rows=4, width=512)
+    assert drawn is not None
+    assert drawn.doubts == ()

@@ -1,0 +1,175 @@
+"""Errors of predicted steps: from the record of measured ones, and from a machine's own."""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moetune.domain.costs import ModelError
+from moetune.domain.records import Observation
+from moetune.fit.model_error import (
+    OF_LAYERS,
+    OF_MODELS,
+    PRIOR_CELLS,
+    cells_of,
+    error_of_degrees,
+    model_error_of,
+    observed_error,
+)
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+Cells = list[list[float]]
+
+
+def record_of_layers() -> Cells:
+    """log(measured / predicted) of each degree, by cell of the network lab."""
+    cells = json.loads((RESULTS / "netlab.json").read_text(encoding="utf-8"))
+    return [
+        [
+            math.log(statistics.median(one["seconds"][f"ours:{degree}"]) / predicted)
+            for degree, predicted in one["predicted_seconds"].items()
+        ]
+        for one in cells
+    ]
+
+
+def record_of_models() -> Cells:
+    """The same of each layout, by model."""
+    cells = json.loads((RESULTS / "layouts.json").read_text(encoding="utf-8"))
+    return [
+        [
+            math.log(statistics.median(one["seconds"]) / one["predicted_seconds"])
+            for one in cell["outcomes"]
+        ]
+        for cell in cells
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "constant"),
+    [
+        (error_of_degrees(record_of_layers()), OF_LAYERS),
+        (model_error_of(record_of_models()), OF_MODELS),
+    ],
+)
+def test_the_constants_are_those_of_the_record(
+    found: ModelError | None, constant: ModelError
+) -> None:
+    """Where this fails the record was measured again: take its spreads as the new constants."""
+    assert found is not None
+    assert constant.common == pytest.approx(found.common, abs=0.001)
+    assert constant.own == pytest.approx(found.own, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("cells", "constant"), [(record_of_layers(), OF_LAYERS), (record_of_models(), OF_MODELS)]
+)
+def test_the_recorded_steps_lie_in_an_interval_of_their_spreads(
+    cells: Cells, constant: ModelError
+) -> None:
+    end = 1.645 * math.hypot(constant.common, constant.own)
+    inside = [abs(one) <= end for cell in cells for one in cell]
+    assert 0.80 <= sum(inside) / len(inside) <= 0.95
+
+
+def cells_with(
+    *, common: float, own: float, bias: float = 0.0, num: int = 400, choices: int = 5, seed: int = 0
+) -> Cells:
+    rng = np.random.default_rng(seed)
+    means = bias + common * rng.normal(size=(num, 1))
+    found: Cells = (means + own * rng.normal(size=(num, choices))).tolist()
+    return found
+
+
+def test_spreads_of_known_errors_are_found() -> None:
+    found = model_error_of(cells_with(common=0.06, own=0.03))
+    assert found is not None
+    assert found.common == pytest.approx(0.06, rel=0.1)
+    assert found.own == pytest.approx(0.03, rel=0.1)
+
+
+def test_errors_that_neighbouring_degrees_share_are_found() -> None:
+    rng = np.random.default_rng(1)
+    single = rng.normal(size=(400, 7))
+    smooth = 0.05 * (single[:, :-2] + single[:, 1:-1] + single[:, 2:]) / math.sqrt(3)
+    found = error_of_degrees((smooth + 0.04 * rng.normal(size=(400, 1))).tolist())
+    assert found is not None
+    assert found.own == pytest.approx(0.05, rel=0.1)
+    assert found.common == pytest.approx(0.04, rel=0.15)
+
+
+def test_a_bias_counts_as_an_error_and_a_few_wild_steps_do_not() -> None:
+    biased = model_error_of(cells_with(common=0.01, own=0.01, bias=0.2))
+    assert biased is not None
+    assert biased.common == pytest.approx(0.2 / 0.6745, rel=0.1)
+    calm = cells_with(common=0.05, own=0.02)
+    wild = [[5.0, *cell[1:]] if at % 20 == 0 else cell for at, cell in enumerate(calm)]
+    found, plain = model_error_of(wild), model_error_of(calm)
+    assert found is not None
+    assert plain is not None
+    assert found.common == pytest.approx(plain.common, rel=0.15)
+    assert found.own == pytest.approx(plain.own, rel=0.15)
+
+
+def test_cells_of_one_choice_tell_nothing_of_choices() -> None:
+    assert model_error_of([]) is None
+    assert model_error_of([[]]) is None
+    found = model_error_of([[0.1], [-0.1], []])
+    assert found is not None
+    assert found.own == 0.0
+    record = ModelError(common=0.05, own=0.04)
+    assert observed_error([[0.0]], record=record).own == record.own
+
+
+def test_observations_outweigh_the_record_as_they_become_many() -> None:
+    record, truth = ModelError(common=0.05, own=0.04), ModelError(common=0.01, own=0.005)
+
+    def after(num: int) -> ModelError:
+        return observed_error(
+            cells_with(common=truth.common, own=truth.own, num=num), record=record
+        )
+
+    assert observed_error([], record=record) == record
+    spreads = [after(num) for num in (1, PRIOR_CELLS, 10 * PRIOR_CELLS, 400)]
+    commons: Sequence[float] = [one.common for one in spreads]
+    assert commons == sorted(commons, reverse=True)
+    assert commons[0] > 0.8 * record.common
+    assert commons[-1] < 0.02
+    assert [one.own for one in spreads] == sorted((one.own for one in spreads), reverse=True)
+    exact = [[0.0] * 5] * PRIOR_CELLS
+    assert observed_error(exact, record=record).common == pytest.approx(
+        record.common / math.sqrt(2)
+    )
+
+
+def observation(
+    degree: int, seconds: float, *, predicted: float = 1.0, plan_id: str = "one", tokens: int = 8
+) -> Observation:
+    return Observation(
+        plan_id=plan_id, forward_degree=degree, backward_degree=degree, tokens_per_rank=tokens,
+        predicted_seconds=predicted, seconds=(seconds,) * 3, source="verify",
+    )  # fmt: skip
+
+
+def test_observed_steps_become_cells_of_choices() -> None:
+    cells = cells_of(
+        [
+            observation(4, 1.2),
+            observation(1, 2.2, predicted=2.0),
+            observation(4, 1.0),
+            observation(4, 1.1),
+            observation(4, 0.9, tokens=16),
+            observation(4, 0.8, plan_id="two"),
+            observation(2, 0.0),
+            observation(2, 1.0, predicted=0.0, plan_id="three"),
+        ]
+    )
+    first, *others = cells
+    assert first == pytest.approx((math.log(1.1), math.log(1.1)))
+    assert [one for cell in sorted(others) for one in cell] == pytest.approx(
+        [math.log(0.8), math.log(0.9)]
+    )

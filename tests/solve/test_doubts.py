@@ -1,0 +1,182 @@
+"""Plans that rest on times that nobody measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from moetune.domain.constraints import Bounds, LayoutPins
+from moetune.domain.costs import Costs, Doubt, Estimate, LinearCost
+from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
+from moetune.solve.layer.doubts import NUM_NAMED, doubt_warnings
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.plan import SolvedPlan, solve_plan
+from moetune.solve.layer.times import step_time
+from moetune.solve.layout.plan import LayoutProblem, solve_layout
+from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts, plan_inputs
+
+FAR = Doubt(operation="all_to_all of 8 ranks", size=2.0**20, unit="bytes", low=2.0**8, high=2.0**12)
+LOSING = (1.0, 30.0, 60.0)
+DOUBTED = LinearCosts(is_measured=True, trust="extrapolated", doubts=(FAR,))
+
+
+def with_start_up(*factors: float) -> tuple[Costs, ...]:
+    """Refits in which an exchange starts so much slower: more chunks lose."""
+    return tuple(
+        replace(
+            DOUBTED,
+            transfer_cost=replace(ALL_TO_ALL, alpha_seconds=factor * ALL_TO_ALL.alpha_seconds),
+        )
+        for factor in factors
+    )
+
+
+def solve(costs: Costs, resamples: Sequence[Costs], bounds: Bounds | None = None) -> SolvedPlan:
+    return solve_plan(
+        inputs=plan_inputs(), costs=costs, resamples=resamples, bounds=bounds or Bounds(),
+        device_memory_bytes=2**40, provenance="measured",
+    )  # fmt: skip
+
+
+def degrees_of(solved: SolvedPlan) -> tuple[int, int]:
+    return solved.plan.pipeline.forward_degree, solved.plan.pipeline.backward_degree
+
+
+def expected_losses(resamples: Sequence[Costs], degrees: tuple[int, int]) -> tuple[float, float]:
+    """Expected relative loss of several chunks against one, and of one against several."""
+    workload = plan_inputs().workload(solve(DOUBTED, ()).plan.layout)
+
+    def seconds(costs: Costs, forward_degree: int, backward_degree: int) -> float:
+        return step_time(
+            costs=layer_costs(workload=workload, costs=costs), tokens=4096,
+            forward_degree=forward_degree, backward_degree=backward_degree,
+        ).seconds  # fmt: skip
+
+    pairs = [(seconds(one, *degrees), seconds(one, 1, 1)) for one in resamples]
+    return (
+        sum(max(several / one - 1, 0) for several, one in pairs) / len(pairs),
+        sum(max(one / several - 1, 0) for several, one in pairs) / len(pairs),
+    )
+
+
+@pytest.mark.parametrize(
+    "factors", [(0.5, 1.0, 2.0), (1.0, 10.0, 30.0), (1.0, 30.0, 60.0), (0.1, 0.5, 80.0)]
+)
+def test_doubtful_chunks_are_taken_only_where_they_are_expected_to_gain(
+    factors: tuple[float, ...],
+) -> None:
+    several = degrees_of(solve(DOUBTED, ()))
+    assert min(several) > 1
+    resamples = with_start_up(*factors)
+    loss, loss_of_one = expected_losses(resamples, several)
+    solved = solve(DOUBTED, resamples)
+    assert solved.is_declined == (loss >= loss_of_one)
+    assert degrees_of(solved) == ((1, 1) if loss >= loss_of_one else several)
+
+
+def test_the_cases_above_are_of_both_kinds() -> None:
+    kinds = [
+        solve(DOUBTED, with_start_up(*factors)).is_declined
+        for factors in ((1.0, 10.0, 30.0), LOSING)
+    ]
+    assert kinds == [False, True]
+
+
+def test_one_chunk_as_the_safe_answer_holds_everywhere_in_the_plan() -> None:
+    several = solve(DOUBTED, ())
+    solved = solve(DOUBTED, with_start_up(*LOSING))
+    plan, terms = solved.plan, solved.terms
+    assert {(forward, backward) for _, _, forward, backward in plan.pipeline.ranges} == {(1, 1)}
+    assert plan.predicted.step_seconds == plan.predicted.sequential_step_seconds
+    chosen = next(one for one in terms.strategies if one.is_chosen)
+    assert (chosen.forward_degree, chosen.backward_degree) == (1, 1)
+    assert chosen.step_seconds == plan.predicted.step_seconds
+    promised = [one for one in plan.alternatives if one.step_seconds < plan.predicted.step_seconds]
+    assert degrees_of(several) in {(one.forward_degree, one.backward_degree) for one in promised}
+    assert plan.decision.why != several.plan.decision.why
+
+
+def test_measured_chunks_are_not_declined() -> None:
+    measured = replace(DOUBTED, doubts=(), trust="measured")
+    solved = solve(measured, with_start_up(*LOSING))
+    assert not solved.is_declined
+    assert degrees_of(solved) == degrees_of(solve(measured, ()))
+
+
+def test_pinned_chunks_are_not_declined() -> None:
+    pinned = Bounds(forward_degree=4, backward_degree=8)
+    solved = solve(DOUBTED, with_start_up(*LOSING), pinned)
+    assert degrees_of(solved) == (4, 8)
+
+
+def test_warnings_name_each_operation_with_all_its_sizes_and_what_measures_them() -> None:
+    doubts = [
+        FAR,
+        replace(FAR, size=2.0**24),
+        Doubt(operation="send of 2 ranks", size=1.0, unit="bytes", stand_in="send of 4 ranks"),
+        Doubt(operation="gelu in float32", size=7.0, unit="elements", low=8.0, high=9.0),
+    ]
+    exchange, send, gelu, command = doubt_warnings(doubts, command="measure this")
+    for part in ("all_to_all of 8 ranks", "1.00 MiB", "16.0 MiB", "256 B", "4.00 KiB"):
+        assert part in exchange
+    assert "send of 2 ranks" in send
+    assert "send of 4 ranks" in send
+    assert "7 elements" in gelu
+    assert command.endswith("measure this")
+    assert list(doubt_warnings((), command="measure this")) == []
+
+
+def test_of_many_operations_the_rest_is_counted() -> None:
+    doubts = [replace(FAR, operation=f"operation {at}") for at in range(NUM_NAMED + 3)]
+    *named, last = doubt_warnings(doubts, command="measure this")
+    assert len(named) == NUM_NAMED
+    assert last.startswith("3 ")
+    *_, last = doubt_warnings(doubts[: NUM_NAMED + 1], command="measure this")
+    assert last.startswith("1 ")
+
+
+def test_a_plan_names_what_its_times_and_those_of_one_chunk_rest_on() -> None:
+    plan = solve(DOUBTED, ()).plan
+    assert sum(FAR.operation in warning for warning in plan.warnings) == 1
+    assert any("--d-model 1024 --d-hidden 4096" in warning for warning in plan.warnings)
+    assert solve(replace(DOUBTED, doubts=(), trust="measured"), ()).plan.warnings == ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCosts(LinearCosts):
+    """The same for a whole model, of which only chunks of exchanges are doubted."""
+
+    def collective(self, **query: Any) -> Estimate:
+        found = LinearCosts.collective(self, **query)
+        is_chunk = query["op"] == "all_to_all"
+        return found if is_chunk else replace(found, doubts=(), trust="measured")
+
+
+def test_a_whole_model_takes_one_chunk_in_its_layers_where_that_is_safe() -> None:
+    model = Transformer(
+        moe=LayerShape(d_model=1024, d_hidden=4096, num_experts=8), num_layers=2, num_heads=8,
+        length=2048, vocab_size=1000,
+    )  # fmt: skip
+    costs = ModelCosts(is_measured=True, trust="extrapolated", doubts=(FAR,))
+    problem = LayoutProblem(
+        inputs=plan_inputs(layer=model.moe, tokens_per_rank=8192), model=model,
+        pins=LayoutPins(dp=8, ep=8, tp=1, pp=1, micro_batch=4), costs=costs, resamples=(),
+        bounds=Bounds(), per_node=8, runs_ahead=True, device_memory_bytes=2**40,
+        provenance="measured",
+    )  # fmt: skip
+    free = solve_layout(problem)
+    assert min(degrees_of(free)) > 1
+    assert any(FAR.operation in warning for warning in free.plan.warnings)
+    refits = tuple(
+        replace(costs, transfer_cost=LinearCost(alpha_seconds=alpha, beta_seconds=3e-10))
+        for alpha in (2e-4, 4e-3, 2e-2)
+    )
+    safe = solve_layout(replace(problem, resamples=refits))
+    assert degrees_of(safe) == (1, 1)
+    alone = solve_layout(replace(problem, bounds=Bounds(max_degree=1)))
+    assert safe.plan.transformer is not None
+    assert alone.plan.transformer is not None
+    assert safe.plan.transformer.step_seconds == alone.plan.transformer.step_seconds
+    assert len(safe.plan.warnings) == len(alone.plan.warnings) + 1
