@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from examples.language_model import LanguageModel, next_token_loss
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.moe.layer import MoELayer
@@ -179,5 +179,8 @@ def _time_first(
         model(text_BS[:, :-1])
     hook.remove()
     x_TD = caught[0].flatten(0, -2)
-    steps = LayerSteps(layer, x_TD, torch.randn_like(x_TD))
+    workload = Workload(
+        layer=layer.shape, world_size=layer.communicator.num_ranks, tokens_per_rank=len(x_TD)
+    )
+    steps = LayerSteps(layer, x_TD, torch.randn_like(x_TD), workload)
     return measure_steps(steps, [decision], num_rounds=_NUM_ROUNDS)[0]

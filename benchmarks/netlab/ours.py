@@ -6,6 +6,8 @@ from benchmarks.netlab.cell import Cell, Step, module_step
 from moetune import MoELayer
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
+from moetune.domain.plan import Decision
+from moetune.runtime.plans.book import read_plans
 
 
 def degree_step(cell: Cell, degree: int) -> Step:
@@ -24,8 +26,9 @@ def plain_step(cell: Cell) -> Step:
 
 
 def planned_step(cell: Cell, plan: Path) -> Step:
-    """Return the step of our layer with the plan in that file."""
-    return _step(cell, pipeline=True, plan=plan)
+    """Return the step of our layer with the plan in that file, without its trial of one chunk."""
+    (made,) = read_plans([plan])
+    return _step(cell, pipeline=True, plan=plan, decision=made.decide(made.tokens_per_rank))
 
 
 def _step(
@@ -35,6 +38,7 @@ def _step(
     plan: Path | None,
     communicator: Communicator | None = None,
     memory_reuse: bool | str = True,
+    decision: Decision | None = None,
 ) -> Step:
     shape = cell.layer
     layer = MoELayer(
@@ -49,4 +53,6 @@ def _step(
         communicator=communicator,
     )
     layer.load_state_dict(cell.weights())
+    if decision is not None:
+        layer.pin(decision)
     return module_step(cell, layer)

@@ -182,11 +182,14 @@ def _plan(
 ) -> None:
     from moetune.workflows.files import plan_to_json, write_text
     from moetune.workflows.planner import local_planner
+    from moetune.workflows.staleness import stale_note
 
     screen = session.screen
     with local_planner(session.settings, profile=profile, saves=save) as planner:
         planned = planner.plan_anew(request)
     used, made = planned.found.profile, planned.plan
+    if note := stale_note(used):
+        screen.note(f"Note: {note}.")
     if output is not None:
         write_text(output, plan_to_json(made))
     screen.detail(f"profile {used.name} ({used.digest[:8]}, {planned.found.source})")

@@ -31,6 +31,7 @@ def verify(
     """
     from moetune import config
     from moetune.workflows.planner import local_planner
+    from moetune.workflows.staleness import stale_note
     from moetune.workflows.verify import verify_plan
     from moetune.workflows.views.observed import verification_sections
 
@@ -44,8 +45,11 @@ def verify(
     )
     if found is None:
         return
-    _store(session, made, found)
+    stale = "" if known is None else stale_note(known)
+    notes = (*_store(session, made, found), *filter(None, (stale,)))
     session.screen.answer(verification_sections(made, found), found.document, as_json=json)
+    for note in notes:
+        session.screen.note(note)
     if not found.is_equal:
         raise QualityError(
             f"chunks changed the numbers of plan {made.id[:6]} by more than {found.tolerance:g}",
@@ -53,11 +57,26 @@ def verify(
         )
 
 
-def _store(session: Session, made: "Plan", found: "Verification") -> None:
+def _store(session: Session, made: "Plan", found: "Verification") -> tuple[str, ...]:
+    """Store what was observed, and return what it changes for the next plan."""
+    from moetune.domain.corrections import corrections_words
     from moetune.workflows import wiring
+    from moetune.workflows.corrections import update_corrections
+    from moetune.workflows.drift import observed_drifts
     from moetune.workflows.verify import observations_of
 
+    observations = observations_of(made, found)
     with wiring.open_store(session.settings) as store:
         store.save_plan(made)
-        for observation in observations_of(made, found):
-            store.add_observation(observation)
+        store.add_observations(observations)
+        changes = observed_drifts(store.observation_page(made.id, limit=1000))
+        corrected = update_corrections(store, made.inputs.profile) if observations else None
+    notes = [one.words for one in changes[:1]]
+    if corrected is not None:
+        notes += corrected.refused[:1]
+        for reason in (*corrected.refused[1:], *corrected.waiting):
+            session.screen.detail(reason)
+        if corrected.is_changed:
+            known = "; ".join(corrections_words(corrected.corrections)) or "what was measured"
+            notes.append(f"the next plan of profile {made.inputs.profile!r} takes {known}")
+    return tuple(notes)

@@ -23,13 +23,15 @@ def agree_on_tokens(
     signature: str,
     problem: str,
     device: torch.device,
-) -> tuple[int, ...]:
-    """Return every rank's number of tokens, once all ranks have the same signature.
+    note: int = 0,
+) -> tuple[tuple[int, ...], int]:
+    """Return every rank's number of tokens, and the first rank's note, once all ranks agree.
 
     Args:
         signature: describes what must be equal on all ranks: shapes, dtype, plan.
         problem: describes a fault of this rank's input, empty without one. The other ranks get
             it, and so do not wait for this one in the next collective.
+        note: what the first rank has to tell the others with this call.
 
     Raises:
         InputError: the input has a problem, in a group of one rank.
@@ -39,9 +41,9 @@ def agree_on_tokens(
     if communicator.num_ranks == 1:
         if problem:
             raise InputError(problem)
-        return (num_tokens,)
+        return (num_tokens,), note
     hashed = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:_HASH_BYTES], "big")
-    mine = torch.tensor([num_tokens, hashed, bool(problem)], dtype=torch.int64, device=device)
+    mine = torch.tensor([num_tokens, hashed, bool(problem), note], dtype=torch.int64, device=device)
     rows = communicator.all_gather_values(mine, "the agreement on tokens").tolist()
     if any(row[2] for row in rows) or len({row[1] for row in rows}) > 1:
         shown = f"error: {problem}" if problem else signature
@@ -51,7 +53,7 @@ def agree_on_tokens(
             f"the ranks of the layer's group disagree\n{lines}",
             "give every rank the same layer, plan and dtype, and tensors of the same width",
         )
-    return tuple(int(row[0]) for row in rows)
+    return tuple(int(row[0]) for row in rows), int(rows[0][3])
 
 
 def agree_on_digest(communicator: Communicator, digest: str, what: str) -> None:

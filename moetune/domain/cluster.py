@@ -9,6 +9,7 @@ from moetune.domain.document import digest
 from moetune.domain.errors import check_positive
 
 DeviceKind = Literal["cpu", "cuda"]
+_OF_ONE_DEVICE = ("kind", "device", "cpu")
 HOST_MEMORY = "host_memory_bytes"
 """Name of a hardware fact of CUDA machines; a CPU's own memory is its host's."""
 
@@ -45,6 +46,12 @@ class Fingerprint:
     def hardware_id(self) -> str:
         """Hash of the hardware facts."""
         return digest(self.hardware)[:16]
+
+    @property
+    def device_id(self) -> str:
+        """Hash of the kind of device, however many there are; "" where it is not known."""
+        facts = {name: self.hardware[name] for name in _OF_ONE_DEVICE if name in self.hardware}
+        return digest(facts)[:16] if facts else ""
 
     @property
     def software_id(self) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.corrections import Correction
 from moetune.domain.costs import Interference, LinearCost
 from moetune.domain.document import decode_schema, digest, encode
 from moetune.domain.errors import InputError
@@ -152,6 +153,7 @@ class Profile:
         bursts: of links that pass the first bytes after a pause faster than their rate.
         rows: memory-bound operations of published profiles; measured ones have samples instead.
         samples: the raw measurements of a measured profile.
+        corrections: of the costs that the samples predict, by what jobs observed since.
     """
 
     schema: int = PROFILE_SCHEMA
@@ -167,15 +169,32 @@ class Profile:
     interference: Interference = field(default_factory=Interference)
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     samples: tuple[Sample, ...] = ()
+    corrections: tuple[Correction, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Hash of all but the name, which a plan made from the profile records."""
+        """Hash of all but the name, which a plan made from the profile records.
+
+        Of a corrected profile it begins as that of the measured one:
+        `is_same_but_for_corrections` compares them.
+        """
         plain = encode(replace(self, name=""))
+        del plain["corrections"]
         for name in ("rows", "bursts"):
             if not plain[name]:
                 del plain[name]  # older plans record digests from before profiles had them
-        return digest(plain)
+        if not self.corrections:
+            return digest(plain)
+        return digest(plain)[:_MEASURED_DIGITS] + digest(self.corrections)[_MEASURED_DIGITS:]
+
+
+_MEASURED_DIGITS = 48
+"""Digits of a digest that the corrections leave as they are."""
+
+
+def is_same_but_for_corrections(digest: str, other: str) -> bool:
+    """Return whether two profiles' digests are those of the same measurements."""
+    return digest[:_MEASURED_DIGITS] == other[:_MEASURED_DIGITS]
 
 
 def profile_from_document(document: object) -> Profile:

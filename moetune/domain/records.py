@@ -9,6 +9,7 @@ from typing import Generic, Literal, TypeVar
 from moetune.domain.cluster import DeviceKind
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError, check_positive
+from moetune.domain.operations import OperationTimes
 from moetune.domain.plan import Decision
 from moetune.domain.profile import Provenance
 
@@ -100,6 +101,8 @@ class Observation:
     Args:
         seconds: raw times of single steps, in order.
         source: who measured ("verify", "quickstart", "training").
+        operations: times of the steps' operations; empty where they were not observed.
+        device_id: of the machine, see `Fingerprint`; "" where the sender does not know it.
 
     Raises:
         InputError: a count below 1, no times, or one that is negative or not finite.
@@ -112,6 +115,8 @@ class Observation:
     predicted_seconds: float
     seconds: tuple[float, ...]
     source: str
+    operations: tuple[OperationTimes, ...] = ()
+    device_id: str = ""
 
     def __post_init__(self) -> None:
         check_positive(self, "forward_degree", "backward_degree", "tokens_per_rank")

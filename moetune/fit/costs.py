@@ -6,6 +6,7 @@ from typing import get_args
 from moetune.domain.cluster import Group, canonical
 from moetune.domain.costs import (
     CopyMode,
+    Costs,
     Estimate,
     Interference,
     LinearCost,
@@ -13,6 +14,7 @@ from moetune.domain.costs import (
 )
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.fit.corrections import corrected
 from moetune.fit.curve import Line
 from moetune.fit.index import ProfileIndex
 from moetune.fit.operations import Operations
@@ -22,15 +24,16 @@ from moetune.fit.predictor import Curves, ExactCurves, Predictor
 _FREE = Estimate(seconds=0.0, trust="measured")
 
 
-def costs_of(profile: Profile, *, allow_modelled: bool = False) -> "ProfileCosts":
-    """Return the costs that the profile's samples, or else its lines, predict.
+def costs_of(profile: Profile, *, allow_modelled: bool = False) -> Costs:
+    """Return the costs that the profile's samples, or else its lines, predict, with corrections.
 
     Args:
         allow_modelled: estimate a group that was not measured from the nearest one.
     """
-    return ProfileCosts(
+    measured = ProfileCosts(
         index=ProfileIndex(profile), curves=ExactCurves(), allow_modelled=allow_modelled
     )
+    return corrected(measured, profile.corrections)
 
 
 class ProfileCosts:

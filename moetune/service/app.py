@@ -18,10 +18,11 @@ from moetune.service.describe import openapi_of
 from moetune.service.login import add_login
 from moetune.service.metrics import CONTENT_TYPE, Metrics
 from moetune.service.middleware import AuthMiddleware, RequestMiddleware, right_in
+from moetune.service.observations import add_observations
 from moetune.service.pages.routes import add_pages
 from moetune.service.plans import add_plans
 from moetune.service.problems import RETRY_AFTER_SECONDS, http_problem, problem_of, problem_response
-from moetune.service.profiles import add_observations, add_profiles
+from moetune.service.profiles import add_profiles
 from moetune.service.workers import WorkerPools
 from moetune.workflows.planner import ServicePlanner
 

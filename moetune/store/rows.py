@@ -11,6 +11,7 @@ from sqlalchemy import RowMapping
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.document import decode, digest, encode
 from moetune.domain.errors import BadStoreError, InputError
+from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Plan, plan_from_document
 from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.records import (
@@ -141,10 +142,17 @@ def stored_observation(row: RowMapping) -> Stored[Observation]:
     values = dict(row)
     number, created_at = values.pop("id"), values.pop("created_at")
     try:
-        value = Observation(**{**values, "seconds": tuple(values["seconds"])})
+        operations = tuple(map(_operation_times, values["operations"]))
+        tuples = {"seconds": tuple(values["seconds"]), "operations": operations}
+        value = Observation(**{**values, **tuples})
     except (TypeError, InputError):
         value = decode(Observation, values, f"observation {number}")
     return Stored(id=number, created_at=created_at, value=value)
+
+
+def _operation_times(values: Values) -> OperationTimes:
+    operation = Operation(**values["operation"])
+    return OperationTimes(**{**values, "operation": operation, "seconds": tuple(values["seconds"])})
 
 
 def settled_values(settled: Settled) -> Values:

@@ -119,6 +119,8 @@ observations = Table(
     Column("seconds", JSON, nullable=False),
     Column("source", Text, nullable=False),
     Column("created_at", Text, nullable=False),
+    Column("operations", JSON, nullable=False, server_default="[]"),
+    Column("device_id", Text, nullable=False, server_default=""),
     sqlite_autoincrement=True,
 )
 

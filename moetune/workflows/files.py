@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from moetune.domain.corrections import Correction
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError
 from moetune.domain.plan import Plan, plan_from_json
@@ -30,7 +31,7 @@ from moetune.workflows.wiring import StoreFinder
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_Row: TypeAlias = GemmLine | CollectiveLine | CopyLine | RowsLine | Sample
+_Row: TypeAlias = GemmLine | CollectiveLine | CopyLine | RowsLine | Correction | Sample
 
 
 def load_profile_file(path: Path) -> Profile:
@@ -166,6 +167,7 @@ def _profile_lines(profile: Profile) -> Iterator[str]:
         ("collective", profile.collective),
         ("copy", profile.copy),
         ("rows", profile.rows),
+        ("corrections", profile.corrections),
     ):
         yield from _rows(key, rows)
     if not profile.interference.is_none:

@@ -10,17 +10,20 @@ from dataclasses import dataclass, field, replace
 
 from moetune.domain.cluster import HOST_MEMORY
 from moetune.domain.constraints import Constraints
+from moetune.domain.corrections import corrections_words
 from moetune.domain.costs import ModelError
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
-from moetune.domain.plan import Plan
+from moetune.domain.operations import corrected_op, operations_of
+from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.units import dtype_bytes
+from moetune.fit.corrections import corrected
 from moetune.fit.costs import costs_of
 from moetune.fit.model_error import OF_LAYERS, OF_MODELS, cells_of, observed_error
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
@@ -153,9 +156,10 @@ def make_plan(
     layer_error = observed_error(cells_of(observations), record=OF_LAYERS)
     solved = _solve(request, profile, fingerprint, layer_error)
     plan = replace(solved.plan, terms=solved.terms)
-    if plan.transformer is not None:
-        return plan
-    return replace(plan, warnings=(*_substitutes(plan, profile), *plan.warnings))
+    warnings = (*_corrections(plan, profile), *plan.warnings)
+    if plan.transformer is None:
+        warnings = (*_substitutes(plan, profile), *warnings)
+    return replace(plan, warnings=warnings)
 
 
 def host_memory_bytes(profile: Profile) -> int | None:
@@ -190,9 +194,8 @@ def _solve(
     constraints, transformer, machine = request.constraints, request.whole, profile.machine
     allowed = constraints.allow_modelled
     costs = costs_of(profile, allow_modelled=allowed)
-    resamples = resample_costs(
-        profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allowed
-    )
+    drawn = resample_costs(profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allowed)
+    resamples = tuple(corrected(one, profile.corrections) for one in drawn)
     if transformer is None:
         return solve_plan(
             inputs=inputs,
@@ -219,6 +222,19 @@ def _solve(
             error=OF_MODELS,
             layer_error=layer_error,
         )
+    )
+
+
+def _corrections(plan: Plan, profile: Profile) -> tuple[str, ...]:
+    """Return a warning for each operation that the plan runs and observations have corrected."""
+    ranks = plan.layout.expert_ranks
+    names = {corrected_op(one) for one in operations_of(plan.workload, SAFE_DECISION)}
+    mine = [
+        one for one in profile.corrections if one.op in names and one.group_size in {0, ranks}
+    ]  # fmt: skip
+    return tuple(
+        f"the profile's times are corrected by what was observed since: {words}"
+        for words in corrections_words(mine)
     )
 
 

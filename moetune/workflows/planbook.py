@@ -116,7 +116,10 @@ def ask_service(
 def _reporter(client: ServiceClient, served: Sequence[Plan], every: int) -> StepReporter:
     send = partial(post_observations, client.connection)
     sender = ObservationSender(send, is_quiet=client.was_refused)
-    return StepReporter(sender, plan_ids=frozenset(plan.id for plan in served), every=every)
+    return StepReporter(
+        sender, plan_ids=frozenset(plan.id for plan in served), every=every,
+        device_id=wiring.detect_cluster().fingerprint.device_id,
+    )  # fmt: skip
 
 
 _Source: TypeAlias = str | os.PathLike[str] | Plan | Mapping[str, object]

@@ -14,9 +14,8 @@ from moetune.domain.profile import Profile, Provenance
 from moetune.domain.records import RunInfo
 from moetune.workflows import wiring
 from moetune.workflows.files import bundled_profiles, load_profile_file
+from moetune.workflows.staleness import stale_note
 from moetune.workflows.wiring import StoreFinder
-
-_SPEED_OF_SOFTWARE = ("torch", "cuda", "nccl", "driver")
 
 Source = Literal["file", "store", "bundled"]
 
@@ -193,9 +192,7 @@ def machine_note(profile: Profile) -> str:
             there.hardware, here.hardware, tuple({**there.hardware, **here.hardware})
         )
         return f"the profile was measured on another machine than this one ({changed})"
-    if changed := _changed(there.software, here.software, _SPEED_OF_SOFTWARE):
-        return f"the software changed since the profile was measured ({changed}): measure again"
-    return ""
+    return stale_note(profile, here.software)
 
 
 def _unknown(name: str, known: set[str], bundled: Mapping[str, Path]) -> MoetuneError:

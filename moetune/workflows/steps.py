@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.config import Launch
 from moetune.domain.errors import CollectiveError
 from moetune.domain.layer import Workload
+from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.domain.samples import RowsPoint
 from moetune.measure.device import Device, drop, open_device
@@ -25,8 +26,9 @@ from moetune.measure.session import Assignment, News, run_session
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
-from moetune.runtime.moe.trace import HostRecorder, NoRecorder, RecordedSpan
 from moetune.runtime.parallel.block import Attention, Block, FeedForward
+from moetune.runtime.plans.phases import PhaseRecorder
+from moetune.runtime.trace import HostRecorder, NoRecorder, RecordedSpan
 from moetune.workflows.launch import rank_device, run_on_ranks
 
 _NUM_EXPERTS = 2
@@ -78,6 +80,7 @@ def _step(
 
 
 _WARM_UP_ROUNDS = 2
+_RECORDED_ROUNDS = 5
 _SEED = 20240229
 
 
@@ -89,6 +92,7 @@ class MeasuredSteps:
         forward_seconds, backward_seconds, step_seconds: by round, of the slowest rank.
         deviation: largest relative difference (2-norm) of output and gradients from one chunk's.
         imbalance: rows of the busiest rank over the mean.
+        operations: seconds of each operation on this rank, in other rounds than those timed.
     """
 
     decision: Decision
@@ -97,6 +101,7 @@ class MeasuredSteps:
     step_seconds: tuple[float, ...]
     deviation: float
     imbalance: float
+    operations: Mapping[Operation, tuple[float, ...]] = field(default_factory=dict)
 
 
 class LayerSteps:
@@ -104,10 +109,17 @@ class LayerSteps:
 
     Args:
         x_TD, grad_TD: (T, D) tokens, and the gradient of the output.
+        workload: of the layer.
     """
 
-    def __init__(self, layer: ExpertLayer, x_TD: torch.Tensor, grad_TD: torch.Tensor) -> None:
-        self.layer = layer
+    def __init__(
+        self,
+        layer: ExpertLayer,
+        x_TD: torch.Tensor,
+        grad_TD: torch.Tensor,
+        workload: Workload,
+    ) -> None:
+        self.layer, self.workload = layer, workload
         self.x_TD = x_TD.detach().requires_grad_()
         self.grad_TD = grad_TD
 
@@ -132,6 +144,19 @@ class LayerSteps:
         finally:
             self.layer.recorder = NoRecorder()
         return recorder.spans()
+
+    def operation_seconds(self, decision: Decision) -> dict[Operation, float]:
+        """Run one step and return how long its operations took on this rank."""
+        self.layer.recorder = recorder = PhaseRecorder(self.x_TD.device)
+        try:
+            self.run(decision)
+        finally:
+            self.layer.recorder = NoRecorder()
+        times = (
+            (one, recorder.seconds(self.workload, one))
+            for one in operations_of(self.workload, decision)
+        )
+        return {operation: seconds for operation, seconds in times if seconds is not None}
 
     def results(self) -> list[torch.Tensor]:
         """Return the last step's output and gradients."""
@@ -169,7 +194,7 @@ def random_steps(
     if workload.sequence_parallel:
         rank, num_ranks = layer.communicator.rank, layer.communicator.num_ranks
         x_TD, grad_TD = (each.tensor_split(num_ranks)[rank] for each in (x_TD, grad_TD))
-    return LayerSteps(layer, x_TD, grad_TD)
+    return LayerSteps(layer, x_TD, grad_TD, workload)
 
 
 def _layer(
@@ -196,7 +221,8 @@ def measure_steps(
 ) -> tuple[MeasuredSteps, ...]:
     """Time every decision once per round, each round beginning with the next one.
 
-    All ranks call this together and return the same.
+    Their operations are recorded in rounds of their own, because stamps take time. All ranks call
+    this together and return the same, but for the operations.
 
     Raises:
         CollectiveError: an exchange failed.
@@ -211,6 +237,10 @@ def measure_steps(
             index = (number + place) % len(decisions)
             _barrier()
             seconds[number, index] = torch.tensor(steps.run(decisions[index]))
+    recorded = [
+        [steps.operation_seconds(decision) for _ in range(_RECORDED_ROUNDS)]
+        for decision in decisions
+    ]
     seconds = _maximum(seconds)
     deviation = _maximum(torch.tensor(deviations))
     imbalance = _imbalance(steps)
@@ -222,9 +252,21 @@ def measure_steps(
             step_seconds=tuple(seconds[:, index, 2].tolist()),
             deviation=float(deviation[index]),
             imbalance=imbalance,
+            operations=_by_operation(recorded[index]),
         )
         for index, decision in enumerate(decisions)
     )
+
+
+def _by_operation(
+    rounds: Sequence[Mapping[Operation, float]],
+) -> dict[Operation, tuple[float, ...]]:
+    """Return the rounds' times by operation, without one that a round did not show."""
+    return {
+        operation: tuple(one[operation] for one in rounds)
+        for operation in rounds[0]
+        if all(operation in one for one in rounds)
+    }
 
 
 def _deviation(steps: LayerSteps, decision: Decision) -> float:

@@ -22,7 +22,7 @@ from moetune.solve.predict import (
 from moetune.workflows.verify import workload_of
 
 if TYPE_CHECKING:
-    from moetune.runtime.moe.trace import RecordedSpan
+    from moetune.runtime.trace import RecordedSpan
 
 TRACE_SCHEMA = "moetune.trace/1"
 TIMELINE_SCHEMA = "moetune.timeline/1"

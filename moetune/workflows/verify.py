@@ -10,10 +10,13 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import Workload
+from moetune.domain.operations import Operation, OperationTimes, predicted_seconds
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.records import Observation
 from moetune.fit.costs import costs_of
+from moetune.solve.layer.observed import watched_seconds
+from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.predict import plan_step
 
 if TYPE_CHECKING:
@@ -26,12 +29,32 @@ _TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedOperation:
+    """One chunk's transfer or experts, predicted and measured beside the others of its phase.
+
+    Args:
+        predicted_seconds: None without a profile to predict from.
+        seconds: raw times on the first rank.
+    """
+
+    operation: Operation
+    predicted_seconds: float | None
+    seconds: tuple[float, ...]
+
+    @property
+    def median_seconds(self) -> float:
+        """The median of the times."""
+        return statistics.median(self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedStep:
     """One decision, predicted and measured; medians over the rounds.
 
     Args:
         predicted_seconds: None without a profile to predict from.
         deviation: largest relative difference of output and gradients from one chunk.
+        operations: of its chunks.
     """
 
     forward_degree: int
@@ -44,6 +67,7 @@ class VerifiedStep:
     step_seconds: float
     raw_step_seconds: tuple[float, ...]
     deviation: float
+    operations: tuple[VerifiedOperation, ...] = ()
 
     @property
     def error(self) -> float | None:
@@ -60,12 +84,14 @@ class Verification:
     Args:
         tolerance: largest deviation at which results in this dtype count as equal.
         imbalance: rows of the busiest rank over the mean; a plan assumes 1.
+        device_id: of this machine, see `Fingerprint`.
     """
 
     plan_id: str
     steps: tuple[VerifiedStep, ...]
     tolerance: float
     imbalance: float
+    device_id: str = ""
 
     @property
     def planned(self) -> VerifiedStep:
@@ -132,7 +158,9 @@ def verify_plan(
     from moetune.workflows.launch import run_on_ranks
 
     layer = _MeasuredLayer(workload=workload, decisions=_decisions(plan))
-    measured = run_on_ranks(_measure, layer, num_ranks=ranks, launch=launch, environ=environ)
+    device_id, measured = run_on_ranks(
+        _measure, layer, num_ranks=ranks, launch=launch, environ=environ
+    )
     if launch is not None and launch.rank:
         return None
     return Verification(
@@ -140,6 +168,7 @@ def verify_plan(
         steps=tuple(_verified(plan, profile, steps) for steps in measured),
         tolerance=_TOLERANCES[plan.inputs.dtype],
         imbalance=measured[0].imbalance,
+        device_id=device_id,
     )
 
 
@@ -154,6 +183,15 @@ def observations_of(plan: Plan, verification: Verification) -> tuple[Observation
             predicted_seconds=step.predicted_seconds,
             seconds=step.raw_step_seconds,
             source="verify",
+            operations=tuple(
+                OperationTimes(
+                    operation=one.operation,
+                    predicted_seconds=predicted_seconds(plan, one.operation),
+                    seconds=one.seconds,
+                )
+                for one in step.operations
+            ),
+            device_id=verification.device_id,
         )
         for step in verification.steps
         if step.predicted_seconds is not None and step.strategy == plan.memory.strategy
@@ -200,7 +238,33 @@ def _verified(plan: Plan, profile: Profile | None, measured: "MeasuredSteps") ->
         step_seconds=statistics.median(measured.step_seconds),
         raw_step_seconds=measured.step_seconds,
         deviation=measured.deviation,
+        operations=tuple(
+            VerifiedOperation(
+                operation=one,
+                predicted_seconds=_predicted_operation(plan, profile, one, decision),
+                seconds=seconds,
+            )
+            for one, seconds in measured.operations.items()
+        ),
     )
+
+
+def _predicted_operation(
+    plan: Plan, profile: Profile | None, operation: Operation, decision: Decision
+) -> float | None:
+    """Return the operation's time beside those of its phase; None where it cannot be predicted."""
+    if profile is None or decision.strategy != "none":
+        return None
+    costs = costs_of(profile, allow_modelled=plan.inputs.pinned.allow_modelled)
+    try:
+        return watched_seconds(
+            operation,
+            workload=plan.workload,
+            costs=layer_costs(workload=plan.workload, costs=costs),
+            order=decision.order,
+        )
+    except ProfileError:
+        return None
 
 
 def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float | None:
@@ -216,10 +280,12 @@ def _predicted(plan: Plan, profile: Profile | None, decision: Decision) -> float
         return None
 
 
-def _measure(layer: _MeasuredLayer, _: object) -> "Sequence[MeasuredSteps]":
-    """Measure on this rank; all ranks of the launch call this together."""
+def _measure(layer: _MeasuredLayer, _: object) -> "tuple[str, Sequence[MeasuredSteps]]":
+    """Measure on this rank, and name the machine; all ranks of the launch call this together."""
+    from moetune.workflows import wiring
     from moetune.workflows.launch import rank_device
     from moetune.workflows.steps import measure_steps, random_steps
 
     steps = random_steps(layer.workload, device=rank_device())
-    return measure_steps(steps, layer.decisions, num_rounds=NUM_ROUNDS)
+    device_id = wiring.detect_cluster().fingerprint.device_id
+    return device_id, measure_steps(steps, layer.decisions, num_rounds=NUM_ROUNDS)

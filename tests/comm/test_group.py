@@ -87,10 +87,12 @@ def test_one_rank_has_nobody_to_send_to(one: OneRank) -> None:
 
 
 def test_one_rank_agrees_with_itself(one: OneRank) -> None:
-    def agree(problem: str) -> tuple[int, ...]:
-        return agree_on_tokens(one, num_tokens=5, signature="s", problem=problem, device=CPU)
+    def agree(problem: str) -> tuple[tuple[int, ...], int]:
+        return agree_on_tokens(
+            one, num_tokens=5, signature="s", problem=problem, device=CPU, note=-7
+        )
 
-    assert agree("") == (5,)
+    assert agree("") == ((5,), -7)
     with pytest.raises(InputError, match="7 columns"):
         agree("x has 7 columns")
     agree_on_digest(one, "abc", "plan books")

@@ -214,9 +214,10 @@ def a_wrong_size_is_told_before_it_travels(group: Communicator) -> None:
 
 def equal_signatures_agree(group: Communicator) -> None:
     found = agree_on_tokens(
-        group, num_tokens=3 + group.rank, signature="same", problem="", device=CPU
-    )
-    assert found == tuple(3 + rank for rank in range(group.num_ranks))
+        group, num_tokens=3 + group.rank, signature="same", problem="", device=CPU,
+        note=-7 if group.rank == 0 else 9,
+    )  # fmt: skip
+    assert found == (tuple(3 + rank for rank in range(group.num_ranks)), -7)
     agree_on_digest(group, "abc", "plan books")
 
 

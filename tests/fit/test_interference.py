@@ -3,8 +3,9 @@
 import pytest
 
 from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.costs import Costs
 from moetune.domain.samples import CollectivePoint, InterferencePoint, ResourceClass, Sample
-from moetune.fit.costs import ProfileCosts, costs_of
+from moetune.fit.costs import costs_of
 from moetune.fit.interference import OverlapLoss
 from moetune.fit.profile import fit_profile
 
@@ -38,7 +39,7 @@ def samples() -> list[Sample]:
     return made
 
 
-def costs(measured: list[Sample]) -> ProfileCosts:
+def costs(measured: list[Sample]) -> Costs:
     machine = Machine(
         kind="cpu", device="lab", num_devices=2, devices_per_node=2, memory_bytes=2**30
     )

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.cluster import Cluster, Fingerprint, Machine
-from moetune.domain.costs import Estimate
+from moetune.domain.costs import Costs, Estimate
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.profile import Profile
 from moetune.domain.samples import AttentionPoint, GemmForm, Point, RowsPoint, Sample
-from moetune.fit.costs import ProfileCosts, costs_of
+from moetune.fit.costs import costs_of
 from moetune.measure.grid import Preset
 from moetune.measure.points import choose_points
 
@@ -43,12 +43,12 @@ def points_of(
     ).all
 
 
-def costs_by(points: tuple[Point, ...]) -> ProfileCosts:
+def costs_by(points: tuple[Point, ...]) -> Costs:
     samples = tuple(Sample(point=point, seconds=(1e-3,)) for point in points)
     return costs_of(Profile(name="lab", provenance="measured", machine=MACHINE, samples=samples))
 
 
-def estimates(costs: ProfileCosts, width: int, rows: int) -> Iterator[tuple[str, Estimate | None]]:
+def estimates(costs: Costs, width: int, rows: int) -> Iterator[tuple[str, Estimate | None]]:
     """Ask for everything of one micro-batch on one of `width` tensor-parallel ranks."""
     shapes = {
         "qkv": (256, 768 // width), "out": (256 // width, 256), "up": (256, 1024 // width),

@@ -1,5 +1,7 @@
 """A small plan for tests."""
 
+from collections.abc import Mapping
+
 from moetune.domain.constraints import EXPERT_PARALLEL, SEQUENCE_PARALLEL, Strategy
 from moetune.domain.layer import ExpertParallel, LayerShape
 from moetune.domain.layout import Layout
@@ -18,8 +20,9 @@ def small_plan(
     strategy: Strategy = "none",
     expert_parallel: ExpertParallel = "all_to_all",
     sequence_parallel: bool = False,
+    constraints: Mapping[str, str] | None = None,
 ) -> Plan:
-    constraints: dict[str, str] = {}
+    constraints = dict(constraints or {})
     if expert_parallel != "all_to_all":
         constraints[EXPERT_PARALLEL] = expert_parallel
     if sequence_parallel:

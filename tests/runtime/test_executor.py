@@ -31,8 +31,9 @@ class Issued:
 
     exchange = compute
 
-    def transfer(self, phase: Phase, name: str, chunk: int, _: Transfer) -> None:
+    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
         self.steps[phase].append(f"{LETTERS[name]}{chunk + 1}")
+        return transfer
 
 
 def issued(layer: ExpertLayer, decision: Decision) -> tuple[str, str]:

@@ -3,11 +3,13 @@
 import copy
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from moetune.domain.errors import MoetuneError
+from moetune.domain.operations import Operation
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import Observation
 from moetune.runtime.moe.layer import MoELayer
@@ -16,7 +18,10 @@ from moetune.runtime.plans.reports import ObservationSender, StepReporter
 from tests.runtime.online_workers import SHAPE, MadeUp, train
 from tests.runtime.plans import small_plan
 
-PLAN = small_plan(layer=SHAPE, world_size=1, dtype="float64")
+# Its degrees are chosen, so that no first step tries one chunk instead.
+PLAN = small_plan(
+    layer=SHAPE, world_size=1, dtype="float64", constraints={"forward-degree": "4"}
+)  # fmt: skip
 
 
 class Kept(ObservationSender):
@@ -33,10 +38,10 @@ class Kept(ObservationSender):
 def book_of(*plans: Plan, every: int = 1, known: Sequence[Plan] = (PLAN,)) -> tuple[PlanBook, Kept]:
     sender = Kept()
     reporter = StepReporter(
-        sender, plan_ids=[plan.id for plan in known], every=every,
-        clock=lambda phase, _: MadeUp(2.0 if phase == "forward" else 3.0),
-    )  # fmt: skip
-    return PlanBook(plans or (PLAN,), reporter=reporter), sender
+        sender, plan_ids=[plan.id for plan in known], every=every, device_id="0123456789abcdef"
+    )
+    clock = lambda phase, _: MadeUp(2.0 if phase == "forward" else 3.0)  # noqa: E731 - a `Clock`
+    return PlanBook(plans or (PLAN,), reporter=reporter, clock=clock), sender
 
 
 def layer_of(book: PlanBook, **options: object) -> MoELayer:
@@ -49,12 +54,17 @@ def test_a_call_is_reported_beside_what_the_plan_said_of_its_pipelined_part() ->
     layer = layer_of(book)
     train(layer, 40)
     book.close()
-    assert sender.observations == [
-        Observation(
-            plan_id=PLAN.id, forward_degree=4, backward_degree=3, tokens_per_rank=40,
-            predicted_seconds=2.0, seconds=(5.0,), source="training",
-        )
-    ]  # fmt: skip
+    (found,) = sender.observations
+    assert replace(found, operations=()) == Observation(
+        plan_id=PLAN.id, forward_degree=4, backward_degree=3, tokens_per_rank=40,
+        predicted_seconds=2.0, seconds=(5.0,), source="training", device_id="0123456789abcdef",
+    )  # fmt: skip
+    # 40 tokens of 2 choices in 4 and 3 chunks of 8 x 16 experts; one rank exchanges nothing.
+    assert [times.operation for times in found.operations] == [
+        Operation(name="experts", phase="forward", size=20 * 8 * 16, degree=4),
+        Operation(name="experts", phase="backward", size=round(80 / 3 * 8 * 16), degree=3),
+    ]
+    assert all(0 < times.seconds[0] < 60 for times in found.operations)
 
 
 @pytest.mark.parametrize(("every", "expected"), [(1, 7), (3, 2), (50, 0)])

@@ -10,7 +10,7 @@ import pytest
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.records import MAX_OBSERVATIONS
-from moetune.service.profiles import observations_in
+from moetune.service.observations import observations_in
 from moetune.workflows.files import (
     bundled_profiles,
     load_profile_file,

@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from moetune.domain.cluster import Cluster, Fingerprint
 from moetune.domain.errors import InputError
+from moetune.domain.operations import Operation, OperationTimes
 from moetune.domain.plan import Decision, Plan
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
@@ -301,6 +302,24 @@ class TestStore:
         store.add_observation(made[1])
         store.add_observation(made[2])
         assert store.observations(one) == tuple(made)
+
+    def test_operations_of_observed_steps_come_back_exactly(
+        self, store: Store, make_plan: PlanMaker
+    ) -> None:
+        plan = make_plan(1)
+        store.save_plan(plan)
+        operation = Operation(name="all_to_all", phase="backward", size=2**40, degree=3)
+        times = OperationTimes(
+            operation=operation, predicted_seconds=None, seconds=(1 / 3, 5e-324)
+        )  # fmt: skip
+        others = replace(times, operation=replace(operation, name="experts"), predicted_seconds=0.1)
+        made = replace(
+            observation(plan.id, 1.0, 2.0), operations=(times, others), device_id="0123456789abcdef"
+        )
+        store.add_observations([made, observation(plan.id)])
+        assert store.observations(plan.id) == (made, observation(plan.id))
+        newest, oldest = store.observation_page(plan.id)
+        assert (newest.value, oldest.value) == (observation(plan.id), made)
 
     def test_an_observation_of_an_unknown_plan_is_refused(self, store: Store) -> None:
         with pytest.raises(InputError, match="'abababababab'"):

@@ -152,6 +152,33 @@ def test_an_older_postgresql_is_upgraded_too(url: str) -> None:
     assert check(url) == ()
 
 
+def test_observations_of_steps_alone_are_kept_when_those_of_operations_come(url: str) -> None:
+    def as_0004(connection: Connection) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(migrate.migrations_folder()))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0004")
+        connection.execute(
+            text("INSERT INTO plans VALUES ('ab', NULL, 'lab', 2, 40, '{}', '2026-11-20')")
+        )
+        connection.execute(
+            text(
+                "INSERT INTO observations (plan_id, forward_degree, backward_degree, "
+                "tokens_per_rank, predicted_seconds, seconds, source, created_at) "
+                "VALUES ('ab', 4, 3, 40, 0.5, '[0.25, 0.75]', 'verify', '2026-11-20')"
+            )
+        )
+
+    run(url, as_0004)
+    assert upgrade(url) == ("0004", HEAD)
+    assert all("plan ab" in problem for problem in check(url))  # its document is empty
+    with open_store(url) as store:
+        (kept,) = store.observations("ab")
+        (page,) = store.observation_page(None)
+    assert (kept.seconds, kept.operations, kept.device_id) == ((0.25, 0.75), (), "")
+    assert page.value == kept
+
+
 def test_an_older_database_can_be_backed_up_before_the_upgrade(
     old_file: str, tmp_path: Path
 ) -> None:

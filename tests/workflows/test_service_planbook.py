@@ -19,7 +19,7 @@ from tests.runtime.online_workers import SHAPE, train
 from tests.runtime.plans import small_plan
 from tests.runtime.stub_service import Exchange, Seen, Stub, serving
 from tests.workflows import service_workers
-from tests.workflows.service_workers import INPUTS, PLANNED
+from tests.workflows.service_workers import INPUTS
 
 ALONE = small_plan(layer=SHAPE, world_size=1, dtype="float64")
 TOGETHER = small_plan(layer=SHAPE, world_size=2, dtype="float64")
@@ -77,7 +77,6 @@ def test_a_job_asks_for_its_inputs_runs_the_plan_and_reports(service: Stub) -> N
     layer = layer_of(book)
     for _ in range(6):
         train(layer, 40)
-        assert layer.decision == PLANNED
     book.close()
     (asked,) = service.documents("/v1/plans:resolve")
     assert asked == {**INPUTS, "world_size": 1}
@@ -85,7 +84,7 @@ def test_a_job_asks_for_its_inputs_runs_the_plan_and_reports(service: Stub) -> N
     assert {one.plan_id for one in found} == {ALONE.id}
     assert {one.source for one in found} == {"training"}
     times = [seconds for one in found for seconds in one.seconds]
-    assert len(times) == 3
+    assert len(times) == 2  # of six calls every second, without the one that tried one chunk
     assert min(times) > 0
 
 

@@ -5,7 +5,7 @@ import torch
 
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.trace import NoRecorder
+from moetune.runtime.trace import NoRecorder
 from moetune.workflows.steps import LayerSteps, measure_steps, random_steps
 
 CHUNKS = [

@@ -14,7 +14,7 @@ from moetune.domain.document import canonical_json
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.trace import RecordedSpan
+from moetune.runtime.trace import RecordedSpan
 from moetune.workflows.launch import cores_of, run_on_ranks
 from moetune.workflows.trace import overlap_of
 from tests.runtime.plans import small_plan

@@ -65,6 +65,17 @@ class LayerDecisions:
             decision = replace(decision, strategy=self._strategy)
         return decision
 
+    def note(self, dtype: torch.dtype) -> int:
+        """Return what this rank, if it is the first, tells the others: see `LayerPlans.note`."""
+        plans = self._plans.get(dtype)
+        return 0 if self._pinned is not None or plans is None else plans.note()
+
+    def heed(self, note: int, dtype: torch.dtype) -> None:
+        """Do what the first rank's note says, on every rank."""
+        plans = self._plans.get(dtype)
+        if note and plans is not None:
+            plans.heed(note)
+
     def watch(self, num_tokens: int, dtype: torch.dtype, device: torch.device) -> Watch:
         """Return the timer of a call, for searches and reports that need measured steps."""
         plans = self._plans.get(dtype)
@@ -75,7 +86,7 @@ class LayerDecisions:
     def _plans_for(self, dtype: torch.dtype) -> LayerPlans | None:
         if dtype not in self._plans:
             key = replace(self._key, dtype=dtype_name(dtype))
-            plans = self._book.layer_plans(key, memory_reuse=self._strategy)
+            plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
             if plans is None:
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "

@@ -18,8 +18,8 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.moe.dispatch import PhaseOrder
-from moetune.runtime.moe.trace import SpanRecorder
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
+from moetune.runtime.trace import SpanRecorder
 
 Step = tuple[Literal["dispatch", "compute", "combine"], int]
 Schedule = tuple[Step, ...]
@@ -142,8 +142,7 @@ class Executor:
             issue: starts it, given its name for errors.
         """
         transfer = issue(f"{self._phase} {step} {chunk + 1} of {self._degree}")
-        self._context.recorder.transfer(self._phase, step, chunk, transfer)
-        return transfer
+        return self._context.recorder.transfer(self._phase, step, chunk, transfer)
 
     def _all_to_all(
         self,

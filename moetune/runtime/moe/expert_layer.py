@@ -29,9 +29,9 @@ from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.experts import Experts
 from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
 from moetune.runtime.moe.gate import Gate, Routing
-from moetune.runtime.moe.trace import NoRecorder, SpanRecorder
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 _SEED_LIMIT = 2**62
 
@@ -145,10 +145,12 @@ class ExpertLayer(nn.Module, ABC):
         """
         dtype = _compute_dtype(x)
         width = x.shape[-1] if x.dim() else 0
-        num_tokens = agree_on_tokens(
+        num_tokens, note = agree_on_tokens(
             self.communicator, num_tokens=x.numel() // width if width else 0,
             signature=self._signature(x, dtype), problem=self._problem(x, dtype), device=x.device,
+            note=self._decisions.note(dtype),
         )  # fmt: skip
+        self._decisions.heed(note, dtype)
         tokens = self._planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         watch = self._decisions.watch(tokens, dtype, x.device)
@@ -156,7 +158,7 @@ class ExpertLayer(nn.Module, ABC):
             routing = self.gate(x.reshape(-1, width))
             self.aux_loss = routing.aux_loss
             x_TD = routing.x_TD.to(dtype)
-            policy = self._policy(x_TD, routing, num_tokens)
+            policy = self._policy(x_TD, routing, num_tokens, self._context(watch.recorder))
             parameters = self.experts.in_dtype(dtype)
             watch.begin()
             with torch.autocast(x.device.type, enabled=False):
@@ -199,7 +201,11 @@ class ExpertLayer(nn.Module, ABC):
 
     @abstractmethod
     def _policy(
-        self, x_TD: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]
+        self,
+        x_TD: torch.Tensor,
+        routing: Routing,
+        num_tokens: tuple[int, ...],
+        context: PipelineContext,
     ) -> MemoryPolicy:
         """Return this step's memory policy, after planning the dispatch.
 
@@ -207,11 +213,13 @@ class ExpertLayer(nn.Module, ABC):
             num_tokens: of every rank.
         """
 
-    @property
-    def _context(self) -> PipelineContext:
+    def _context(self, recorder: SpanRecorder | None) -> PipelineContext:
+        """Return the step's context, with the layer's own recorder if the user set one."""
+        if recorder is None or not isinstance(self.recorder, NoRecorder):
+            recorder = self.recorder
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation,
-            recorder=self.recorder, workspace=self._workspace,
+            recorder=recorder, workspace=self._workspace,
         )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from moetune.domain.layer import ExpertParallel
 from moetune.runtime.moe.dispatch import plan_dispatch
+from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
@@ -50,7 +51,7 @@ class MoELayer(ExpertLayer):
         decision: what the last forward pass ran with.
         num_dropped: pairs over the capacity in the last forward pass.
         recorder: records when each step of forward and backward ran; see
-            `moetune.runtime.moe.trace`.
+            `moetune.runtime.trace`.
 
     Raises:
         InputError: an argument is out of range or the plan is for another layer.
@@ -67,7 +68,13 @@ class MoELayer(ExpertLayer):
         copies = copies_of(self.experts.w1.device)
         return Host(pool=HostPool(self._host_tracker), copies=copies)
 
-    def _policy(self, x_TD: torch.Tensor, routing: Routing, _: tuple[int, ...]) -> MemoryPolicy:
+    def _policy(
+        self,
+        x_TD: torch.Tensor,
+        routing: Routing,
+        num_tokens: tuple[int, ...],  # noqa: ARG002 - the dispatch exchanges counts of its own
+        context: PipelineContext,
+    ) -> MemoryPolicy:
         decision = self.decision
         dispatch = plan_dispatch(
             routing.experts_TK, routing.kept_TK, num_experts=self.shape.num_experts,
@@ -77,9 +84,9 @@ class MoELayer(ExpertLayer):
         self.num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
         if dispatch.is_single_chunk or decision.strategy == "none":
-            return KeepActivations(context=self._context, dispatch=dispatch, order=decision.order)
+            return KeepActivations(context=context, dispatch=dispatch, order=decision.order)
         offload = Offload(
             decision.strategy, self._host, num_rows=dispatch.num_received, layer=self.shape,
             like=x_TD, is_needed=torch.is_grad_enabled(),
         )  # fmt: skip
-        return ReuseBuffers(context=self._context, dispatch=dispatch, offload=offload)
+        return ReuseBuffers(context=context, dispatch=dispatch, offload=offload)

@@ -14,6 +14,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.decisions import forced_strategy
+from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
@@ -100,7 +101,11 @@ class TensorExpertLayer(ExpertLayer):
             self.gate.use_sequence_shards(self.communicator)
 
     def _policy(
-        self, _: torch.Tensor, routing: Routing, num_tokens: tuple[int, ...]
+        self,
+        x_TD: torch.Tensor,  # noqa: ARG002 - the policy gathers its own
+        routing: Routing,
+        num_tokens: tuple[int, ...],
+        context: PipelineContext,
     ) -> MemoryPolicy:
         local = self.experts.local_experts
         sharing = self._sharing(num_tokens)
@@ -113,7 +118,7 @@ class TensorExpertLayer(ExpertLayer):
             backward_degree=self.decision.backward_degree,
         )
         self._tracker.add(pairs.pairs_R, pairs.tokens_R)
-        return TensorParallel(context=self._context, sharing=sharing, pairs=pairs)
+        return TensorParallel(context=context, sharing=sharing, pairs=pairs)
 
     def _sharing(self, num_tokens: tuple[int, ...]) -> TokenSharing:
         if self.sequence_parallel and self.communicator.num_ranks > 1:

@@ -21,9 +21,12 @@ from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import LayerKey
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan, nearest_plan, plan_from_json
 from moetune.domain.records import Settled
-from moetune.runtime.plans.reports import LayerReports, StepReporter
+from moetune.runtime.plans.drift import DriftAlarm
+from moetune.runtime.plans.monitor import CallObserver, LayerMonitor, first_of_each_size
+from moetune.runtime.plans.reports import StepReporter
 from moetune.runtime.plans.search import LayerSearch, OnlineSearch, Tuner
-from moetune.runtime.plans.timers import NoWatch, Watch
+from moetune.runtime.plans.timers import Clock, NoWatch, Watch, device_clock
+from moetune.runtime.plans.trial import OneChunkTrial, may_lose, one_chunk_of
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -34,7 +37,8 @@ class LayerPlans:
     Args:
         plans: without any, every decision is the safe one.
         search: finds better decisions while the layer trains.
-        reports: times some calls for a plan service; unused with a search.
+        monitor: watches some calls; unused with a search.
+        trials: of one chunk, on the first rank.
     """
 
     def __init__(
@@ -42,9 +46,11 @@ class LayerPlans:
         plans: Sequence[Plan] = (),
         *,
         search: LayerSearch | None = None,
-        reports: LayerReports | None = None,
+        monitor: LayerMonitor | None = None,
+        trials: Sequence[OneChunkTrial] = (),
     ) -> None:
-        self._plans, self._search, self._reports = plans, search, reports
+        self._plans, self._search, self._monitor = plans, search, monitor
+        self._trials, self._in_one_chunk = trials, set[int]()
         self._known: dict[int, Decision] = {} if search is None else search.decisions
 
     def __deepcopy__(self, _: object) -> "LayerPlans":
@@ -70,16 +76,39 @@ class LayerPlans:
         """Return the timer of a call that will be trained on; most calls are not timed."""
         if self._search is not None:
             return self._search.watch(tokens_per_rank, device)
-        if self._reports is not None:
-            return self._reports.watch(tokens_per_rank, device)
+        if self._monitor is not None:
+            return self._monitor.watch(tokens_per_rank, device, self.decide(tokens_per_rank))
         return NoWatch()
+
+    def note(self) -> int:
+        """Return a number of tokens that runs one chunk from this call on, or less 0 the plan.
+
+        0 changes nothing. A change waits until no call is between its passes: a forward pass that
+        activation checkpointing repeats has the chunks of the first one.
+        """
+        if self._monitor is None or _is_in_backward():
+            return 0
+        self._monitor.collect()
+        for trial in self._trials:
+            tokens = trial.plan.tokens_per_rank
+            is_changing = trial.runs_one_chunk != (tokens in self._in_one_chunk)
+            if is_changing and self._monitor.is_between_calls():
+                return tokens if trial.runs_one_chunk else -tokens
+        return 0
+
+    def heed(self, note: int) -> None:
+        """Change the decision for a number of tokens as the first rank's note says."""
+        change = self._in_one_chunk.add if note > 0 else self._in_one_chunk.discard
+        change(abs(note))
+        self._known.pop(abs(note), None)
 
     def _look_up(self, tokens: int) -> Decision:
         if self._search is not None:
             return self._search.decide(tokens)
         if not self._plans:
             return SAFE_DECISION
-        return nearest_plan(self._plans, tokens).decide(tokens)
+        plan = nearest_plan(self._plans, tokens)
+        return one_chunk_of(plan) if tokens in self._in_one_chunk else plan.decide(tokens)
 
 
 class PlanBook:
@@ -94,6 +123,7 @@ class PlanBook:
         reporter: sends measured steps to a plan service.
         is_complete: False if a requested plan is missing and the log has said so: layers without
             a plan then do not warn again.
+        clock: of the calls that are watched.
 
     Attributes:
         digest: of the plans, and of the results of earlier searches.
@@ -106,12 +136,16 @@ class PlanBook:
         search: OnlineSearch | None = None,
         reporter: StepReporter | None = None,
         is_complete: bool = True,
+        clock: Clock = device_clock,
     ) -> None:
         self.plans = tuple(plans)
         self._by_layer: dict[LayerKey, list[Plan]] = {}
         for plan in self.plans:
             self._by_layer.setdefault(plan.workload.key, []).append(plan)
         self._search, self._reporter, self._is_complete = search, reporter, is_complete
+        self._clock, self._lost = clock, set[str]()
+        self._alarms: dict[LayerKey, DriftAlarm] = {}
+        self._monitors: list[LayerMonitor] = []
         self.digest = digest([plan.id for plan in self.plans])
         if search is not None:
             self.digest = digest([self.digest, list(search.known)])
@@ -135,12 +169,13 @@ class PlanBook:
         return self._by_layer.get(key, ())
 
     def layer_plans(
-        self, key: LayerKey, *, memory_reuse: Strategy | None = None
+        self, key: LayerKey, *, memory_reuse: Strategy | None = None, rank: int = 0
     ) -> LayerPlans | None:
         """Return the plans for a layer, None if it has none and no warning was logged.
 
         Args:
             memory_reuse: the strategy that the layer's arguments set, None if they set none.
+            rank: of the layer's group; only the first one watches calls.
 
         Raises:
             InputError: the book searches, and its group has another number of ranks.
@@ -151,9 +186,27 @@ class PlanBook:
         if self._search is not None:
             search = self._search.layer(key, plans, memory_reuse)
             return LayerPlans(plans, search=search)
+        if rank:
+            return LayerPlans(plans)
+        predicting = first_of_each_size(plans, memory_reuse)
+        trials = [OneChunkTrial(plan, self._lost) for plan in predicting if may_lose(plan)]
+        monitor = self._monitor(key, predicting, trials)
+        return LayerPlans(plans, monitor=monitor, trials=trials)
+
+    def _monitor(
+        self, key: LayerKey, plans: Sequence[Plan], trials: Sequence[OneChunkTrial]
+    ) -> LayerMonitor:
+        """Return the monitor of one more layer; of equal ones only the first has the alarm."""
+        observers: list[CallObserver] = [*trials]
+        if key in self._alarms:
+            self._alarms[key].num_layers += 1
+        else:
+            observers.append(self._alarms.setdefault(key, DriftAlarm()))
         if self._reporter is not None:
-            return LayerPlans(plans, reports=self._reporter.layer(plans, memory_reuse))
-        return LayerPlans(plans)
+            observers.append(self._reporter.layer())
+        monitor = LayerMonitor(plans, observers=observers, clock=self._clock)
+        self._monitors.append(monitor)
+        return monitor
 
     def decide(self, key: LayerKey, *, tokens_per_rank: int) -> Decision:
         """Return a layer's decision, the safe one if the book has no plan."""
@@ -171,6 +224,8 @@ class PlanBook:
     def close(self) -> None:
         """Send the last observations, for 2 s at most; call it at the end of the job."""
         if self._reporter is not None:
+            for one in self._monitors:
+                one.collect()
             self._reporter.close()
 
 
@@ -253,6 +308,10 @@ def share_plans(
     )
     agree_on_digest(communicator, book.digest, "plan books")
     return book
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() >= 0  # noqa: SLF001 - torch has no public way
 
 
 def warn_on_first(message: str, *, rank: int) -> None:

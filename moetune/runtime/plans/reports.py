@@ -1,29 +1,27 @@
 """Report timed calls to a plan service: in batches, from a thread that training never waits for.
 
-On the group's first rank a `StepReporter` times some calls of every layer, by the timers of
-`timers`. The `ObservationSender` sends them through a `ServiceConnection`.
+On the group's first rank a `StepReporter` observes some calls of every layer, which a `monitor`
+times. The `ObservationSender` sends them through a `ServiceConnection`.
 """
 
 import atexit
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
-import torch
-
-from moetune.domain.constraints import Strategy
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError
-from moetune.domain.plan import Plan
+from moetune.domain.plan import Decision, Plan
 from moetune.domain.records import MAX_OBSERVATIONS, OBSERVATIONS_SCHEMA, Observation
+from moetune.runtime.plans.monitor import ObservedCall
 from moetune.runtime.plans.service import ServiceConnection
-from moetune.runtime.plans.timers import CallWatch, Clock, NoWatch, Watch, device_clock
 
 OBSERVE_EVERY = 50
 """Calls of a layer between two that are timed."""
 CLOSING_SECONDS = 2.0
+_ANY = (1.0,)
 
 _LOGGER = logging.getLogger("moetune")
 
@@ -137,7 +135,7 @@ class StepReporter:
     Args:
         plan_ids: plans that the service knows; calls of other plans are not reported.
         every: calls of a layer between two that are timed; at least 1.
-        clock: of the timers.
+        device_id: of this machine, see `Fingerprint`.
 
     Raises:
         InputError: `every` is below 1.
@@ -149,70 +147,38 @@ class StepReporter:
         *,
         plan_ids: Collection[str],
         every: int = OBSERVE_EVERY,
-        clock: Clock = device_clock,
+        device_id: str = "",
     ) -> None:
         if every < 1:
             raise InputError(f"observe_every must be at least 1, got {every}")
-        self.sender, self.plan_ids, self.every, self.clock = sender, plan_ids, every, clock
-        self._layers: list[LayerReports] = []
+        self.sender, self.plan_ids, self.every = sender, plan_ids, every
+        self.device_id = device_id
 
-    def layer(self, plans: Sequence[Plan], memory_reuse: Strategy | None) -> "LayerReports":
-        """Return the reports of one more layer that runs these plans."""
-        self._layers.append(LayerReports(self, plans, memory_reuse))
-        return self._layers[-1]
+    def layer(self) -> "LayerReports":
+        """Return the reports of one more layer."""
+        return LayerReports(self)
 
     def close(self) -> None:
-        """Report the last calls and send the queue, for two seconds at most."""
-        for layer in self._layers:
-            layer.report()
+        """Send the queue, for two seconds at most."""
         self.sender.close()
 
 
 class LayerReports:
-    """Reports of one layer's calls.
+    """Observer that reports one layer's calls with the plan's decision."""
 
-    Only calls that a plan predicts are timed: those with its number of tokens and its strategy.
-
-    Args:
-        memory_reuse: the strategy that the layer's arguments set, None if they set none.
-    """
-
-    def __init__(
-        self, reporter: StepReporter, plans: Sequence[Plan], memory_reuse: Strategy | None
-    ) -> None:
+    def __init__(self, reporter: StepReporter) -> None:
         self._reporter = reporter
-        self._predicted: dict[int, Plan | None] = {}
-        for plan in plans:
-            is_known = plan.id in reporter.plan_ids
-            is_planned = memory_reuse in {None, plan.memory.strategy}
-            tokens = plan.tokens_per_rank
-            self._predicted.setdefault(tokens, plan if is_known and is_planned else None)
-        self._num_calls = 0
-        self._timed: tuple[CallWatch, Plan] | None = None
 
-    def watch(self, tokens_per_rank: int, device: torch.device) -> Watch:
-        """Return the timer of a call, and report the one timed before if it has ended."""
-        plan = self._predicted.get(tokens_per_rank)
-        if plan is None:
-            return NoWatch()
-        self.report()
-        self._num_calls += 1
-        if self._num_calls % self._reporter.every:
-            return NoWatch()
+    def wants(self, plan: Plan, decision: Decision, number: int) -> bool:
+        """Want every so many-th call of a plan that the service knows."""
+        is_planned = decision == plan.decide(plan.tokens_per_rank)
+        is_due = number % self._reporter.every == 0
+        return is_due and is_planned and plan.id in self._reporter.plan_ids
 
-        def note(call: CallWatch) -> None:
-            self._timed = call, plan
-
-        return CallWatch(self._reporter.clock, device, tokens_per_rank=tokens_per_rank, note=note)
-
-    def report(self) -> None:
-        """Send the timed call, if its backward pass has ended; never wait for it."""
-        if self._timed is None or not self._timed[0].is_over():
-            return
-        (call, plan), self._timed = self._timed, None
-        seconds = call.seconds()
-        if seconds is not None:
-            self._reporter.sender.add(_observation(plan, sum(seconds)))
+    def take(self, call: ObservedCall) -> None:
+        """Send the call, if it was wanted."""
+        if self.wants(call.plan, call.decision, call.number):
+            self._reporter.sender.add(_observation(call, self._reporter.device_id))
 
 
 def post_observations(connection: ServiceConnection, batch: Sequence[Observation]) -> None:
@@ -227,24 +193,38 @@ def post_observations(connection: ServiceConnection, batch: Sequence[Observation
 
 def merged(batch: Sequence[Observation]) -> tuple[Observation, ...]:
     """Return one observation for each plan and decision, with the times of all its calls."""
-    alike: dict[tuple[object, ...], list[Observation]] = {}
+    alike: dict[Observation, list[Observation]] = {}
     for one in batch:
-        subject = tuple(getattr(one, item.name) for item in fields(one) if item.name != "seconds")
+        kinds = tuple(replace(times, seconds=_ANY) for times in one.operations)
+        subject = replace(one, seconds=_ANY, operations=kinds)
         alike.setdefault(subject, []).append(one)
-    return tuple(
-        replace(group[0], seconds=tuple(chain.from_iterable(one.seconds for one in group)))
-        for group in alike.values()
+    return tuple(_joined(group) for group in alike.values())
+
+
+def _joined(group: Sequence[Observation]) -> Observation:
+    first = group[0]
+    operations = tuple(
+        replace(times, seconds=_chained(one.operations[index].seconds for one in group))
+        for index, times in enumerate(first.operations)
     )
+    return replace(first, seconds=_chained(one.seconds for one in group), operations=operations)
 
 
-def _observation(plan: Plan, seconds: float) -> Observation:
+def _chained(times: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(chain.from_iterable(times))
+
+
+def _observation(call: ObservedCall, device_id: str) -> Observation:
     """Return the time of a call's pipelined part, forward and backward, and its prediction."""
+    plan = call.plan
     return Observation(
         plan_id=plan.id,
         forward_degree=plan.pipeline.forward_degree,
         backward_degree=plan.pipeline.backward_degree,
         tokens_per_rank=plan.tokens_per_rank,
         predicted_seconds=plan.predicted.forward_seconds + plan.predicted.backward_seconds,
-        seconds=(seconds,),
+        seconds=(call.seconds,),
         source="training",
+        operations=call.operations,
+        device_id=device_id,
     )

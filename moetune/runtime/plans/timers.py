@@ -1,4 +1,4 @@
-"""Time calls of a layer while it trains, for the online `search` and the `reports` to a service.
+"""Time calls of a layer while it trains, for the online `search` and the `monitor`.
 
 `ExpertLayer.forward` starts and ends a timer around its pipelined part; a hook of autograd times
 the backward pass. On a GPU events are recorded in the stream and read between two steps, so that
@@ -6,12 +6,14 @@ nothing waits within one.
 """
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from moetune.domain.layer import Phase
+from moetune.runtime.plans.phases import PhaseRecorder
 
 
 class Interval(Protocol):
@@ -67,7 +69,13 @@ class _CudaInterval:
 
 
 class Watch(Protocol):
-    """A timer of one call of a layer."""
+    """A timer of one call of a layer.
+
+    Attributes:
+        recorder: of the call's operations; None where they are not recorded.
+    """
+
+    recorder: PhaseRecorder | None
 
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
@@ -78,6 +86,8 @@ class Watch(Protocol):
 
 class NoWatch:
     """The timer of a call that is not timed."""
+
+    recorder: PhaseRecorder | None = None
 
     def begin(self) -> None:
         """Do nothing."""
@@ -92,6 +102,10 @@ class CallWatch:
     Args:
         tokens_per_rank: the group's agreed number.
         note: called with this timer when the forward pass ends, if a backward pass can follow.
+        recorder: of the call's operations.
+
+    Attributes:
+        is_complete: the host has run the backward pass; on a GPU it may not have ended.
     """
 
     def __init__(
@@ -101,12 +115,13 @@ class CallWatch:
         *,
         tokens_per_rank: int,
         note: Callable[["CallWatch"], None],
+        recorder: PhaseRecorder | None = None,
     ) -> None:
-        self.tokens_per_rank = tokens_per_rank
+        self.tokens_per_rank, self.recorder, self.is_complete = tokens_per_rank, recorder, False
         self._clock, self._device, self._note = clock, device, note
         self._forward: Interval | None = None
         self._backward: Interval | None = None
-        self._is_complete = False
+        self._graph: Callable[[], object] = lambda: None
 
     def begin(self) -> None:
         """Begin the forward pass of the pipelined part."""
@@ -118,27 +133,51 @@ class CallWatch:
         if self._forward is None or node is None:
             return
         self._forward.end()
-        node.register_prehook(self._begin_backward)
-        node.register_hook(self._end_backward)
+        hooks = _BackwardHooks(self)
+        self._graph = weakref.ref(hooks)
+        node.register_prehook(hooks.begin)
+        node.register_hook(hooks.end)
         self._note(self)
 
     def is_over(self) -> bool:
         """Return whether the backward pass has ended, on a GPU as well."""
-        return self._is_complete and self._backward is not None and self._backward.is_over()
+        if not self.is_complete or self._backward is None or not self._backward.is_over():
+            return False
+        return self.recorder is None or self.recorder.is_over()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the call's graph was dropped: no backward pass can follow."""
+        return self._graph() is None
 
     def seconds(self) -> tuple[float, float] | None:
         """Return the forward and backward times, None while the backward pass has not ended."""
-        if not self._is_complete or self._forward is None or self._backward is None:
+        if not self.is_complete or self._forward is None or self._backward is None:
             return None
         return self._forward.seconds(), self._backward.seconds()
 
     # A retained graph may run backward again: only its first pass counts.
 
-    def _begin_backward(self, _: object) -> None:
-        if not self._is_complete:
+    def begin_backward(self) -> None:
+        """Begin the backward pass, the first time."""
+        if not self.is_complete:
             self._backward = self._clock("backward", self._device)
 
-    def _end_backward(self, *_: object) -> None:
-        if self._backward is not None and not self._is_complete:
+    def end_backward(self) -> None:
+        """End the backward pass, the first time."""
+        if self._backward is not None and not self.is_complete:
             self._backward.end()
-            self._is_complete = True
+            self.is_complete = True
+
+
+class _BackwardHooks:
+    """Hooks of an autograd node, which alone holds them: they are gone when the graph is."""
+
+    def __init__(self, watch: CallWatch) -> None:
+        self._watch = watch
+
+    def begin(self, _: object) -> None:
+        self._watch.begin_backward()
+
+    def end(self, *_: object) -> None:
+        self._watch.end_backward()

@@ -7,6 +7,7 @@ from moetune.report.observed import seen
 from moetune.report.section import Cell, Section, Table
 from moetune.service.pages.library import Library, cursor
 from moetune.service.pages.page import Link, Page, address, age_now
+from moetune.workflows.drift import observed_drifts
 from moetune.workflows.files import bundled_profiles
 from moetune.workflows.report import MOST_OBSERVATIONS
 from moetune.workflows.views.observed import observed_sections
@@ -92,6 +93,7 @@ def observed_page(library: Library, *, plan: str, after: str) -> Page:
             tuple(reversed(seen(rows))),
             is_all=len(newest) < MOST_OBSERVATIONS,
             plans="/plans/",
+            changes=observed_drifts(newest),
         ),
         csv=lambda figure: address("observed", f"{figure.name}.csv", plan=plan),
         context={

@@ -1,5 +1,6 @@
 """Measured steps of plans as sections: a verification, and steps observed over time."""
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 
@@ -13,7 +14,12 @@ from moetune.report.observed import (
     rolling_median,
 )
 from moetune.report.section import Cell, Figure, Highlight, Section, Table
-from moetune.workflows.verify import Verification, VerifiedStep
+from moetune.workflows.drift import OperationDrift
+from moetune.workflows.verify import Verification, VerifiedOperation, VerifiedStep
+
+MOST_CHANGES = 5
+MOVED = 1.15
+"""An operation that takes so much longer, or shorter, than predicted is named."""
 
 
 def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...]:
@@ -36,7 +42,8 @@ def verification_sections(plan: Plan, found: Verification) -> tuple[Section, ...
         f"{one.step_seconds / planned.step_seconds:.2f} × as fast as one chunk. "
         f"{_expected(planned)} {_best(found)}"
     )
-    return (Section(name="verification", paragraphs=(words,), tables=(table,)),)
+    moved = tuple(_moved(planned))
+    return (Section(name="verification", paragraphs=(words, *moved), tables=(table,)),)
 
 
 def observed_figures(found: Sequence[Seen]) -> tuple[Figure, ...]:
@@ -49,7 +56,12 @@ def observed_figures(found: Sequence[Seen]) -> tuple[Figure, ...]:
 
 
 def observed_sections(
-    found: Sequence[Seen], rows: Sequence[Seen], *, is_all: bool, plans: str = ""
+    found: Sequence[Seen],
+    rows: Sequence[Seen],
+    *,
+    is_all: bool,
+    plans: str = "",
+    changes: Sequence[OperationDrift] = (),
 ) -> tuple[Section, ...]:
     """Return the errors of the predictions: over time in figures, one by one in a table.
 
@@ -58,6 +70,7 @@ def observed_sections(
         rows: observations of the table, newest first.
         is_all: whether `found` is all that there is.
         plans: address to which a plan's id is appended; "" for no links.
+        changes: operations whose time changed, the newest first.
     """
     table = Table(
         name="observations",
@@ -69,6 +82,7 @@ def observed_sections(
         empty="Nothing was observed yet.",
     )  # fmt: skip
     return (
+        *_changes(changes),
         Section(
             name="drift",
             highlights=tuple(_highlights(found, is_all=is_all)),
@@ -76,6 +90,17 @@ def observed_sections(
         ),
         Section(name="observations", title="Newest first", tables=(table,)),
     )
+
+
+def _changes(changes: Sequence[OperationDrift]) -> Iterator[Section]:
+    """Yield the section of the operations that changed, if any did."""
+    if changes:
+        yield Section(
+            name="changes",
+            title="What changed",
+            paragraphs=tuple(f"{one.words}." for one in changes[:MOST_CHANGES]),
+            notes=("A plan made now takes what was observed into account.",),
+        )
 
 
 def _step(step: VerifiedStep) -> tuple[Cell, ...]:
@@ -95,6 +120,21 @@ def _expected(planned: VerifiedStep) -> str:
     if planned.predicted_seconds is None or planned.error is None:
         return "Its profile was not found, so nothing was predicted for other degrees."
     return f"Predicted: {format_seconds(planned.predicted_seconds)} ({planned.error:+.1%})."
+
+
+def _moved(step: VerifiedStep) -> Iterator[str]:
+    """Yield a sentence on the operation that differs most from its prediction, if one does."""
+
+    def factor(one: VerifiedOperation) -> float:
+        return one.median_seconds / one.predicted_seconds if one.predicted_seconds else 1.0
+
+    most = max(step.operations, key=lambda one: abs(math.log(factor(one))), default=None)
+    if most is not None and abs(math.log(factor(most))) > math.log(MOVED):
+        yield (
+            f"{most.operation.words} differs most from its prediction: "
+            f"{format_seconds(most.median_seconds)}, {factor(most):.2f} × the "
+            f"{format_seconds(most.predicted_seconds or 0.0)} predicted beside the others."
+        )
 
 
 def _best(found: Verification) -> str:

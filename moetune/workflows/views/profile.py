@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from moetune.domain.corrections import corrections_words
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.units import format_bytes
 from moetune.report.fits import fit_figure, residual_figure
@@ -137,7 +138,10 @@ def _head(found: FoundProfile) -> Section:
         title=profile.name,
         scope=machine_scope(profile),
         paragraphs=(f"{origin} {samples}, digest {found.digest[:8]}.",),
-        notes=(_suspects(suspects, samples),) if suspects else (),
+        notes=(
+            *((_suspects(suspects, samples),) if suspects else ()),
+            *(f"Corrected: {words}." for words in corrections_words(profile.corrections)),
+        ),
     )
 
 

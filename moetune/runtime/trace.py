@@ -1,6 +1,6 @@
 """Record when each step of a phase ran: the measured timeline of a layer.
 
-The executor reports every computation and transfer to a `SpanRecorder`.
+The executor of `moe` reports every computation and transfer to a `SpanRecorder`.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ class SpanRecorder(Protocol):
     ) -> contextlib.AbstractContextManager[None]:
         """Record the body as one exchange that is not overlapped."""
 
-    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
-        """Record an exchange that has just been issued."""
+    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
+        """Record an exchange that has just been issued, and return it, perhaps wrapped."""
 
 
 class NoRecorder:
@@ -54,8 +54,9 @@ class NoRecorder:
 
     exchange = compute
 
-    def transfer(self, *_: object) -> None:
-        """Do nothing."""
+    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:  # noqa: ARG002 - not recorded
+        """Return the exchange."""
+        return transfer
 
 
 class _Issued:
@@ -96,7 +97,7 @@ class HostRecorder:
         """Time the body."""
         return self._time(phase, name, chunk, "comm")
 
-    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> None:
+    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
         """Record the time of issue and, when the exchange completes, of its end."""
         issued = _Issued(phase, name, chunk, self._now())
         self._issued.append(issued)
@@ -105,6 +106,7 @@ class HostRecorder:
             issued.end(self._now())
         else:
             future.add_done_callback(lambda _: issued.end(self._now()))
+        return transfer
 
     def spans(self) -> tuple[RecordedSpan, ...]:
         """Return all spans in the order of their starts, once the last exchange has ended.

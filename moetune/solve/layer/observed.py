@@ -1,0 +1,52 @@
+"""Times that a watched call of a layer would show: the prediction that observations compare with.
+
+A watched call times its experts while transfers run beside them, and solves its phase's makespan
+for the transfer (`domain.operations.transfer_seconds`). The same is done to a simulated phase here,
+so that a difference is one of the costs, not of the method.
+"""
+
+from statistics import fmean
+
+from moetune.domain.constraints import Order
+from moetune.domain.layer import Workload
+from moetune.domain.operations import Operation, transfer_seconds
+from moetune.solve.layer.costs import LayerCosts
+from moetune.solve.layer.timeline import COMPUTE, simulate
+
+
+def watched_seconds(
+    operation: Operation,
+    *,
+    workload: Workload,
+    costs: LayerCosts,
+    order: Order,
+    transfer_factor: float = 1.0,
+    compute_factor: float = 1.0,
+) -> float:
+    """Return the time that a watched call shows of one of its operations; none is reused memory.
+
+    Args:
+        transfer_factor, compute_factor: on the costs of the phase's transfers and experts.
+
+    Raises:
+        ProfileError: an operation was not measured.
+    """
+    degree = operation.degree
+    tokens = workload.tokens_per_rank / degree
+    rows = tokens * workload.layer.top_k
+    transfer = costs.transfer(rows=rows, degree=degree).seconds * transfer_factor
+    compute = costs.compute(phase=operation.phase, rows=rows).seconds * compute_factor
+    tasks = costs.tasks(
+        transfer_seconds=[transfer] * degree, compute_seconds=[compute] * degree,
+        gather_seconds=0.0, order=order,
+    )  # fmt: skip
+    found = simulate(tasks, interference=costs.interference(rows=rows, degree=degree))
+    compute_seconds = fmean(
+        span.end_seconds - span.start_seconds for span in found.spans if span.stream == COMPUTE
+    )
+    if operation.name == "experts":
+        return compute_seconds
+    return transfer_seconds(
+        workload, degree=degree, phase_seconds=found.makespan_seconds,
+        compute_seconds=compute_seconds,
+    )  # fmt: skip

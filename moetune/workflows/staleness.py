@@ -1,0 +1,246 @@
+"""New software makes a profile stale: what changed, and a check of about ten seconds.
+
+The check measures a few representative points of the profile again (`check_points`), and compares
+them (`judge_check`): within 5 % the profile still describes the machine, else it is measured anew.
+"""
+
+import importlib.metadata
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from moetune.domain.profile import Profile
+from moetune.domain.samples import (
+    AttentionPoint,
+    CollectivePoint,
+    CopyPoint,
+    GemmPoint,
+    Point,
+    RowsPoint,
+    Sample,
+)
+
+Verdict = Literal["keep", "measure", "unsure"]
+SPEED_OF_SOFTWARE = ("torch", "backend", "nccl", "cuda", "cudnn", "driver", "threads_per_rank")
+"""Software facts that change how fast operations are."""
+AGREEMENT = 0.05
+"""Largest median difference at which a profile is kept."""
+MOST_POINTS = 12
+"""Of a check: at most a second each with the quick preset, groups of ranks included."""
+LEAST_POINTS = 3
+_OF_ONE_KIND = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A software fact that differs from the profile's; None where one of them lacks it."""
+
+    name: str
+    profiled: str | None
+    now: str | None
+
+    @property
+    def words(self) -> str:
+        """The change, as "torch 2.12 there, 2.13 here"."""
+        return f"{self.name} {self.profiled or '—'} there, {self.now or '—'} here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedPoint:
+    """One point, as in the profile and as now; medians of the raw times."""
+
+    point: Point
+    profiled_seconds: float
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """Now over then."""
+        return self.seconds / self.profiled_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """The outcome of a check.
+
+    Args:
+        verdict: "unsure" where too few points could be compared, or they vary too much.
+    """
+
+    verdict: Verdict
+    points: tuple[CheckedPoint, ...]
+
+    @property
+    def median_difference(self) -> float:
+        """Median of |now / then − 1|; 0 without a point."""
+        return statistics.median([abs(one.ratio - 1) for one in self.points] or [0.0])
+
+    def words(self, profile: Profile) -> str:
+        """Return the verdict in a sentence, and what to do."""
+        count = f"{len(self.points)} points differ by {self.median_difference:.1%} in the median"
+        again = f"measure it again: `moetune profile --name {profile.name}`"
+        match self.verdict:
+            case "keep":
+                return f"{count}: profile {profile.name!r} still describes this machine"
+            case "measure":
+                worst = max(self.points, key=lambda one: abs(one.ratio - 1))
+                return (
+                    f"{count}, {worst.point.kind} by up to {worst.ratio - 1:+.0%}: profile "
+                    f"{profile.name!r} is out of date; {again}"
+                )
+            case "unsure":
+                return f"{count}, too noisy or too few to tell; let nothing else run, or {again}"
+
+
+def changes(profile: Profile, software: Mapping[str, str]) -> tuple[Change, ...]:
+    """Return the software facts that changed since the profile was measured.
+
+    Args:
+        software: facts of this machine, as in `Fingerprint`; those that it lacks altogether are
+            not compared, so that some of them suffice.
+    """
+    there = profile.fingerprint.software
+    return tuple(
+        Change(name=name, profiled=there.get(name), now=software.get(name))
+        for name in SPEED_OF_SOFTWARE
+        if name in software and there and there.get(name) != software[name]
+    )
+
+
+def software_here() -> dict[str, str]:
+    """Return the software facts that are known without loading torch, which takes a second."""
+    try:
+        return {"torch": importlib.metadata.version("torch")}
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+
+
+def is_of_this_processor(profile: Profile, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether a profile was measured on a host with this one's processor.
+
+    A laptop that plans for a cluster has other software, too, and nothing is stale there.
+    """
+    known = profile.fingerprint.hardware.get("cpu", "")
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return False
+    return any(known and known == line.partition(":")[2].strip() for line in lines)
+
+
+def stale_note(profile: Profile, software: Mapping[str, str] | None = None) -> str:
+    """Return what made a profile stale and the command that checks it; "" if nothing did.
+
+    Args:
+        software: as of `changes`, of a machine known to be the profile's; default, what is known
+            without loading torch, where the processor is the same.
+    """
+    if profile.provenance != "measured":
+        return ""
+    is_here = software is not None or is_of_this_processor(profile)
+    found = changes(profile, software_here() if software is None else software)
+    if not found or not is_here:
+        return ""
+    return (
+        f"profile {profile.name!r} is stale, the software changed: "
+        f"{', '.join(one.words for one in found)}; check it in ten seconds: "
+        f"`moetune profile --check {profile.name}`"
+    )
+
+
+def check_points(profile: Profile) -> tuple[Point, ...]:
+    """Return the points that a check measures: of each operation the middle and the largest size.
+
+    One of each kind comes before a second of any, and collectives, which a library's version
+    changes most, before GEMMs, operations on rows, attention and copies.
+    """
+    by_kind: dict[str, dict[object, list[Point]]] = {}
+    for sample in profile.samples:
+        if sample.seconds and not sample.error and sample.point.kind in _KINDS:
+            kind, family, _ = _place(sample.point)
+            by_kind.setdefault(kind, {}).setdefault(family, []).append(sample.point)
+    queues = [_queue(by_kind[kind]) for kind in _KINDS if kind in by_kind]
+    chosen: list[Point] = []
+    while len(chosen) < MOST_POINTS and any(queues):
+        for queue in queues:
+            if queue and len(chosen) < MOST_POINTS:
+                chosen.append(queue.pop(0))
+    return tuple(chosen)
+
+
+def judge_check(profile: Profile, samples: Sequence[Sample]) -> Check:
+    """Return whether the points measured now are those of the profile.
+
+    Args:
+        samples: of `check_points`, measured now; those with an error are left out.
+    """
+    then, now = _by_point(profile.samples), _by_point(samples)
+    known = [point for point in now if point in then]
+    points = tuple(
+        CheckedPoint(
+            point=point,
+            profiled_seconds=statistics.median(then[point]),
+            seconds=statistics.median(now[point]),
+        )
+        for point in known
+    )
+    check = Check(verdict="unsure", points=points)
+    difference = check.median_difference
+    if len(points) < min(LEAST_POINTS, len(check_points(profile))):
+        return check
+    kinds = {one.point.kind for one in points}
+    worst = max(
+        statistics.median(abs(one.ratio - 1) for one in points if one.point.kind == kind)
+        for kind in kinds
+    )
+    if difference <= AGREEMENT and worst <= _OF_ONE_KIND:
+        return replace(check, verdict="keep")
+    noise = statistics.median(_spread(now[point]) for point in known)
+    return check if max(difference, worst) <= noise else replace(check, verdict="measure")
+
+
+def _by_point(samples: Sequence[Sample]) -> dict[Point, tuple[float, ...]]:
+    """Return the raw times of each point."""
+    found: dict[Point, tuple[float, ...]] = {}
+    for sample in samples:
+        if sample.seconds and not sample.error:
+            found[sample.point] = found.get(sample.point, ()) + sample.seconds
+    return found
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Return the median deviation from the median, relative."""
+    middle = statistics.median(seconds)
+    return statistics.median(abs(one / middle - 1) for one in seconds)
+
+
+def _queue(families: Mapping[object, Sequence[Point]]) -> list[Point]:
+    """Return the middle point of each operation, then the largest of each."""
+    ordered = [
+        sorted(set(points), key=lambda point: _place(point)[2]) for points in families.values()
+    ]
+    middle = [points[len(points) // 2] for points in ordered]
+    return list(dict.fromkeys([*middle, *(points[-1] for points in ordered)]))
+
+
+_KINDS = ("collective", "gemm", "rows", "attention", "copy")
+
+
+def _place(point: Point) -> tuple[str, object, float]:
+    """Return a point's kind, its operation and its size."""
+    match point:
+        case CollectivePoint():
+            family: object = (point.op, point.group, min(point.in_flight, 2))
+            return point.kind, family, point.num_bytes
+        case GemmPoint():
+            return point.kind, (point.dtype, point.product), point.macs
+        case RowsPoint():
+            return point.kind, point.op, point.elements
+        case AttentionPoint():
+            return point.kind, point.backward, point.macs
+        case CopyPoint():
+            return point.kind, (point.direction, point.pinned), point.num_bytes
+        case _:
+            raise AssertionError(point)
