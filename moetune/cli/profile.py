@@ -339,7 +339,10 @@ def _show(session: Session, outcome: "ProfileOutcome") -> None:
     screen.say(f'Profile "{name}" has {len(outcome.profile.samples)} samples{reused}.')
     screen.line(f"It is stored in {outcome.location}")
     if outcome.has_drifted:
-        screen.say("The machine's speed changed meanwhile: all samples are marked suspect.")
+        screen.say(
+            "The machine's speed changed meanwhile by more than 3 %: measure again when nothing "
+            "else runs on it."
+        )
     for sample in outcome.failed[:3]:
         screen.say(f"Not measured: {sample.point} ({sample.error})")
     screen.line(f"See it:        moetune profiles show {name}")

@@ -8,6 +8,7 @@ import typer
 from moetune.cli.session import Json, Session, example, session_of
 from moetune.domain.document import encode
 from moetune.report.section import plural
+from moetune.workflows import wiring
 
 if TYPE_CHECKING:
     from moetune.workflows.profiles import FoundProfile
@@ -43,6 +44,40 @@ def show(context: typer.Context, name: Name, *, json: Json = False) -> None:
         session.screen.document(found.profile)
     else:
         session.screen.answer(profile_sections(found))
+
+
+@app.command("check", epilog=example("moetune profiles check lab"))
+def check(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="A profile in the store.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Measure a few points again, for ten seconds, and say whether the profile still holds.
+
+    Use it after an update of torch or a driver. Under torchrun every rank runs this command.
+    """
+    from moetune import config
+    from moetune.workflows.check import check_profile
+    from moetune.workflows.profile import MeasurementSetting
+
+    session = session_of(context)
+    environ = config.environment()
+    setting = MeasurementSetting(environment=environ, launch=config.launch(environ))
+    profile = _find(session, name).profile
+    if not setting.is_writer:
+        check_profile(profile, setting, store=None)
+        return
+    with wiring.open_store(session.settings) as store:
+        found = check_profile(profile, setting, store=store)
+    assert found is not None  # noqa: S101 - this is rank 0
+    if json:
+        document = {"schema": "moetune.profile-check/1", "name": profile.name, **encode(found)}
+        session.screen.document(document)
+    else:
+        session.screen.say(found.words(profile))
+    if found.verdict == "measure":
+        raise typer.Exit(1)
 
 
 @app.command("export", epilog=example("moetune profiles export lab --output lab.toml"))
@@ -84,7 +119,6 @@ def import_(
     json: Json = False,
 ) -> None:
     """Store a file's profile; the newest of a name is the current one."""
-    from moetune.workflows import wiring
     from moetune.workflows.profiles import import_profile
 
     session = session_of(context)
@@ -124,7 +158,6 @@ def remove(
     json: Json = False,
 ) -> None:
     """Delete all measurements and fits of a name from the store, but no plans made with it."""
-    from moetune.workflows import wiring
     from moetune.workflows.profiles import remove_profile
 
     session = session_of(context)

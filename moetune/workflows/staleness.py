@@ -146,7 +146,7 @@ def stale_note(profile: Profile, software: Mapping[str, str] | None = None) -> s
     return (
         f"profile {profile.name!r} is stale, the software changed: "
         f"{', '.join(one.words for one in found)}; check it in ten seconds: "
-        f"`moetune profile --check {profile.name}`"
+        f"`moetune profiles check {profile.name}`"
     )
 
 
