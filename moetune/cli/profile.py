@@ -23,6 +23,7 @@ from moetune.workflows import wiring
 from moetune.workflows.recording import GroupSummary
 
 if TYPE_CHECKING:
+    from moetune.workflows.fitness import Fitness
     from moetune.workflows.profile import MeasurementSetting, ProfileOutcome, ProfileRequest
 
 
@@ -288,6 +289,7 @@ def _measure(
     resume: bool,
     as_json: bool,
 ) -> None:
+    from moetune.workflows.fitness import fitness_of
     from moetune.workflows.profile import detect_cluster, profile_machine, profile_name
 
     screen = session.screen
@@ -312,10 +314,12 @@ def _measure(
                 f"  measure the rest:  moetune profile --name {name} … --resume"
             )
             raise typer.Exit(_INTERRUPTED) from None
+    fitness = fitness_of(outcome.profile, request)
     if as_json:
-        screen.document(_document(outcome))
+        document = _document(outcome)
+        screen.document(document if fitness is None else {**document, "fitness": encode(fitness)})
     else:
-        _show(session, outcome)
+        _show(session, outcome, fitness)
 
 
 def _document(outcome: "ProfileOutcome") -> dict[str, object]:
@@ -333,7 +337,7 @@ def _document(outcome: "ProfileOutcome") -> dict[str, object]:
     }
 
 
-def _show(session: Session, outcome: "ProfileOutcome") -> None:
+def _show(session: Session, outcome: "ProfileOutcome", fitness: "Fitness | None") -> None:
     screen, name = session.screen, outcome.profile.name
     reused = f", {outcome.num_reused} of them from an earlier run" if outcome.num_reused else ""
     screen.say(f'Profile "{name}" has {len(outcome.profile.samples)} samples{reused}.')
@@ -343,6 +347,8 @@ def _show(session: Session, outcome: "ProfileOutcome") -> None:
             "The machine's speed changed meanwhile by more than 3 %: measure again when nothing "
             "else runs on it."
         )
+    if fitness is not None:
+        screen.say(fitness.words)
     for sample in outcome.failed[:3]:
         screen.say(f"Not measured: {sample.point} ({sample.error})")
     screen.line(f"See it:        moetune profiles show {name}")
