@@ -382,8 +382,8 @@ def test_how_sure_a_choice_of_chunks_is_belongs_to_layers_with_experts(model: Ex
     trust = explanation_sections(model)[-1]
     assert trust.paragraphs
     dense = replace(model.plan, transformer=replace(whole(model.plan), moe_every=0))
-    assert not explanation_sections(replace(model, plan=dense))[-1].paragraphs
-    assert not plan_sections(model)[-1].paragraphs
+    without_experts = explanation_sections(replace(model, plan=dense))[-1]
+    assert set(without_experts.paragraphs) < set(trust.paragraphs)
     assert plan_sections(explain_plan(lab_plan(), profile=lab_profile()))[-1].paragraphs
 
 

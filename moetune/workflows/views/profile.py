@@ -50,9 +50,10 @@ def profile_page(
     operations = operations_of(profile)
     shown = next((one for one in operations if one.key == operation), None) or _first(operations)
     drawn = (fit_figure(shown), residual_figure(shown)) if shown else ()
+    figures = (*drawn, interference_figure(profile.interference))
     return (
         _head(found),
-        Section(name="fit", figures=(*drawn, interference_figure(profile.interference))),
+        Section(name="fit", figures=tuple(one for one in figures if one is not None)),
         operations_section(operations, profile, shown=shown, here=here),
         *_fingerprint(profile),
     )
