@@ -90,6 +90,23 @@ def test_the_transfer_is_that_of_the_simulated_phase(
     assert math.isclose(found, transfer, rel_tol=1e-6, abs_tol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("share", "degree", "phase", "compute", "transfer"),
+    [
+        ("all_to_all", 2, 8.0, 1.0, 2.0),  # the link is always busy: 8 = 2 · 2 · 2
+        ("all_to_all", 2, 8.0, 3.0, 1.0),  # the experts are: 8 = 2 · 1 + 2 · 3
+        ("tensor", 2, 5.0, 1.0, 2.0),  # 5 = 1 + 2 · 2
+        ("tensor", 2, 5.0, 2.0, 1.0),  # 5 = 2 · 2 + 1
+    ],
+)
+def test_the_transfer_of_phases_that_are_worked_out_by_hand(
+    share: str, degree: int, phase: float, compute: float, transfer: float
+) -> None:
+    own = workload(expert_parallel=share)
+    found = transfer_seconds(own, degree=degree, phase_seconds=phase, compute_seconds=compute)
+    assert found == transfer
+
+
 def test_a_plan_predicts_the_operations_of_its_own_degrees_alone() -> None:
     assert PLAN.terms is not None
     own = PLAN.decide(PLAN.tokens_per_rank)

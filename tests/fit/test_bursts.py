@@ -2,6 +2,8 @@
 
 import pytest
 
+from moetune.domain.errors import InputError
+from moetune.domain.profile import LinkBurst
 from moetune.domain.samples import BurstPoint, CollectivePoint, Sample
 from moetune.fit.bursts import bursts_of
 from moetune.fit.pool import pool
@@ -42,6 +44,16 @@ def test_a_burst_is_the_time_that_a_buckets_bytes_take_at_the_rate(
 def test_streams_that_are_no_faster_or_hardly_have_no_burst(bucket_bytes: float) -> None:
     samples = [*steady(), *streams(bucket_bytes, 4)]
     assert bursts_of(samples, pool(samples).collective) == ()
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_burst_of_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(InputError, match="burst"):
+        LinkBurst(op="all_to_all", group_size=2, seconds=seconds)
+
+
+def test_a_stream_from_rest_runs_the_collectives_of_the_one_further_on() -> None:
+    assert FROM_REST.collective == STEADY
 
 
 def test_a_stream_without_the_times_further_on_tells_nothing() -> None:
