@@ -11,6 +11,8 @@ from moetune.domain.samples import CollectiveOp, CollectivePoint, GemmForm, Gemm
 Preset = Literal["quick", "full"]
 
 IN_FLIGHT = 4
+STAGED = 1
+"""Size of the group whose one rank exchanges with itself, through host memory."""
 OPS: tuple[CollectiveOp, ...] = (
     "all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send",
 )  # fmt: skip

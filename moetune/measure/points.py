@@ -3,8 +3,7 @@
 All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Which fit?").
 """
 
-import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -13,7 +12,6 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.samples import (
-    ALONE_CHUNKS,
     AttentionPoint,
     BurstPoint,
     CollectivePoint,
@@ -30,18 +28,24 @@ from moetune.measure.grid import (
     GRIDS,
     IN_FLIGHT,
     OPS,
+    STAGED,
     Grid,
     Preset,
     collective,
     gemm_points,
     ladder,
 )
+from moetune.measure.layer_points import (
+    layer_points,
+    overlap_points,
+    overlapped_bytes,
+    tensor_points,
+)
 from moetune.measure.transformer_points import transformer_points
 
 _CLASSES: tuple[ResourceClass, ...] = ("comp", "comm", "mem")
 _DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
 _MEMORY_SHARE = 8
-_STAGED = 1
 _NEIGHBOURS = 2
 _NUM_EXPERTS = 8
 # Query, key, value, result, and the gradient of each.
@@ -132,14 +136,14 @@ def choose_points(
         for model in transformers
         for dtype in dtypes
     )  # fmt: skip
-    needed: list[Point] = [*_layer_points(workloads, groups, grid), *chain.from_iterable(around)]
-    others = list(_tensor_points(workloads, groups, grid))
+    needed: list[Point] = [*layer_points(workloads, groups, grid), *chain.from_iterable(around)]
+    others = list(tensor_points(workloads, groups, grid))
     of_model = needed if transformers else others
     of_model += _collective_grid(groups, grid)
     if linked and workloads:
-        needed += _overlap_points(_overlapped_bytes(workloads, grid))
+        needed += overlap_points(overlapped_bytes(workloads, grid))
     elif linked:
-        others += _overlap_points(_COMM_BYTES[machine.kind])
+        others += overlap_points(_COMM_BYTES[machine.kind])
     others += [*_interference(has_link=bool(linked)), *_copy_grid(machine.kind, grid)]
     if not transformers:
         others += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
@@ -194,87 +198,6 @@ def _fitting(layer: LayerShape, group_sizes: Sequence[int]) -> list[int]:
     return fitting
 
 
-def _layer_points(
-    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
-) -> Iterator[Point]:
-    for load in workloads:
-        shape = (load.layer.d_model, load.layer.d_hidden)
-        for degree in grid.degrees:
-            rows = -(-load.rows // (degree * load.local_experts))
-            for d_in, d_out in (shape, shape[::-1]):
-                yield from gemm_points(load.dtype, load.local_experts, rows, d_in, d_out)
-        for group in groups:
-            if group[0] == load.world_size:
-                yield from _exchanges(load, group, grid)
-        yield from _layer_rows(load, grid)
-
-
-def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
-    """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
-    group_size, num_nodes = group
-    for degree in range(1, ALONE_CHUNKS + 1):
-        yield collective("all_to_all", group, load.payload_bytes // degree)
-    for degree in grid.queued_degrees:
-        yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
-    if group_size > _STAGED:
-        queue = collective("all_to_all", group, load.payload_bytes // grid.queued_degrees[0])
-        yield BurstPoint(
-            op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
-            in_flight=IN_FLIGHT, num_nodes=num_nodes,
-        )  # fmt: skip
-
-
-def _tensor_points(
-    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
-) -> Iterator[Point]:
-    """Yield all-reduces and all-gathers of the tokens.
-
-    Those of tensor parallelism, in chunks and of shards, are among consecutive ranks only.
-    """
-    for load in workloads:
-        size = load.tokens_per_rank * load.layer.d_model * dtype_bytes(load.dtype)
-        for group in groups:
-            if group[0] != load.world_size or group[0] == _STAGED:
-                continue
-            yield collective("all_reduce", group, size)
-            if not group[1]:
-                for degree in grid.degrees:
-                    yield collective("all_reduce", group, size // degree, IN_FLIGHT)
-                    yield collective("reduce_scatter", group, size // degree)
-                yield collective("all_gather", group, size // load.world_size)
-
-
-def _layer_rows(load: Workload, grid: Grid) -> Iterator[Point]:
-    layer, dtype = load.layer, load.dtype
-    for degree in grid.degrees[::2]:
-        rows = max(load.rows // degree, 1)
-        for op in (layer.activation, f"{layer.activation}_backward"):
-            yield RowsPoint(op=op, dtype=dtype, rows=rows, width=layer.d_hidden)
-        for op in ("gather", "scatter_add"):
-            yield RowsPoint(op=op, dtype=dtype, rows=rows, width=layer.d_model)
-        tokens = max(load.tokens_per_rank // degree, 1)
-        for op in ("gate", "gate_backward"):
-            yield RowsPoint(op=op, dtype=dtype, rows=tokens, width=layer.num_experts)
-
-
-def _overlapped_bytes(workloads: Sequence[Workload], grid: Grid) -> tuple[int, ...]:
-    """Return the smallest, a middle and the largest exchange of chunks that overlap others."""
-    sizes = [load.payload_bytes // d for load in workloads for d in grid.queued_degrees]
-    low, high = min(sizes), max(sizes)
-    chosen = (low, round(math.sqrt(low * high)), high)
-    return tuple(collective("all_to_all", (2, 0), size).num_bytes for size in chosen)
-
-
-def _overlap_points(exchange_bytes: Iterable[int]) -> Iterator[Point]:
-    """Yield computation and exchanges of several sizes, alone and at the same time."""
-    yield InterferencePoint(victim="comp")
-    for comm_bytes in exchange_bytes:
-        # The baseline again each time: computation drifts by more than an exchange takes.
-        yield InterferencePoint(victim="comp", comm_bytes=comm_bytes)
-        yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=comm_bytes)
-        yield InterferencePoint(victim="comm", others=("comp",), comm_bytes=comm_bytes)
-
-
 def _interference(*, has_link: bool) -> Iterator[Point]:
     classes = [name for name in _CLASSES if has_link or name != "comm"]
     for victim in classes:
@@ -302,7 +225,7 @@ def _gemm_grid(
 def _collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
     for group in groups:
         size, num_nodes = group
-        for op in OPS if size > _STAGED else OPS[:1]:
+        for op in OPS if size > STAGED else OPS[:1]:
             if op == "send" and num_nodes and size > _NEIGHBOURS:
                 continue  # only neighbouring stages send: two ranks on two nodes are enough
             step = grid.bytes_step if op == "all_to_all" else 2 * grid.bytes_step

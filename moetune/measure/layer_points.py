@@ -1,0 +1,98 @@
+"""Points of layers: the GEMMs, exchanges and memory-bound operations of their chunks."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from moetune.domain.cluster import Group
+from moetune.domain.layer import Workload
+from moetune.domain.samples import (
+    ALONE_CHUNKS,
+    BurstPoint,
+    InterferencePoint,
+    Point,
+    RowsPoint,
+)
+from moetune.domain.units import dtype_bytes
+from moetune.measure.grid import IN_FLIGHT, STAGED, Grid, collective, gemm_points
+
+
+def layer_points(
+    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
+) -> Iterator[Point]:
+    """Yield what every layer computes and sends, in the grid's numbers of chunks."""
+    for load in workloads:
+        shape = (load.layer.d_model, load.layer.d_hidden)
+        for degree in grid.degrees:
+            rows = -(-load.rows // (degree * load.local_experts))
+            for d_in, d_out in (shape, shape[::-1]):
+                yield from gemm_points(load.dtype, load.local_experts, rows, d_in, d_out)
+        for group in groups:
+            if group[0] == load.world_size:
+                yield from _exchanges(load, group, grid)
+        yield from _layer_rows(load, grid)
+
+
+def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
+    """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
+    group_size, num_nodes = group
+    for degree in range(1, ALONE_CHUNKS + 1):
+        yield collective("all_to_all", group, load.payload_bytes // degree)
+    for degree in grid.queued_degrees:
+        yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
+    if group_size > STAGED:
+        queue = collective("all_to_all", group, load.payload_bytes // grid.queued_degrees[0])
+        yield BurstPoint(
+            op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
+            in_flight=IN_FLIGHT, num_nodes=num_nodes,
+        )  # fmt: skip
+
+
+def tensor_points(
+    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
+) -> Iterator[Point]:
+    """Yield all-reduces and all-gathers of the tokens.
+
+    Those of tensor parallelism, in chunks and of shards, are among consecutive ranks only.
+    """
+    for load in workloads:
+        size = load.tokens_per_rank * load.layer.d_model * dtype_bytes(load.dtype)
+        for group in groups:
+            if group[0] != load.world_size or group[0] == STAGED:
+                continue
+            yield collective("all_reduce", group, size)
+            if not group[1]:
+                for degree in grid.degrees:
+                    yield collective("all_reduce", group, size // degree, IN_FLIGHT)
+                    yield collective("reduce_scatter", group, size // degree)
+                yield collective("all_gather", group, size // load.world_size)
+
+
+def _layer_rows(load: Workload, grid: Grid) -> Iterator[Point]:
+    layer, dtype = load.layer, load.dtype
+    for degree in grid.degrees[::2]:
+        rows = max(load.rows // degree, 1)
+        for op in (layer.activation, f"{layer.activation}_backward"):
+            yield RowsPoint(op=op, dtype=dtype, rows=rows, width=layer.d_hidden)
+        for op in ("gather", "scatter_add"):
+            yield RowsPoint(op=op, dtype=dtype, rows=rows, width=layer.d_model)
+        tokens = max(load.tokens_per_rank // degree, 1)
+        for op in ("gate", "gate_backward"):
+            yield RowsPoint(op=op, dtype=dtype, rows=tokens, width=layer.num_experts)
+
+
+def overlapped_bytes(workloads: Sequence[Workload], grid: Grid) -> tuple[int, ...]:
+    """Return the smallest, a middle and the largest exchange of chunks that overlap others."""
+    sizes = [load.payload_bytes // d for load in workloads for d in grid.queued_degrees]
+    low, high = min(sizes), max(sizes)
+    chosen = (low, round(math.sqrt(low * high)), high)
+    return tuple(collective("all_to_all", (2, 0), size).num_bytes for size in chosen)
+
+
+def overlap_points(exchange_bytes: Iterable[int]) -> Iterator[Point]:
+    """Yield computation and exchanges of several sizes, alone and at the same time."""
+    yield InterferencePoint(victim="comp")
+    for comm_bytes in exchange_bytes:
+        # The baseline again each time: computation drifts by more than an exchange takes.
+        yield InterferencePoint(victim="comp", comm_bytes=comm_bytes)
+        yield InterferencePoint(victim="comp", others=("comm",), comm_bytes=comm_bytes)
+        yield InterferencePoint(victim="comm", others=("comp",), comm_bytes=comm_bytes)
