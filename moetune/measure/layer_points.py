@@ -80,12 +80,18 @@ def _layer_rows(load: Workload, grid: Grid) -> Iterator[Point]:
             yield RowsPoint(op=op, dtype=dtype, rows=tokens, width=layer.num_experts)
 
 
-def overlapped_bytes(workloads: Sequence[Workload], grid: Grid) -> tuple[int, ...]:
-    """Return the smallest, a middle and the largest exchange of chunks that overlap others."""
+def overlapped_bytes(
+    workloads: Sequence[Workload], grid: Grid, *, num_ranks: int
+) -> tuple[int, ...]:
+    """Return the smallest, a middle and the largest exchange of chunks that overlap others.
+
+    Args:
+        num_ranks: all that measure: they exchange, and their number divides the bytes.
+    """
     sizes = [load.payload_bytes // d for load in workloads for d in grid.queued_degrees]
     low, high = min(sizes), max(sizes)
     chosen = (low, round(math.sqrt(low * high)), high)
-    return tuple(collective("all_to_all", (2, 0), size).num_bytes for size in chosen)
+    return tuple(collective("all_to_all", (num_ranks, 0), size).num_bytes for size in chosen)
 
 
 def overlap_points(exchange_bytes: Iterable[int]) -> Iterator[Point]:

@@ -141,7 +141,7 @@ def choose_points(
     of_model = needed if transformers else others
     of_model += _collective_grid(groups, grid)
     if linked and workloads:
-        needed += overlap_points(overlapped_bytes(workloads, grid))
+        needed += overlap_points(overlapped_bytes(workloads, grid, num_ranks=machine.num_devices))
     elif linked:
         others += overlap_points(_COMM_BYTES[machine.kind])
     others += [*_interference(has_link=bool(linked)), *_copy_grid(machine.kind, grid)]

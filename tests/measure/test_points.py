@@ -93,6 +93,14 @@ def test_a_layers_own_products_and_payloads_are_covered(preset: Preset) -> None:
     }  # fmt: skip
 
 
+def test_every_rank_can_take_part_in_the_exchanges_that_overlap_computation() -> None:
+    layer = LayerShape(d_model=12, d_hidden=20, num_experts=6)
+    points = choose(6, layers=(layer,), max_tokens=50)
+    sizes = {point.comm_bytes for point in points if isinstance(point, InterferencePoint)}
+    assert len(sizes) > 2
+    assert all(size % (4 * 6) == 0 for size in sizes)
+
+
 def test_a_layers_points_come_first() -> None:
     layer = LayerShape(d_model=96, d_hidden=384, num_experts=4)
     first = choose(layers=(layer,))[0]
