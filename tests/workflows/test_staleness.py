@@ -70,7 +70,7 @@ def test_the_note_names_the_change_and_the_check(monkeypatch: pytest.MonkeyPatch
     note = stale_note(PROFILE, {"torch": "2.13"})
     assert "2.12" in note
     assert "2.13" in note
-    assert f"--check {PROFILE.name}" in note
+    assert f"profiles check {PROFILE.name}" in note
     assert stale_note(PROFILE, SOFTWARE) == ""
     assert stale_note(replace(PROFILE, provenance="published"), {"torch": "2.13"}) == ""
     assert stale_note(PROFILE)  # this torch is another one
