@@ -5,11 +5,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from moetune import config
-from moetune.cli.profile import ScreenProgress
+from moetune.cli.progress import ScreenProgress
 from moetune.cli.render import Screen
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
-from moetune.report.section import Cell, Table
+from moetune.report.section import Cell, Table, plural
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def quickstart() -> int:
     plan = _plan()
     screen.say(
         f"2. Plan for a layer of {_LAYER.num_experts} experts, {_LAYER.d_model} wide, "
-        f"{_BATCH * _LENGTH:,} tokens per rank: {plan.pipeline.forward_degree} chunks forward, "
-        f"{plan.pipeline.backward_degree} backward. {plan.decision.why}"
+        f"{_BATCH * _LENGTH:,} tokens per rank: {plural(plan.pipeline.forward_degree, 'chunk')} "
+        f"forward, {plan.pipeline.backward_degree} backward. {plan.decision.why}"
     )
     training = TrainingConfig(
         plan=plan, batch=_BATCH, length=_LENGTH, num_blocks=2, num_heads=4, num_steps=_NUM_STEPS

@@ -14,7 +14,7 @@ from moetune.domain.costs import (
 )
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
-from moetune.fit.corrections import corrected
+from moetune.fit.corrected import corrected
 from moetune.fit.curve import Line
 from moetune.fit.index import ProfileIndex
 from moetune.fit.operations import Operations

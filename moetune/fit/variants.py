@@ -1,33 +1,19 @@
-"""Variants of a profile: costs drawn within its noise, and machines with faster parts."""
+"""Variants of a profile: costs drawn within the noise of its samples and the errors of its fits."""
 
 import math
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
-from typing import TypeVar
+from dataclasses import replace
 
 import numpy as np
 
 from moetune.domain.costs import Costs, Interference, LinearCost
-from moetune.domain.errors import InputError
-from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile, RowsLine
-from moetune.domain.samples import (
-    BurstPoint,
-    CollectivePoint,
-    CopyPoint,
-    InterferencePoint,
-    Point,
-    ResourceClass,
-    Sample,
-)
+from moetune.domain.profile import Profile
 from moetune.fit.costs import ProfileCosts
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex
 from moetune.fit.interference import interference_of
 from moetune.fit.line import Floats, resampled_medians
-from moetune.fit.pool import pool
 from moetune.fit.predictor import ExactCurves, Name, Predictor, StandIn
 
 NUM_RESAMPLES, RESAMPLING_SEED = 100, 0
@@ -200,122 +186,3 @@ class _DrawnCurves:
 
     def _beyond(self, family: str) -> tuple[float, float]:
         return self._noise.deviates(f"{family}: beyond", draw=self._draw)
-
-
-SLOWEST, FASTEST = 1e-3, 1e3
-ByteLine = TypeVar("ByteLine", CollectiveLine, CopyLine)
-_CLASSES: Mapping[ResourceClass, str] = MappingProxyType(
-    {"comp": "computation", "comm": "communication", "mem": "copies"}
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """Factors by which the parts of a machine are taken to be faster than measured.
-
-    Args:
-        computation: GEMMs, attention and whatever else the ranks compute.
-        communication: collectives and sends.
-        copies: between host and device.
-
-    Raises:
-        InputError: a factor out of range.
-    """
-
-    computation: float = 1.0
-    communication: float = 1.0
-    copies: float = 1.0
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            factor = getattr(self, item.name)
-            if not SLOWEST <= factor <= FASTEST:
-                raise InputError(
-                    f"speed of {item.name} must be from {SLOWEST:g} to {FASTEST:g}, got {factor:g}"
-                )
-
-    @property
-    def changed(self) -> Mapping[str, float]:
-        """The factors that are not 1."""
-        factors = {item.name: float(getattr(self, item.name)) for item in fields(self)}
-        return {name: factor for name, factor in factors.items() if factor != 1.0}
-
-
-def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
-    """Return the profile with every measured time divided by the speed of its part.
-
-    Start-up times and times per byte or MAC are divided alike, so that every curve keeps
-    its shape and every fit its relative error. How much operations disturb each other stays as
-    it was measured. The profile is "modelled" and has a name of its own.
-    """
-    changed = speeds.changed
-    if not changed:
-        return profile
-    own = interference_of(pool(profile.samples).interference) == profile.interference
-    samples = tuple(_sample(one, speeds) for one in profile.samples)
-    factors = ", ".join(f"{part} × {factor:g}" for part, factor in changed.items())
-    return replace(
-        profile,
-        name=f"{profile.name} with {factors}",
-        provenance="modelled",
-        gemm=tuple(_gemm_line(line, speeds.computation) for line in profile.gemm),
-        collective=tuple(_byte_line(line, speeds.communication) for line in profile.collective),
-        bursts=tuple(
-            replace(burst, seconds=burst.seconds / speeds.communication) for burst in profile.bursts
-        ),
-        copy=tuple(_byte_line(line, speeds.copies) for line in profile.copy),
-        rows=tuple(_rows_line(line, speeds.computation) for line in profile.rows),
-        # The same but for rounding; costs use the samples' own only where these equal the table.
-        interference=interference_of(pool(samples).interference) if own else profile.interference,
-        samples=samples,
-    )
-
-
-def _sample(sample: Sample, speeds: Speeds) -> Sample:
-    factor = getattr(speeds, _CLASSES[_class_of(sample.point)])
-    return replace(sample, seconds=tuple(one / factor for one in sample.seconds))
-
-
-def _class_of(point: Point) -> ResourceClass:
-    if isinstance(point, InterferencePoint):
-        return point.victim
-    if isinstance(point, (CollectivePoint, BurstPoint)):
-        return "comm"
-    return "mem" if isinstance(point, CopyPoint) else "comp"
-
-
-def _gemm_line(line: GemmLine, factor: float) -> GemmLine:
-    return replace(
-        line,
-        alpha_seconds=line.alpha_seconds / factor,
-        beta_seconds_per_mac=line.beta_seconds_per_mac / factor,
-        error=_error(line.error, factor),
-    )
-
-
-def _rows_line(line: RowsLine, factor: float) -> RowsLine:
-    return replace(
-        line,
-        alpha_seconds=line.alpha_seconds / factor,
-        beta_seconds_per_element=line.beta_seconds_per_element / factor,
-    )
-
-
-def _byte_line(line: ByteLine, factor: float) -> ByteLine:
-    return replace(
-        line,
-        alpha_seconds=line.alpha_seconds / factor,
-        beta_seconds_per_byte=line.beta_seconds_per_byte / factor,
-        error=_error(line.error, factor),
-    )
-
-
-def _error(error: FitError | None, factor: float) -> FitError | None:
-    if error is None:
-        return None
-    (alpha_low, alpha_high), (beta_low, beta_high) = error.alpha_seconds, error.beta_seconds
-    return replace(
-        error,
-        alpha_seconds=(alpha_low / factor, alpha_high / factor),
-        beta_seconds=(beta_low / factor, beta_high / factor),
-    )

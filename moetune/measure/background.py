@@ -14,7 +14,7 @@ from typing import Self
 from moetune.comm.agree import vote
 from moetune.domain.errors import MoetuneError
 from moetune.measure.device import Device
-from moetune.measure.operations import Operation
+from moetune.measure.operations import TimedOperation
 from moetune.measure.ranks import MeasuringRanks
 
 MIN_OVERLAP = 0.95
@@ -58,7 +58,7 @@ class BackgroundLoad(threading.Thread):
     """
 
     def __init__(
-        self, operation: Operation, device: Device, vote: Callable[[bool], Callable[[], bool]]
+        self, operation: TimedOperation, device: Device, vote: Callable[[bool], Callable[[], bool]]
     ) -> None:
         super().__init__(daemon=True)
         self._operation, self._device, self._vote = operation, device, vote
@@ -153,7 +153,7 @@ class Background:
     """The background loads of one experiment, which run within this context."""
 
     def __init__(
-        self, operations: Sequence[Operation], *, device: Device, ranks: MeasuringRanks
+        self, operations: Sequence[TimedOperation], *, device: Device, ranks: MeasuringRanks
     ) -> None:
         ballot = partial(vote, ranks.votes, name="the end of a background load")
         self._loads = tuple(

@@ -34,7 +34,7 @@ _OPPOSITE: dict[Direction, Direction] = {"h2d": "d2h", "d2h": "h2d"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class TimedOperation:
     """An operation that is measured, or runs in the background.
 
     Args:
@@ -53,14 +53,14 @@ class Operation:
         self.issue()()
 
 
-def local_operation(run: Callable[[], None], *, at_once: int = 1) -> Operation:
+def local_operation(run: Callable[[], None], *, at_once: int = 1) -> TimedOperation:
     """Return the operation of a function whose work is in the current stream."""
 
     def issue() -> Callable[[], None]:
         run()
         return _nothing
 
-    return Operation(issue=issue, at_once=at_once)
+    return TimedOperation(issue=issue, at_once=at_once)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +72,8 @@ class Experiment:
         block_seconds: shortest block.
     """
 
-    victim: Operation
-    background_loads: tuple[Operation, ...] = ()
+    victim: TimedOperation
+    background_loads: tuple[TimedOperation, ...] = ()
     rest_seconds: float = 0.0
     block_seconds: float = 0.0
 
@@ -131,7 +131,7 @@ def prepare_experiment(
         RuntimeError: torch cannot run it, for example for lack of memory.
     """
 
-    def operation(one: Point) -> Operation:
+    def operation(one: Point) -> TimedOperation:
         return _operation(one, device, ranks)
 
     if isinstance(point, InterferencePoint):
@@ -156,7 +156,7 @@ def prepare_experiment(
     return Experiment(victim=operation(point))
 
 
-def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> Operation:
+def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> TimedOperation:
     if isinstance(point, GemmPoint):
         return local_operation(expert_kernels.gemm(point, device))
     if isinstance(point, RowsPoint):
@@ -180,7 +180,7 @@ def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:
     return lambda: drop(target.copy_(source, non_blocking=point.pinned))
 
 
-def _loopback(point: CollectivePoint, device: Device) -> Operation:
+def _loopback(point: CollectivePoint, device: Device) -> TimedOperation:
     """Return one rank's stand-in for a wire: device to pinned host to device."""
     if point.op != "all_to_all":
         raise InputError(f"{point.op} over one rank moves nothing")
@@ -196,7 +196,7 @@ def _loopback(point: CollectivePoint, device: Device) -> Operation:
     return local_operation(run, at_once=point.in_flight)
 
 
-def _collective(point: CollectivePoint, device: Device, ranks: MeasuringRanks) -> Operation:
+def _collective(point: CollectivePoint, device: Device, ranks: MeasuringRanks) -> TimedOperation:
     step = _FLOAT_BYTES * point.group_size
     if point.num_bytes < step or point.num_bytes % step:
         raise InputError(
@@ -216,7 +216,7 @@ def _collective(point: CollectivePoint, device: Device, ranks: MeasuringRanks) -
 
         return finish
 
-    return Operation(issue=issue, at_once=point.in_flight, ranks_meet=True)
+    return TimedOperation(issue=issue, at_once=point.in_flight, ranks_meet=True)
 
 
 def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Callable[[], Transfer]:

@@ -23,7 +23,7 @@ from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.units import dtype_bytes
-from moetune.fit.corrections import corrected
+from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
 from moetune.fit.model_error import OF_LAYERS, OF_MODELS, cells_of, observed_error
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs

@@ -15,7 +15,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanInputs, check_sizes
 from moetune.domain.spelling import Spelling
 from moetune.domain.units import format_bytes, format_seconds
-from moetune.fit.variants import Speeds, scale_profile
+from moetune.fit.scaled import Speeds, scale_profile
 from moetune.solve.layer.memory import total_bytes
 from moetune.solve.layer.words import STRATEGY_WORDS
 from moetune.solve.layout.words import BINDING_WORDS, name_layout

@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 from moetune.domain.corrections import LARGEST_FACTOR, Correction
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError
+from moetune.fit.corrected import FULL_OCTAVES, NO_OCTAVES, corrected, factor_at
 from moetune.fit.corrections import (
-    FULL_OCTAVES,
     MIN_BATCHES,
     MIN_CALLS,
-    NO_OCTAVES,
     WINDOW_CALLS,
     Evidence,
     Judged,
-    corrected,
-    factor_at,
     judge,
 )
 from moetune.fit.costs import costs_of

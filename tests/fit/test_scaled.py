@@ -11,7 +11,7 @@ from moetune.domain.costs import Costs, Interference
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile, RowsLine
 from moetune.fit.costs import costs_of
-from moetune.fit.variants import Speeds, scale_profile
+from moetune.fit.scaled import Speeds, scale_profile
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from tests.fit.measured import measured_profile
 

@@ -8,7 +8,7 @@ from moetune.domain.document import encode
 from moetune.domain.plan import plan_from_document
 from moetune.domain.records import Observation
 from moetune.fit.drift import NUM_FIRST, NUM_SKIPPED
-from moetune.fit.variants import Speeds, scale_profile
+from moetune.fit.scaled import Speeds, scale_profile
 from moetune.service import observations as service
 from moetune.service.observations import Corrector
 from moetune.workflows.planner import ServicePlanner

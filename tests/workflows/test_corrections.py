@@ -16,7 +16,7 @@ from moetune.domain.profile import Profile, is_same_but_for_corrections, profile
 from moetune.domain.records import Observation, Stored
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
-from moetune.fit.variants import Speeds, scale_profile
+from moetune.fit.scaled import Speeds, scale_profile
 from moetune.solve.layer.observed import watched_seconds
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.predict import plan_step

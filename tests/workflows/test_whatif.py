@@ -14,7 +14,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.plan import Binding, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
-from moetune.fit.variants import Speeds, scale_profile
+from moetune.fit.scaled import Speeds, scale_profile
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
 from moetune.workflows.whatif import (
