@@ -13,6 +13,7 @@ from moetune.domain.samples import (
     InterferencePoint,
     Point,
     RowsPoint,
+    StepPoint,
 )
 from moetune.domain.units import dtype_bytes
 from moetune.measure.device import CpuDevice, Device
@@ -72,7 +73,20 @@ def operation_seconds(point: Point, rates: Rates) -> float:
         return point.in_flight * (wire.seconds + times * point.num_bytes / wire.bytes_per_second)
     if isinstance(point, CopyPoint):
         return point.num_bytes / rates.copy_bytes_per_second * (1 + point.both_ways)
+    if isinstance(point, StepPoint):
+        return _step_seconds(point, rates)
     return 0.0
+
+
+def _step_seconds(point: StepPoint, rates: Rates) -> float:
+    """Return a rough time of a layer's step whose experts and exchanges take turns."""
+    load = point.workload
+    gemms = 3 * load.layer.num_gemms * load.macs / rates.macs_per_second[load.dtype]
+    if load.world_size == 1:
+        return gemms
+    wire = rates.wires[point.group]
+    exchange = point.degree * wire.seconds + load.payload_bytes / wire.bytes_per_second
+    return gemms + 4 * exchange
 
 
 def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
@@ -83,7 +97,7 @@ def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     filling = memory_bytes(point) / _FILL_BYTES_PER_SECOND
     if isinstance(point, BurstPoint):
         return filling + _BURST_BLOCKS * (max(once, STREAM_BLOCK_SECONDS) + STREAM_BLOCK_SECONDS)
-    if isinstance(point, CollectivePoint):
+    if isinstance(point, (CollectivePoint, StepPoint)):
         return filling + _STREAM_BLOCKS * max(once, STREAM_BLOCK_SECONDS)
     block = max(once, effort.block_seconds) + _AGREEMENT_SECONDS
     return (
@@ -142,11 +156,13 @@ def probe(
     macs: dict[str, float] = {}
     width = min(representatives.comp.d_in, 2048)
     dtypes = {point.dtype for point in points if isinstance(point, (GemmPoint, AttentionPoint))}
+    dtypes |= {point.workload.dtype for point in points if isinstance(point, StepPoint)}
     for dtype in sorted(dtypes):
         square = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
         macs[dtype] = square.macs / seconds(square)
     copy = CopyPoint(direction="d2h", pinned=True, num_bytes=_LARGE_BYTES)
-    groups = sorted({point.group for point in points if isinstance(point, CollectivePoint)})
+    linked = (CollectivePoint, BurstPoint, StepPoint)
+    groups = sorted({point.group for point in points if isinstance(point, linked)})
     return Rates(
         macs_per_second=macs,
         copy_bytes_per_second=copy.num_bytes / seconds(copy),

@@ -15,8 +15,10 @@ from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
     GemmPoint,
+    InterferencePoint,
     Point,
     RowsPoint,
+    StepPoint,
 )
 
 NUM_VISITS = 3
@@ -25,6 +27,9 @@ MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
+_STEP, _LONG_STEP = 1, 3
+"""Tiers of whole steps, which say how far the sum of the operations is from them: after the ends of
+all that they consist of, and those of the most tokens when all sizes were visited."""
 
 
 def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
@@ -32,13 +37,20 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
 
     A family is one curve of the profile. Its two ends come first, then the middle, then the
     middles of what is left. Families that no layer needs begin two tiers later; further sizes of
-    needed ones, three.
+    needed ones, three. Whole steps come once there is something to compare them with.
 
     Args:
         needed: of the layers and models that will be planned.
         others: further sizes and kinds.
     """
     worth = _depths(needed)
+    most_tokens = max(
+        (point.workload.tokens_per_rank for point in worth if isinstance(point, StepPoint)),
+        default=0,
+    )
+    for point in worth:
+        if isinstance(point, StepPoint):
+            worth[point] = _STEP if point.workload.tokens_per_rank < most_tokens else _LONG_STEP
     known = {family(point) for point in needed}
     for point, depth in _depths([point for point in others if point not in worth]).items():
         worth[point] = depth + (_KNOWN_KIND if family(point) in known else _NEW_KIND)
@@ -100,6 +112,12 @@ def family(point: Point) -> object:
         return (point.kind, point.dtype, *shape, point.backward)
     if isinstance(point, CopyPoint):
         return (point.kind, point.direction, point.pinned, point.both_ways)
+    return _rest(point)
+
+
+def _rest(point: InterferencePoint | StepPoint) -> object:
+    if isinstance(point, StepPoint):
+        return (point.kind, point.workload.key)
     return (point.kind, point.victim, point.others)
 
 
@@ -110,4 +128,6 @@ def _size(point: Point) -> int:
         return point.num_bytes
     if isinstance(point, AttentionPoint):
         return point.num_sequences
+    if isinstance(point, StepPoint):
+        return point.workload.tokens_per_rank
     return point.comm_bytes

@@ -4,28 +4,26 @@
 the model's solver is chosen here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from moetune.domain.cluster import HOST_MEMORY
 from moetune.domain.constraints import Constraints
 from moetune.domain.corrections import corrections_words
-from moetune.domain.costs import ModelError
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.operations import corrected_op, operations_of
 from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
-from moetune.domain.records import Observation
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.units import dtype_bytes
 from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
-from moetune.fit.model_error import OF_LAYERS, OF_MODELS, cells_of, observed_error
+from moetune.fit.model_error import OF_MODELS
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layout.plan import LayoutProblem, solve_layout
@@ -138,14 +136,11 @@ def make_plan(
     *,
     profile: Profile,
     fingerprint: str | None = None,
-    observations: Sequence[Observation] = (),
 ) -> Plan:
     """Return the best plan for the request on the profile's machine.
 
     Args:
         fingerprint: the profile's digest, where it is known: computing it takes long.
-        observations: steps of layers' plans that were made with this profile, by which the
-            plan's range and probability become the machine's own.
 
     Raises:
         InputError: the experts, or the model's layers, do not divide by the ranks, or the dtype
@@ -153,8 +148,7 @@ def make_plan(
         InfeasiblePlanError: nothing satisfies the constraints or the memory limit.
         ProfileError: the profile lacks an operation that the layer needs.
     """
-    layer_error = observed_error(cells_of(observations), record=OF_LAYERS)
-    solved = _solve(request, profile, fingerprint, layer_error)
+    solved = _solve(request, profile, fingerprint)
     plan = replace(solved.plan, terms=solved.terms)
     warnings = (*_corrections(plan, profile), *plan.warnings)
     if plan.transformer is None:
@@ -187,9 +181,7 @@ def sound_numbers(profile: str) -> Iterator[None]:
         ) from error
 
 
-def _solve(
-    request: PlanRequest, profile: Profile, fingerprint: str | None, layer_error: ModelError
-) -> SolvedPlan:
+def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> SolvedPlan:
     inputs = request.inputs_for(profile, fingerprint=fingerprint)
     constraints, transformer, machine = request.constraints, request.whole, profile.machine
     allowed = constraints.allow_modelled
@@ -204,7 +196,6 @@ def _solve(
             bounds=constraints.bounds,
             device_memory_bytes=machine.memory_bytes,
             provenance=profile.provenance,
-            error=layer_error,
         )
     return solve_layout(
         LayoutProblem(
@@ -220,7 +211,6 @@ def _solve(
             host_memory_bytes=host_memory_bytes(profile),
             provenance=profile.provenance,
             error=OF_MODELS,
-            layer_error=layer_error,
         )
     )
 

@@ -29,6 +29,7 @@ from moetune.workflows.recording import (
     StoredRun,
     summarize,
 )
+from moetune.workflows.step_records import with_steps
 
 if TYPE_CHECKING:
     from moetune.measure.session import Assignment, News
@@ -307,10 +308,11 @@ def _on_ranks(
 
 
 def _fit(name: str, cluster: Cluster, samples: Sequence[Sample], seed: int) -> Profile:
-    return fit_profile(
+    fitted = fit_profile(
         name=name,
         machine=cluster.machine,
         fingerprint=cluster.fingerprint,
         samples=samples,
         seed=seed,
     )
+    return with_steps(fitted)

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from moetune.measure.session import Estimates, News
 
 
-_NAMES = {"gemm": "GEMM", "rows": "memory-bound operations", "copy": "copies"}
+_NAMES = {
+    "gemm": "GEMM",
+    "rows": "memory-bound operations",
+    "copy": "copies",
+    "step": "steps of the layer",
+}
 _QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
 
 

@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from moetune.domain.errors import CollectiveError
 from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.domain.samples import RowsPoint
+from moetune.domain.samples import RowsPoint, StepPoint
 from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
 from moetune.measure.ranks import MeasuringRanks
@@ -35,13 +35,22 @@ _NUM_EXPERTS = 2
 
 
 def block_makers() -> Makers:
-    """Return functions that make a block's forward pass or step, by the `op` of their point."""
-    return {
+    """Return functions that make a block's forward pass or step, or a layer's step."""
+    rows = {
         "dense_block": partial(_forward, _dense),
         "dense_block_step": partial(_step, _dense),
         "moe_block": partial(_forward, _moe),
         "moe_block_step": partial(_step, _moe),
     }
+    return Makers(rows=rows, step=_layer_step)
+
+
+def _layer_step(point: StepPoint, device: Device, communicator: Communicator) -> Callable[[], None]:
+    steps = random_steps(point.workload, device=device.torch_device, communicator=communicator)
+    steps.layer.pin(
+        replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
+    )
+    return steps.once
 
 
 def _dense(width: int) -> nn.Module:
@@ -126,14 +135,18 @@ class LayerSteps:
     def run(self, decision: Decision) -> tuple[float, float, float]:
         """Run one step and return the seconds of forward, backward and both."""
         self.layer.pin(decision)
-        self.layer.zero_grad(set_to_none=True)
-        self.x_TD.grad = None
+        self._forget_grads()
         start = self._now()
         self.y_TD = self.layer(self.x_TD)
         middle = self._now()
         self.y_TD.backward(self.grad_TD)
         end = self._now()
         return middle - start, end - middle, end - start
+
+    def once(self) -> None:
+        """Run one step with the decision that the layer has."""
+        self._forget_grads()
+        self.layer(self.x_TD).backward(self.grad_TD)
 
     def record(self, decision: Decision) -> tuple[RecordedSpan, ...]:
         """Run one step and return the spans of its parts on this rank."""
@@ -162,6 +175,10 @@ class LayerSteps:
         """Return the last step's output and gradients."""
         grads = [self.x_TD.grad, *(parameter.grad for parameter in self.layer.parameters())]
         return [self.y_TD.detach(), *(grad.clone() for grad in grads if grad is not None)]
+
+    def _forget_grads(self) -> None:
+        self.layer.zero_grad(set_to_none=True)
+        self.x_TD.grad = None
 
     def _now(self) -> float:
         if self.x_TD.is_cuda:

@@ -10,6 +10,7 @@ from moetune.domain.request import PlanInputs
 from moetune.domain.units import format_bytes
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.refits import refitted
 from moetune.solve.layer.times import StepTime, step_time
 
 NUM_NAMED = 5
@@ -51,7 +52,8 @@ def decline_chunks(ranking: Ranking, resamples: Sequence[Costs]) -> Declined | N
     ratios = []
     for one in resamples:
         several, single = (
-            _seconds(replace(ranking.costs, costs=one), ranking, step) for step in (best, one_chunk)
+            _seconds(refitted(ranking.costs, one, tokens=ranking.tokens), ranking, step)
+            for step in (best, one_chunk)
         )
         ratios.append(several / single)
     regret = sum(max(ratio - 1, 0.0) for ratio in ratios) / len(ratios)

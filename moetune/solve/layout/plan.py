@@ -23,14 +23,13 @@ from moetune.solve.layer.doubts import doubt_warnings, profile_command
 from moetune.solve.layer.memory import layer_memory, limit_of
 from moetune.solve.layer.plan import SolvedPlan, layer_warnings, solve_plan
 from moetune.solve.layer.strategies import UNLIMITED
-from moetune.solve.layer.uncertainty import NO_ERROR
 from moetune.solve.layer.words import trust_warnings
 from moetune.solve.layout.candidates import Candidate, SearchResult, Unfit
 from moetune.solve.layout.chunked import can_chunk
 from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
 from moetune.solve.layout.search import LayoutSearch, try_all
 from moetune.solve.layout.space import find_layouts, whole_batch
-from moetune.solve.layout.uncertainty import judge_layout
+from moetune.solve.layout.uncertainty import NO_ERROR, judge_layout
 from moetune.solve.layout.words import (
     binding_of,
     doubts_in,
@@ -63,8 +62,7 @@ class LayoutProblem:
         per_node: devices of a node.
         device_memory_bytes: the limit where the inputs set none.
         host_memory_bytes: of one node; None where unknown.
-        error, layer_error: of a predicted step of the model and of its MoE layer, besides that of
-            their costs.
+        error: of a predicted step of the model, besides that of its costs.
         runs_ahead: whether the host starts operations while the device still computes others.
     """
 
@@ -81,7 +79,6 @@ class LayoutProblem:
     runtime: TargetRuntime = MOETUNE
     host_memory_bytes: int | None = None
     error: ModelError = NO_ERROR
-    layer_error: ModelError = NO_ERROR
 
     @property
     def host_bytes(self) -> int | None:
@@ -218,7 +215,6 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
         device_memory_bytes=UNLIMITED,
         provenance=problem.provenance,
         num_nodes=trial.groups.experts.num_nodes,
-        error=problem.layer_error,
     )
 
 
