@@ -59,7 +59,7 @@ class StepErrors:
         mean: at 1, 2, 4 … chunks, as measured steps have shown it.
         roots: (octaves, octaves), a square root of the covariance around it.
         records: the steps behind it; empty where none was measured.
-        gain: (octaves, records), of which the mean is the product with their residuals.
+        gain: (octaves, records), what the mean changes by where a record's residual does.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -69,8 +69,10 @@ class StepErrors:
 
     def given(self, residuals: Sequence[float]) -> "StepErrors":
         """Return the errors where the records have other residuals, as under other costs."""
-        mean = tuple(sum(map(operator.mul, row, residuals)) for row in self.gain)
-        return replace(self, mean=mean)
+        own = [record.residual for record in self.records]
+        moved = list(map(operator.sub, residuals, own))
+        changes = (sum(map(operator.mul, row, moved)) for row in self.gain)
+        return replace(self, mean=tuple(map(operator.add, self.mean, changes)))
 
     def factor(self, degree: int) -> float:
         """Return the expected ratio of measured to predicted time in so many chunks."""

@@ -22,6 +22,9 @@ OTHER_LAYER = 0.5
 NOISE = 0.02
 """Standard deviation of a measured step's own logarithm."""
 
+EXACT = 0.002
+"""The same of the difference between two sums of operations, which is known. Refits of the costs
+differ in what they say of a measured step, by more than any error that was seen: all of it goes."""
 DRIFT = 0.03
 """Standard deviation of what a machine is faster or slower by in a later job: no measurement of
 today narrows that. The network lab's cells, repeated within an hour, differed by 1 to 10 %."""
@@ -60,12 +63,15 @@ class MachineErrors:
         among *= [[_likeness(one, other) for other in keys] for one in keys]
         across = self._own**2 * _shared(octaves, degrees)
         across *= _near(np.log2([tokens]), sizes) * [_likeness(key, one) for one in keys]
-        gain = np.linalg.solve(among + NOISE**2 * np.eye(len(near)), across.T).T
+        gain, exact = (
+            np.linalg.solve(among + noise**2 * np.eye(len(near)), across.T).T
+            for noise in (NOISE, EXACT)
+        )
         return StepErrors(
             mean=tuple((gain @ [one.residual for one in near]).tolist()),
             roots=_roots(prior - gain @ across.T + DRIFT**2),
             records=near,
-            gain=_rows(gain),
+            gain=_rows(exact),
         )
 
 

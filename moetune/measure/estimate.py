@@ -97,7 +97,7 @@ def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     filling = memory_bytes(point) / _FILL_BYTES_PER_SECOND
     if isinstance(point, BurstPoint):
         return filling + _BURST_BLOCKS * (max(once, STREAM_BLOCK_SECONDS) + STREAM_BLOCK_SECONDS)
-    if isinstance(point, (CollectivePoint, StepPoint)):
+    if isinstance(point, CollectivePoint):
         return filling + _STREAM_BLOCKS * max(once, STREAM_BLOCK_SECONDS)
     block = max(once, effort.block_seconds) + _AGREEMENT_SECONDS
     return (

@@ -18,6 +18,8 @@ from moetune.domain.samples import (
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import IN_FLIGHT, STAGED, Grid, collective, gemm_points
 
+_FEW_TOKENS = 16
+"""Part of the tokens for which an exchange that is alone is measured, too."""
 _STEP_DEGREES: Mapping[int, tuple[int, ...]] = MappingProxyType({4: (1, 2, 4, 16), 1: (1, 4)})
 """Numbers of chunks whose whole steps are measured, by the share of the tokens: one over it."""
 
@@ -41,7 +43,7 @@ def layer_points(
 def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
     """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
     group_size, num_nodes = group
-    for degree in range(1, ALONE_CHUNKS + 1):
+    for degree in (*range(1, ALONE_CHUNKS + 1), _FEW_TOKENS):
         yield collective("all_to_all", group, load.payload_bytes // degree)
     for degree in grid.queued_degrees:
         yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)

@@ -193,7 +193,7 @@ def _step(
         raise InputError("steps of layers are not measured here")
     group = OneRank() if point.workload.world_size == 1 else ranks.group(point.group)
     run = _nothing if group is None else makers.step(point, device, group)
-    return replace(local_operation(run), ranks_meet=True)
+    return local_operation(run)
 
 
 def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:

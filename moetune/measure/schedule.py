@@ -27,9 +27,9 @@ MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
-_STEP, _LONG_STEP = 1, 3
+_STEP, _LONG_STEP = 1, 2
 """Tiers of whole steps, which say how far the sum of the operations is from them: after the ends of
-all that they consist of, and those of the most tokens when all sizes were visited."""
+all that they consist of, those of the most tokens last."""
 
 
 def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:

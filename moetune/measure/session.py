@@ -37,6 +37,7 @@ _EFFORTS: dict[Preset, Effort] = {
     "quick": Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
     "full": Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6),
 }
+_LARGEST_SHARE = 1 / 6
 _UNSTABLE = "unstable"
 _NO_MAKERS = Makers()
 
@@ -168,7 +169,8 @@ def _visit_all(
     """Visit in rounds until every point is certain, or the budget is spent.
 
     Args:
-        seconds: estimated, of a visit; one that would take longer than what is left is omitted.
+        seconds: estimated, of a visit; one that would take longer than what is left is omitted, as
+            is a step that would take more than a sixth of the budget.
     """
     budget_seconds = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
     for number in count():
@@ -176,7 +178,10 @@ def _visit_all(
         open_points = [point for point in due if not visits.is_settled(point)]
         num_visited = 0
         for point in open_points:
-            if seconds[point] <= budget_seconds - visits.elapsed_seconds():
+            most_seconds = budget_seconds - visits.elapsed_seconds()
+            if isinstance(point, StepPoint):
+                most_seconds = min(most_seconds, _LARGEST_SHARE * budget_seconds)
+            if seconds[point] <= most_seconds:
                 visits.visit(point)
                 num_visited += 1
         if number >= len(by_worth) and not num_visited:

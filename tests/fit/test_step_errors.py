@@ -103,8 +103,11 @@ def test_other_residuals_give_another_mean_and_the_same_spread() -> None:
     found = errors(record(1, 0.1), record(8, 0.2))
     again = found.given([0.1, 0.2])
     assert again.mean == pytest.approx(found.mean)
-    assert found.given([0.0, 0.0]).factor(1) == 1.0
     assert found.given([0.0, 0.0]).roots == found.roots
+    slower = errors(record(1, 0.1)).given([0.1 - 0.7])
+    assert math.log(slower.factor(1) / errors(record(1, 0.1)).factor(1)) == pytest.approx(
+        -0.7, rel=1e-3
+    )
 
 
 def test_a_residual_is_of_the_chunks_unless_the_overhead_is_most_of_the_step() -> None:

@@ -4,6 +4,8 @@ An operation that a refit makes slower makes the sum of a step's operations long
 was measured, so that the difference between both is smaller there.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from moetune.domain.costs import Costs
@@ -12,13 +14,35 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 
+IMPLAUSIBLE = 0.2
+"""A residual that no refit may have: three standard deviations of those in the network lab's
+record (`fit.model_error.OF_LAYERS`)."""
+LEAST_SHARE = 0.5
+"""Of the refits that are kept, whatever their residuals."""
 
-def refitted(nominal: LayerCosts, refit: Costs, *, tokens: int) -> LayerCosts:
-    """Return the layer's costs under a refit, for steps with so many tokens on each rank."""
+
+def refits_of(
+    nominal: LayerCosts, resamples: Sequence[Costs], *, tokens: int
+) -> tuple[LayerCosts, ...]:
+    """Return the layer's costs under each refit that the measured steps do not contradict.
+
+    Beyond its measured sizes an operation is drawn from a wide range, and most of that cannot be
+    where steps that consist of it were measured.
+
+    Args:
+        tokens: of a step on one rank.
+    """
     errors = nominal.step_errors(tokens=tokens)
-    if errors.records:
-        errors = errors.given([_residual(one, refit) for one in errors.records])
-    return replace(nominal, costs=refit, errors=errors)
+    if not errors.records:
+        return tuple(replace(nominal, costs=one) for one in resamples)
+    drawn = [(one, [_residual(record, one) for record in errors.records]) for one in resamples]
+    largest = [max(map(abs, residuals)) for _, residuals in drawn]
+    limit = max(IMPLAUSIBLE, sorted(largest)[math.ceil(LEAST_SHARE * len(largest)) - 1])
+    return tuple(
+        replace(nominal, costs=one, errors=errors.given(residuals))
+        for (one, residuals), size in zip(drawn, largest, strict=True)
+        if size <= limit
+    )
 
 
 def _residual(record: StepRecord, costs: Costs) -> float:

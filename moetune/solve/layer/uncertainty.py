@@ -10,7 +10,7 @@ from moetune.domain.plan import Confidence
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.model_error import StepErrorDraws
-from moetune.solve.layer.refits import refitted
+from moetune.solve.layer.refits import refits_of
 from moetune.solve.layer.times import PhaseTime, StepTime, phase_time
 
 NUM_CONTENDERS = 4
@@ -44,17 +44,11 @@ def judge_choice(
     limit_seconds = _hopeless_seconds(costs, tokens, forward, backward)
     rivals = [one for one in rivals if one.seconds <= limit_seconds]
     contenders = _shortlist(forward), _shortlist(backward)
-    refits = resamples or (costs.costs,)
+    refits = refits_of(costs, resamples, tokens=tokens) or (costs,)
     draws = StepErrorDraws(costs.step_errors(tokens=tokens), num=len(refits))
     found: list[tuple[float, float]] = []
     for draw, one in enumerate(refits):
-        refit = _Refit(
-            costs=refitted(costs, one, tokens=tokens),
-            tokens=tokens,
-            order=order,
-            draws=draws,
-            draw=draw,
-        )
+        refit = _Refit(costs=one, tokens=tokens, order=order, draws=draws, draw=draw)
         chosen, best = refit.compare(contenders, strategy)
         for rival in rivals:
             best = min(best, refit.step_seconds(rival))
