@@ -5,6 +5,7 @@ then disturbs one visit of a point, not all. The clock may end a session after a
 measured until then is a smaller profile, in which every kind of operation has its extremes.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -61,17 +62,31 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
 def round_of(tiers: Sequence[Sequence[Point]], number: int, seed: int) -> tuple[Point, ...]:
     """Return the points to visit in a round, counted from 0.
 
-    Each round begins with the next tier, and then visits those of the rounds before again; all in
-    random order, which the seed decides.
+    Each round begins with the next tier, and then visits those of the rounds before again; both in
+    random order, which the seed decides, but kinds of points take turns.
     """
     generator = np.random.default_rng((seed, number))
     new = tiers[number] if number < len(tiers) else ()
     again = [point for tier in tiers[:number] for point in tier]
     return tuple(
-        points[place]
+        point
         for points in (new, again)
-        for place in generator.permutation(len(points)).tolist()
+        for point in _in_turns(
+            [points[place] for place in generator.permutation(len(points)).tolist()]
+        )
     )
+
+
+def _in_turns(points: Sequence[Point]) -> list[Point]:
+    """Return the first point of each kind and operation, then the second ones, and so on."""
+    counts: Counter[object] = Counter()
+    turns = []
+    for point in points:
+        kind = (point.kind, getattr(point, "op", ""))
+        turns.append(counts[kind])
+        counts[kind] += 1
+    order = sorted(range(len(points)), key=turns.__getitem__)
+    return [points[at] for at in order]
 
 
 def _depths(points: Sequence[Point]) -> dict[Point, int]:
