@@ -25,6 +25,7 @@ from moetune.measure.timing import (
     NUM_STREAM_BLOCKS,
     OVERLAPPED_SECONDS,
     STREAM_BLOCK_SECONDS,
+    TURNS_IN_WINDOW,
     Effort,
     FailedPointError,
     Timing,
@@ -34,6 +35,7 @@ _AGREEMENT_SECONDS = 2e-3
 _BLOCKS_TO_SETTLE = 2
 # With those that warm it up.
 _BURST_BLOCKS = 5
+_OVERLAPPED_BLOCKS = 5
 _STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
 # Random numbers are drawn once for each tensor; a core draws a few hundred million a second.
 _FILL_BYTES_PER_SECOND = 1e9
@@ -78,6 +80,14 @@ def operation_seconds(point: Point, rates: Rates) -> float:
     return 0.0
 
 
+def _turn_seconds(point: InterferencePoint, rates: Rates) -> float:
+    """Return a rough time of the exchanges that are under way at once beside computation."""
+    if not point.comm_bytes or not rates.wires:
+        return 0.0
+    wire = max(rates.wires.values(), key=lambda one: one.seconds)
+    return IN_FLIGHT * (wire.seconds + point.comm_bytes / wire.bytes_per_second)
+
+
 def _step_seconds(point: StepPoint, rates: Rates) -> float:
     """Return a rough time of a layer's step whose experts and exchanges take turns."""
     load = point.workload
@@ -92,7 +102,9 @@ def _step_seconds(point: StepPoint, rates: Rates) -> float:
 def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     """Return a rough time of one visit of the point, with its preparation."""
     if isinstance(point, InterferencePoint):
-        return effort.warmup_seconds + max(effort.max_seconds, OVERLAPPED_SECONDS)
+        blocks_seconds = _OVERLAPPED_BLOCKS * TURNS_IN_WINDOW * _turn_seconds(point, rates)
+        longest = max(effort.max_seconds, OVERLAPPED_SECONDS, blocks_seconds)
+        return effort.warmup_seconds + longest
     once = operation_seconds(point, rates)
     filling = memory_bytes(point) / _FILL_BYTES_PER_SECOND
     if isinstance(point, BurstPoint):

@@ -37,7 +37,7 @@ _EFFORTS: dict[Preset, Effort] = {
     "quick": Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
     "full": Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6),
 }
-_LARGEST_SHARE = 1 / 6
+_LARGEST_SHARE, _SHORT_SECONDS = 1 / 6, 1.0
 _UNSTABLE = "unstable"
 _NO_MAKERS = Makers()
 
@@ -170,7 +170,7 @@ def _visit_all(
 
     Args:
         seconds: estimated, of a visit; one that would take longer than what is left is omitted, as
-            is a step that would take more than a sixth of the budget.
+            is one that would take more than a sixth of the budget.
     """
     budget_seconds = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
     for number in count():
@@ -179,9 +179,8 @@ def _visit_all(
         num_visited = 0
         for point in open_points:
             most_seconds = budget_seconds - visits.elapsed_seconds()
-            if isinstance(point, StepPoint):
-                most_seconds = min(most_seconds, _LARGEST_SHARE * budget_seconds)
-            if seconds[point] <= most_seconds:
+            share_seconds = max(_LARGEST_SHARE * budget_seconds, _SHORT_SECONDS)
+            if seconds[point] <= min(most_seconds, share_seconds):
                 visits.visit(point)
                 num_visited += 1
         if number >= len(by_worth) and not num_visited:
