@@ -13,10 +13,12 @@ from moetune.domain.profile import LinkBurst, Profile, profile_from_document
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import GemmPoint, Sample, StepPoint
 from moetune.fit.scaled import Speeds, scale_profile
+from moetune.workflows.explain import Explanation
 from moetune.workflows.files import profile_to_toml
 from moetune.workflows.plan import make_plan
 from moetune.workflows.profiles import FoundProfile
 from moetune.workflows.step_records import with_steps
+from moetune.workflows.views.explanation import reasons
 from moetune.workflows.views.profile import profile_page, profile_report, profile_sections
 from tests.report.lab import lab_profile
 
@@ -104,3 +106,19 @@ def test_a_profile_shows_its_steps_beside_the_sums(lab: Profile) -> None:
         (row,) = steps.tables[0].rows
         assert row[-1].value == pytest.approx(0.15, abs=0.02)
         assert row[-2].value == pytest.approx(1.15 * float(row[-3].value or 0), rel=0.02)
+
+
+def test_an_explanation_says_what_measured_steps_change(lab: Profile) -> None:
+    slow = with_step(lab, 1.15)
+    plan = planned(slow)
+    terms = plan.terms
+    assert terms is not None
+    explanation = Explanation(
+        plan=plan, forward=terms.forward, backward=terms.backward, strategies=(), profile=slow,
+        note="",
+    )  # fmt: skip
+    (section,) = (one for one in reasons(explanation) if one.name == "terms")
+    assert any("+15" in note or "+14" in note for note in section.tables[0].notes)
+    plain = replace(explanation, profile=lab)
+    (section,) = (one for one in reasons(plain) if one.name == "terms")
+    assert not any("sum of their operations" in note for note in section.tables[0].notes)
