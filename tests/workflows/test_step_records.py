@@ -118,7 +118,7 @@ def test_an_explanation_says_what_measured_steps_change(lab: Profile) -> None:
         note="",
     )  # fmt: skip
     (section,) = (one for one in reasons(explanation) if one.name == "terms")
-    assert any("+15" in note or "+14" in note for note in section.tables[0].notes)
+    assert any("+13" in note or "+14" in note for note in section.tables[0].notes)
     plain = replace(explanation, profile=lab)
     (section,) = (one for one in reasons(plain) if one.name == "terms")
     assert not any("sum of their operations" in note for note in section.tables[0].notes)
