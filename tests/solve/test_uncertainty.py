@@ -171,15 +171,17 @@ def test_what_is_not_simulated_could_not_have_been_the_best(strategy: Strategy) 
             for one in others
         ],
     )  # fmt: skip
-    regrets = []
+    regrets, winners = [], set()
     for refit in refits:
         mine = {one: _seconds(refit, strategy, (one, one)) for one in range(1, 5)}
         best = sum(min(times) for times in zip(*mine.values(), strict=True))
-        best = min([best, *(sum(_seconds(refit, one, (3, 4))) for one in others)])
+        times = {one: sum(_seconds(refit, one, (3, 4))) for one in others} | {strategy: best}
+        winners.add(min(times, key=lambda one: times[one]))
         chosen = sum(_seconds(refit, strategy, (forward[0].degree, backward[0].degree)))
-        regrets.append(chosen / best - 1)
+        regrets.append(chosen / min(times.values()) - 1)
     assert confidence.expected_regret == pytest.approx(sum(regrets) / len(regrets), rel=1e-9)
-    assert 0.2 < sum(regret > 0 for regret in regrets) / len(regrets) < 1
+    assert sum(regret > 0 for regret in regrets) > 5
+    assert len(winners) > 1 or strategy == "none"
 
 
 def _seconds(costs: Costs, strategy: Strategy, degrees: tuple[int, int]) -> tuple[float, float]:
