@@ -25,6 +25,8 @@ OTHER_LAYER = 0.5
 NOISE = 0.02
 """Standard deviation of a measured step's own logarithm."""
 
+WILD = 0.2
+"""Residual above which a measured step is not believed."""
 EXACT = 0.002
 """The same of the difference between two sums of operations, which is known. Refits of the costs
 differ in what they say of a measured step, by more than any error that was seen: all of it goes."""
@@ -70,9 +72,10 @@ class MachineErrors:
         among *= [[_likeness(one, other) for other in keys] for one in keys]
         across = self._own**2 * _shared(octaves, degrees)
         across *= _near(np.log2([tokens]), sizes) * [_likeness(key, one) for one in keys]
+        own_noise = np.array([_noise(one) for one in near])
         gain, exact = (
-            np.linalg.solve(among + noise**2 * np.eye(len(near)), across.T).T
-            for noise in (NOISE, EXACT)
+            np.linalg.solve(among + np.diag(noise**2), across.T).T
+            for noise in (own_noise, np.full(len(near), EXACT))
         )
         return StepErrors(
             mean=tuple((gain @ [one.residual for one in near]).tolist()),
@@ -80,6 +83,14 @@ class MachineErrors:
             records=near,
             gain=_rows(exact),
         )
+
+
+def _noise(record: StepRecord) -> float:
+    """Return the standard deviation of a measured step: of a wild one, what it is wild by.
+
+    No step in the record is off by more than `WILD`; one that is was disturbed, most likely.
+    """
+    return math.hypot(NOISE, max(abs(record.residual) - WILD, 0.0))
 
 
 def drift_of(samples: Iterable[Sample]) -> float:

@@ -156,3 +156,10 @@ def test_a_machine_that_drifts_has_wider_ranges() -> None:
     )
     found = [math.sqrt(covariance(one)[0, 0]) for one in (calm, noisy)]
     assert found == pytest.approx([math.hypot(NOISE, 0.02), math.hypot(NOISE, 0.1)], rel=0.02)
+
+
+def test_a_wild_step_is_hardly_believed() -> None:
+    near, wild = errors(record(1, 0.19)), errors(record(1, 0.7))
+    assert math.log(near.factor(1)) == pytest.approx(0.19, rel=0.06)
+    assert 0 < math.log(wild.factor(1)) < 0.05
+    assert covariance(wild)[0, 0] > 0.9 * OWN**2
