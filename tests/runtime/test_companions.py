@@ -1,0 +1,46 @@
+"""The layer under torch's wrappers, its compiler, and other companions of training."""
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.layer import MoELayer
+from tests.ranks import run_ranks
+from tests.runtime import companion_workers
+from tests.runtime.companion_nets import Net, batch, loss_of
+
+
+def test_wrappers_and_recomputation_on_two_ranks() -> None:
+    assert run_ranks(companion_workers.two_ranks, 2) == [""] * 2
+
+
+def test_replicas_of_experts_on_four_ranks() -> None:
+    assert run_ranks(companion_workers.four_ranks, 4) == [""] * 4
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler reads it
+def test_a_compiled_model_breaks_once_at_the_layer_whatever_the_routing() -> None:
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    net = Net(pipeline=3)
+    compiled: nn.Module = torch.compile(net, backend=counter)  # type: ignore[assignment]
+    for index in range(10):
+        x = batch(index) * (index + 1)
+        found = loss_of(compiled, x)
+        assert torch.equal(found, loss_of(net, x))
+        found.backward()
+    assert counter.frame_count == 2  # before the layer and behind it
+
+
+@pytest.mark.parametrize("num_ranks", ["2", "64"])
+def test_a_layer_that_would_run_alone_on_each_of_several_ranks_is_refused(
+    num_ranks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", num_ranks)
+    with pytest.raises(InputError, match="init_process_group"):
+        MoELayer(8, 16, 4)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert MoELayer(8, 16, 4).communicator.num_ranks == 1
