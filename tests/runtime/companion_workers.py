@@ -98,9 +98,11 @@ def fsdp_computes_in_bfloat16_with_float32_masters() -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     net = sharded(Net(dtype=torch.float32), _world(), mp_policy=policy)
     seen = list[torch.dtype]()
-    net.moe.experts.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    net.moe.experts.register_forward_pre_hook(
+        lambda _, args: seen.extend(each.dtype for each in args[:2])
+    )
     backward(net, _mine())
-    assert seen == [torch.bfloat16]
+    assert seen == [torch.bfloat16, torch.float32]  # tokens and combine weights
     grad = net.moe.experts.w1.grad
     assert isinstance(grad, DTensor)
     assert grad.dtype == torch.float32
@@ -167,6 +169,12 @@ def fsdp_adds_up_micro_batches() -> None:
     wanted, net = _gradients_alone(2), sharded(Net(), _world())
     backward(net, _mine(2))
     _check_gradients(net, wanted)
+
+
+def chunks_are_refused_over_fsdp() -> None:
+    net = sharded(Net(), _world())
+    with pytest.raises(InputError, match=r"before\.weight is sharded already"):
+        moetune.shard(net, torch.optim.AdamW(net.parameters()))
 
 
 def zero_redundancy_optimizer_is_refused() -> None:
@@ -308,6 +316,7 @@ TWO_RANKS: tuple[Callable[[], None], ...] = (
     ddp_is_refused_without_preparation,
     ddp_adds_up_micro_batches,
     fsdp_adds_up_micro_batches,
+    chunks_are_refused_over_fsdp,
     zero_redundancy_optimizer_is_refused,
     checkpointed_passes_have_the_same_gradients,
     checkpointed_fsdp_has_the_same_gradients,

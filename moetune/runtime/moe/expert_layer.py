@@ -161,7 +161,7 @@ class ExpertLayer(nn.Module, ABC):
         tokens = self._planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         watch = self._decisions.watch(tokens, dtype, x.device)
-        with self._workspace.guard("a forward pass"):
+        with self._tracker.explain("a forward pass"):
             routing = self.gate(x.reshape(-1, width))
             self.aux_loss = routing.aux_loss
             x_TD = routing.x_TD.to(dtype)

@@ -111,19 +111,12 @@ class ExpertFunction(torch.autograd.Function):
         Args:
             parameters: w1, b1, w2, b2 and w3 of the local experts, None where there is none.
         """
-        try:
-            experts = _cast(policy, parameters, x_TD.dtype)
-            phase = policy.forward(
-                PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts)
-            )
-            phase.begin()
-            phase.executor.run(phase.schedule, phase)
-            y_TD = phase.finish()
-        except BaseException:
-            policy.release()
-            raise
+        # Not around this function: activation checkpointing ends a repeated pass by an exception
+        # where its results are saved, and the buffers stay good.
+        with policy.context.workspace.guard("a forward pass"):
+            y_TD, saved = _run_forward(policy, x_TD, weights_TK, parameters)
         ctx.policy = policy
-        ctx.save_for_backward(weights_TK, *phase.saved, *parameters)
+        ctx.save_for_backward(weights_TK, *saved, *parameters)
         return y_TD
 
     @staticmethod
@@ -152,6 +145,21 @@ class ExpertFunction(torch.autograd.Function):
             grads = phase.grads.totals()
             policy.context.gradients.sum_replicas(grads)
             return grad_x_TD, grad_weights_TK, None, *grads
+
+
+def _run_forward(
+    policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
+) -> tuple[torch.Tensor, Saved]:
+    """Return (T, D), and the tensors for the backward phase."""
+    try:
+        experts = _cast(policy, parameters, x_TD.dtype)
+        phase = policy.forward(PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts))
+        phase.begin()
+        phase.executor.run(phase.schedule, phase)
+        return phase.finish(), phase.saved
+    except BaseException:
+        policy.release()
+        raise
 
 
 def _cast(policy: MemoryPolicy, parameters: Sequence[Any], dtype: torch.dtype) -> ExpertWeights:
