@@ -212,6 +212,7 @@ def an_optimizer_loads_before_its_first_step() -> None:
         found = fresh.state[again.moe.experts.w1]["exp_avg"]
         assert type(found) is torch.Tensor
         assert found.shape == again.moe.experts.w1.shape
+        assert found.untyped_storage().nbytes() == found.nbytes
         fresh.load_state_dict(saved)
         assert fresh.state[again.moe.experts.w1]["exp_avg"].shape == found.shape
 

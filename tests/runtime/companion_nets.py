@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 import moetune
 from moetune.comm.group import OneRank
+from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.layer import MoELayer
 
 WIDTH, HIDDEN, TOKENS = 8, 16, 6
@@ -22,7 +23,7 @@ WHOLE = StateDictOptions(full_state_dict=True)
 class Net(nn.Module):
     """A dense layer, experts, and a dense layer."""
 
-    def __init__(self, seed: int = 11, **options: Any) -> None:
+    def __init__(self, seed: int = 11, layer: type[ExpertLayer] = MoELayer, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(seed)
         arguments: dict[str, Any] = {
@@ -33,7 +34,7 @@ class Net(nn.Module):
         } | options
         kind: dict[str, Any] = {"dtype": arguments["dtype"], "device": arguments.get("device")}
         self.before = nn.Linear(WIDTH, WIDTH, **kind)
-        self.moe = MoELayer(WIDTH, HIDDEN, **arguments)
+        self.moe = layer(WIDTH, HIDDEN, **arguments)
         self.after = nn.Linear(WIDTH, 1, **kind)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -85,7 +86,7 @@ def trained_alone(steps: int, **options: Any) -> Net:
 
 def sharded(net: Net, mesh: DeviceMesh, **options: Any) -> Net:
     """Shard a net with FSDP2, the layer of experts by itself."""
-    moetune.prepare_fsdp(net, mesh, **options)
+    moetune.prepare_fsdp(moetune.prepare_fsdp(net, mesh, **options), mesh)
     for module in (net.before, net.moe, net):
         fully_shard(module, mesh=mesh, **options)
     return net

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -26,6 +26,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
 from moetune.runtime.moe.kernels import GradientSum
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.groups import join
 from tests.runtime.companion_nets import (
     WIDTH,
@@ -125,6 +126,17 @@ def fully_shard_is_refused_where_it_would_mix_experts() -> None:
             fully_shard(module, mesh=mesh)
 
 
+def parameters_sharded_in_another_way_are_refused() -> None:
+    mesh = _world()
+    for placement in (Shard(1), Replicate()):
+        layer = Net().moe
+        layer.experts.w1 = nn.Parameter(
+            distribute_tensor(torch.randn(4, WIDTH, 16), mesh, [placement])
+        )
+        with pytest.raises(InputError, match="2 whole experts"):
+            layer(torch.randn(3, WIDTH))
+
+
 def fully_shard_may_leave_experts_out() -> None:
     """Without `prepare_fsdp` their gradients are sums over the ranks' tokens, as always."""
     wanted, net, mesh = _gradients_alone(), Net(), _world()
@@ -149,7 +161,7 @@ def fsdp1_is_refused() -> None:
 
 
 def ddp_is_refused_without_preparation() -> None:
-    for module in (Net(), Net().moe):
+    for module in (Net(), Net().moe, Net(layer=TensorExpertLayer)):
         wrapped = DistributedDataParallel(module)
         with pytest.raises(InputError, match="prepare_ddp"):
             wrapped(batch(0))
@@ -311,6 +323,7 @@ TWO_RANKS: tuple[Callable[[], None], ...] = (
     fsdp_computes_in_bfloat16_with_float32_masters,
     fsdp_draws_what_was_made_on_the_meta_device,
     fully_shard_is_refused_where_it_would_mix_experts,
+    parameters_sharded_in_another_way_are_refused,
     fully_shard_may_leave_experts_out,
     fsdp1_is_refused,
     ddp_is_refused_without_preparation,
@@ -387,6 +400,25 @@ def groups_outside_of_the_wrapper_are_refused() -> None:
         moetune.prepare_ddp(Net(group=group), halves)
 
 
+def experts_that_do_not_divide_over_replicas_are_refused() -> None:
+    mesh = init_device_mesh(CPU, (2, 2), mesh_dim_names=("copies", "ep"))
+    with pytest.raises(InputError, match=r"\(3, 7, 15\) .* evenly over 2"):
+        moetune.prepare_fsdp(MoELayer(7, 15, 6, mesh=mesh), mesh)
+
+
+def tensor_parallel_experts_are_shards_of_their_replicas() -> None:
+    """Two groups of two ranks, each with tokens of its own."""
+    mesh = init_device_mesh(CPU, (2, 2), mesh_dim_names=("dp", "tp"))
+    wanted = alone()
+    train(wanted, adam(wanted), [batch(0), batch(1)], STEPS)
+    net = Net(layer=TensorExpertLayer, mesh=mesh["tp"])
+    with pytest.raises(InputError, match="prepare_fsdp"):
+        fully_shard(Net(layer=TensorExpertLayer, mesh=mesh["tp"]), mesh=mesh["dp"])
+    sharded(net, mesh["dp"])
+    train(net, adam(net), [batch(mesh.get_local_rank("dp"))], STEPS)
+    check_equal(whole_state(net), wanted.state_dict())
+
+
 def a_layout_takes_the_groups_of_a_mesh() -> None:
     mesh = init_device_mesh(CPU, (1, 4, 1), mesh_dim_names=("pp", "dp", "tp"))
     layout = Layout(expert_parallel="all_to_all", dp=4, ep=4, tp=1, pp=1)
@@ -409,6 +441,8 @@ FOUR_RANKS: tuple[Callable[[], None], ...] = (
     replicas_of_experts_are_shards_under_fsdp,
     a_group_of_one_is_dense,
     groups_outside_of_the_wrapper_are_refused,
+    experts_that_do_not_divide_over_replicas_are_refused,
+    tensor_parallel_experts_are_shards_of_their_replicas,
     a_layout_takes_the_groups_of_a_mesh,
 )
 

@@ -141,9 +141,9 @@ class Experts(nn.Module):
         local: torch.Tensor = parameter.to_local()
         if local.shape != (self.local_experts, *parameter.shape[1:]):
             raise InputError(
-                f"experts.{name} is sharded further than over its layer's ranks: "
-                f"{tuple(local.shape)} of {tuple(parameter.shape)}",
-                "shard it with moetune.prepare_fsdp, which gathers it for each call",
+                f"experts.{name} is placed {parameter.placements}: {tuple(local.shape)} of "
+                f"{tuple(parameter.shape)} are here, not {self.local_experts} whole experts",
+                "leave it to moetune.prepare_fsdp, which gathers it for each call",
             )
         return local
 

@@ -141,7 +141,9 @@ def _distributed(
 def _own_part(
     placement: ExpertPlacement, _: nn.Parameter, key: str, value: torch.Tensor
 ) -> torch.Tensor:
-    return placement.own_part(value, f"the optimizer's {key} of experts")
+    part = placement.own_part(value, f"the optimizer's {key} of experts")
+    # A slice would keep the memory of all experts: torch takes loaded states without a copy.
+    return part if is_dtensor(value) else part.clone()
 
 
 def _loaded_part(

@@ -51,8 +51,8 @@ class WrapperCheck:
                 f"DistributedDataParallel over ranks {sorted(averaged)} averages experts that "
                 f"differ between ranks {list(self._placement.members)}, and has overwritten them "
                 "with those of its first rank",
-                "build the model anew and wrap it as "
-                "DistributedDataParallel(moetune.prepare_ddp(model))",
+                "build the model anew and wrap it as DistributedDataParallel("
+                "moetune.prepare_ddp(model)); ranks of one TensorExpertLayer share no wrapper",
             )
         self._passed = weakref.ref(wrapper)
 

@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor, Shard
 from moetune.comm.gloo import new_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
+from moetune.domain.errors import InputError
 from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.expert_module import Experts
-from moetune.runtime.moe.placement import EXPERTS
+from moetune.runtime.moe.placement import EXPERTS, is_dtensor
 from moetune.runtime.parallel.replicas import (
     equalize,
     expert_groups,
@@ -46,16 +47,20 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
             reshard_after_forward.
 
     Raises:
-        InputError: a layer is spread over ranks outside of the mesh.
+        InputError: a layer is spread over ranks outside of the mesh, or its experts do not divide.
         CollectiveError: a rank left.
     """
     data_parallel = _communicator(mesh)
     meshes: dict[tuple[int, ...], tuple[DeviceMesh, DeviceMesh]] = {}
     for _, layer in spread_layers(model):
+        if is_dtensor(layer.experts.w1):
+            continue
         members = layer.communicator.members
         if members not in meshes:
             meshes[members] = _expert_mesh(layer, data_parallel, mesh.device_type)
         replicas, spread = meshes[members]
+        if not layer.experts.w1.is_meta:
+            layer.experts.to(mesh.device_type)
         equalize(layer.experts.parameters(), GroupCommunicator(replicas.get_group()))
         _distribute(layer.experts, spread)
         # The gate's gradient is a mean over ranks, that of experts a sum over their group's tokens.
@@ -101,9 +106,20 @@ def _fully_shard(
 
 
 def _placement(parameter: nn.Parameter, experts: Experts, num_replicas: int) -> Shard:
-    """Return the dimension to shard: the second one where whole experts do not divide evenly."""
-    is_even = experts.local_experts % num_replicas == 0
-    return Shard(0) if is_even or parameter.shape[1] % num_replicas else Shard(1)
+    """Return the first dimension that divides evenly: whole experts where they do.
+
+    Raises:
+        InputError: none does; torch's checkpoints would misplace uneven shards.
+    """
+    shape = experts.local_experts, *parameter.shape[1:]
+    for dim, size in enumerate(shape):
+        if size % num_replicas == 0:
+            return Shard(dim)
+    raise InputError(
+        f"experts of shape {shape} on each rank cannot be sharded evenly over {num_replicas} "
+        "replicas",
+        "spread the experts over more ranks, so that there are fewer replicas",
+    )
 
 
 def _expert_mesh(

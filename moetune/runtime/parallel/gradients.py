@@ -46,12 +46,11 @@ def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.
             f"{prefix}.experts.{name}".strip(".") for name, _ in layer.experts.named_parameters()
         )
         ignored += [name for name in names if name not in ignored]
-        if layer.experts.gradients.scale == 1:
-            members = layer.communicator.members
-            if members not in means:
-                means[members] = _mean_over(group, layer)
-            layer.experts.gradients = means[members]
-            equalize(layer.experts.parameters(), means[members].replicas)
+        members = layer.communicator.members
+        if members not in means:
+            means[members] = _mean_over(group, layer)
+        layer.experts.gradients = means[members]
+        equalize(layer.experts.parameters(), means[members].replicas)
     model._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment] # noqa: SLF001 - the name torch reads
     return model
 
