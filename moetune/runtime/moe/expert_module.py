@@ -4,7 +4,7 @@ Layers call it like any module, so that hooks on it fire: FSDP2's, for example.
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +16,9 @@ from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
 from moetune.runtime.moe.optimizer_states import watch_optimizers
 from moetune.runtime.moe.placement import ExpertPlacement, cut, is_dtensor, local_part
 from moetune.runtime.moe.wrappers import WrapperCheck, check_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _SEED_BITS = 63
@@ -127,16 +130,16 @@ class Experts(nn.Module):
         Args:
             policy: of the step; its context has the routing's exchanges.
         """
-        names = ("w1", "b1", "w2", "b2", "w3")
-        parameters = [self._local(name) for name in names]
+        # w1, b1, w2, b2 and w3, as they were registered
+        parameters = [
+            self._local(name, each) if is_dtensor(each) else each
+            for name, each in self._parameters.items()
+        ]
         y_TD: torch.Tensor = ExpertFunction.apply(x_TD, weights_TK, policy, *parameters)  # type: ignore[no-untyped-call]
         return y_TD
 
-    def _local(self, name: str) -> torch.Tensor | None:
-        """Return a parameter of this rank's experts, which FSDP2 has gathered before."""
-        parameter: torch.Tensor | None = getattr(self, name)
-        if not is_dtensor(parameter):
-            return parameter
+    def _local(self, name: str, parameter: "DTensor") -> torch.Tensor:
+        """Return this rank's experts of a parameter, which FSDP2 has gathered before."""
         check_dtensor(self.placement, name, parameter)
         local: torch.Tensor = parameter.to_local()
         if local.shape != (self.local_experts, *parameter.shape[1:]):

@@ -82,8 +82,9 @@ class ExpertWeights:
         cls, activation: Activation, parameters: Sequence[Any], dtype: torch.dtype
     ) -> "ExpertWeights":
         """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype."""
-        cast: list[Any] = [None if each is None else each.to(dtype) for each in parameters]
-        w1, b1, w2, b2, w3 = cast
+        w1, b1, w2, b2, w3 = (
+            each if each is None or each.dtype == dtype else each.to(dtype) for each in parameters
+        )
         return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3)
 
     @property

@@ -167,7 +167,8 @@ def _cast(policy: MemoryPolicy, parameters: Sequence[Any], dtype: torch.dtype) -
     weights = ExpertWeights.of(policy.context.activation, parameters, dtype)
     pairs = zip(weights.parameters, parameters, strict=True)
     copies = [cast for cast, each in pairs if cast is not None and cast is not each]
-    policy.context.tracker.add(*copies)
+    if copies:
+        policy.context.tracker.add(*copies)
     return weights
 
 

@@ -160,14 +160,19 @@ class GradientSum:
             if total.dtype != x.dtype and not self._is_widened:
                 self._add(expert, torch.mm(x_T, part))
                 continue
-            # beta 0 ignores the memory's old content, NaN too
-            beta = 1.0 if self._begun[expert] else 0.0
-            _add_product(total, x_T, part, beta=beta, scale=self._scale)
+            if total.dtype != x.dtype:
+                _add_widened(total, x_T, part, is_first=not self._begun[expert], scale=self._scale)
+            elif self._scale != 1:  # beta 0 ignores the memory's old content, NaN too
+                total.addmm_(x_T, part, beta=self._begun[expert], alpha=self._scale)
+            elif self._begun[expert]:
+                total.addmm_(x_T, part)
+            else:
+                torch.mm(x_T, part, out=total)
             self._begun[expert] = True
 
     def add_rows(self, y: torch.Tensor, blocks: Blocks) -> None:
         """Add the sum of every block's rows to its expert's row."""
-        dtype = self._dtype if self._is_widened else y.dtype
+        dtype = self._dtype if self._is_widened else None
         for expert, low, high in blocks:
             self._add(expert, y[low:high].sum(dim=0, dtype=dtype))
 
@@ -182,25 +187,24 @@ class GradientSum:
         return total.copy_(self._total)
 
     def _add(self, expert: int, part: torch.Tensor) -> None:
-        total = self._total[expert]
-        if self._begun[expert]:
-            total.add_(part, alpha=self._scale)
-            return
-        total.copy_(part)
         if self._scale != 1:
-            total.mul_(self._scale)
-        self._begun[expert] = True
+            part = part.to(self._total.dtype).mul_(self._scale)
+        if self._begun[expert]:
+            self._total[expert].add_(part)
+        else:
+            self._total[expert].copy_(part)
+            self._begun[expert] = True
 
 
-def _add_product(
-    total: torch.Tensor, x_T: torch.Tensor, y: torch.Tensor, *, beta: float, scale: float
+def _add_widened(
+    total: torch.Tensor, x_T: torch.Tensor, y: torch.Tensor, *, is_first: bool, scale: float
 ) -> None:
-    """Replace the total by beta · total + scale · xᵀ y, in the total's dtype."""
-    if total.dtype != x_T.dtype and total.is_cuda:
+    """Add scale · xᵀ y, unrounded, to a total of a wider dtype, or write it there first."""
+    beta = 0 if is_first else 1
+    if total.is_cuda:
         torch.addmm(total, x_T, y, beta=beta, alpha=scale, out_dtype=total.dtype, out=total)
-        return
-    x_T, y = x_T.to(total.dtype), y.to(total.dtype)
-    torch.addmm(total, x_T, y, beta=beta, alpha=scale, out=total)
+    else:  # no GEMM of a CPU has a wider output
+        total.addmm_(x_T.to(total.dtype), y.to(total.dtype), beta=beta, alpha=scale)
 
 
 class CombineWeights:
