@@ -35,6 +35,8 @@ class MoELayer(ExpertLayer):
             ceil(factor · tokens · top_k / num_experts) pairs of each rank.
         normalize_topk: divide the chosen probabilities by their sum; default top_k > 1.
         group: expert-parallel group, default the world. All its ranks construct the layer.
+        mesh: in place of a group: experts are spread over its last dimension, and a first one
+            has their replicas.
         pipeline: True takes the degrees from the plan, False is one chunk, a number is that
             degree forward and backward; see also `pin`.
         memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
