@@ -79,8 +79,7 @@ class ExpertLayer(nn.Module, ABC):
             activation=activation,
         )  # fmt: skip
         if communicator is None:
-            target = torch.get_default_device() if device is None else torch.device(device)
-            communicator = communicator_of(group, device=target)
+            communicator = communicator_of(group)
         self.communicator = communicator
         check_divisible(num_experts, self.communicator.num_ranks)
         self._tracker, self._host_tracker = MemoryTracker("device"), MemoryTracker("host")
@@ -122,7 +121,7 @@ class ExpertLayer(nn.Module, ABC):
         """
         if self.gate.weight.is_meta:
             return
-        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.gate.weight.device)
+        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.communicator.device)
         if self.communicator.num_ranks > 1:
             seed = self.communicator.all_gather_values(seed, "the exchange of the experts' seed")[0]
         self.gate.reset(int(seed))
