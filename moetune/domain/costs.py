@@ -60,13 +60,11 @@ class Estimate:
     """A predicted time.
 
     Args:
-        relative_error: the typical error of the fit behind it.
         doubts: what of it a measured profile has not measured.
     """
 
     seconds: float
     trust: Trust
-    relative_error: float = 0.0
     doubts: tuple[Doubt, ...] = ()
 
 

@@ -1,6 +1,7 @@
 """A profile as the costs that the solvers read: the last step from samples to a plan's times."""
 
 from dataclasses import replace
+from functools import cached_property
 from typing import get_args
 
 from moetune.domain.cluster import Group, canonical
@@ -173,7 +174,7 @@ class ProfileCosts:
         """Return by how much steps of a layer differ from the sum of their operations."""
         return self._index.step_errors.of(key, tokens)
 
-    @property
+    @cached_property
     def copy_mode(self) -> CopyMode | None:
         """How activations are offloaded; None where copies were not measured both ways."""
         known = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from moetune.domain.costs import Estimate, LinearCost
-from moetune.fit.extrapolation import Spread, above_largest, below_smallest
+from moetune.fit.extrapolation import above_largest, below_smallest
 
 # Of a published line: the largest median error that the quality gate calls "good".
 ASSUMED_RELATIVE_ERROR = 0.05
@@ -26,7 +26,7 @@ class Curve:
         sizes, seconds: the points, ascending.
         pieces: from each point to the next, the logarithms of its size and time, and the
             polynomial's coefficients of first to third degree in log(size) from there.
-        relative_error: the typical error of a prediction between the points.
+        relative_error: the typical error of a prediction between the points, for draws.
         deviates: of a random draw: by how many standard deviations it lies beside the curve,
             below the smallest size and above the largest.
     """
@@ -46,34 +46,31 @@ class Curve:
         if at == len(sizes):
             return self._above(size)
         if sizes[at] == size:
-            return Estimate(
-                seconds=self.seconds[at], trust="measured", relative_error=self.relative_error
-            )
+            return Estimate(seconds=self.seconds[at], trust="measured")
         if at == 0:
             return self._below(size)
         log_size, log_seconds, first, second, third = self.pieces[at - 1]
         step = math.log(size) - log_size
         seconds = math.exp(log_seconds + step * (first + step * (second + step * third)))
         seconds = max(seconds, size * self.least_seconds_per_size)
-        return Estimate(seconds=seconds, trust="interpolated", relative_error=self.relative_error)
+        return Estimate(seconds=seconds, trust="interpolated")
 
     def _above(self, size: float) -> Estimate:
-        spread = above_largest(sizes=self.sizes, seconds=self.seconds, size=size)
-        seconds = self.seconds[-1] * (size / self.sizes[-1]) * spread.factor(self.deviates[1])
-        return self._extrapolated(max(seconds, self.seconds[-1]), spread)
+        seconds = self.seconds[-1] * (size / self.sizes[-1])
+        if self.deviates[1]:
+            spread = above_largest(sizes=self.sizes, seconds=self.seconds, size=size)
+            seconds *= spread.factor(self.deviates[1])
+        return Estimate(seconds=max(seconds, self.seconds[-1]), trust="extrapolated")
 
     def _below(self, size: float) -> Estimate:
         share, first = size / self.sizes[0], self.seconds[0]
-        nominal = self.floor_seconds + (first - self.floor_seconds) * share
-        spread = below_smallest(
-            sizes=self.sizes, seconds=self.seconds, size=size, predicted_seconds=nominal
-        )
-        seconds = nominal * spread.factor(self.deviates[0])
-        return self._extrapolated(min(max(seconds, first * share), first), spread)
-
-    def _extrapolated(self, seconds: float, spread: Spread) -> Estimate:
-        error = math.hypot(self.relative_error, spread.typical_error)
-        return Estimate(seconds=seconds, trust="extrapolated", relative_error=error)
+        seconds = self.floor_seconds + (first - self.floor_seconds) * share
+        if self.deviates[0]:
+            spread = below_smallest(
+                sizes=self.sizes, seconds=self.seconds, size=size, predicted_seconds=seconds
+            )
+            seconds *= spread.factor(self.deviates[0])
+        return Estimate(seconds=min(max(seconds, first * share), first), trust="extrapolated")
 
     def scaled(self, factor: float) -> "Curve":
         """Return the curve with all times multiplied."""
@@ -99,9 +96,7 @@ class Line:
 
     def predict(self, size: float) -> Estimate:
         """Return the time at a size of at least 0."""
-        return Estimate(
-            seconds=self.cost.seconds(size), trust="modelled", relative_error=self.relative_error
-        )
+        return Estimate(seconds=self.cost.seconds(size), trust="modelled")
 
 
 def curve_through(

@@ -43,11 +43,6 @@ class Spread:
         """Return the factor of the time at so many standard deviations."""
         return math.exp(deviate * (self.longer if deviate > 0 else self.shorter))
 
-    @property
-    def typical_error(self) -> float:
-        """The median absolute error of the logarithm, to first order."""
-        return MEDIAN_OF_ABSOLUTE_NORMAL * (self.shorter + self.longer) / 2
-
 
 def above_largest(*, sizes: Sequence[float], seconds: Sequence[float], size: float) -> Spread:
     """Return the spread above the largest measured size, where the rate there is held.

@@ -25,7 +25,7 @@ from moetune.fit.pool import (
     Shape,
     pool,
 )
-from moetune.fit.step_errors import MachineErrors
+from moetune.fit.step_errors import MachineErrors, drift_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,9 @@ class ProfileIndex:
     @cached_property
     def step_errors(self) -> MachineErrors:
         """Errors of layers' steps on this machine."""
-        return MachineErrors(self.profile.steps, own=OF_LAYERS.own)
+        return MachineErrors(
+            self.profile.steps, own=OF_LAYERS.own, drift=drift_of(self.profile.samples)
+        )
 
     @cached_property
     def comp_loss(self) -> OverlapLoss | None:

@@ -8,6 +8,7 @@ exchange and a tenth of a large one. With one factor plans cut too fine.
 """
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ class OverlapLoss:
         sizes, seconds = self.sizes, self.seconds
         if num_bytes <= sizes[0] or len(sizes) == 1:
             return seconds[0]
-        at = next((at for at, size in enumerate(sizes) if size >= num_bytes), len(sizes) - 1)
+        at = min(bisect_left(sizes, num_bytes), len(sizes) - 1)
         slope = (seconds[at] - seconds[at - 1]) / (sizes[at] - sizes[at - 1])
         return max(seconds[at - 1] + slope * (num_bytes - sizes[at - 1]), 0.0)
 

@@ -25,7 +25,7 @@ from moetune.fit.index import (
     missing_gemm,
 )
 from moetune.fit.pool import AttentionKey, RowsKey, Shape
-from moetune.fit.predictor import Curves, Name, Predictor, capped, stretched
+from moetune.fit.predictor import Curves, Name, Predictor, Remembered, capped, stretched
 
 _BACKWARD = "_backward"
 
@@ -43,6 +43,7 @@ class Operations:
         self._curves = curves
         self._allow_modelled = allow_modelled
         self._labelled: dict[str, Predictor] = {}
+        self._collectives: dict[tuple[str, str, float, Trust], Predictor] = {}
 
     def gemm_line(self, dtype: str) -> Line | None:
         """Return the dtype's line over MACs; None where measured points predict."""
@@ -156,6 +157,8 @@ class Operations:
     def collective(self, op: CollectiveOp, group: Group, in_flight: int) -> Predictor:
         """Return the collective's times over the input bytes of one rank.
 
+        Numbers in flight that share a source share its predictor, and what that remembers.
+
         Raises:
             ProfileError: such a group was not measured; the text names the command that does.
         """
@@ -163,18 +166,21 @@ class Operations:
         if source is None:
             known = self._index.groups(op)
             raise missing_collective(self._index.profile, op=op, group=group, known=known)
-        wanted = name_collective(op, group, in_flight)
-        return self._finished(
-            stretched(self._predictor(source.found, source.label), source.factor),
-            found=source.found,
-            family=source.label,
-            name=wanted if source.spread else source.name,
-            unit="bytes",
-            factor=source.factor,
-            cap=source.cap,
-            spread=source.spread,
-            stand_in=source.name if source.spread else "",
-        )
+        name = name_collective(op, group, in_flight) if source.spread else source.name
+        key = (source.label, name, source.factor, source.cap)
+        if key not in self._collectives:
+            self._collectives[key] = self._finished(
+                stretched(self._predictor(source.found, source.label), source.factor),
+                found=source.found,
+                family=source.label,
+                name=name,
+                unit="bytes",
+                factor=source.factor,
+                cap=source.cap,
+                spread=source.spread,
+                stand_in=source.name if source.spread else "",
+            )
+        return self._collectives[key]
 
     def source(self, op: CollectiveOp, group: Group, in_flight: int) -> Source | None:
         """Return what a collective is predicted from; None where nothing is known."""
@@ -234,17 +240,15 @@ class Operations:
         if isinstance(found, Line):
             return inner
         sizes = found.sizes if isinstance(found, Curve) else found.series.sizes
-        return self._curves.named(
-            inner,
-            Name(
-                operation=name,
-                unit=unit,
-                family=family,
-                low=sizes[0] / factor,
-                high=sizes[-1] / factor,
-                stand_in=stand_in,
-            ),
+        known = Name(
+            operation=name,
+            unit=unit,
+            family=family,
+            low=sizes[0] / factor,
+            high=sizes[-1] / factor,
+            stand_in=stand_in,
         )
+        return Remembered(self._curves.named(inner, known))
 
     def _predictor(self, found: Points | Line, label: str) -> Predictor:
         """Return the label's only predictor: many numbers in flight share the nearest one."""

@@ -1,12 +1,10 @@
 """Predictors: curves and lines of one operation, with the trust in their times."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from moetune.domain.costs import Doubt, Estimate, Interference, Trust, least_trust
 from moetune.fit.curve import Curve, Line, curve_through
-from moetune.fit.extrapolation import MEDIAN_OF_ABSOLUTE_NORMAL
 from moetune.fit.index import Points, ProfileIndex
 
 
@@ -75,8 +73,8 @@ class ExactCurves:
         return curve
 
     def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:  # noqa: ARG002 - the protocol has it
-        """Return the times themselves with a larger error."""
-        return StandIn(inner=inner, spread=spread)
+        """Return the times themselves."""
+        return inner
 
     def named(self, inner: Predictor, name: "Name") -> Predictor:
         """Return predictions that name what was not measured."""
@@ -94,7 +92,9 @@ class Capped:
         """Return the inner time with no better a label than the cap."""
         found = self.inner.predict(size)
         trust = least_trust((found.trust, self.cap))
-        return found if trust == found.trust else replace(found, trust=trust)
+        if trust == found.trust:
+            return found
+        return Estimate(seconds=found.seconds, trust=trust, doubts=found.doubts)
 
 
 def capped(inner: Predictor, cap: Trust) -> Predictor:
@@ -104,22 +104,16 @@ def capped(inner: Predictor, cap: Trust) -> Predictor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """Predictions for another operation, which are off by a factor of their own.
-
-    Args:
-        spread: standard deviation of that factor's logarithm.
-        factor: of a random draw.
-    """
+    """Predictions of a random draw for another operation, off by a factor of their own."""
 
     inner: Predictor
-    spread: float
-    factor: float = 1.0
+    factor: float
 
     def predict(self, size: float) -> Estimate:
-        """Return the inner time with both errors."""
+        """Return the inner time multiplied."""
         found = self.inner.predict(size)
-        error = math.hypot(found.relative_error, MEDIAN_OF_ABSOLUTE_NORMAL * self.spread)
-        return replace(found, seconds=found.seconds * self.factor, relative_error=error)
+        seconds = found.seconds * self.factor
+        return Estimate(seconds=seconds, trust=found.trust, doubts=found.doubts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +157,23 @@ class Named:
         found = self.inner.predict(size)
         if found.trust in {"measured", "interpolated"}:
             return found
-        return replace(found, doubts=(self.name.doubt(size),))
+        doubts = (self.name.doubt(size),)
+        return Estimate(seconds=found.seconds, trust=found.trust, doubts=doubts)
+
+
+class Remembered:
+    """Predictions that are computed once for each size."""
+
+    def __init__(self, inner: Predictor) -> None:
+        self._inner = inner
+        self._known: dict[float, Estimate] = {}
+
+    def predict(self, size: float) -> Estimate:
+        """Return the inner estimate."""
+        found = self._known.get(size)
+        if found is None:
+            found = self._known[size] = self._inner.predict(size)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -179,7 +179,7 @@ class _DrawnCurves:
         if label == self._known:
             return inner
         deviate, _ = self._noise.deviates(label, draw=self._draw)
-        return StandIn(inner=inner, spread=spread, factor=math.exp(spread * deviate))
+        return StandIn(inner=inner, factor=math.exp(spread * deviate))
 
     def named(self, inner: Predictor, name: Name) -> Predictor:  # noqa: ARG002 - draws name nothing
         return inner

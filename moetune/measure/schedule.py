@@ -6,7 +6,8 @@ measured until then is a smaller profile, in which every kind of operation has i
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -28,6 +29,10 @@ MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
+_AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
+"""Points of a kind that are visited in a turn; one of the others. Steps consist of these."""
+_FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2, "burst": 2})
+"""Of kinds that take long and change a step by less; 0 of the others."""
 _STEP, _LONG_STEP = 1, 2
 """Tiers of whole steps, which say how far the sum of the operations is from them: after the ends of
 all that they consist of, those of the most tokens last."""
@@ -78,12 +83,13 @@ def round_of(tiers: Sequence[Sequence[Point]], number: int, seed: int) -> tuple[
 
 
 def _in_turns(points: Sequence[Point]) -> list[Point]:
-    """Return the first point of each kind and operation, then the second ones, and so on."""
+    """Return some points of each kind and operation, then the next ones, and so on."""
     counts: Counter[object] = Counter()
     turns = []
     for point in points:
         kind = (point.kind, getattr(point, "op", ""))
-        turns.append(counts[kind])
+        turn = counts[kind] // _AT_ONCE.get(point.kind, 1)
+        turns.append(turn + _FIRST_TURN.get(point.kind, 0))
         counts[kind] += 1
     order = sorted(range(len(points)), key=turns.__getitem__)
     return [points[at] for at in order]

@@ -20,7 +20,8 @@ from moetune.solve.layer.times import step_time
 def with_steps(profile: Profile) -> Profile:
     """Return the profile with a record of every step among its samples.
 
-    Steps whose operations were not measured, as in a very short session, have none.
+    Steps whose operations were not measured, as in a very short session, have none; nor have those
+    that other programs disturbed at every visit.
     """
     return replace(profile, steps=tuple(_records(replace(profile, steps=(), corrections=()))))
 
@@ -32,6 +33,8 @@ def _records(profile: Profile) -> Iterator[StepRecord]:
             visits.setdefault(sample.point, []).append(sample)
     costs = costs_of(profile)
     for point, samples in sorted(visits.items()):
+        if all(visit.marks for visit in samples):
+            continue
         load = point.workload
         try:
             predicted = step_time(

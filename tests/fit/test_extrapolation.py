@@ -160,8 +160,6 @@ def test_no_draw_leaves_what_is_possible(
     assert above.seconds >= plain.seconds[-1] * nothing
     assert plain.seconds[0] * 2**-octaves * nothing <= below.seconds
     assert below.seconds * nothing <= plain.seconds[0]
-    assert below.relative_error > plain.relative_error
-    assert above.relative_error > plain.relative_error
     for size in sizes:
         assert curve.predict(size) == plain.predict(size)
 
@@ -200,7 +198,6 @@ def test_one_in_flight_stands_in_for_several_with_an_error_of_its_own() -> None:
     known = exact.collective(op="all_to_all", group_size=2, num_bytes=2**16)
     other = exact.collective(op="all_to_all", group_size=2, num_bytes=2**16, in_flight=4)
     assert known.doubts == ()
-    assert other.relative_error > 0.25 > known.relative_error
     (doubt,) = other.doubts
     assert doubt.operation == "all_to_all of 2 ranks, 4 in flight"
     assert doubt.stand_in == "all_to_all of 2 ranks"

@@ -235,7 +235,6 @@ def test_draws_are_costs_like_any_other() -> None:
         one = drawn.collective(op="all_to_all", group_size=4, num_bytes=size)
         other = exact.collective(op="all_to_all", group_size=4, num_bytes=size)
         assert one.trust == other.trust
-        assert one.relative_error == pytest.approx(other.relative_error, rel=0.02)
     rows = drawn.rows_op(op="gelu", dtype="float32", rows=64, width=512)
     assert rows is not None
     assert rows.seconds == pytest.approx(64e-8, rel=0.3)

@@ -8,14 +8,18 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.samples import GemmPoint, Sample
 from moetune.domain.step_errors import StepErrors, StepRecord
 from moetune.fit.step_errors import (
     DRIFT,
+    LARGEST_DRIFT,
+    LEAST_DRIFT,
     NOISE,
     NUM_OCTAVES,
     OTHER_LAYER,
     TOKEN_OCTAVES,
     MachineErrors,
+    drift_of,
 )
 
 LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=4)
@@ -95,8 +99,8 @@ def test_layers_whose_ranks_share_experts_otherwise_tell_nothing() -> None:
     load = replace(LOAD, expert_parallel="tensor")
     measured = replace(record(1, 0.3), workload=load)
     assert errors(measured).factor(1) == 1.0
-    half = math.log(errors(record(1, 0.3, layer=replace(LAYER, d_hidden=256))).factor(1))
-    assert half == pytest.approx(0.5 * 0.3, abs=0.01)
+    half = math.log(errors(record(1, 0.2, layer=replace(LAYER, d_hidden=256))).factor(1))
+    assert half == pytest.approx(0.5 * 0.2, abs=0.01)
 
 
 def test_other_residuals_give_another_mean_and_the_same_spread() -> None:
@@ -124,3 +128,38 @@ def test_a_residual_is_of_the_chunks_unless_the_overhead_is_most_of_the_step() -
 def test_impossible_records_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError):
         replace(record(1, 0.0), **wrong)  # type: ignore[arg-type]  # of the table above
+
+
+def visits(*factors: float) -> list[Sample]:
+    """Ten points, each visited with those factors on its time."""
+    return [
+        Sample(
+            point=GemmPoint(dtype="float32", rows=rows, d_in=8, d_out=8),
+            seconds=(1e-3 * rows * factor,) * 3,
+        )
+        for rows in range(1, 11)
+        for factor in factors
+    ]
+
+
+def test_the_drift_is_that_of_a_machines_own_visits() -> None:
+    assert drift_of(visits(1.0, 1.0, 1.0)) == LEAST_DRIFT
+    assert drift_of(visits(1.0, 1.0, 1.1)) == pytest.approx(math.log(1.1) / 1.645)
+    assert drift_of(visits(1.0, 1.0, 9.0)) == LARGEST_DRIFT
+    assert drift_of(visits(1.0)) == drift_of(visits(1.0, 1.5)[:4]) == DRIFT
+
+
+def test_a_machine_that_drifts_has_wider_ranges() -> None:
+    calm, noisy = (
+        MachineErrors([record(1, 0.0)], own=OWN, drift=drift).of(LOAD.key, 512)
+        for drift in (0.02, 0.1)
+    )
+    found = [math.sqrt(covariance(one)[0, 0]) for one in (calm, noisy)]
+    assert found == pytest.approx([math.hypot(NOISE, 0.02), math.hypot(NOISE, 0.1)], rel=0.02)
+
+
+def test_a_wild_step_is_hardly_believed() -> None:
+    near, wild = errors(record(1, 0.19)), errors(record(1, 0.7))
+    assert math.log(near.factor(1)) == pytest.approx(0.19, rel=0.06)
+    assert 0 < math.log(wild.factor(1)) < 0.05
+    assert covariance(wild)[0, 0] > 0.9 * OWN**2

@@ -2,9 +2,11 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from moetune.domain.constraints import Bounds
 from moetune.domain.costs import (
@@ -19,6 +21,7 @@ from moetune.domain.layer import PHASES, LayerShape, Phase, Workload
 from moetune.domain.plan import Range
 from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
+from moetune.solve.layer.fewest_ranges import fewest_runs
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.times import phase_time
@@ -28,6 +31,7 @@ TOKENS = 3000
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=8, top_k=2)
 DISTURBED = Interference(comm=CommSpeed(comp=0.7), comp=CompSpeed(comm=0.9))
 
+Degrees = tuple[int, int]
 NEAR = 0.02  # between solved sizes, a range may begin a little early or late
 
 lines = st.builds(
@@ -264,6 +268,32 @@ def test_near_ties_make_few_ranges_and_the_plans_own_tokens_keep_their_best_degr
     changes = sum(before != after for before, after in itertools.pairwise(exact))
     assert changes > len(ranges)
     assert len(ranges) < 20
+
+
+def test_no_table_has_fewer_runs_and_their_degrees_are_the_smallest() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        num_sizes, num_degrees = int(rng.integers(1, 9)), int(rng.integers(1, 5))
+        tables = rng.random((2, num_sizes, num_degrees)) < 0.6
+        tables[:, :, rng.integers(num_degrees)] |= ~tables.any(axis=2)
+
+        def smallest(first: int, end: int, tables: NDArray[np.bool_] = tables) -> Degrees | None:
+            forward, backward = (phase[first:end].all(axis=0).tolist() for phase in tables)
+            if not (any(forward) and any(backward)):
+                return None
+            return forward.index(True) + 1, backward.index(True) + 1
+
+        fewest = [0]
+        for end in range(1, num_sizes + 1):
+            fewest.append(1 + min(fewest[at] for at in range(end) if smallest(at, end)))
+        good = [
+            lambda at, degree, table=table: degree <= len(table[at]) and table[at][degree - 1]
+            for table in tables.tolist()
+        ]
+        firsts, chosen = fewest_runs(good, num_sizes, 8)
+        assert len(firsts) == fewest[-1]
+        for first, end, degrees in zip(firsts, [*firsts[1:], num_sizes], chosen, strict=True):
+            assert degrees == smallest(first, end)
 
 
 @pytest.mark.parametrize("max_pipelined_tokens", [20_000, 20_000.5, 0])

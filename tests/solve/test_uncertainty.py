@@ -1,14 +1,15 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from moetune.domain.constraints import Bounds
-from moetune.domain.costs import Costs, LinearCost
-from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
+from moetune.domain.costs import CommSpeed, CompSpeed, Costs, Interference, LinearCost
+from moetune.domain.layer import PHASES, LayerShape, Workload
 from moetune.domain.plan import Confidence
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
-from moetune.solve.layer.times import step_time
+from moetune.solve.layer.times import phase_time, step_time
 from moetune.solve.layer.uncertainty import judge_choice
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts
 from tests.solve.reuse_by_hand import LayerByHand
@@ -137,3 +138,56 @@ def test_another_strategy_is_timed_anew_under_each_refit() -> None:
     assert times[1][0] > times[0][2]  # by the nominal costs the other one is never better there
     assert confidence.probability_best == 0.5
     assert confidence.expected_regret == pytest.approx(sum(regrets) / 4)
+
+
+@pytest.mark.parametrize("strategy", ["none", "S4"])
+def test_what_is_not_simulated_could_not_have_been_the_best(strategy: Strategy) -> None:
+    """Against every degree of the strategy, and its rivals, timed under every refit."""
+    rng = np.random.default_rng(1)
+    refits = [
+        replace(
+            NOMINAL,
+            is_measured=True,
+            interference=Interference(comp=CompSpeed(comm=0.8), comm=CommSpeed(comp=0.7)),
+            copy_mode="inline",
+            copy_cost=LinearCost(alpha_seconds=1e-5, beta_seconds=1e-11 * rng.uniform(0.1, 4)),
+            transfer_cost=LinearCost(
+                alpha_seconds=2e-4 * rng.uniform(0.3, 3), beta_seconds=1e-10 * rng.uniform(1, 3)
+            ),
+        )
+        for _ in range(25)
+    ]
+    nominal = layer_costs(workload=WORKLOAD, costs=refits[0])
+    chooser = DegreeChooser(costs=nominal, bounds=Bounds(max_degree=4), strategy=strategy)
+    forward, backward = (chooser.rank(phase, 4096) for phase in PHASES)
+    others = [name for name in STRATEGIES if name not in {"none", strategy}]
+    confidence = judge_choice(
+        costs=nominal, resamples=refits, tokens=4096, forward=forward, backward=backward,
+        order="dispatch_first", strategy=strategy,
+        rivals=[
+            step_time(
+                costs=nominal, tokens=4096, forward_degree=3, backward_degree=4, strategy=one
+            )
+            for one in others
+        ],
+    )  # fmt: skip
+    regrets, winners = [], set()
+    for refit in refits:
+        mine = {one: _seconds(refit, strategy, (one, one)) for one in range(1, 5)}
+        best = sum(min(times) for times in zip(*mine.values(), strict=True))
+        times = {one: sum(_seconds(refit, one, (3, 4))) for one in others} | {strategy: best}
+        winners.add(min(times, key=lambda one: times[one]))
+        chosen = sum(_seconds(refit, strategy, (forward[0].degree, backward[0].degree)))
+        regrets.append(chosen / min(times.values()) - 1)
+    assert confidence.expected_regret == pytest.approx(sum(regrets) / len(regrets), rel=1e-9)
+    assert sum(regret > 0 for regret in regrets) > 5
+    assert len(winners) > 1 or strategy == "none"
+
+
+def _seconds(costs: Costs, strategy: Strategy, degrees: tuple[int, int]) -> tuple[float, float]:
+    layer = layer_costs(workload=WORKLOAD, costs=costs)
+    forward, backward = (
+        phase_time(costs=layer, phase=phase, tokens=4096, degree=degree, strategy=strategy).seconds
+        for phase, degree in zip(PHASES, degrees, strict=True)
+    )
+    return forward, backward

@@ -122,3 +122,12 @@ def test_an_explanation_says_what_measured_steps_change(lab: Profile) -> None:
     plain = replace(explanation, profile=lab)
     (section,) = (one for one in reasons(plain) if one.name == "terms")
     assert not any("sum of their operations" in note for note in section.tables[0].notes)
+
+
+def test_a_step_that_was_disturbed_at_every_visit_has_no_record(lab: Profile) -> None:
+    slow = with_step(lab, 1.15)
+    samples = tuple(
+        replace(one, marks=("busy",)) if isinstance(one.point, StepPoint) else one
+        for one in slow.samples
+    )
+    assert with_steps(replace(slow, samples=samples)).steps == ()

@@ -73,7 +73,7 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
 def _communicator(mesh: DeviceMesh) -> Communicator:
     if mesh.ndim == 1:
         return GroupCommunicator(mesh.get_group())
-    return new_communicator(mesh.mesh.flatten().tolist())
+    return new_communicator(mesh.mesh.flatten().tolist(), purpose="data parallel ranks")
 
 
 def _distribute(experts: Experts, mesh: DeviceMesh) -> None:

@@ -61,9 +61,11 @@ def _mean_over(group: dist.ProcessGroup | None, layer: MoELayer) -> GradientMean
     groups = expert_groups(layer, data_parallel)
     mesh = mesh_of_replicas(layer, groups)
     if mesh is None:
-        replicas = new_communicator([each[layer.communicator.rank] for each in groups])
+        replicas = new_communicator(
+            [each[layer.communicator.rank] for each in groups], purpose="replicas of experts"
+        )
     else:
-        replicas = communicator_of(mesh.get_group(0), device=layer.experts.w1.device)
+        replicas = communicator_of(mesh.get_group(0))
     return GradientMean(scale=1 / data_parallel.num_ranks, replicas=replicas)
 
 
@@ -79,7 +81,7 @@ class GradientBuffer:
         sizes = [parameter.numel() for parameter in parameters]
         first = parameters[0]
         self._buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self._communicator = communicator_of(group, device=first.device)
+        self._communicator = communicator_of(group)
         self._views = [
             (parameter, part.view_as(parameter))
             for parameter, part in zip(parameters, self._buffer.split(sizes), strict=True)

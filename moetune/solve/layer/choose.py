@@ -11,7 +11,6 @@ from moetune.domain.layer import PHASES, Phase
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import MemoryBudget
-from moetune.solve.layer.reuse import lower_bound_seconds
 from moetune.solve.layer.times import PhaseTime, phase_time
 
 NOISE = 0.01
@@ -119,32 +118,6 @@ class DegreeChooser:
             order=self.bounds.chosen_order,
             strategy=self.strategy,
         )
-
-    def near_best(self, phase: Phase, tokens: int) -> dict[int, float]:
-        """Return the seconds of all degrees within `NOISE` of the best, and of some others.
-
-        For strategies that are simulated: a degree whose busiest stream alone takes longer
-        than the best step is left out.
-        """
-        bounds = sorted(
-            (
-                lower_bound_seconds(
-                    costs=self.costs,
-                    phase=phase,
-                    strategy=self.strategy,
-                    tokens=tokens,
-                    degree=degree,
-                ),
-                degree,
-            )
-            for degree in self.allowed(phase, tokens)
-        )
-        found: dict[int, float] = {}
-        for at_least, degree in bounds:
-            if found and at_least > min(found.values()) * (1 + NOISE):
-                break
-            found[degree] = self.time(phase, tokens, degree).seconds
-        return found
 
     def _smallest_best(self, times: Sequence[PhaseTime], tokens: int) -> int:
         """Return the smallest degree whose time ties with the best one, or is within noise.

@@ -9,7 +9,7 @@ gate, and collectives of the layer's ranks. `solve.layer.parallelism` has its im
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from moetune.domain.constraints import Order
@@ -40,7 +40,8 @@ NOTHING = Estimate(seconds=0.0, trust="measured")
 class LayerCosts(ABC):
     """The costs of one layer on so many ranks, whatever the number of tokens.
 
-    Times are in seconds; `rows` are those of one chunk on one rank.
+    Times are in seconds; `rows` are those of one chunk on one rank. Chunks are computed once:
+    strategies, phases and ranges ask for the same ones.
 
     Args:
         world_size: P, the ranks that share the experts.
@@ -54,6 +55,15 @@ class LayerCosts(ABC):
     costs: Costs
     num_nodes: int = 0
     errors: StepErrors | None = None
+    _transfers: dict[tuple[float, int], Estimate] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _computes: dict[tuple[Phase, float], Estimate] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    _speeds: dict[tuple[float, float], OverlapSpeeds] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     @abstractmethod
@@ -70,21 +80,35 @@ class LayerCosts(ABC):
     def sorts_rows(self) -> bool:
         """Whether rows arrive by sender and have to be sorted by expert, and back again."""
 
-    @abstractmethod
     def transfer(self, *, rows: float, degree: int) -> Estimate:
         """Return one of a chunk's collectives; 0 on one rank.
 
         Args:
             degree: of the phase.
         """
+        found = self._transfers.get((rows, degree))
+        if found is None:
+            found = self._transfers[rows, degree] = self._transfer(rows, degree)
+        return found
+
+    def compute(self, *, phase: Phase, rows: float) -> Estimate:
+        """Return one chunk's experts: GEMMs, activation, and the movement of their rows."""
+        found = self._computes.get((phase, rows))
+        if found is None:
+            found = self._computes[phase, rows] = self._compute(phase, rows)
+        return found
+
+    @abstractmethod
+    def _transfer(self, rows: float, degree: int) -> Estimate:
+        """Compute `transfer`."""
+
+    @abstractmethod
+    def _compute(self, phase: Phase, rows: float) -> Estimate:
+        """Compute `compute`."""
 
     @abstractmethod
     def gathering(self, *, tokens: float) -> Estimate:
         """Return the all-gather of tokens before a phase's first chunk; 0 without shards."""
-
-    @abstractmethod
-    def compute(self, *, phase: Phase, rows: float) -> Estimate:
-        """Return one chunk's experts: GEMMs, activation, and the movement of their rows."""
 
     @abstractmethod
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
@@ -170,9 +194,12 @@ class LayerCosts(ABC):
 
     def speeds(self, *, rows: float, transfer_seconds: float) -> OverlapSpeeds:
         """Return the speeds of the experts and of the collectives of such chunks, overlapped."""
-        return self.costs.overlap_speeds(
-            exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
-        )
+        found = self._speeds.get((rows, transfer_seconds))
+        if found is None:
+            found = self._speeds[rows, transfer_seconds] = self.costs.overlap_speeds(
+                exchange_bytes=rows * self.bytes_per_row, exchange_seconds=transfer_seconds
+            )
+        return found
 
     def overhead(self, *, tokens: float) -> Estimate:
         """Return the time outside both pipelines: gate, permutation and small collectives."""
@@ -299,18 +326,15 @@ class LayerCosts(ABC):
 
 
 def total(*parts: Estimate | None) -> Estimate:
-    """Return the sum; its relative error is the mean one, weighted by time.
+    """Return the sum.
 
     Args:
         parts: None for what was not measured, which counts as 0 s.
     """
     known = [part for part in parts if part is not None]
-    seconds = sum((part.seconds for part in known), 0.0)
-    error = sum(part.seconds * part.relative_error for part in known)
     return Estimate(
-        seconds=seconds,
+        seconds=sum((part.seconds for part in known), 0.0),
         trust=least_trust(part.trust for part in known),
-        relative_error=error / seconds if seconds else 0.0,
         doubts=doubts_of(known),
     )
 

@@ -7,7 +7,7 @@ sequence shards   tokens are sharded around the layer: all-gather before it, red
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs, Estimate, LinearCost
@@ -58,7 +58,7 @@ class AllToAllCosts(LayerCosts):
         """Whether several local experts receive rows from several ranks."""
         return 1 < self.world_size < self.layer.num_experts
 
-    def transfer(self, *, rows: float, degree: int) -> Estimate:
+    def _transfer(self, rows: float, degree: int) -> Estimate:
         """Return one chunk's dispatch, which is also its combine.
 
         A phase's chunks are in flight together, and a collective in a queue of several is not
@@ -75,7 +75,8 @@ class AllToAllCosts(LayerCosts):
         pauses = self._pause_seconds(rows, degree, found.seconds)
         ahead = sum(min(burst_seconds, pause) for pause in pauses)
         share = ahead / (self.num_transfers * degree)
-        return replace(found, seconds=max(found.seconds - share, found.seconds * _LEAST_SHARE))
+        seconds = max(found.seconds - share, found.seconds * _LEAST_SHARE)
+        return Estimate(seconds=seconds, trust=found.trust, doubts=found.doubts)
 
     def _pause_seconds(self, rows: float, degree: int, seconds: float) -> tuple[float, float]:
         """Return how long the link pauses before a phase, and while it waits for experts.
@@ -84,15 +85,16 @@ class AllToAllCosts(LayerCosts):
             seconds: of one exchange.
         """
         moves = (self.rows_op(op, rows * degree, self.layer.d_model) for op in _ROW_MOVES)
-        experts = degree * self.compute(phase="forward", rows=rows).seconds
-        overlapped = (self.num_transfers * degree - 2) * seconds
-        return total(*moves).seconds, max(experts - overlapped, 0.0)
+        moves_seconds = sum((move.seconds for move in moves if move is not None), 0.0)
+        experts_seconds = degree * self.compute(phase="forward", rows=rows).seconds
+        overlapped_seconds = (self.num_transfers * degree - 2) * seconds
+        return moves_seconds, max(experts_seconds - overlapped_seconds, 0.0)
 
     def gathering(self, *, tokens: float) -> Estimate:  # noqa: ARG002 - of sequence shards
         """Return 0: a rank dispatches its own tokens."""
         return NOTHING
 
-    def compute(self, *, phase: Phase, rows: float) -> Estimate:
+    def _compute(self, phase: Phase, rows: float) -> Estimate:
         """Return one chunk's GEMMs, activation, and the sorting of its rows by expert.
 
         The backward pass evaluates the activation again: the layer saves pre-activations.
@@ -207,7 +209,7 @@ class TensorParallelCosts(LayerCosts):
         """The collective that adds up the experts' outputs."""
         return "all_reduce"
 
-    def transfer(self, *, rows: float, degree: int) -> Estimate:  # noqa: ARG002 - see the class
+    def _transfer(self, rows: float, degree: int) -> Estimate:  # noqa: ARG002 - see the class
         """Return one chunk's all-reduce."""
         return self.collective(self.reduce_op, rows * self.bytes_per_row)
 
@@ -215,7 +217,7 @@ class TensorParallelCosts(LayerCosts):
         """Return 0: every rank has all tokens."""
         return NOTHING
 
-    def compute(self, *, phase: Phase, rows: float) -> Estimate:
+    def _compute(self, phase: Phase, rows: float) -> Estimate:
         """Return one chunk's experts, the gather of their rows and the scatter-add of results.
 
         Backward two gathers: of the gradient's rows, and of x's again.

@@ -1,18 +1,19 @@
 """Ranking of the degrees that one strategy and the memory allow, by time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
 from moetune.domain.constraints import Bounds, Order, Strategy
 from moetune.domain.layer import PHASES, Phase
-from moetune.solve.layer.choose import NOISE, DegreeChooser
+from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.costs import LayerCosts
-from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.memory import MemoryBudget
+from moetune.solve.layer.near_best import fewest_near_best, near_best
 from moetune.solve.layer.times import PhaseTime, StepTime, step_time
 from moetune.solve.layer.words import explain_pin
 
+_Times = tuple[PhaseTime, ...]
 NUM_ALTERNATIVES = 5
 WORTH_A_WARNING = 1e-3
 
@@ -36,8 +37,8 @@ class Ranking:
     budget: MemoryBudget
     chooser: DegreeChooser
     free: DegreeChooser
-    forward: tuple[PhaseTime, ...]
-    backward: tuple[PhaseTime, ...]
+    forward: _Times
+    backward: _Times
     sequential: StepTime
 
     @property
@@ -124,21 +125,31 @@ class Ranking:
     def _free_best(self, phase: Phase) -> PhaseTime:
         if self.chooser.strategy == "none":
             return self.free.rank(phase, self.tokens)[0]
-        near = self.free.near_best(phase, self.tokens)
+        near = near_best(self.free, phase, self.tokens)
         return self.free.time(phase, self.tokens, min(near, key=lambda degree: near[degree]))
 
 
 def rank_degrees(
-    *, costs: LayerCosts, bounds: Bounds, budget: MemoryBudget, strategy: Strategy
+    *,
+    costs: LayerCosts,
+    bounds: Bounds,
+    budget: MemoryBudget,
+    strategy: Strategy,
+    is_rival: bool = False,
 ) -> Ranking | None:
     """Return the degrees that the bounds and the memory leave with that strategy.
 
     None where nothing fits, or where a strategy that reuses memory is left with one chunk each
     way, which reuses none, unless the caller pinned it.
+
+    Args:
+        is_rival: where memory is reused, and every degree has to be simulated, the best ones are
+            enough.
     """
     tokens = budget.workload.tokens_per_rank
     if strategy != "none":
-        reused = _rank_reused(costs=costs, bounds=bounds, budget=budget, strategy=strategy)
+        chooser = DegreeChooser(costs=costs, bounds=bounds, strategy=strategy)
+        reused = _rank_reused(chooser, budget, is_rival=is_rival)
         if reused is not None or bounds.strategy != strategy:
             return reused
     least = budget.least_degree(bounds.largest(tokens))
@@ -165,48 +176,35 @@ def rank_degrees(
     )
 
 
-def _rank_reused(
-    *, costs: LayerCosts, bounds: Bounds, budget: MemoryBudget, strategy: Strategy
-) -> Ranking | None:
-    tokens = budget.workload.tokens_per_rank
-    chooser = DegreeChooser(costs=costs, bounds=bounds, strategy=strategy)
-    forward, backward = (
-        {degree: chooser.time(phase, tokens, degree) for degree in chooser.allowed(phase, tokens)}
-        for phase in PHASES
-    )
+def _rank_reused(chooser: DegreeChooser, budget: MemoryBudget, *, is_rival: bool) -> Ranking | None:
+    tokens, strategy = budget.workload.tokens_per_rank, chooser.strategy
 
     def fits(degrees: tuple[int, int]) -> bool:
         return max(degrees) > 1 and budget.fits(strategy=strategy, degrees=degrees)
 
-    pairs = sorted(
-        (first.seconds + second.seconds, (first.degree, second.degree))
-        for first in forward.values()
-        for second in backward.values()
-    )
-    best = next(((seconds, degrees) for seconds, degrees in pairs if fits(degrees)), None)
-    if best is None:
+    def ranked(phase: Phase, chosen: PhaseTime, pair: Callable[[int], tuple[int, int]]) -> _Times:
+        """Return the degrees that fit with the other phase's choice, the chosen one first."""
+        allowed = () if is_rival else chooser.allowed(phase, tokens)
+        others = [one for one in allowed if one != chosen.degree and fits(pair(one))]
+        times = [chooser.time(phase, tokens, one) for one in others]
+        return chosen, *sorted(times, key=lambda time: (time.seconds, time.degree))
+
+    few = fewest_near_best(chooser, tokens, fits)
+    if few is None:
         return None
-    limit = best[0] * (1 + (NOISE if chooser.is_measured else TIE))
-    near = (degrees for seconds, degrees in pairs if seconds <= limit and fits(degrees))
-    few = min(near, key=lambda degrees: (sum(degrees), degrees))
+    forward, backward = few
     return Ranking(
         tokens=tokens,
         strategy=strategy,
-        costs=costs,
-        bounds=bounds,
+        costs=chooser.costs,
+        bounds=chooser.bounds,
         budget=budget,
         chooser=replace(chooser, budget=budget),
-        free=replace(chooser, bounds=_without_pins(bounds)),
-        forward=_ranked(forward, few[0], [one for one in forward if fits((one, few[1]))]),
-        backward=_ranked(backward, few[1], [one for one in backward if fits((few[0], one))]),
-        sequential=_sequential(costs, bounds, tokens),
+        free=replace(chooser, bounds=_without_pins(chooser.bounds)),
+        forward=ranked("forward", forward, lambda one: (one, backward.degree)),
+        backward=ranked("backward", backward, lambda one: (forward.degree, one)),
+        sequential=_sequential(chooser.costs, chooser.bounds, tokens),
     )
-
-
-def _ranked(times: dict[int, PhaseTime], chosen: int, fitting: list[int]) -> tuple[PhaseTime, ...]:
-    """Return the degrees that fit with the other phase's choice, the chosen one first."""
-    order = sorted(fitting, key=lambda degree: (degree != chosen, times[degree].seconds, degree))
-    return tuple(times[degree] for degree in order)
 
 
 def _without_pins(bounds: Bounds) -> Bounds:

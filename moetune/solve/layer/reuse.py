@@ -7,9 +7,10 @@ pre-activations (T_M) come back from host memory (S1, S2) or are computed again 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from moetune.domain.constraints import Strategy
-from moetune.domain.costs import Estimate
+from moetune.domain.costs import Estimate, Interference
 from moetune.domain.layer import Phase
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.samples import GemmForm
@@ -114,13 +115,53 @@ def reuse_timeline(
 def lower_bound_seconds(
     *, costs: LayerCosts, phase: Phase, strategy: Strategy, tokens: int, degree: int
 ) -> float:
-    """Return a lower bound of the phase's time: its busiest stream, undisturbed."""
+    """Return a lower bound of the phase's time, from how much its streams overlap at best.
+
+        T >= Σ w·work      for weights w >= 0 with Σ w·speed <= 1 in every set of classes that run
+
+    since no second then does more than a second of weighted work: the dual of the least time in
+    which the sets do all the work. The experts wait for the first chunk's dispatch, and the last
+    combine for them, so that these exchanges overlap none of them.
+    """
     rows = tokens * costs.layer.top_k / degree
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    transfers = chunk.num_transfers * chunk.transfer.seconds
+    ends = chunk.num_transfers * chunk.transfer.seconds
     device, copies = degree * chunk.compute.seconds, degree * chunk.copies.seconds
-    busy = copies if chunk.copies_overlap else device + copies
-    return max(degree * transfers, transfers + device, busy)
+    speeds = _speeds(costs.interference(rows=rows, degree=degree), chunk)
+    return max(
+        comm * degree * ends + comp * device + max((1 - comm) * ends, mem * copies)
+        for comm, comp, mem in _weights(speeds)
+    )
+
+
+_OfClasses = tuple[float, float, float]
+"""Of communication, computation and copies."""
+_ALONE: tuple[_OfClasses, ...] = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+
+
+def _speeds(table: Interference, chunk: ReusedChunk) -> Sequence[_OfClasses]:
+    """Return the speeds in every set of classes that may run at once, 0 of those that do not."""
+    comp, comm, mem = table.comp, table.comm, table.mem
+    sets = [*_ALONE, (comm.comp, comp.comm, 0.0)]
+    if chunk.copies.seconds:
+        sets.append((comm.mem, 0.0, mem.comm))
+    if chunk.copies.seconds and chunk.copies_overlap:
+        sets += [(0.0, comp.mem, mem.comp), (comm.all, comp.all, mem.all)]
+    return sets
+
+
+def _weights(speeds: Sequence[_OfClasses]) -> Iterator[_OfClasses]:
+    """Yield weights that no set exceeds, each as large as those chosen before leave it."""
+    for order in permutations(range(len(_ALONE))):
+        weights = [0.0, 0.0, 0.0]
+        for at in order:
+            comm, comp, mem = weights
+            weights[at] = min(
+                (1 - comm * one[0] - comp * one[1] - mem * one[2]) / one[at]
+                for one in speeds
+                if one[at]
+            )
+        yield weights[0], weights[1], weights[2]
 
 
 def reuse_tasks(*, chunk: ReusedChunk, phase: Phase, degree: int) -> list[Task]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from moetune.domain.constraints import STRATEGIES, Bounds, Strategy
 from moetune.domain.costs import Costs
@@ -95,14 +96,14 @@ def choose_strategy(
     """
     budget = MemoryBudget(workload=workload, limit_bytes=limit_bytes)
     allowed = NO_REUSE if budget.shrinks_with_chunks else _allowed(costs, bounds)
-    rankings = [
-        ranking
-        for strategy in allowed
-        if (ranking := rank_degrees(costs=costs, bounds=bounds, budget=budget, strategy=strategy))
-    ]
+    rank = partial(rank_degrees, costs=costs, bounds=bounds, budget=budget)
+    is_rival = len(allowed) > 1
+    rankings = [one for name in allowed if (one := rank(strategy=name, is_rival=is_rival))]
     if not rankings:
         raise _too_large(budget, allowed, bounds)
     best = _fastest(rankings)
+    if is_rival and best.strategy != "none":
+        best = rank(strategy=best.strategy) or best
     return RankedLayer(
         best=best,
         contenders=tuple(_contender(one, best, rankings) for one in allowed)
@@ -177,7 +178,9 @@ def all_contenders(ranked: RankedLayer) -> tuple[Contender, ...]:
         for one in strategies
         if one != best.strategy
         and (
-            ranking := rank_degrees(costs=best.costs, bounds=free, budget=best.budget, strategy=one)
+            ranking := rank_degrees(
+                costs=best.costs, bounds=free, budget=best.budget, strategy=one, is_rival=True
+            )
         )
     ]
     return tuple(_contender(one, best, [best, *others]) for one in strategies)
@@ -198,6 +201,7 @@ def _contender(strategy: Strategy, best: Ranking, rankings: Sequence[Ranking]) -
             bounds=replace(best.bounds, strategy=strategy),
             budget=replace(best.budget, limit_bytes=UNLIMITED),
             strategy=strategy,
+            is_rival=True,
         )
     assert ranking is not None  # noqa: S101 - everything fits without a limit
     step = ranking.best
@@ -312,6 +316,7 @@ def _row(
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         strategy=one.strategy,
+        pins_host=ranked.best.costs.costs.copy_mode == "pinned",
     )
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(

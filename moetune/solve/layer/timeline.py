@@ -60,20 +60,21 @@ def simulate(tasks: Sequence[Task], *, interference: Interference) -> Timeline:
             not finite, or tasks that wait for each other.
     """
     run = _Run(tasks)
-    speeds: dict[frozenset[ResourceClass], dict[ResourceClass, float]] = {}
-    now = 0.0
-    while run.running:
-        classes = frozenset([tasks[index].resource for index in run.running])
-        if classes not in speeds:
-            speeds[classes] = {name: interference.speed(name, classes) for name in classes}
-        now = run.advance(now, speeds[classes])
-    if run.num_left:
-        raise ValueError(run.deadlock())
+    makespan_seconds = run.finish(interference)
     spans = tuple(
         Span(task.name, task.resource, task.stream, start, end)
         for task, start, end in zip(tasks, run.starts, run.ends, strict=True)
     )
-    return Timeline(spans=spans, makespan_seconds=now)
+    return Timeline(spans=spans, makespan_seconds=makespan_seconds)
+
+
+def simulated_seconds(tasks: Sequence[Task], *, interference: Interference) -> float:
+    """Return the makespan of `simulate`.
+
+    Raises:
+        ValueError: as of `simulate`.
+    """
+    return _Run(tasks).finish(interference)
 
 
 def pipeline_tasks(
@@ -138,11 +139,10 @@ def tensor_parallel_tasks(
 
 
 class _Run:
-    """State of one simulation."""
+    """State of one simulation, in lists by a task's place: a search runs thousands of them."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
-        self._resources = [task.resource for task in tasks]
         self._waiting = [len(task.after) for task in tasks]
         self._dependents = _dependents(tasks)
         self._queues: dict[str, list[int]] = {}
@@ -151,47 +151,60 @@ class _Run:
         for queue in self._queues.values():
             queue.reverse()  # the head is the last entry, where it is cheap to take
         self._queue_of = [self._queues[task.stream] for task in tasks]
-        self._remaining = [task.seconds for task in tasks]
         self.starts = [0.0] * len(tasks)
         self.ends = [0.0] * len(tasks)
-        self.num_left = len(tasks)
-        self.running = [
-            queue[-1] for queue in self._queues.values() if not self._waiting[queue[-1]]
-        ]
 
-    def advance(self, now: float, speed: dict[ResourceClass, float]) -> float:
-        """Run on until the next task ends, start what may start then, and return that time."""
-        resources, remaining = self._resources, self._remaining
-        times = [remaining[index] / speed[resources[index]] for index in self.running]
-        step = min(times)
-        now += step
-        going: list[int] = []
-        candidates: list[int] = []
-        for index, seconds in zip(self.running, times, strict=True):
-            if seconds > step:
-                remaining[index] -= step * speed[resources[index]]
-                going.append(index)
-            else:
-                self._end(index, now, candidates)
-        for index in candidates:
-            # A task may be named twice: by its stream and by what it waited for.
-            ready = not self._waiting[index] and self._queue_of[index][-1] == index
-            if ready and index not in going:
-                self.starts[index] = now
-                going.append(index)
-        self.running = going
+    def finish(self, interference: Interference) -> float:
+        """Run all tasks and return when the last one ends.
+
+        Raises:
+            ValueError: tasks wait for each other.
+        """
+        tasks, ends, now = self._tasks, self.ends, 0.0
+        remaining = [task.seconds for task in tasks]
+        speeds: dict[tuple[ResourceClass, ...], dict[ResourceClass, float]] = {}
+        running = [queue[-1] for queue in self._queues.values() if not self._waiting[queue[-1]]]
+        while running:
+            classes = tuple([tasks[index].resource for index in running])
+            speed = speeds.get(classes)
+            if speed is None:
+                among = frozenset(classes)
+                speed = speeds[classes] = {one: interference.speed(one, among) for one in among}
+            times = [remaining[index] / speed[tasks[index].resource] for index in running]
+            step = min(times)
+            now += step
+            going = []
+            ended = []
+            for index, seconds in zip(running, times, strict=True):
+                if seconds > step:
+                    remaining[index] -= step * speed[tasks[index].resource]
+                    going.append(index)
+                else:
+                    ends[index] = now
+                    ended.append(index)
+            running = self._started(ended, going, now)
+        if any(self._queues.values()):
+            raise ValueError(self.deadlock())
         return now
 
-    def _end(self, index: int, now: float, candidates: list[int]) -> None:
-        self.ends[index] = now
-        self.num_left -= 1
-        queue = self._queue_of[index]
-        queue.pop()
-        if queue:
-            candidates.append(queue[-1])
-        for dependent in self._dependents[index]:
-            self._waiting[dependent] -= 1
-            candidates.append(dependent)
+    def _started(self, ended: list[int], running: list[int], now: float) -> list[int]:
+        """Return what runs on, and the tasks that may start as others have ended."""
+        waiting, queue_of = self._waiting, self._queue_of
+        candidates: list[int] = []
+        for index in ended:
+            queue = queue_of[index]
+            queue.pop()
+            if queue:
+                candidates.append(queue[-1])
+            for dependent in self._dependents[index]:
+                waiting[dependent] -= 1
+                candidates.append(dependent)
+        for index in candidates:
+            # A task may be named twice: by its stream and by what it waited for.
+            if not waiting[index] and queue_of[index][-1] == index and index not in running:
+                self.starts[index] = now
+                running.append(index)
+        return running
 
     def deadlock(self) -> str:
         """Return the tasks at the heads of streams that wait for ever, and their dependencies."""

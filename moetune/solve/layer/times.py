@@ -13,7 +13,8 @@ from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import NOTHING, LayerCosts, doubts_of
 from moetune.solve.layer.memory import middle_elements
-from moetune.solve.layer.reuse import chunk_of, reuse_timeline
+from moetune.solve.layer.reuse import chunk_of, reuse_tasks
+from moetune.solve.layer.timeline import simulated_seconds
 
 OVERHEAD_SHARE = 0.05
 """Share of the step below which the overhead's trust does not count."""
@@ -153,10 +154,13 @@ def phase_time(
         return _closed_time(costs, phase, tokens, degree, order)
     rows = tokens * costs.layer.top_k / degree
     chunk = chunk_of(costs=costs, phase=phase, strategy=strategy, rows=rows, degree=degree)
-    timeline = reuse_timeline(costs=costs, phase=phase, chunk=chunk, rows=rows, degree=degree)
+    seconds = simulated_seconds(
+        reuse_tasks(chunk=chunk, phase=phase, degree=degree),
+        interference=costs.interference(rows=rows, degree=degree),
+    )
     return PhaseTime(
         degree=degree,
-        seconds=timeline.makespan_seconds,
+        seconds=seconds,
         transfer=chunk.transfer,
         compute=chunk.compute,
         copies=chunk.copies,

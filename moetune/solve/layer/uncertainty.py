@@ -11,6 +11,7 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.model_error import StepErrorDraws
 from moetune.solve.layer.refits import refits_of
+from moetune.solve.layer.reuse import lower_bound_seconds
 from moetune.solve.layer.times import PhaseTime, StepTime, phase_time
 
 NUM_CONTENDERS = 4
@@ -48,10 +49,17 @@ def judge_choice(
     draws = StepErrorDraws(costs.step_errors(tokens=tokens), num=len(refits))
     found: list[tuple[float, float]] = []
     for draw, one in enumerate(refits):
-        refit = _Refit(costs=one, tokens=tokens, order=order, draws=draws, draw=draw)
+        refit = _Refit(
+            costs=one,
+            overhead_seconds=one.overhead(tokens=tokens).seconds,
+            tokens=tokens,
+            order=order,
+            draws=draws,
+            draw=draw,
+        )
         chosen, best = refit.compare(contenders, strategy)
         for rival in rivals:
-            best = min(best, refit.step_seconds(rival))
+            best = refit.faster(rival, best)
         found.append((chosen, best))
     return confidence_of(found)
 
@@ -77,6 +85,7 @@ class _Refit:
     """A layer's times under one refit of the costs, with that draw of the model's error."""
 
     costs: LayerCosts
+    overhead_seconds: float
     tokens: int
     order: Order
     draws: StepErrorDraws
@@ -90,22 +99,38 @@ class _Refit:
         Args:
             contenders: degrees of each phase, the chosen one first.
         """
-        chosen = best = self._overhead
-        for phase, degrees in zip(PHASES, contenders, strict=True):
-            times = [self._phase(phase, degree, strategy) for degree in degrees]
-            chosen += times[0]
-            best += min(times)
+        chosen = best = self.overhead_seconds
+        for phase, (first, *others) in zip(PHASES, contenders, strict=True):
+            seconds = least = self._phase(phase, first, strategy)
+            for degree in others:
+                if self._least(phase, degree, strategy) < least:
+                    least = min(least, self._phase(phase, degree, strategy))
+            chosen += seconds
+            best += least
         return chosen, best
 
-    def step_seconds(self, step: StepTime) -> float:
-        """Return the seconds of the step's degrees and strategy."""
-        reused: Strategy = "none" if max(step.degrees) == 1 else step.strategy
-        phases = zip(PHASES, step.degrees, strict=True)
-        return self._overhead + sum(self._phase(phase, degree, reused) for phase, degree in phases)
+    def faster(self, step: StepTime, seconds: float) -> float:
+        """Return the smaller of the seconds and those of the step's degrees and strategy.
 
-    @property
-    def _overhead(self) -> float:
-        return self.costs.overhead(tokens=self.tokens).seconds
+        Strategies that reuse memory are simulated, unless a lower bound is too long already.
+        """
+        strategy: Strategy = "none" if max(step.degrees) == 1 else step.strategy
+        phases = tuple(zip(PHASES, step.degrees, strict=True))
+        known = [self._least(phase, degree, strategy) for phase, degree in phases]
+        for at, (phase, degree) in enumerate(phases):
+            if self.overhead_seconds + sum(known) >= seconds:
+                return seconds
+            known[at] = self._phase(phase, degree, strategy)
+        return min(seconds, self.overhead_seconds + sum(known))
+
+    def _least(self, phase: Phase, degree: int, strategy: Strategy) -> float:
+        """Return a lower bound of a phase that would be simulated, 0 of others."""
+        if strategy == "none":
+            return 0.0
+        seconds = lower_bound_seconds(
+            costs=self.costs, phase=phase, strategy=strategy, tokens=self.tokens, degree=degree
+        )
+        return seconds * self.draws.factor(strategy, degree, self.draw)
 
     def _phase(self, phase: Phase, degree: int, strategy: Strategy) -> float:
         seconds = phase_time(

@@ -1,0 +1,230 @@
+"""The fewest ranges of tokens where costs are measured, by the degrees that are good at each size.
+
+Measured curves have noise, and with it near-ties: the best degree would change at every other
+size, for gains too small to measure.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moetune.domain.layer import PHASES, Phase
+from moetune.domain.plan import Range
+from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
+from moetune.solve.layer.near_best import SimulatedDegrees
+
+TOLERANCE = 0.004
+"""Tolerated loss of a phase against its best at the solved sizes, where costs are published.
+
+Between them a step loses a tenth of a percent more where curves ripple by 10 %.
+"""
+RESOLUTION = 256
+"""A change is found to 1/256 of T: on both sides of it the times are equal."""
+POINTS_PER_OCTAVE = 8
+
+_Floats = NDArray[np.float64]
+_Bools = NDArray[np.bool_]
+_Degrees = tuple[int, int]
+
+
+def fewest_ranges(
+    *, chooser: DegreeChooser, sizes: Sequence[int], tokens: int, own: _Degrees
+) -> tuple[Range, ...]:
+    """Return the fewest ranges whose degrees are within the tolerance at all sizes in them.
+
+    Where measured chunks are not worth it, only the fewest are good (`choose.WORTH`).
+
+    From left to right, each range goes on while each phase has a degree that is good for all of
+    it, which gives the fewest. Then two ranges meet where both take as long.
+
+    Args:
+        sizes: to solve, ascending and with `tokens` among them; the last one ends the table.
+        tokens: the plan's own, per rank.
+        own: the plan's degrees, forward and backward, which hold for `tokens`.
+    """
+    at_own = sizes.index(tokens)
+    table = _simulated if chooser.strategy != "none" else _evaluated
+    good = [
+        _with_own(each, at_own, degree)
+        for each, degree in zip(table(chooser, sizes), own, strict=True)
+    ]
+    firsts, chosen = fewest_runs(good, len(sizes), chooser.bounds.max_degree)
+    lows = [1]
+    for at, (before, after) in zip(firsts[1:], pairwise(chosen), strict=True):
+        lows.append(_change(chooser, sizes[at - 1], sizes[at], before, after))
+    highs = [low - 1 for low in lows[1:]] + [sizes[-1]]
+    return tuple(
+        (low, high, *degrees) for low, high, degrees in zip(lows, highs, chosen, strict=True)
+    )
+
+
+Good = Callable[[int, int], bool]
+"""Whether the size at an index may have so many chunks."""
+
+
+def _with_own(good: Good, at_own: int, own: int) -> Good:
+    """Return the same with the plan's own degree alone at its size."""
+    return lambda at, degree: degree == own if at == at_own else good(at, degree)
+
+
+def fewest_runs(
+    good: Sequence[Good], num_sizes: int, max_degree: int
+) -> tuple[list[int], list[_Degrees]]:
+    """Return the index of each range's first size, and the smallest degrees good in all of it.
+
+    The smallest degree that is good so far only grows as a range goes on.
+    """
+
+    def smallest(phase: Good, first: int, at: int, least: int) -> int:
+        """Return the smallest degree from `least` on that is good from first to at; 0 for none."""
+        for degree in range(least, max_degree + 1):
+            if phase(at, degree) and all(phase(one, degree) for one in range(first, at)):
+                return degree
+        return 0
+
+    def both(first: int, at: int, least: _Degrees) -> _Degrees:
+        forward, backward = (
+            smallest(phase, first, at, degree) for phase, degree in zip(good, least, strict=True)
+        )
+        return forward, backward
+
+    firsts, chosen = [0], [both(0, 0, (1, 1))]
+    for at in range(1, num_sizes):
+        longer = both(firsts[-1], at, chosen[-1])
+        if all(longer):
+            chosen[-1] = longer
+        else:
+            firsts.append(at)
+            chosen.append(both(at, at, (1, 1)))
+    return firsts, chosen
+
+
+def _change(chooser: DegreeChooser, low: int, high: int, before: _Degrees, after: _Degrees) -> int:
+    """Return the size after `low` and up to `high` from which the degrees `after` are faster."""
+    while high - low > max(1, low // RESOLUTION):
+        middle = (low + high) // 2
+        allowed = (chooser.allowed(phase, middle) for phase in PHASES)
+        if all(degree in among for degree, among in zip(after, allowed, strict=True)) and (
+            _seconds(chooser, middle, after) <= _seconds(chooser, middle, before)
+        ):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _seconds(chooser: DegreeChooser, tokens: int, degrees: _Degrees) -> float:
+    return sum(
+        chooser.time(phase, tokens, degree).seconds
+        for phase, degree in zip(PHASES, degrees, strict=True)
+    )
+
+
+def _good(times: _Floats, tolerance: float) -> _Bools:
+    """Return which degrees are as good as the best one of their size."""
+    good: _Bools = np.less_equal(times, times.min(axis=1, keepdims=True) * (1 + tolerance))
+    return good
+
+
+def _fewest(times: _Floats) -> _Bools:
+    """Return where each size's smallest degree is, shape (sizes, degrees)."""
+    smallest = np.isfinite(times).argmax(axis=1)
+    fewest: _Bools = np.arange(times.shape[1]) == smallest[:, None]
+    return fewest
+
+
+def _chunks_are_worth_it(
+    times: Sequence[_Floats], few: Sequence[_Bools], around: _Floats
+) -> _Bools:
+    """Return at which sizes the best degrees save enough of a step, shape (sizes,)."""
+    best, fewest = around.copy(), around.copy()
+    for each, one in zip(times, few, strict=True):
+        best += each.min(axis=1)
+        fewest += each[one]
+    worth_it: _Bools = np.less_equal(best, fewest * (1 - WORTH))
+    return worth_it
+
+
+def _simulated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
+    """Yield each phase's good degrees where every one has to be simulated."""
+    tolerance = NOISE if chooser.is_measured else TOLERANCE
+    for phase in PHASES:
+        degrees = [SimulatedDegrees(chooser, phase, size) for size in sizes]
+        yield partial(_is_near_best, degrees, tolerance)
+
+
+def _is_near_best(
+    degrees: Sequence[SimulatedDegrees], tolerance: float, at: int, degree: int
+) -> bool:
+    return degrees[at].is_near_best(degree, tolerance)
+
+
+def _evaluated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
+    """Yield each phase's good degrees from the times of all of them."""
+    times = [_times(chooser, phase, sizes) for phase in PHASES]
+    good = [_good(each, NOISE if chooser.is_measured else TOLERANCE) for each in times]
+    if chooser.is_measured:
+        few = [_fewest(each) for each in times]
+        around = np.array([chooser.costs.overhead(tokens=size).seconds for size in sizes])
+        worth_it = _chunks_are_worth_it(times, few, around)
+        good = [np.where(worth_it[:, None], many, one) for many, one in zip(good, few, strict=True)]
+    for each in good:
+        yield partial(_is_set, each.tolist())
+
+
+def _is_set(good: Sequence[Sequence[bool]], at: int, degree: int) -> bool:
+    return degree <= len(good[at]) and good[at][degree - 1]
+
+
+def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Floats:
+    """Return the time of each degree, ∞ where it is not allowed.
+
+    Chunk costs are interpolated on a geometric grid, linearly, so that lines stay exact: eight
+    points a factor of two meet a smooth curve within 0.1 %. Evaluating the measured curves for
+    every degree at every size would take ten times as long.
+
+    Returns:
+        Shape (sizes, degrees).
+    """
+    allowed = [chooser.allowed(phase, size) for size in sizes]
+    times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
+    costs, top_k = chooser.costs, chooser.costs.layer.top_k
+    errors = [costs.step_errors(tokens=size) for size in sizes]
+    rows = np.asarray(sizes, float) * top_k
+    grid = _grid(float(top_k), float(rows[-1]))
+    compute = [costs.compute(phase=phase, rows=one).seconds for one in grid.tolist()]
+    for degree in sorted(set().union(*allowed)):
+        where = [at for at, one in enumerate(allowed) if degree in one]
+        chunk = rows[where] / degree
+        near = grid[: np.searchsorted(grid, chunk[-1]) + 1]
+        near = near[max(np.searchsorted(near, chunk[0], side="right") - 1, 0) :]
+        transfer = [costs.transfer(rows=one, degree=degree).seconds for one in near.tolist()]
+        in_step = np.array([errors[at].factor(degree) for at in where])
+        chunks = zip(
+            chunk.tolist(),
+            (in_step * np.interp(chunk, near, transfer)).tolist(),
+            (in_step * np.interp(chunk, grid, compute)).tolist(),
+            strict=True,
+        )
+        times[where, degree - 1] = [
+            costs.makespan(
+                degree=degree,
+                rows=one,
+                transfer_seconds=transfer_seconds,
+                compute_seconds=compute_seconds,
+                order=chooser.bounds.chosen_order,
+            )
+            for one, transfer_seconds, compute_seconds in chunks
+        ]
+    return times
+
+
+def _grid(low: float, high: float) -> _Floats:
+    """Return rows from at most `low` to at least `high`, eight a factor of two."""
+    first = math.floor(POINTS_PER_OCTAVE * math.log2(low))
+    last = math.ceil(POINTS_PER_OCTAVE * math.log2(high))
+    return np.exp2(np.arange(first, last + 1) / POINTS_PER_OCTAVE)

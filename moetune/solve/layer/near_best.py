@@ -1,0 +1,108 @@
+"""Best degrees where memory is reused: few are simulated, as bounds exclude the others."""
+
+from collections.abc import Callable
+from operator import itemgetter
+
+from moetune.domain.layer import PHASES, Phase
+from moetune.solve.layer.choose import NOISE, DegreeChooser
+from moetune.solve.layer.degree import TIE
+from moetune.solve.layer.reuse import lower_bound_seconds
+from moetune.solve.layer.times import PhaseTime
+
+
+class SimulatedDegrees:
+    """A phase's allowed degrees, each simulated when it is first wanted.
+
+    Args:
+        bounds: lower bounds of their times in seconds by degree, ascending.
+    """
+
+    def __init__(self, chooser: DegreeChooser, phase: Phase, tokens: int) -> None:
+        self._chooser = chooser
+        self._phase = phase
+        self._tokens = tokens
+        self._times: dict[int, PhaseTime] = {}
+        bounds = (
+            (
+                degree,
+                lower_bound_seconds(
+                    costs=chooser.costs,
+                    phase=phase,
+                    strategy=chooser.strategy,
+                    tokens=tokens,
+                    degree=degree,
+                ),
+            )
+            for degree in chooser.allowed(phase, tokens)
+        )
+        self.bounds = dict(sorted(bounds, key=itemgetter(1)))
+
+    def time(self, degree: int) -> PhaseTime:
+        """Return the phase's time in so many chunks."""
+        if degree not in self._times:
+            self._times[degree] = self._chooser.time(self._phase, self._tokens, degree)
+        return self._times[degree]
+
+    def is_near_best(self, degree: int, tolerance: float) -> bool:
+        """Return whether the degree's time is so near to the best one's.
+
+        Others are simulated, those with the smallest bounds first, until that is certain.
+        """
+        if degree not in self.bounds:
+            return False
+        seconds, longer = self.time(degree).seconds, 1 + tolerance
+        if any(seconds > one.seconds * longer for one in self._times.values()):
+            return False
+        for other, at_least in self.bounds.items():
+            if seconds <= at_least * longer:
+                return True
+            if seconds > self.time(other).seconds * longer:
+                return False
+        return True
+
+
+def near_best(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, float]:
+    """Return the seconds of all degrees within `NOISE` of the best, and of some others."""
+    degrees = SimulatedDegrees(chooser, phase, tokens)
+    found: dict[int, float] = {}
+    for degree, at_least in degrees.bounds.items():
+        if found and at_least > min(found.values()) * (1 + NOISE):
+            break
+        found[degree] = degrees.time(degree).seconds
+    return found
+
+
+def fewest_near_best(
+    chooser: DegreeChooser, tokens: int, fits: Callable[[tuple[int, int]], bool]
+) -> tuple[PhaseTime, PhaseTime] | None:
+    """Return the fewest chunks of both phases that tie with the best, or are within noise.
+
+    Args:
+        fits: tells of the degrees of both phases whether they may be chosen.
+
+    Returns:
+        None where nothing fits.
+    """
+    forward, backward = (SimulatedDegrees(chooser, phase, tokens) for phase in PHASES)
+    pairs = sorted(
+        (one + other, (first, second))
+        for first, one in forward.bounds.items()
+        for second, other in backward.bounds.items()
+    )
+
+    def seconds(degrees: tuple[int, int]) -> float:
+        return forward.time(degrees[0]).seconds + backward.time(degrees[1]).seconds
+
+    best: float | None = None
+    for at_least, degrees in pairs:
+        if best is not None and at_least >= best:
+            break
+        if fits(degrees):
+            found = seconds(degrees)
+            best = found if best is None else min(best, found)
+    if best is None:
+        return None
+    limit = best * (1 + (NOISE if chooser.is_measured else TIE))
+    near = sorted((sum(degrees), degrees) for at_least, degrees in pairs if at_least <= limit)
+    few = next(two for _, two in near if fits(two) and seconds(two) <= limit)
+    return forward.time(few[0]), backward.time(few[1])
