@@ -18,10 +18,10 @@ another order is what the kit finds. The exit of `FakeCuda` raises what went wro
 `check_orders` compares the collectives of several ranks' runs: two communicators in different
 orders, sends and receives that wait for each other, a collective that a rank leaves out.
 
-`lanes` decides what runs before what. `streams` and `tensors`, with `patches`, are what `torch.cuda`
-and torch's operations report to it, and `device` puts them together. `world` is torch.distributed,
-with the communicators of `group`, and `orders` compares ranks. What is not imitated stands in the
-docstrings of `FakeCuda` and `MirrorWorld`. Written for torch 2.13.
+`lanes` decides what runs before what. `streams` and `tensors`, with `patches`, are what
+`torch.cuda` and torch's operations report to it, and `device` puts them together. `world` is
+torch.distributed, with the communicators of `group`, and `orders` compares ranks. What is not
+imitated stands in the docstrings of `FakeCuda` and `MirrorWorld`. Written for torch 2.13.
 """
 
 from tests.cuda_kit.device import CudaFaultError, FakeCuda

@@ -25,7 +25,10 @@ EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_emp
 BLOCKING = frozenset({"_local_scalar_dense", "equal", "nonzero", "masked_select", "bincount"})
 """Operations on a GPU whose result the host waits for."""
 COPIES = frozenset({"copy_", "_to_copy"})
+BY_ROW = frozenset({"index_add_", "index_copy_", "index_select"})
+"""Operations that touch only those rows of their first argument which the third one names."""
 HOST = torch.device("cpu")
+_TO_LIST = torch.Tensor.tolist  # before it is patched
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,10 @@ class Tensors:
             if name in COPIES and (len({self.device_of(t) for t in [*reads, *writes, *made]}) > 1):
                 source, into = (reads or writes)[-1], (writes or made)[0]
                 self._copy(source, into, non_blocking=_non_blocking(func, args, kwargs))
-            elif name not in EMPTY:
+                return
+            if name in BY_ROW and args[1] == 0:
+                reads, writes = (_only_rows(some, args[0], args[2]) for some in (reads, writes))
+            if name not in EMPTY:
                 self._run(name, device, reads, [*writes, *made])
 
     def constant(self, tensor: torch.Tensor, target: Target) -> None:
@@ -278,6 +284,14 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _is_among(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
     storage = tensor.untyped_storage()._cdata
     return any(one.untyped_storage()._cdata == storage for one in others)
+
+
+def _only_rows(
+    tensors: Sequence[torch.Tensor], whole: torch.Tensor, index: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the tensors with `whole` replaced by some of its rows."""
+    rows = [whole[row] for row in sorted(set(_TO_LIST(index.flatten())))]
+    return [part for one in tensors for part in (rows if one is whole else [one])]
 
 
 def _non_blocking(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

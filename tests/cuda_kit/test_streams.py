@@ -110,6 +110,23 @@ def test_two_reads_and_other_bytes_of_a_buffer_need_no_order() -> None:
         del total, other
 
 
+def test_rows_that_are_named_by_an_index_are_the_only_ones_touched() -> None:
+    def run(rows: list[int]) -> None:
+        with FakeCuda():
+            values, side = torch.zeros(4, 2, device=GPU), _side()
+            first, others = torch.tensor([0], device=GPU), torch.tensor(rows, device=GPU)
+            side.wait_stream(torch.cuda.current_stream(GPU))
+            values.index_add_(0, first, torch.ones(1, 2, device=GPU))
+            with torch.cuda.stream(side):
+                picked = values.index_select(0, others)
+            torch.cuda.current_stream(GPU).wait_stream(side)
+            del picked
+
+    run([3, 1])
+    with pytest.raises(CudaFaultError, match=r"written by index_add_ .* read by index_select"):
+        run([3, 0])
+
+
 def test_an_order_reaches_through_other_streams_and_events() -> None:
     with FakeCuda():
         values, first, second = _ones(), _side(), _side()

@@ -4,7 +4,9 @@ Collectives run in the process group's own lanes, as NCCL's do: behind the curre
 time of issue, and waited for by whatever stream is current when `wait` is called. Those of tensors
 on the host run as gloo's do, until the host waits. Peers have this rank's data: what a rank gets
 from another is what it would itself send to its own place, repeated or cut to the size that it
-expects. So values are plausible, and only real ranks can tell whether they are right. A run of each rank gives one log of collectives each, which `orders.check_orders` compares.
+expects. So values are plausible, and only real ranks can tell whether they are right.
+
+A run of each rank gives one log of collectives each, which `orders.check_orders` compares.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +33,8 @@ class MirrorWorld:
     Args:
         backends: by device type, as in `init_process_group("cpu:gloo,cuda:nccl")`.
         seconds: simulated time of a collective.
-        says: what a rank says in an exchange of objects where this one says something; default,
-            the same.
+        says: what a rank says in an exchange of objects, given what this one says, this rank and
+            that one; default, the same.
 
     Attributes:
         log: what this rank issued, for `check_orders`.
@@ -46,7 +48,7 @@ class MirrorWorld:
         num_ranks: int = 2,
         backends: Mapping[str, str] = MappingProxyType({"cpu": "gloo", "cuda": "nccl"}),
         seconds: float = SECONDS,
-        says: Callable[[Any, int], Any] | None = None,
+        says: Callable[[Any, int, int], Any] | None = None,
     ) -> None:
         self.cuda, self.rank, self.num_ranks = cuda, rank, num_ranks
         self.backends, self.seconds, self.says = backends, seconds, says
@@ -103,7 +105,7 @@ class MirrorWorld:
             original(found, value, group=group)
             if self.says is not None:
                 members = self.groups[0].members if group is None else group.members
-                found[:] = [self.says(value, rank) for rank in members]
+                found[:] = [self.says(value, self.rank, rank) for rank in members]
 
         return all_gather_object
 
