@@ -2,7 +2,7 @@
 
 Layers, sharded models and measurements communicate through it alone. `OneRank` needs no
 torch.distributed; `process_group.GroupCommunicator` is any of its groups, and
-`gloo.GlooCommunicator` one for CPU tensors. `gloo.communicator_of` chooses.
+`gloo.ReceivesFirst` adds an exchange for CPU tensors. `gloo.communicator_of` chooses.
 """
 
 from abc import ABC, abstractmethod
@@ -28,12 +28,15 @@ class Communicator(ABC):
     Attributes:
         rank: this rank's index in the group.
         members: the group's ranks in the world, in order.
-        device: takes part in collectives of values from anywhere: the GPU with NCCL, else the CPU.
     """
 
     rank: int
     members: tuple[int, ...]
-    device: torch.device
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """A device that the group has a backend for, for values that come from anywhere."""
 
     @property
     def num_ranks(self) -> int:

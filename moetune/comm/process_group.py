@@ -38,10 +38,15 @@ class GroupCommunicator(Communicator):
         self.group: dist.ProcessGroup | None = group if group is not None else dist.group.WORLD
         self.rank = dist.get_rank(self.group)
         self.members = tuple(dist.get_process_group_ranks(self.group))
-        self.device = torch.device("cpu")
-        if dist.get_backend(self.group) == "nccl":
-            self.device = torch.device("cuda", torch.cuda.current_device())
         self._group_rank = GroupRank(self.rank, self.members)
+
+    @property
+    def device(self) -> torch.device:
+        """The CPU where the group has a backend for it, else the current GPU."""
+        backends = dist.get_backend_config(self.group).split(",")
+        if any(one.startswith("cpu:") for one in backends):
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
 
     def all_to_all(
         self,

@@ -7,7 +7,6 @@ the collectives that are measured: one for the main thread, one for the thread o
 import datetime as dt
 from collections.abc import Iterable
 
-import torch
 import torch.distributed as dist
 
 from moetune.comm.gloo import communicator_of, new_communicator
@@ -34,21 +33,16 @@ class MeasuringRanks:
         self.votes = new_communicator(backend="gloo", timeout_seconds=timeout_seconds)
         self._groups: dict[Group, Communicator | None] = {}
 
-    def open_groups(
-        self, groups: Iterable[Group], *, ranks_per_node: int, device: torch.device
-    ) -> None:
+    def open_groups(self, groups: Iterable[Group], *, ranks_per_node: int) -> None:
         """Form all groups of each kind, on all ranks together.
 
         Groups of one kind are measured at the same time, as they communicate in training.
-
-        Args:
-            device: of the tensors that will travel.
         """
         alone = {(1, 0)}
         for group in sorted(set(groups) - self._groups.keys() - alone):
-            self._groups[group] = self._open(group, ranks_per_node, device)
+            self._groups[group] = self._open(group, ranks_per_node)
 
-    def _open(self, group: Group, ranks_per_node: int, device: torch.device) -> Communicator | None:
+    def _open(self, group: Group, ranks_per_node: int) -> Communicator | None:
         """Form all groups of one kind: torch wants all ranks to take part, even those in none."""
         mine: Communicator | None = None
         for ranks in members(
@@ -56,7 +50,7 @@ class MeasuringRanks:
         ):
             made = dist.new_group(list(ranks), timeout=dt.timedelta(seconds=self._timeout_seconds))
             if self.control.rank in ranks:
-                mine = communicator_of(made, device=device)
+                mine = communicator_of(made)
         return mine
 
     def group(self, group: Group) -> Communicator | None:

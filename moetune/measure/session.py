@@ -116,7 +116,6 @@ def run_session(
     ranks.open_groups(
         [*groups, (control.num_ranks, 0)],
         ranks_per_node=assignment.ranks_per_node or control.num_ranks,
-        device=device.torch_device,
     )
     sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
     effort = _EFFORTS[assignment.preset].for_sharers(max(sharers))

@@ -34,7 +34,7 @@ def test_a_future_of_a_failed_exchange_fails() -> None:
 
 @pytest.fixture
 def one() -> OneRank:
-    group = communicator_of(None, device=CPU)
+    group = communicator_of(None)
     assert isinstance(group, OneRank)
     return group
 

@@ -16,7 +16,7 @@ from moetune.comm.agree import (
     largest,
     vote,
 )
-from moetune.comm.gloo import GlooCommunicator, communicator_of, new_communicator
+from moetune.comm.gloo import ReceivesFirst, communicator_of, new_communicator
 from moetune.comm.group import Communicator, OneRank
 from moetune.domain.errors import CollectiveError, InputError, RankMismatchError
 
@@ -25,7 +25,7 @@ Check = Callable[[Communicator], None]
 
 
 def all_checks() -> None:
-    communicator = communicator_of(None, device=CPU)
+    communicator = communicator_of(None)
     failures = []
     for check in CHECKS:
         try:
@@ -296,7 +296,7 @@ CHECKS: tuple[Check, ...] = (
 
 def a_rank_dies() -> None:
     """Let the last rank die with every kind of exchange under way on the first."""
-    group = GlooCommunicator(None)
+    group = ReceivesFirst(None)
     group.barrier("the start")
     if group.rank == group.num_ranks - 1:
         os._exit(1)
@@ -322,7 +322,7 @@ def lone(group: Communicator, rows: torch.Tensor) -> None:
 
 def a_watched_exchange_fails() -> None:
     """Let a rank die while a thread waits for the other's exchange."""
-    group = GlooCommunicator(None)
+    group = ReceivesFirst(None)
     group.barrier("the start")
     if group.rank == 1:
         os._exit(1)

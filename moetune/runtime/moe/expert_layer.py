@@ -89,8 +89,7 @@ class ExpertLayer(nn.Module, ABC):
             group = _expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
             check_joined("the layer")
-            target = torch.get_default_device() if device is None else torch.device(device)
-            communicator = communicator_of(group, device=target)
+            communicator = communicator_of(group)
         self.communicator, self.mesh = communicator, mesh
         check_divisible(num_experts, self.communicator.num_ranks)
         self._tracker, self._host_tracker = MemoryTracker("device"), MemoryTracker("host")
@@ -127,7 +126,7 @@ class ExpertLayer(nn.Module, ABC):
         """
         if self.gate.weight.is_meta:
             return
-        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.gate.weight.device)
+        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.communicator.device)
         if self.communicator.num_ranks > 1:
             seed = self.communicator.all_gather_values(seed, "the exchange of the experts' seed")[0]
         self.gate.reset(int(seed))

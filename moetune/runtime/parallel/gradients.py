@@ -79,7 +79,7 @@ class GradientBuffer:
         sizes = [parameter.numel() for parameter in parameters]
         first = parameters[0]
         self._buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self._communicator = communicator_of(group, device=first.device)
+        self._communicator = communicator_of(group)
         self._views = [
             (parameter, part.view_as(parameter))
             for parameter, part in zip(parameters, self._buffer.split(sizes), strict=True)

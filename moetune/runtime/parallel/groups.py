@@ -51,9 +51,7 @@ class ParallelGroups:
     @property
     def tensor_communicator(self) -> Communicator:
         """The tensor-parallel group."""
-        return communicator_of(
-            self.mesh.get_group("tp"), device=torch.device(self.mesh.device_type)
-        )
+        return communicator_of(self.mesh.get_group("tp"))
 
     @property
     def replica(self) -> int:
