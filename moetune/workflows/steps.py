@@ -182,7 +182,7 @@ class LayerSteps:
 
     def _now(self) -> float:
         if self.x_TD.is_cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.x_TD.device)
         return time.perf_counter()
 
 

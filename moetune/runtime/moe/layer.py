@@ -16,7 +16,7 @@ from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepActivations
-from moetune.runtime.moe.offload import Copies, Host, HostPool, Offload, copies_of
+from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
 from moetune.runtime.moe.reuse import ReuseBuffers
 
 
@@ -67,8 +67,7 @@ class MoELayer(ExpertLayer):
 
     @cached_property
     def _host(self) -> Host:
-        copies = copies_of(self.experts.w1.device)
-        return Host(pool=HostPool(self._host_tracker), copies=copies)
+        return Host(pool=HostPool(self._host_tracker), copies=DeviceCopies())
 
     def _policy(
         self,

@@ -18,6 +18,7 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def run(self, transfer: Callable[[], Wait | None]) -> Wait:
@@ -28,7 +29,7 @@ class SideStream:
         """
         if self._stream is None:
             return transfer() or _nothing
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             wait = transfer()
         done = self._stream.record_event()
@@ -36,7 +37,7 @@ class SideStream:
         def join() -> None:
             if wait is not None:
                 wait()
-            torch.cuda.current_stream().wait_event(done)
+            torch.cuda.current_stream(self._device).wait_event(done)
 
         return join
 
