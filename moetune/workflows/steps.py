@@ -28,7 +28,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.block import Attention, Block, FeedForward
 from moetune.runtime.plans.phases import PhaseRecorder
-from moetune.runtime.trace import HostRecorder, NoRecorder, RecordedSpan
+from moetune.runtime.trace import NoRecorder, RecordedSpan, recorder_of
 from moetune.workflows.launch import rank_device, run_on_ranks
 
 _NUM_EXPERTS = 2
@@ -150,8 +150,7 @@ class LayerSteps:
 
     def record(self, decision: Decision) -> tuple[RecordedSpan, ...]:
         """Run one step and return the spans of its parts on this rank."""
-        recorder = HostRecorder()
-        self.layer.recorder = recorder
+        self.layer.recorder = recorder = recorder_of(self.x_TD.device)
         try:
             self.run(decision)
         finally:
