@@ -55,15 +55,20 @@ def tensor_layer(*, sequence_parallel: bool) -> TensorExpertLayer:
 
 
 class Model(nn.Module):
-    """Four dense layers and one of experts."""
+    """Four dense layers and one of experts.
 
-    def __init__(self, width: int = 16) -> None:
+    Args:
+        is_reversed: the dense layers run in another order than they are registered in.
+    """
+
+    def __init__(self, width: int = 16, *, is_reversed: bool = False) -> None:
         super().__init__()
+        self.is_reversed = is_reversed
         self.dense = nn.ModuleList([nn.Linear(width, width) for _ in range(4)])
         self.experts = MoELayer(width, width, 4, 2, pipeline=3, memory_reuse="S1")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.dense:
+        for layer in reversed(self.dense) if self.is_reversed else self.dense:
             x = torch.relu(layer(x))
         y: torch.Tensor = self.experts(x)
         return y

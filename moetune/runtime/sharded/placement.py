@@ -28,7 +28,7 @@ class SideStream:
             transfer: starts it; a wait that it returns runs before that for the stream.
         """
         if self._stream is None:
-            return transfer() or _nothing
+            return transfer() or nothing
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             wait = transfer()
@@ -45,13 +45,17 @@ class SideStream:
         """Begin a transfer as `run` does; on a CPU only when the returned wait is called."""
         return transfer if self._stream is None else self.run(transfer)
 
+    def mark(self) -> Wait:
+        """Return a function that blocks the host until the transfers so far are over."""
+        return nothing if self._stream is None else self._stream.record_event().synchronize
+
     def synchronize(self) -> None:
         """Block the host until the stream is idle."""
         if self._stream is not None:
             self._stream.synchronize()
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Wait for nothing."""
 
 
