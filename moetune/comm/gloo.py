@@ -90,6 +90,7 @@ def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
 def new_communicator(
     members: Sequence[int] | None = None,
     *,
+    purpose: str,
     backend: str | None = None,
     timeout_seconds: float | None = None,
 ) -> Communicator:
@@ -99,6 +100,7 @@ def new_communicator(
 
     Args:
         members: ranks in the world, in order; default, all.
+        purpose: of the group, for torch's watchdog and flight recorder.
         backend: default, the world's.
         timeout_seconds: how long a rank waits for the others; default, torch's.
     """
@@ -109,8 +111,9 @@ def new_communicator(
         return OneRank()
     timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
     group: dist.ProcessGroup = dist.new_group(
-        ranks, timeout=timeout, backend=backend, use_local_synchronization=ranks is not None
-    )
+        ranks, timeout=timeout, backend=backend, use_local_synchronization=ranks is not None,
+        group_desc=f"moetune: {purpose}",
+    )  # fmt: skip
     return ReceivesFirst(group)
 
 

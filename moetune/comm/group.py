@@ -22,8 +22,10 @@ class Communicator(ABC):
 
     Every rank issues the same collectives in the same order, also those of zero rows: a rank that
     skipped one would leave the others waiting. Methods that return a `Transfer` have issued it, and
-    the caller waits for it; the others block. `name` is the collective's name in errors. All
-    methods, and waits, raise CollectiveError if the collective fails.
+    the caller waits for it; the others block. `name` is the collective's name in errors and
+    profiles. All methods, and waits, raise CollectiveError if the collective fails. With NCCL
+    they do so only if it cannot be issued: waiting orders streams, and a failure on the wire ends
+    the process by torch's watchdog, whose text has the group's description.
 
     Attributes:
         rank: this rank's index in the group.

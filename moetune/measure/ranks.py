@@ -29,8 +29,10 @@ class MeasuringRanks:
 
     def __init__(self, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
-        self.control = new_communicator(backend="gloo", timeout_seconds=timeout_seconds)
-        self.votes = new_communicator(backend="gloo", timeout_seconds=timeout_seconds)
+        self.control, self.votes = (
+            new_communicator(purpose=purpose, backend="gloo", timeout_seconds=timeout_seconds)
+            for purpose in ("control of the measurements", "votes of a background load")
+        )
         self._groups: dict[Group, Communicator | None] = {}
 
     def open_groups(self, groups: Iterable[Group], *, ranks_per_node: int) -> None:
@@ -48,7 +50,10 @@ class MeasuringRanks:
         for ranks in members(
             group, num_ranks=self.control.num_ranks, ranks_per_node=ranks_per_node
         ):
-            made = dist.new_group(list(ranks), timeout=dt.timedelta(seconds=self._timeout_seconds))
+            made = dist.new_group(
+                list(ranks), timeout=dt.timedelta(seconds=self._timeout_seconds),
+                group_desc="moetune: measured collectives",
+            )  # fmt: skip
             if self.control.rank in ranks:
                 mine = communicator_of(made)
         return mine

@@ -41,7 +41,7 @@ def one() -> OneRank:
 
 def test_one_rank_needs_no_process_group(one: OneRank) -> None:
     assert (one.rank, one.num_ranks, one.members) == (0, 1, (0,))
-    assert isinstance(new_communicator(), OneRank)
+    assert isinstance(new_communicator(purpose="all"), OneRank)
     assert not torch.distributed.is_initialized()
 
 

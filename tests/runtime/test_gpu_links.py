@@ -7,7 +7,10 @@ import torch
 
 from moetune.comm.gloo import communicator_of
 from moetune.domain.constraints import Strategy
+from moetune.domain.errors import CollectiveError
+from moetune.domain.layout import Layout
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.groups import join
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.runtime.gpu_runs import (
     BOTH,
@@ -70,6 +73,47 @@ def test_a_moved_layer_has_the_parameters_of_one_that_was_made_there() -> None:
 
     for one, other in zip(parameters(None), parameters(GPU), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_profiler_shows_every_collective_under_its_name() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda):
+        layer = moe_layer()
+        layer.pin(decision("S1", (2, 3)))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            step(layer)
+    names = [one.key for one in profile.key_averages() if one.key.startswith("moetune ")]
+    phases = [
+        f"moetune {phase} {name} {chunk} of {degree}"
+        for phase, degree in (("forward", 2), ("backward", 3))
+        for name in ("dispatch", "combine")
+        for chunk in range(1, degree + 1)
+    ]
+    others = {
+        "the agreement on tokens", "the exchange of token counts", "the exchange of weights",
+        "the exchange of the weights' gradients",
+    }  # fmt: skip
+    assert set(names) == {*phases, *(f"moetune {name}" for name in others)}
+
+
+def test_a_failure_to_issue_names_the_exchange_and_where_torch_says_more() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda, backends={"cpu": "gloo"}):
+        on_cpu, on_gpu = torch.ones(3), torch.ones(4, device=GPU)
+        with pytest.raises(CollectiveError, match="a sum failed on rank 0 of 2") as failure:
+            communicator_of(None).all_reduce(on_gpu, "a sum")
+        assert "torchfrtrace" in failure.value.hint
+        with pytest.raises(CollectiveError) as failure:
+            communicator_of(None).all_gather(on_cpu, torch.ones(1), "values")
+        assert "torchfrtrace" not in failure.value.hint
+
+
+def test_groups_say_what_they_are_for() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda, says=experts_say) as world:
+        train_sharded(dtype=torch.float32, offload=False, in_backward=False, num_steps=1)
+        assert {one.desc for one in world.groups} == {"the world", "moetune: a model's chunks"}
+    with FakeCuda() as cuda, MirrorWorld(cuda, num_ranks=8) as world:
+        join(Layout(pp=2, dp=4, tp=1, ep=2, expert_parallel="all_to_all"), device_type="cuda")
+        purposes = ("pp", "dp", "tp", "experts", "replicas of experts")
+        assert {one.desc for one in world.groups[1:]} == {f"moetune: {name}" for name in purposes}
 
 
 @pytest.mark.parametrize("offload", [False, True])

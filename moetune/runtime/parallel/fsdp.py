@@ -73,7 +73,7 @@ def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Modul
 def _communicator(mesh: DeviceMesh) -> Communicator:
     if mesh.ndim == 1:
         return GroupCommunicator(mesh.get_group())
-    return new_communicator(mesh.mesh.flatten().tolist())
+    return new_communicator(mesh.mesh.flatten().tolist(), purpose="data-parallel ranks")
 
 
 def _distribute(experts: Experts, mesh: DeviceMesh) -> None:
@@ -131,7 +131,9 @@ def _expert_mesh(
     if mesh is None or mesh.device_type != device_type or not mesh.mesh_dim_names:
         placement = layer.experts.placement
         mine = [group[placement.rank] for group in groups]
-        replicas = dist.new_group(mine, use_local_synchronization=True)
+        replicas = dist.new_group(
+            mine, use_local_synchronization=True, group_desc="moetune: replicas of experts"
+        )
         mesh = DeviceMesh.from_group(
             [replicas, placement.process_group], device_type, mesh=torch.tensor(groups),
             mesh_dim_names=(_REPLICAS, EXPERTS),

@@ -99,23 +99,25 @@ def join(
     if mesh is not None:
         ranks = _ranks_of(mesh, layout)
 
-    def group(rows: torch.Tensor) -> dist.ProcessGroup:
+    def group(name: str, rows: torch.Tensor) -> dist.ProcessGroup:
         mine: dist.ProcessGroup
-        mine, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
+        mine, _ = dist.new_subgroups_by_enumeration(
+            rows.tolist(), timeout=timeout, group_desc=f"moetune: {name}"
+        )
         return mine
 
     groups = {
-        name: mesh.get_group(name) if mesh else group(ranks.movedim(dim, -1).flatten(0, 1))
+        name: mesh.get_group(name) if mesh else group(name, ranks.movedim(dim, -1).flatten(0, 1))
         for dim, name in enumerate(_DIMS)
     }
     experts, replicas = groups["tp"], groups["dp"]
     if layout.expert_parallel == "all_to_all":
         cut = ranks.view(layout.pp, -1, layout.ep, layout.tp)
-        experts = (
-            groups["dp"] if layout.ep == layout.dp else group(cut.movedim(2, -1).flatten(0, 2))
-        )
+        experts = groups["dp"]
+        if layout.ep != layout.dp:
+            experts = group("experts", cut.movedim(2, -1).flatten(0, 2))
         if layout.ep > 1:
-            replicas = group(cut.movedim(1, -1).flatten(0, 2))
+            replicas = group("replicas of experts", cut.movedim(1, -1).flatten(0, 2))
     if mesh is None:
         mesh = DeviceMesh.from_group(
             list(groups.values()), device_type, mesh=ranks, mesh_dim_names=tuple(groups)

@@ -206,7 +206,7 @@ class StoredChunk:
         self.num_readers = 0
 
     def make_writable(self) -> None:
-        """Block the host, which has waited for no gather, until none reads a shard in its memory."""
+        """Block the host, which waited for no gather, until none reads a shard in its memory."""
         if self.is_offloaded:
             self._end_last_gather()
 
