@@ -153,7 +153,8 @@ def _gate_grads(
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
     """Return all tokens as one block, or several where the gate widens their values."""
     num_tokens, width = x_TD.shape
-    step = max(1, num_tokens if x_TD.dtype == dtype else _WIDENED_VALUES[x_TD.device.type] // width)
+    values = _WIDENED_VALUES.get(x_TD.device.type, _WIDENED_VALUES["cuda"])
+    step = max(1, num_tokens if x_TD.dtype == dtype else values // width)
     return [slice(low, low + step) for low in range(0, num_tokens, step)]
 
 

@@ -236,7 +236,8 @@ class CombineWeights:
             grad: (R, D), dy of every row.
             grad_hidden: (R, H), dy·W₂ᵀ.
         """
-        step = max(1, _DOT_VALUES[grad.device.type] // hidden.shape[1])
+        values = _DOT_VALUES.get(grad.device.type, _DOT_VALUES["cuda"])
+        step = max(1, values // hidden.shape[1])
         for low in range(0, len(grad), step):
             some = slice(low, low + step)
             out = self._grads_R1[some]
