@@ -97,6 +97,7 @@ class Buffer:
     """
 
     name: str
+    num_bytes: int
     device: torch.device
     home: Lane | None
     is_pinned: bool = False

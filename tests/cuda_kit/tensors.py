@@ -60,6 +60,12 @@ class Tensors:
         self._target = threading.local()
         self._lock = threading.RLock()
 
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All memory that lives."""
+        self.collect()
+        return tuple(self._buffers.values())
+
     # Devices
 
     def device_of(self, tensor: torch.Tensor) -> torch.device:
@@ -72,10 +78,10 @@ class Tensors:
         storage = tensor.untyped_storage()
         found = self._buffers.get(storage._cdata)
         if found is None:
-            found = self._buffers[storage._cdata] = Buffer("?", HOST, None)
             self._num_buffers += 1
-            number, key = self._num_buffers, storage._cdata
-            found.name = f"buffer {number} of {storage.nbytes()} bytes"
+            key, num_bytes = storage._cdata, storage.nbytes()
+            name = f"buffer {self._num_buffers} of {num_bytes} bytes"
+            found = self._buffers[key] = Buffer(name, num_bytes, HOST, None)
             weakref.finalize(storage, self._freed.append, key).atexit = False
         return found
 

@@ -17,6 +17,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
+from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.workspace import MemoryTracker
 
 
@@ -108,6 +109,7 @@ class HostPool:
     """Host buffers that steps borrow and give back: pinned ones where there is a GPU.
 
     Free buffers are reused and grow to the largest step, so that later steps allocate nothing.
+    Pinned ones have all that torch's allocator takes for them, up to twice the size.
 
     Attributes:
         is_pageable: pinned memory was not available.
@@ -152,7 +154,7 @@ class HostPool:
     def _allocate(self, size: int, *, pinned: bool) -> torch.Tensor:
         if pinned and not self.is_pageable:
             try:
-                buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+                buffer = torch.empty(pinned_bytes(size), dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 self.is_pageable = True
                 warnings.warn(

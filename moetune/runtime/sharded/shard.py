@@ -75,7 +75,9 @@ def shard(
     capacity = cache_capacity(packed, options)
     if options.offload:
         copies = 2 + state_copies(optimizer)
-        agree(replicas, model, options, check_host_memory(packed, replicas, copies=copies))
+        pins = options.pin and builder.placement.device.type != "cpu"
+        problem = check_host_memory(packed, replicas, copies=copies, pins=pins)
+        agree(replicas, model, options, problem)
     chunks = tuple(builder.store(number, chunk) for number, chunk in enumerate(packed))
     _move_buffers(model, builder.placement.device)
     cache = Cache(chunks, capacity)
