@@ -7,13 +7,17 @@ the collectives that are measured: one for the main thread, one for the thread o
 import datetime as dt
 from collections.abc import Iterable
 
+import torch
 import torch.distributed as dist
 
+from moetune.comm.agree import largest
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.group import Communicator
 from moetune.domain.cluster import Group, members
+from moetune.measure.device import Device
 
 _TIMEOUT_SECONDS = 120.0
+_MEMORY_STEP_BYTES = 2**28
 
 
 class MeasuringRanks:
@@ -57,6 +61,22 @@ class MeasuringRanks:
             if self.control.rank in ranks:
                 mine = communicator_of(made)
         return mine
+
+    def usable_bytes(self, device: Device) -> int | None:
+        """Return the memory of the rank whose device has least, once an exchange has begun.
+
+        NCCL allocates its buffers with the first one, by the number of peers. Rounded down, so that
+        one machine's runs agree. None on a CPU.
+        """
+        everybody = self._groups[self.control.num_ranks, 0] if self.control.num_ranks > 1 else None
+        if everybody is not None:
+            mine = torch.zeros(everybody.num_ranks, device=device.torch_device)
+            everybody.all_to_all_blocks(mine, "the first exchange")
+        usable_bytes = device.usable_bytes()
+        if usable_bytes is None:
+            return None
+        (least,) = largest(self.control, (-usable_bytes,), "usable memory")
+        return int(-least) // _MEMORY_STEP_BYTES * _MEMORY_STEP_BYTES
 
     def group(self, group: Group) -> Communicator | None:
         """Return this rank's group of that kind, None if it is in none."""

@@ -8,7 +8,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
 
 from moetune.comm.agree import first_text, largest
@@ -75,10 +75,12 @@ class Estimates:
 
     Args:
         total_seconds: of all visits.
+        usable_bytes: memory of a device that tensors can have; None on a CPU.
     """
 
     seconds: Mapping[Point, float]
     total_seconds: float
+    usable_bytes: int | None = None
 
 
 News = Estimates | Sample
@@ -124,7 +126,9 @@ def run_session(
     )
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
     by_worth = tiers(assignment.needed, assignment.others)
-    estimates = _estimates(assignment, by_worth, rates, effort)
+    # Behind the probe: kernels and workspaces take memory, too.
+    usable_bytes = ranks.usable_bytes(device)
+    estimates = replace(_estimates(assignment, by_worth, rates, effort), usable_bytes=usable_bytes)
     if control.rank == 0:
         on_news(estimates)
     if not assignment.plan_only:

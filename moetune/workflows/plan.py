@@ -194,7 +194,7 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
             costs=costs,
             resamples=resamples,
             bounds=constraints.bounds,
-            device_memory_bytes=machine.memory_bytes,
+            device_memory_bytes=machine.plannable_bytes,
             provenance=profile.provenance,
         )
     return solve_layout(
@@ -207,7 +207,7 @@ def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> S
             bounds=constraints.bounds,
             per_node=machine.devices_per_node,
             runs_ahead=machine.kind == "cuda",
-            device_memory_bytes=machine.memory_bytes,
+            device_memory_bytes=machine.plannable_bytes,
             host_memory_bytes=host_memory_bytes(profile),
             provenance=profile.provenance,
             error=OF_MODELS,

@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moetune.config import Launch
@@ -166,7 +166,8 @@ def measure_profile(
     recorder = SampleRecorder(machine=cluster.machine, progress=shown)
     _measure(request, setting, cluster, (), recorder)
     name = profile_name(request, cluster)
-    profile = _fit(name, cluster, recorder.samples, request.seed)
+    found = replace(cluster, machine=recorder.machine)
+    profile = _fit(name, found, recorder.samples, request.seed)
     shown.finish(summarize(profile))
     return profile
 
@@ -218,7 +219,8 @@ def profile_machine(
     )
     with run:
         _measure(request, setting, cluster, known, recorder)
-        profile = _fit(name, cluster, run.samples(), request.seed)
+        found = replace(cluster, machine=recorder.machine)
+        profile = _fit(name, found, run.samples(), request.seed)
         run.complete(profile)
     groups = summarize(profile)
     progress.finish(groups)
