@@ -61,7 +61,9 @@ def _mean_over(group: dist.ProcessGroup | None, layer: MoELayer) -> GradientMean
     groups = expert_groups(layer, data_parallel)
     mesh = mesh_of_replicas(layer, groups)
     if mesh is None:
-        replicas = new_communicator([each[layer.communicator.rank] for each in groups], purpose="replicas of experts")
+        replicas = new_communicator(
+            [each[layer.communicator.rank] for each in groups], purpose="replicas of experts"
+        )
     else:
         replicas = communicator_of(mesh.get_group(0))
     return GradientMean(scale=1 / data_parallel.num_ranks, replicas=replicas)
