@@ -115,7 +115,7 @@ def drift_of(samples: Iterable[Sample]) -> float:
         return DRIFT
     order = np.argsort(apart)
     reached = np.cumsum(np.array(weights)[order]) >= _MOST * math.fsum(weights)
-    found = apart[order[int(np.argmax(reached))]] / _NINE_OF_TEN
+    found = apart[int(order[np.argmax(reached)])] / _NINE_OF_TEN
     return min(max(found, LEAST_DRIFT), LARGEST_DRIFT)
 
 
