@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from moetune.domain.cluster import HOST_MEMORY
 from moetune.domain.constraints import Constraints
 from moetune.domain.corrections import corrections_words
-from moetune.domain.costs import ModelError
+from moetune.domain.costs import Costs, ModelError
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
 from moetune.domain.operations import corrected_op, operations_of
 from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
@@ -194,8 +195,7 @@ def _solve(
     constraints, transformer, machine = request.constraints, request.whole, profile.machine
     allowed = constraints.allow_modelled
     costs = costs_of(profile, allow_modelled=allowed)
-    drawn = resample_costs(profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allowed)
-    resamples = tuple(corrected(one, profile.corrections) for one in drawn)
+    resamples = drawn_costs(profile, allow_modelled=allowed)
     if transformer is None:
         return solve_plan(
             inputs=inputs,
@@ -206,22 +206,47 @@ def _solve(
             provenance=profile.provenance,
             error=layer_error,
         )
-    return solve_layout(
-        LayoutProblem(
-            inputs=inputs,
-            model=transformer,
-            pins=constraints.pins,
-            costs=costs,
-            resamples=resamples,
-            bounds=constraints.bounds,
-            per_node=machine.devices_per_node,
-            runs_ahead=machine.kind == "cuda",
-            device_memory_bytes=machine.memory_bytes,
-            host_memory_bytes=host_memory_bytes(profile),
-            provenance=profile.provenance,
-            error=OF_MODELS,
-            layer_error=layer_error,
-        )
+    problem = layout_problem(inputs, transformer, profile, costs=costs, resamples=resamples)
+    return solve_layout(replace(problem, layer_error=layer_error))
+
+
+def drawn_costs(
+    profile: Profile, *, allow_modelled: bool, known: frozenset[str] = frozenset()
+) -> tuple[Costs, ...]:
+    """Return the refits behind a plan's confidence, with the profile's corrections.
+
+    Args:
+        known: families of operations without uncertainty.
+    """
+    drawn = resample_costs(
+        profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allow_modelled, known=known
+    )
+    return tuple(corrected(one, profile.corrections) for one in drawn)
+
+
+def layout_problem(
+    inputs: PlanInputs,
+    model: Transformer,
+    profile: Profile,
+    *,
+    costs: Costs,
+    resamples: Sequence[Costs],
+) -> LayoutProblem:
+    """Return the problem of a whole model on the profile's machine."""
+    constraints, machine = inputs.pinned, profile.machine
+    return LayoutProblem(
+        inputs=inputs,
+        model=model,
+        pins=constraints.pins,
+        costs=costs,
+        resamples=resamples,
+        bounds=constraints.bounds,
+        per_node=machine.devices_per_node,
+        runs_ahead=machine.kind == "cuda",
+        device_memory_bytes=machine.memory_bytes,
+        host_memory_bytes=host_memory_bytes(profile),
+        provenance=profile.provenance,
+        error=OF_MODELS,
     )
 
 

@@ -166,17 +166,7 @@ def _plan_of(
     error: ModelError,
 ) -> Plan:
     ranking = ranked.best
-    confidence = judge_choice(
-        costs=ranking.costs,
-        resamples=resamples,
-        tokens=inputs.tokens_per_rank,
-        forward=ranking.forward,
-        backward=ranking.backward,
-        order=ranking.order,
-        strategy=ranking.chooser.strategy,
-        rivals=ranked.rivals,
-        error=error,
-    )
+    confidence = judge_ranked(ranked, resamples, error)
     others = ranking.others()
     return Plan(
         id=inputs.plan_id,
@@ -195,6 +185,24 @@ def _plan_of(
             *_trust_warnings(ranked, inputs, provenance, has_refits=bool(resamples)),
             *layer_warnings(ranking),
         ),
+    )
+
+
+def judge_ranked(
+    ranked: RankedLayer, resamples: Sequence[Costs], error: ModelError = NO_ERROR
+) -> Confidence:
+    """Return the confidence in the chosen strategy and degrees, under refits."""
+    ranking = ranked.best
+    return judge_choice(
+        costs=ranking.costs,
+        resamples=resamples,
+        tokens=ranking.tokens,
+        forward=ranking.forward,
+        backward=ranking.backward,
+        order=ranking.order,
+        strategy=ranking.chooser.strategy,
+        rivals=ranked.rivals,
+        error=error,
     )
 
 
