@@ -11,6 +11,7 @@ from moetune.domain.constraints import Constraints, LayoutPins, TransformerSizes
 from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import Plan
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.domain.samples import (
@@ -30,12 +31,15 @@ from moetune.fit.profile import fit_profile
 from moetune.fit.variants import resample_costs
 from moetune.fit.wanted import wanted_by
 from moetune.measure.points import choose_points, memory_bytes
+from moetune.report.section import percent
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profile_for import confidence_in
-from moetune.workflows.worth import find_worth
+from moetune.workflows.profile import ProfileOutcome
+from moetune.workflows.profile_for import ImprovedPlan, confidence_in
+from moetune.workflows.views.worth import improved_section, worth_section
+from moetune.workflows.worth import PlanWorth, find_worth
 
 TOKENS = 4096
 LAYER = LayerShape(d_model=256, d_hidden=1024, num_experts=2)
@@ -77,6 +81,12 @@ def exchange(num_bytes: int, in_flight: int) -> CollectivePoint:
 @pytest.fixture(scope="module")
 def measured() -> Profile:
     return profile()
+
+
+@pytest.fixture(scope="module")
+def planned(measured: Profile) -> tuple[Plan, PlanWorth]:
+    plan = make_plan(REQUEST, profile=measured)
+    return plan, find_worth(plan, profile=measured)
 
 
 MODEL_REQUEST = PlanRequest(
@@ -158,9 +168,10 @@ def test_every_kind_of_operation_is_heard() -> None:
     assert [one.point for one in wanted_by(ask, known)] == list(points)
 
 
-def test_the_operation_that_was_measured_worst_is_worth_measuring(measured: Profile) -> None:
-    plan = make_plan(REQUEST, profile=measured)
-    found = find_worth(plan, profile=measured)
+def test_the_operation_that_was_measured_worst_is_worth_measuring(
+    planned: tuple[Plan, PlanWorth],
+) -> None:
+    plan, found = planned
     assert found.before == confidence_in(plan)
     assert found.before.expected_regret > 0.01
     (group,) = found.groups
@@ -175,10 +186,11 @@ def test_the_operation_that_was_measured_worst_is_worth_measuring(measured: Prof
     assert own <= sizes[0] < own + 8
 
 
-def test_what_is_measured_gains_about_what_was_expected(measured: Profile) -> None:
+def test_what_is_measured_gains_about_what_was_expected(
+    measured: Profile, planned: tuple[Plan, PlanWorth]
+) -> None:
     """The machine's true times at the wanted points, and what the plan then says of them."""
-    plan = make_plan(REQUEST, profile=measured)
-    promised = find_worth(plan, profile=measured)
+    plan, promised = planned
     rng = np.random.default_rng(1)
     new = []
     for point in promised.points:
@@ -214,23 +226,6 @@ def test_nothing_of_a_published_profile_can_be_measured() -> None:
         find_worth(plan, profile=published)
 
 
-def test_a_plan_that_declined_chunks_asks_what_they_would_take(measured: Profile) -> None:
-    """Exchanges in flight that were measured far from the plan's: one chunk is the safe choice."""
-    dear = [
-        replace(one, seconds=tuple(3 * seconds for seconds in one.seconds))
-        if isinstance(one.point, CollectivePoint) and one.point.in_flight == 1
-        else one
-        for one in measured.samples
-    ]
-    known = fit_profile(name="dear", machine=MACHINE, fingerprint=Fingerprint(), samples=dear)
-    plan = make_plan(replace(REQUEST, tokens_per_rank=2**16), profile=known)
-    found = find_worth(plan, profile=known)
-    assert any(
-        isinstance(point, CollectivePoint) and point.in_flight == IN_FLIGHT
-        for point in found.points
-    )
-
-
 def test_a_whole_models_layouts_are_asked_for(models: Profile) -> None:
     plan = make_plan(MODEL_REQUEST, profile=models)
     found = find_worth(plan, profile=models)
@@ -238,6 +233,39 @@ def test_a_whole_models_layouts_are_asked_for(models: Profile) -> None:
     assert found.groups[0].operations == ("all_reduce of 2 ranks",)
     assert {point.kind for point in found.groups[0].points} == {"collective"}
     assert found.after.p95_step_seconds < found.before.p95_step_seconds
+
+
+def test_words_say_what_is_gained_and_what_changed(
+    measured: Profile, planned: tuple[Plan, PlanWorth]
+) -> None:
+    plan = planned[0]
+    worth = replace(planned[1], out_of_reach=("send of 8 ranks",))
+    section = worth_section(plan, worth)
+    assert plan.id[:6] in section.title
+    now, known = (percent(one.expected_regret, digits=2) for one in (worth.before, worth.after))
+    assert now in section.paragraphs[0]
+    assert known in section.paragraphs[1]
+    assert any("send of 8 ranks" in note for note in section.notes)
+    ((operations, count, regret, width),) = section.tables[0].rows
+    assert operations.text == f"all_to_all of 2 ranks, {IN_FLIGHT} in flight"
+    assert count.value == 3
+    assert regret.value == worth.groups[0].regret_saved
+    assert width.value == worth.groups[0].range_saved
+
+    alone = [one for one in measured.samples if not is_in_flight(one.point)]
+    other = fit_profile(name="lab", machine=MACHINE, fingerprint=Fingerprint(), samples=alone)
+    after = make_plan(REQUEST, profile=other)
+    outcome = ProfileOutcome(profile=other, run_id=1, location="", num_reused=0, groups=())
+    changed = improved_section(ImprovedPlan(before=plan, after=after, outcome=outcome))
+    words = " ".join(changed.paragraphs)
+    assert after.id[:6] in changed.title
+    assert percent(plan.decision.expected_regret, digits=2) in words
+    assert percent(after.decision.expected_regret, digits=2) in words
+    assert "chunks" in words
+
+
+def is_in_flight(point: Point) -> bool:
+    return isinstance(point, CollectivePoint) and point.in_flight > 1
 
 
 def test_a_stand_in_is_known_where_its_factor_is(measured: Profile) -> None:

@@ -90,15 +90,18 @@ _Saved = tuple[float, float]
 
 
 def _worths(judge: Judge, everything: frozenset[str]) -> list[Worth]:
+    """Return the families' worths, without those that alone make next to nothing unsure."""
     before = judge(frozenset())
     together = _saved(before, judge(everything))
     found = []
     for family in sorted(everything):
-        first = _saved(before, judge(frozenset({family})))
         others = _saved(before, judge(everything - {family}))
+        last = [most - rest for most, rest in zip(together, others, strict=True)]
+        if all(one < SLIGHT * most for one, most in zip(last, together, strict=True)):
+            continue
+        first = _saved(before, judge(frozenset({family})))
         regret_saved, range_saved = (
-            (alone + most - rest) / 2
-            for alone, most, rest in zip(first, together, others, strict=True)
+            (one + other) / 2 for one, other in zip(first, last, strict=True)
         )
         found.append(Worth(family=family, regret_saved=regret_saved, range_saved=range_saved))
     return found
