@@ -7,13 +7,21 @@ from moetune.comm.transfer import Transfer
 
 
 class _StagedTransfer:
-    def __init__(self, event: torch.cuda.Event, tensors: tuple[torch.Tensor, ...]) -> None:
-        self._event = event
+    def __init__(
+        self,
+        event: torch.cuda.Event,
+        tensors: tuple[torch.Tensor, ...],
+        under_way: dict["_StagedTransfer", None],
+    ) -> None:
+        self._event, self._device = event, tensors[0].device
         self._tensors: tuple[torch.Tensor, ...] = tensors
+        self._under_way = under_way
+        under_way[self] = None  # as NCCL's: its tensors live on if nobody keeps the transfer
 
     def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._event)
         self._tensors = ()
+        self._under_way.pop(self, None)
 
     def future(self) -> None:
         return None
@@ -31,6 +39,7 @@ class HostStagedLink(OneRank):
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
         self._host = torch.empty(0, dtype=torch.uint8, pin_memory=True)
+        self._under_way: dict[_StagedTransfer, None] = {}
 
     def all_to_all(
         self, output: torch.Tensor, rows: torch.Tensor, *_: object, **__: object
@@ -48,10 +57,10 @@ class HostStagedLink(OneRank):
             self._stream.synchronize()
             self._host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         staging = self._host[:num_bytes].view(rows.dtype).view(rows.shape)
-        self._stream.wait_stream(torch.cuda.current_stream())
+        self._stream.wait_stream(torch.cuda.current_stream(rows.device))
         with torch.cuda.stream(self._stream):
             staging.copy_(rows, non_blocking=True)
             output.copy_(staging, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._stream)
-        return _StagedTransfer(event, (output, rows))
+        return _StagedTransfer(event, (output, rows), self._under_way)

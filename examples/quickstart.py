@@ -9,6 +9,7 @@ from moetune.cli.progress import ScreenProgress
 from moetune.cli.render import Screen
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
+from moetune.domain.units import format_seconds
 from moetune.report.section import Cell, Table, plural
 from moetune.workflows import wiring
 
@@ -54,6 +55,7 @@ def quickstart() -> int:
 
 
 def _profile(screen: Screen) -> None:
+    from moetune.workflows.fitness import fitness_of
     from moetune.workflows.profile import MeasurementSetting, ProfileRequest, profile_machine
 
     request = ProfileRequest(
@@ -65,12 +67,15 @@ def _profile(screen: Screen) -> None:
         budget_seconds=_BUDGET_SECONDS,
     )
     with wiring.open_store(wiring.configure().settings) as store:
-        profile_machine(
+        found = profile_machine(
             request,
             MeasurementSetting(environment=config.environment()),
             store=store,
             progress=ScreenProgress(screen),
         )
+    fitness = fitness_of(found.profile, request)
+    if fitness is not None:
+        screen.say(fitness.words)
 
 
 def _plan() -> "Plan":
@@ -100,6 +105,10 @@ def _report(
         )
     )
     screen.say()
+    low, high = (
+        format_seconds(one) for one in (predicted.p05_step_seconds, predicted.p95_step_seconds)
+    )
+    screen.say(f"Nine steps of ten with the plan were expected between {low} and {high}.")
     screen.say(
         "A step is the forward and backward pass of one MoE layer on the trained model's own "
         f"tokens. The busiest rank had {planned.steps.imbalance:.2f} × the mean rows; a plan "

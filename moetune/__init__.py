@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from moetune.domain.profile import Profile
     from moetune.runtime.moe.layer import MoELayer
     from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+    from moetune.runtime.parallel.clip import clip_grad_norm_
+    from moetune.runtime.parallel.fsdp import prepare_fsdp
     from moetune.runtime.parallel.gradients import prepare_ddp
     from moetune.runtime.plans.book import PlanBook
     from moetune.runtime.sharded.model_chunks import model_chunks
@@ -57,11 +59,13 @@ __all__ = [
     "ShardedStates",
     "StoreUnavailableError",
     "TensorExpertLayer",
+    "clip_grad_norm_",
     "full_state_dict",
     "load_full_state_dict",
     "model_chunks",
     "open_planbook",
     "prepare_ddp",
+    "prepare_fsdp",
     "shard",
 ]
 
@@ -72,11 +76,13 @@ _HOMES = {
     "Profile": "moetune.domain.profile",
     "ShardedStates": "moetune.runtime.sharded.state",
     "TensorExpertLayer": "moetune.runtime.moe.tensor_layer",
+    "clip_grad_norm_": "moetune.runtime.parallel.clip",
     "full_state_dict": "moetune.runtime.sharded.state",
     "load_full_state_dict": "moetune.runtime.sharded.state",
     "model_chunks": "moetune.runtime.sharded.model_chunks",
     "open_planbook": "moetune.workflows.planbook",
     "prepare_ddp": "moetune.runtime.parallel.gradients",
+    "prepare_fsdp": "moetune.runtime.parallel.fsdp",
     "shard": "moetune.runtime.sharded.shard",
 }
 _ERRORS = "moetune.domain.errors"

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORTED_ONCE = (
     "tests.ranks",
     "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
     "moetune.runtime.moe.layer",
     "moetune.store",
 )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.netlab.cell import Cell, Step
-from moetune.comm.gloo import GlooCommunicator
+from moetune.comm.gloo import ReceivesFirst
 
 # N rows of this rank after dispatch, R rows of one of its experts, D model, H hidden, L experts
 
@@ -102,7 +102,7 @@ def chunked_forward_step(cell: Cell, degree: int) -> Step:
 
 def _exchange(cell: Cell) -> tuple[Callable[[], None], torch.Tensor]:
     """Return one balanced all-to-all over our link, and where it lands."""
-    communicator = GlooCommunicator(None)
+    communicator = ReceivesFirst(None)
     rows_ND = cell.inputs().repeat_interleave(cell.layer.top_k, dim=0)
     received_ND = torch.empty_like(rows_ND)
     splits = [len(rows_ND) // communicator.num_ranks] * communicator.num_ranks

@@ -1,4 +1,4 @@
-"""The communicator for CPU tensors, and the choice of a communicator for a group.
+"""The communicator of a group: torch's collectives, but a lone all-to-all of CPU tensors by hand.
 
 gloo's own all-to-all sends before it posts its receives. A late rank then queues its "ready" behind
 its own data, and the two directions of the wire run one after the other: a lone exchange takes
@@ -21,8 +21,13 @@ from moetune.comm.transfer import Transfer
 _NUM_TAGS = 2**20
 
 
-class GlooCommunicator(GroupCommunicator):
-    """A gloo group of CPU tensors, in which a lone all-to-all posts its receives first."""
+class ReceivesFirst(GroupCommunicator):
+    """A group in which a lone all-to-all of CPU tensors posts its receives first.
+
+    The tensors decide, at each exchange: a layer that was made on a CPU may move to a GPU. On
+    NCCL such receives would wait for each other's sends for ever, as each rank runs its own
+    operations with another rank in the order of issue.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         super().__init__(group)
@@ -38,8 +43,8 @@ class GlooCommunicator(GroupCommunicator):
         *,
         is_alone: bool = False,
     ) -> Transfer:
-        """Post all receives, then all sends; with other exchanges behind it, leave it to gloo."""
-        if not is_alone:
+        """Post all receives, then all sends, of CPU tensors with no other exchange behind them."""
+        if not is_alone or rows.device.type != "cpu":
             return super().all_to_all(output, rows, output_splits, input_splits, name)
         arriving, leaving = self._parts(output, output_splits), self._parts(rows, input_splits)
         transfer = self._start(
@@ -69,23 +74,23 @@ class GlooCommunicator(GroupCommunicator):
         return list(rows.split(equal if splits is None else list(splits)))
 
 
-def communicator_of(group: dist.ProcessGroup | None, *, device: torch.device) -> Communicator:
+def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
     """Return the communicator of a group, `OneRank` for a group of one.
 
     Args:
         group: None is the world; without torch.distributed, one rank.
-        device: of the tensors that will travel.
     """
     if group is None and not (dist.is_available() and dist.is_initialized()):
         return OneRank()
     if dist.get_world_size(group) == 1:
         return OneRank()
-    return GlooCommunicator(group) if device.type == "cpu" else GroupCommunicator(group)
+    return ReceivesFirst(group)
 
 
 def new_communicator(
     members: Sequence[int] | None = None,
     *,
+    purpose: str,
     backend: str | None = None,
     timeout_seconds: float | None = None,
 ) -> Communicator:
@@ -95,6 +100,7 @@ def new_communicator(
 
     Args:
         members: ranks in the world, in order; default, all.
+        purpose: of the group, for torch's watchdog and flight recorder.
         backend: default, the world's.
         timeout_seconds: how long a rank waits for the others; default, torch's.
     """
@@ -105,10 +111,10 @@ def new_communicator(
         return OneRank()
     timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
     group: dist.ProcessGroup = dist.new_group(
-        ranks, timeout=timeout, backend=backend, use_local_synchronization=ranks is not None
-    )
-    is_gloo = dist.get_backend(group) == "gloo"
-    return GlooCommunicator(group) if is_gloo else GroupCommunicator(group)
+        ranks, timeout=timeout, backend=backend, use_local_synchronization=ranks is not None,
+        group_desc=f"moetune: {purpose}",
+    )  # fmt: skip
+    return ReceivesFirst(group)
 
 
 def _issued(work: dist.Work | None) -> dist.Work:

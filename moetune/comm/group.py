@@ -2,7 +2,7 @@
 
 Layers, sharded models and measurements communicate through it alone. `OneRank` needs no
 torch.distributed; `process_group.GroupCommunicator` is any of its groups, and
-`gloo.GlooCommunicator` one for CPU tensors. `gloo.communicator_of` chooses.
+`gloo.ReceivesFirst` adds an exchange for CPU tensors. `gloo.communicator_of` chooses.
 """
 
 from abc import ABC, abstractmethod
@@ -22,18 +22,23 @@ class Communicator(ABC):
 
     Every rank issues the same collectives in the same order, also those of zero rows: a rank that
     skipped one would leave the others waiting. Methods that return a `Transfer` have issued it, and
-    the caller waits for it; the others block. `name` is the collective's name in errors. All
-    methods, and waits, raise CollectiveError if the collective fails.
+    the caller waits for it; the others block. `name` is the collective's name in errors and
+    profiles. All methods, and waits, raise CollectiveError if the collective fails. With NCCL
+    they do so only if it cannot be issued: waiting orders streams, and a failure on the wire ends
+    the process by torch's watchdog, whose text has the group's description.
 
     Attributes:
         rank: this rank's index in the group.
         members: the group's ranks in the world, in order.
-        device: takes part in collectives of values from anywhere: the GPU with NCCL, else the CPU.
     """
 
     rank: int
     members: tuple[int, ...]
-    device: torch.device
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """A device that the group has a backend for, for values that come from anywhere."""
 
     @property
     def num_ranks(self) -> int:

@@ -12,6 +12,11 @@ import torch.distributed as dist
 from moetune.domain.errors import CollectiveError
 
 _MANY_RANKS = 16
+_ADVICE = "a rank died, left early or was too slow: look at the other ranks' output"
+_ADVICE_ON_GPU = (
+    "with TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 every rank leaves a list "
+    "of its collectives, which torchfrtrace compares"
+)
 
 
 class Transfer(Protocol):
@@ -21,7 +26,8 @@ class Transfer(Protocol):
         """Order the current stream (on a CPU: the caller) behind the end of the collective.
 
         Raises:
-            CollectiveError: the collective failed.
+            CollectiveError: the collective failed; never on a GPU, where only torch's watchdog
+                learns of it.
         """
         ...
 
@@ -67,10 +73,11 @@ class GroupRank:
         )
         of_sizes = f" of {sizes}" if sizes else ""
         reason = str(cause).splitlines()[0] if str(cause) else repr(cause)
+        on_gpu = any(tensor.is_cuda for tensor in tensors)
         return CollectiveError(
             f"{name} failed on rank {self.rank} of {len(self.members)}: {reason} "
             f"({collective}{of_sizes} among {_spelled(self.members)})",
-            "a rank died, left early or was too slow: look at the other ranks' output",
+            f"{_ADVICE}; {_ADVICE_ON_GPU}" if on_gpu else _ADVICE,
         )
 
 

@@ -9,6 +9,7 @@ from moetune.domain.document import digest
 from moetune.domain.errors import check_positive
 
 DeviceKind = Literal["cpu", "cuda"]
+_CUDA_PERCENT = 92
 _OF_ONE_DEVICE = ("kind", "device", "cpu")
 HOST_MEMORY = "host_memory_bytes"
 """Name of a hardware fact of CUDA machines; a CPU's own memory is its host's."""
@@ -19,7 +20,8 @@ class Machine:
     """One kind of device, how many there are and how they are grouped.
 
     Args:
-        memory_bytes: memory of one device.
+        memory_bytes: of one device: where it was measured on CUDA, what is left beside the context,
+            the kernels and NCCL's buffers.
     """
 
     kind: DeviceKind
@@ -30,6 +32,15 @@ class Machine:
 
     def __post_init__(self) -> None:
         check_positive(self, "num_devices", "devices_per_node", "memory_bytes")
+
+    @property
+    def plannable_bytes(self) -> int:
+        """Memory of one device that plans may fill.
+
+        On CUDA not the last 8 %: blocks of the allocator that are free are not always large enough.
+        """
+        percent = _CUDA_PERCENT if self.kind == "cuda" else 100
+        return self.memory_bytes * percent // 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

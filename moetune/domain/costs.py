@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm, ResourceClass
+from moetune.domain.step_errors import StepErrors
 
 Trust = Literal["measured", "interpolated", "extrapolated", "modelled"]
 TRUSTS: tuple[Trust, ...] = get_args(Trust)
@@ -77,11 +79,6 @@ class ModelError:
 
     common: float = 0.0
     own: float = 0.0
-
-
-SHARED_BY_OCTAVES = 2 / 3
-"""Correlation of the own errors of two degrees an octave apart; at two octaves it is half of that,
-and from three on 0."""
 
 
 def _check_speeds(speeds: Iterable[tuple[str, float]]) -> None:
@@ -237,6 +234,14 @@ class Costs(Protocol):
 
         Returns:
             None where it was not measured.
+        """
+        ...
+
+    def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
+        """Return by how much steps of a layer differ from the sum of their operations.
+
+        Args:
+            tokens: of one step on one rank.
         """
         ...
 

@@ -15,7 +15,7 @@ Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class LayerShape:
     """One MoE layer.
 
@@ -66,7 +66,7 @@ class LayerKey:
     sequence_parallel: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Workload:
     """A layer, the ranks that share its experts, and one step's tokens on each of them.
 

@@ -10,6 +10,7 @@ from moetune.domain.costs import Interference, LinearCost
 from moetune.domain.document import decode_schema, digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
+from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import dtype_bytes
 
 PROFILE_SCHEMA = 1
@@ -151,6 +152,7 @@ class Profile:
 
     Args:
         bursts: of links that pass the first bytes after a pause faster than their rate.
+        steps: of layers, measured beside their operations.
         rows: memory-bound operations of published profiles; measured ones have samples instead.
         samples: the raw measurements of a measured profile.
         corrections: of the costs that the samples predict, by what jobs observed since.
@@ -164,6 +166,7 @@ class Profile:
     gemm: tuple[GemmLine, ...] = ()
     collective: tuple[CollectiveLine, ...] = ()
     bursts: tuple[LinkBurst, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
     copy: tuple[CopyLine, ...] = ()
     rows: tuple[RowsLine, ...] = ()
     interference: Interference = field(default_factory=Interference)
@@ -180,7 +183,7 @@ class Profile:
         """
         plain = encode(replace(self, name=""))
         del plain["corrections"]
-        for name in ("rows", "bursts"):
+        for name in ("rows", "bursts", "steps"):
             if not plain[name]:
                 del plain[name]  # older plans record digests from before profiles had them
         if not self.corrections:

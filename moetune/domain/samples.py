@@ -8,6 +8,7 @@ from typing import Literal
 
 from moetune.domain.cluster import Group
 from moetune.domain.errors import InputError
+from moetune.domain.layer import Workload
 
 GemmForm = Literal["forward", "grad_input", "grad_weight"]
 CollectiveOp = Literal["all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"]
@@ -176,6 +177,26 @@ class BurstPoint:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class StepPoint:
+    """A layer's whole step in `degree` chunks forward and backward: the sum that plans predict.
+
+    It shows by how much a step differs from the sum of its operations on this machine.
+
+    Args:
+        workload: its ranks are consecutive ones.
+    """
+
+    kind: Literal["step"] = "step"
+    workload: Workload
+    degree: int
+
+    @property
+    def group(self) -> Group:
+        """The ranks that share the experts."""
+        return self.workload.world_size, 0
+
+
 Point = (
     GemmPoint
     | RowsPoint
@@ -184,6 +205,7 @@ Point = (
     | BurstPoint
     | CopyPoint
     | InterferencePoint
+    | StepPoint
 )
 
 

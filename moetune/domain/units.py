@@ -83,6 +83,11 @@ def _three_digits(value: float) -> str:
     return f"{value:.{digits}f}"
 
 
+def pinned_bytes(num_bytes: int) -> int:
+    """Return what torch takes for an allocation of page-locked memory: the next power of two."""
+    return 1 << (num_bytes - 1).bit_length() if num_bytes else 0
+
+
 def dtype_bytes(dtype: str) -> int:
     """Return the bytes of one element.
 

@@ -19,7 +19,9 @@ from moetune.domain.costs import (
     LinearCost,
     OverlapSpeeds,
 )
+from moetune.domain.layer import LayerKey
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.step_errors import StepErrors
 
 FULL_OCTAVES, NO_OCTAVES = 4.0, 8.0
 
@@ -78,6 +80,10 @@ class CorrectedCosts:
     def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
         """Return the measured lead of the link after a pause."""
         return self._costs.burst_seconds(op=op, group_size=group_size, num_nodes=num_nodes)
+
+    def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
+        """As measured with the profile: what was observed since changes the operations."""
+        return self._costs.step_errors(key, tokens=tokens)
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         """Return the line, None where GEMMs are corrected."""

@@ -13,8 +13,10 @@ from moetune.domain.costs import (
     LinearCost,
     OverlapSpeeds,
 )
+from moetune.domain.layer import LayerKey
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.step_errors import StepErrors
 from moetune.fit.corrected import corrected
 from moetune.fit.curve import Line
 from moetune.fit.index import ProfileIndex
@@ -167,6 +169,10 @@ class ProfileCosts:
             self._attention[key] = self._operations.attention(key)
         found = self._attention[key]
         return found.predict(num_sequences) if found else None
+
+    def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
+        """Return by how much steps of a layer differ from the sum of their operations."""
+        return self._index.step_errors.of(key, tokens)
 
     @cached_property
     def copy_mode(self) -> CopyMode | None:

@@ -209,20 +209,29 @@ def isotonic(values: Sequence[float]) -> list[float]:
     return [mean for mean, count in zip(means, counts, strict=True) for _ in range(count)]
 
 
-def leave_one_out(
+SPACING_SHARE = 0.35
+"""Error between measured sizes over that of a size left out, around which the gap is twice as wide.
+
+On 194 curves of collectives and 638 of GEMMs that others measured on GPUs, every second size kept:
+the median error at the others was 0.35 and 0.28 of the median error of kept ones left out.
+"""
+
+
+def interpolation_errors(
     *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
 ) -> list[float]:
-    """Return |predicted / measured − 1| of each point predicted from the others.
+    """Return errors of the curve around each of its points, from |predicted / measured − 1|.
 
-    The two ends are never left out, as they would be extrapolated. Between two points nothing
-    can be left out: their error is that of their curve, a power of the size, against the
+    A point is predicted from the others, and the curve between all of them errs by `SPACING_SHARE`
+    of that. The two ends are never left out, as they would be extrapolated. Between two points
+    nothing can be left out: their error is that of their curve, a power of the size, against the
     straight line through them; of times that fall as the size grows, half of that fall. A single
     point has no error.
     """
     if len(sizes) == 2:  # noqa: PLR2004 - a line has two ends
         return [_error_between(sizes, seconds)]
     errors = left_out_errors(sizes=sizes, seconds=seconds, alpha_seconds=alpha_seconds)
-    return [abs(error) for error in errors.values()]
+    return [SPACING_SHARE * abs(error) for error in errors.values()]
 
 
 def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -237,7 +246,7 @@ def _error_between(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 def left_out_errors(
     *, sizes: Sequence[float], seconds: Sequence[float], alpha_seconds: float = 0.0
 ) -> dict[int, float]:
-    """Return predicted / measured − 1 of the points that `leave_one_out` looks at, by index."""
+    """Return predicted / measured − 1 of the points that `interpolation_errors` looks at."""
     count = len(sizes)
     left_out = range(1, count - 1) if count > 2 else range(count if count > 1 else 0)  # noqa: PLR2004 - a line has two ends
     errors = {}

@@ -27,6 +27,8 @@ SPREAD_OF_WIRE = math.log(2)
 """Of a group on another kind of wire, for which no ratio is known."""
 SPREAD_OF_FORM = 0.2
 """Of another form of a GEMM. Assumed: forms differ by 4 to 30 % on CPUs."""
+SPREAD_OF_ACTIVATION = math.log(2)
+"""Of another activation function: relu is a comparison, gelu has an error function."""
 _FARTHEST_OCTAVES = 40.0
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moetune.domain.samples import GemmForm
-from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through, leave_one_out
+from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Curve, curve_through, interpolation_errors
 from moetune.fit.line import Floats
 from moetune.fit.pool import AttentionKey, Series, Shape
 
@@ -87,7 +87,7 @@ class Surface:
         return [
             error
             for series in self._shapes.values()
-            for error in leave_one_out(
+            for error in interpolation_errors(
                 sizes=series.sizes, seconds=series.medians, alpha_seconds=self.alpha_seconds
             )
         ]

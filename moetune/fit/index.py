@@ -11,9 +11,10 @@ from moetune.domain.cluster import Group, nodes_of
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
-from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, leave_one_out
+from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
+from moetune.fit.model_error import OF_LAYERS
 from moetune.fit.pool import (
     AttentionKey,
     CollectiveKey,
@@ -24,6 +25,7 @@ from moetune.fit.pool import (
     Shape,
     pool,
 )
+from moetune.fit.step_errors import MachineErrors, drift_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,13 @@ class ProfileIndex:
         return {
             (one.op, (one.group_size, one.num_nodes)): one.seconds for one in self.profile.bursts
         }
+
+    @cached_property
+    def step_errors(self) -> MachineErrors:
+        """Errors of layers' steps on this machine."""
+        return MachineErrors(
+            self.profile.steps, own=OF_LAYERS.own, drift=drift_of(self.profile.samples)
+        )
 
     @cached_property
     def comp_loss(self) -> OverlapLoss | None:
@@ -202,7 +211,9 @@ def _points(label: str, series: Series, line: _AnyLine | None) -> Points:
 def _typical_error(series: Series, alpha_seconds: float, error: FitError | None) -> float:
     if error is not None:
         return error.median
-    errors = leave_one_out(sizes=series.sizes, seconds=series.medians, alpha_seconds=alpha_seconds)
+    errors = interpolation_errors(
+        sizes=series.sizes, seconds=series.medians, alpha_seconds=alpha_seconds
+    )
     return float(np.median(errors)) if errors else ASSUMED_RELATIVE_ERROR
 
 

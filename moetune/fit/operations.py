@@ -5,10 +5,16 @@ from dataclasses import replace
 
 from moetune.domain.cluster import Group
 from moetune.domain.costs import Trust, least_trust
+from moetune.domain.layer import ACTIVATIONS
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
 from moetune.fit.collectives import Source, name_collective, nearest_source
 from moetune.fit.curve import Curve, Line
-from moetune.fit.extrapolation import SPREAD_OF_FORM, spread_of_length, spread_of_shape
+from moetune.fit.extrapolation import (
+    SPREAD_OF_ACTIVATION,
+    SPREAD_OF_FORM,
+    spread_of_length,
+    spread_of_shape,
+)
 from moetune.fit.gemm import name_attention, name_gemm, nearest_attention, work_ratio
 from moetune.fit.index import (
     Points,
@@ -20,6 +26,8 @@ from moetune.fit.index import (
 )
 from moetune.fit.pool import AttentionKey, RowsKey, Shape
 from moetune.fit.predictor import Curves, Name, Predictor, Remembered, capped, stretched
+
+_BACKWARD = "_backward"
 
 
 class Operations:
@@ -117,18 +125,34 @@ class Operations:
         )
 
     def rows(self, key: RowsKey) -> Predictor | None:
-        """Return a memory-bound operation's times over elements; None where not measured."""
-        known, (op, dtype) = self._index.rows(key), key
-        if known is None:
+        """Return a memory-bound operation's times over elements; None where not measured.
+
+        An activation that was not measured takes the times of one that was: they are not nothing.
+        """
+        near = self._near_rows(key)
+        known = None if near is None else self._index.rows(near)
+        if near is None or known is None:
             return None
-        inner = self._predictor(known, f"rows {key}")
+        (op, dtype), is_other = key, near != key
         return self._finished(
-            inner,
+            self._predictor(known, f"rows {near}"),
             found=known,
-            family=f"rows {key}",
+            family=f"rows {near}",
             name=f"{op} in {dtype}",
             unit="elements",
+            cap="extrapolated" if is_other else "measured",
+            spread=SPREAD_OF_ACTIVATION if is_other else 0.0,
+            stand_in=near[0] if is_other else "",
         )
+
+    def _near_rows(self, key: RowsKey) -> RowsKey | None:
+        """Return the operation itself, else another activation in the same direction."""
+        (op, dtype), known = key, self._index.rows_keys()
+        name = op.removesuffix(_BACKWARD)
+        if key in known or name not in ACTIVATIONS:
+            return key
+        others = [f"{one}{op.removeprefix(name)}" for one in reversed(ACTIVATIONS)]
+        return next(((one, dtype) for one in others if (one, dtype) in known), None)
 
     def collective(self, op: CollectiveOp, group: Group, in_flight: int) -> Predictor:
         """Return the collective's times over the input bytes of one rank.

@@ -10,7 +10,7 @@ from moetune.domain.errors import ProfileError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import Quality, Sample
 from moetune.fit.bursts import bursts_of
-from moetune.fit.curve import leave_one_out
+from moetune.fit.curve import interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import interference_of
 from moetune.fit.line import fit_line, line_intervals
@@ -186,7 +186,7 @@ def _copy_lines(found: Pool, seed: int) -> tuple[CopyLine, ...]:
 
 def _line(series: Series, seed: int) -> tuple[float, float, FitError | None]:
     cost = fit_line(sizes=series.sizes, seconds=series.medians)
-    errors = leave_one_out(
+    errors = interpolation_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=cost.alpha_seconds
     )
     return cost.alpha_seconds, cost.beta_seconds, _error(series.sizes, series.times, errors, seed)

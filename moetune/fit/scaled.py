@@ -15,6 +15,7 @@ from moetune.domain.samples import (
     Point,
     ResourceClass,
     Sample,
+    StepPoint,
 )
 from moetune.fit.interference import interference_of
 from moetune.fit.pool import pool
@@ -89,6 +90,8 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
 
 
 def _sample(sample: Sample, speeds: Speeds) -> Sample:
+    if isinstance(sample.point, StepPoint):
+        return sample  # `Profile.steps` has its ratio to the sum of its operations, which stays
     factor = getattr(speeds, _CLASSES[_class_of(sample.point)])
     return replace(sample, seconds=tuple(one / factor for one in sample.seconds))
 

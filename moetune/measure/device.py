@@ -53,6 +53,10 @@ class Device(Protocol):
         """Return an uninitialised buffer in host memory."""
         ...
 
+    def usable_bytes(self) -> int | None:
+        """Return the memory that tensors can have now, freed ones included; None if not known."""
+        ...
+
     def clock_hertz(self) -> float | None:
         """Return the current clock of the processors, None where it cannot be read."""
         ...
@@ -88,6 +92,10 @@ class CpuDevice:
     def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:  # noqa: ARG002
         """Return a buffer; host memory is not pinned for a CPU."""
         return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def usable_bytes(self) -> int | None:
+        """Return None: host memory is shared with everything else."""
+        return None
 
     def clock_hertz(self) -> float | None:
         """Return None: the clock that a virtual machine reports is not the real one."""
@@ -144,6 +152,11 @@ class CudaDevice:
     def host_bytes(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
         """Return a buffer, pinned or pageable."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+
+    def usable_bytes(self) -> int | None:
+        """Return what is free, and what torch's allocator holds already."""
+        free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
+        return free_bytes + torch.cuda.memory_reserved(self.torch_device)
 
     def clock_hertz(self) -> float | None:
         """Return the SM clock, None where the driver's library for it is missing."""

@@ -13,6 +13,7 @@ from moetune.domain.samples import (
     InterferencePoint,
     Point,
     RowsPoint,
+    StepPoint,
 )
 from moetune.domain.units import dtype_bytes
 from moetune.measure.device import CpuDevice, Device
@@ -24,6 +25,7 @@ from moetune.measure.timing import (
     NUM_STREAM_BLOCKS,
     OVERLAPPED_SECONDS,
     STREAM_BLOCK_SECONDS,
+    TURNS_IN_WINDOW,
     Effort,
     FailedPointError,
     Timing,
@@ -33,6 +35,7 @@ _AGREEMENT_SECONDS = 2e-3
 _BLOCKS_TO_SETTLE = 2
 # With those that warm it up.
 _BURST_BLOCKS = 5
+_OVERLAPPED_BLOCKS = 5
 _STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
 # Random numbers are drawn once for each tensor; a core draws a few hundred million a second.
 _FILL_BYTES_PER_SECOND = 1e9
@@ -72,13 +75,36 @@ def operation_seconds(point: Point, rates: Rates) -> float:
         return point.in_flight * (wire.seconds + times * point.num_bytes / wire.bytes_per_second)
     if isinstance(point, CopyPoint):
         return point.num_bytes / rates.copy_bytes_per_second * (1 + point.both_ways)
+    if isinstance(point, StepPoint):
+        return _step_seconds(point, rates)
     return 0.0
+
+
+def _turn_seconds(point: InterferencePoint, rates: Rates) -> float:
+    """Return a rough time of the exchanges that are under way at once beside computation."""
+    if not point.comm_bytes or not rates.wires:
+        return 0.0
+    wire = max(rates.wires.values(), key=lambda one: one.seconds)
+    return IN_FLIGHT * (wire.seconds + point.comm_bytes / wire.bytes_per_second)
+
+
+def _step_seconds(point: StepPoint, rates: Rates) -> float:
+    """Return a rough time of a layer's step whose experts and exchanges take turns."""
+    load = point.workload
+    gemms = 3 * load.layer.num_gemms * load.macs / rates.macs_per_second[load.dtype]
+    if load.world_size == 1:
+        return gemms
+    wire = rates.wires[point.group]
+    exchange = point.degree * wire.seconds + load.payload_bytes / wire.bytes_per_second
+    return gemms + 4 * exchange
 
 
 def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     """Return a rough time of one visit of the point, with its preparation."""
     if isinstance(point, InterferencePoint):
-        return effort.warmup_seconds + max(effort.max_seconds, OVERLAPPED_SECONDS)
+        blocks_seconds = _OVERLAPPED_BLOCKS * TURNS_IN_WINDOW * _turn_seconds(point, rates)
+        longest = max(effort.max_seconds, OVERLAPPED_SECONDS, blocks_seconds)
+        return effort.warmup_seconds + longest
     once = operation_seconds(point, rates)
     filling = memory_bytes(point) / _FILL_BYTES_PER_SECOND
     if isinstance(point, BurstPoint):
@@ -142,11 +168,13 @@ def probe(
     macs: dict[str, float] = {}
     width = min(representatives.comp.d_in, 2048)
     dtypes = {point.dtype for point in points if isinstance(point, (GemmPoint, AttentionPoint))}
+    dtypes |= {point.workload.dtype for point in points if isinstance(point, StepPoint)}
     for dtype in sorted(dtypes):
         square = GemmPoint(dtype=dtype, rows=width, d_in=width, d_out=width)
         macs[dtype] = square.macs / seconds(square)
     copy = CopyPoint(direction="d2h", pinned=True, num_bytes=_LARGE_BYTES)
-    groups = sorted({point.group for point in points if isinstance(point, CollectivePoint)})
+    linked = (CollectivePoint, BurstPoint, StepPoint)
+    groups = sorted({point.group for point in points if isinstance(point, linked)})
     return Rates(
         macs_per_second=macs,
         copy_bytes_per_second=copy.num_bytes / seconds(copy),

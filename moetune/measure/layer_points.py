@@ -1,7 +1,9 @@
 """Points of layers: the GEMMs, exchanges and memory-bound operations of their chunks."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from moetune.domain.cluster import Group
 from moetune.domain.layer import Workload
@@ -11,9 +13,15 @@ from moetune.domain.samples import (
     InterferencePoint,
     Point,
     RowsPoint,
+    StepPoint,
 )
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import IN_FLIGHT, STAGED, Grid, collective, gemm_points
+
+_FEW_TOKENS = 16
+"""Part of the tokens for which an exchange that is alone is measured, too."""
+_STEP_DEGREES: Mapping[int, tuple[int, ...]] = MappingProxyType({4: (1, 2, 4, 16), 1: (1, 4)})
+"""Numbers of chunks whose whole steps are measured, by the share of the tokens: one over it."""
 
 
 def layer_points(
@@ -35,7 +43,7 @@ def layer_points(
 def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
     """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
     group_size, num_nodes = group
-    for degree in range(1, ALONE_CHUNKS + 1):
+    for degree in (*range(1, ALONE_CHUNKS + 1), _FEW_TOKENS):
         yield collective("all_to_all", group, load.payload_bytes // degree)
     for degree in grid.queued_degrees:
         yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
@@ -45,6 +53,16 @@ def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
             op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
             in_flight=IN_FLIGHT, num_nodes=num_nodes,
         )  # fmt: skip
+
+
+def step_points(workloads: Sequence[Workload]) -> Iterator[StepPoint]:
+    """Yield whole steps of layers, few as they are long: with a quarter of the tokens, and all."""
+    for load in workloads:
+        for share, degrees in _STEP_DEGREES.items():
+            tokens = max(load.tokens_per_rank // share, 1)
+            for degree in degrees:
+                if degree <= tokens:
+                    yield StepPoint(workload=replace(load, tokens_per_rank=tokens), degree=degree)
 
 
 def tensor_points(

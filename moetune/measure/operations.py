@@ -5,11 +5,11 @@ buffers that were used before, as the layer does: fresh ones would measure page 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from moetune.comm.group import Communicator
+from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
 from moetune.domain.samples import (
@@ -23,6 +23,7 @@ from moetune.domain.samples import (
     Point,
     ResourceClass,
     RowsPoint,
+    StepPoint,
 )
 from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
@@ -112,8 +113,19 @@ class Representatives:
         return point
 
 
-Makers = Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]]
-"""Makers of the caller's own operations, by `RowsPoint.op`: they return the function to run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Makers:
+    """Makers of operations that only the caller knows; each returns the function to run.
+
+    Args:
+        rows: by `RowsPoint.op`.
+        step: of a layer's step on these ranks; None where no steps are measured.
+    """
+
+    rows: Mapping[str, Callable[[RowsPoint, Device], Callable[[], None]]] = field(
+        default_factory=dict
+    )
+    step: Callable[[StepPoint, Device, Communicator], Callable[[], None]] | None = None
 
 
 def prepare_experiment(
@@ -140,8 +152,10 @@ def prepare_experiment(
             for name in (point.victim, *point.others)
         )
         return Experiment(victim=victim, background_loads=tuple(others))
-    if isinstance(point, RowsPoint) and point.op in makers:
-        return Experiment(victim=local_operation(makers[point.op](point, device)))
+    if isinstance(point, RowsPoint) and point.op in makers.rows:
+        return Experiment(victim=local_operation(makers.rows[point.op](point, device)))
+    if isinstance(point, StepPoint):
+        return Experiment(victim=_step(point, device, ranks, makers))
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = CopyPoint(
             direction=_OPPOSITE[point.direction], pinned=point.pinned, num_bytes=point.num_bytes
@@ -170,6 +184,16 @@ def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> TimedOper
             return _loopback(point, device)
         return _collective(point, device, ranks)
     raise InputError(f"an interference point stands for no single operation: {point}")
+
+
+def _step(
+    point: StepPoint, device: Device, ranks: MeasuringRanks, makers: Makers
+) -> TimedOperation:
+    if makers.step is None:
+        raise InputError("steps of layers are not measured here")
+    group = OneRank() if point.workload.world_size == 1 else ranks.group(point.group)
+    run = _nothing if group is None else makers.step(point, device, group)
+    return local_operation(run)
 
 
 def _copy(point: CopyPoint, device: Device) -> Callable[[], None]:

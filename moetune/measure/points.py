@@ -22,6 +22,7 @@ from moetune.domain.samples import (
     Point,
     ResourceClass,
     RowsPoint,
+    StepPoint,
 )
 from moetune.domain.units import dtype_bytes
 from moetune.measure.grid import (
@@ -39,6 +40,7 @@ from moetune.measure.layer_points import (
     layer_points,
     overlap_points,
     overlapped_bytes,
+    step_points,
     tensor_points,
 )
 from moetune.measure.transformer_points import transformer_points
@@ -50,6 +52,9 @@ _NEIGHBOURS = 2
 _NUM_EXPERTS = 8
 # Query, key, value, result, and the gradient of each.
 _ATTENTION_TENSORS = 8
+_ROWS_TENSORS = 5
+# Tokens, rows sent and received, results, and the gradient of each.
+_STEP_ROWS = 8
 # Of exchanges that overlap computation: several, as the loss has a constant and a rate.
 _COMM_BYTES: dict[DeviceKind, tuple[int, ...]] = {
     "cpu": (2**14, 2**18, 2**22),
@@ -125,9 +130,13 @@ def choose_points(
     grid = GRIDS[preset, machine.kind]
     linked = [size for size in group_sizes if size > 1 or machine.kind == "cuda"]
     groups = [*((size, 0) for size in linked), *spread_groups(linked, machine)]
-    workloads = _workloads(
-        layers, transformers, dtypes=dtypes, group_sizes=group_sizes, tokens=max_tokens
-    )
+    of_layers = _workloads(layers, dtypes=dtypes, group_sizes=group_sizes, tokens=max_tokens)
+    # A model's experts may all be on one rank.
+    of_models = _workloads(
+        [model.moe for model in transformers], dtypes=dtypes, group_sizes=(1, *group_sizes),
+        tokens=max_tokens,
+    )  # fmt: skip
+    workloads = [*of_layers, *of_models]
     around = (
         transformer_points(
             model, dtype=dtype, group_sizes=linked, groups=groups, max_tokens=max_tokens,
@@ -144,6 +153,7 @@ def choose_points(
         needed += overlap_points(overlapped_bytes(workloads, grid, num_ranks=machine.num_devices))
     elif linked:
         others += overlap_points(_COMM_BYTES[machine.kind])
+    needed += step_points(of_layers)
     others += [*_interference(has_link=bool(linked)), *_copy_grid(machine.kind, grid)]
     if not transformers:
         others += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
@@ -170,21 +180,17 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
 
 def _workloads(
     layers: Sequence[LayerShape],
-    transformers: Sequence[Transformer],
     *,
     dtypes: Sequence[str],
     group_sizes: Sequence[int],
     tokens: int,
 ) -> list[Workload]:
     """Return every layer with experts, in every dtype, on every group that may share them."""
-    wanted = [(layer, _fitting(layer, group_sizes)) for layer in layers]
-    # The model's experts may all be on one rank.
-    wanted += [(model.moe, _fitting(model.moe, (1, *group_sizes))) for model in transformers]
     return [
         Workload(layer=layer, world_size=size, tokens_per_rank=tokens, dtype=dtype)
-        for layer, sizes in wanted
+        for layer in layers
         for dtype in dtypes
-        for size in sizes
+        for size in _fitting(layer, group_sizes)
     ]
 
 
@@ -262,23 +268,27 @@ def _rows_grid(dtypes: Sequence[str], max_tokens: int, grid: Grid) -> Iterator[P
 
 def memory_bytes(point: Point) -> int:
     """Return roughly the bytes of the point's tensors on one rank."""
-    if isinstance(point, GemmPoint):
-        elements = point.rows * (point.d_in + point.d_out) + point.d_in * point.d_out
-        return point.num_experts * elements * dtype_bytes(point.dtype)
-    if isinstance(point, RowsPoint):
-        return 5 * point.elements * dtype_bytes(point.dtype)
-    if isinstance(point, AttentionPoint):
-        tokens = point.num_sequences * point.length
-        return (
-            _ATTENTION_TENSORS
-            * tokens
-            * point.num_heads
-            * point.head_dim
-            * dtype_bytes(point.dtype)
-        )
     if isinstance(point, (CollectivePoint, BurstPoint)):
         received = point.group_size if point.op == "all_gather" else 1
         return point.in_flight * point.num_bytes * (1 + received)
     if isinstance(point, CopyPoint):
         return 2 * point.num_bytes * (1 + point.both_ways)
-    return 0
+    if isinstance(point, InterferencePoint):
+        return 0
+    dtype = point.workload.dtype if isinstance(point, StepPoint) else point.dtype
+    return _elements(point) * dtype_bytes(dtype)
+
+
+def _elements(point: GemmPoint | RowsPoint | AttentionPoint | StepPoint) -> int:
+    if isinstance(point, GemmPoint):
+        elements = point.rows * (point.d_in + point.d_out) + point.d_in * point.d_out
+        return point.num_experts * elements
+    if isinstance(point, RowsPoint):
+        return _ROWS_TENSORS * point.elements
+    if isinstance(point, AttentionPoint):
+        tokens = point.num_sequences * point.length
+        return _ATTENTION_TENSORS * tokens * point.num_heads * point.head_dim
+    load, layer = point.workload, point.workload.layer
+    weights = load.local_experts * layer.num_gemms * layer.d_model * layer.d_hidden
+    rows = load.rows * (_STEP_ROWS * layer.d_model + layer.num_gemms * layer.d_hidden)
+    return 2 * weights + rows

@@ -5,7 +5,9 @@ then disturbs one visit of a point, not all. The clock may end a session after a
 measured until then is a smaller profile, in which every kind of operation has its extremes.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,8 +17,10 @@ from moetune.domain.samples import (
     CollectivePoint,
     CopyPoint,
     GemmPoint,
+    InterferencePoint,
     Point,
     RowsPoint,
+    StepPoint,
 )
 
 NUM_VISITS = 3
@@ -25,6 +29,13 @@ MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
+_AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
+"""Points of a kind that are visited in a turn; one of the others. Steps consist of these."""
+_FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2, "burst": 2})
+"""Of kinds that take long and change a step by less; 0 of the others."""
+_STEP, _LONG_STEP = 1, 2
+"""Tiers of whole steps, which say how far the sum of the operations is from them: after the ends of
+all that they consist of, those of the most tokens last."""
 
 
 def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
@@ -32,13 +43,20 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
 
     A family is one curve of the profile. Its two ends come first, then the middle, then the
     middles of what is left. Families that no layer needs begin two tiers later; further sizes of
-    needed ones, three.
+    needed ones, three. Whole steps come once there is something to compare them with.
 
     Args:
         needed: of the layers and models that will be planned.
         others: further sizes and kinds.
     """
     worth = _depths(needed)
+    most_tokens = max(
+        (point.workload.tokens_per_rank for point in worth if isinstance(point, StepPoint)),
+        default=0,
+    )
+    for point in worth:
+        if isinstance(point, StepPoint):
+            worth[point] = _STEP if point.workload.tokens_per_rank < most_tokens else _LONG_STEP
     known = {family(point) for point in needed}
     for point, depth in _depths([point for point in others if point not in worth]).items():
         worth[point] = depth + (_KNOWN_KIND if family(point) in known else _NEW_KIND)
@@ -49,17 +67,32 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
 def round_of(tiers: Sequence[Sequence[Point]], number: int, seed: int) -> tuple[Point, ...]:
     """Return the points to visit in a round, counted from 0.
 
-    Each round begins with the next tier, and then visits those of the rounds before again; all in
-    random order, which the seed decides.
+    Each round begins with the next tier, and then visits those of the rounds before again; both in
+    random order, which the seed decides, but kinds of points take turns.
     """
     generator = np.random.default_rng((seed, number))
     new = tiers[number] if number < len(tiers) else ()
     again = [point for tier in tiers[:number] for point in tier]
     return tuple(
-        points[place]
+        point
         for points in (new, again)
-        for place in generator.permutation(len(points)).tolist()
+        for point in _in_turns(
+            [points[place] for place in generator.permutation(len(points)).tolist()]
+        )
     )
+
+
+def _in_turns(points: Sequence[Point]) -> list[Point]:
+    """Return some points of each kind and operation, then the next ones, and so on."""
+    counts: Counter[object] = Counter()
+    turns = []
+    for point in points:
+        kind = (point.kind, getattr(point, "op", ""))
+        turn = counts[kind] // _AT_ONCE.get(point.kind, 1)
+        turns.append(turn + _FIRST_TURN.get(point.kind, 0))
+        counts[kind] += 1
+    order = sorted(range(len(points)), key=turns.__getitem__)
+    return [points[at] for at in order]
 
 
 def _depths(points: Sequence[Point]) -> dict[Point, int]:
@@ -100,6 +133,12 @@ def family(point: Point) -> object:
         return (point.kind, point.dtype, *shape, point.backward)
     if isinstance(point, CopyPoint):
         return (point.kind, point.direction, point.pinned, point.both_ways)
+    return _rest(point)
+
+
+def _rest(point: InterferencePoint | StepPoint) -> object:
+    if isinstance(point, StepPoint):
+        return (point.kind, point.workload.key)
     return (point.kind, point.victim, point.others)
 
 
@@ -110,4 +149,6 @@ def _size(point: Point) -> int:
         return point.num_bytes
     if isinstance(point, AttentionPoint):
         return point.num_sequences
+    if isinstance(point, StepPoint):
+        return point.workload.tokens_per_rank
     return point.comm_bytes

@@ -4,16 +4,16 @@
 order of the visits is that of `schedule`, and the clock ends them.
 """
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
-from types import MappingProxyType
 
 from moetune.comm.agree import first_text, largest
 from moetune.domain.errors import InputError
-from moetune.domain.samples import BurstPoint, CollectivePoint, Point, Sample
+from moetune.domain.samples import BurstPoint, CollectivePoint, Point, Sample, StepPoint
 from moetune.domain.units import format_seconds
 from moetune.measure.device import Device
 from moetune.measure.estimate import Rates, probe, representatives, visit_seconds
@@ -37,8 +37,9 @@ _EFFORTS: dict[Preset, Effort] = {
     "quick": Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
     "full": Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6),
 }
+_LARGEST_SHARE, _SHORT_SECONDS = 1 / 6, 1.0
 _UNSTABLE = "unstable"
-_NO_MAKERS: Makers = MappingProxyType({})
+_NO_MAKERS = Makers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +75,12 @@ class Estimates:
 
     Args:
         total_seconds: of all visits.
+        usable_bytes: memory of a device that tensors can have; None on a CPU.
     """
 
     seconds: Mapping[Point, float]
     total_seconds: float
+    usable_bytes: int | None = None
 
 
 News = Estimates | Sample
@@ -110,12 +113,11 @@ def run_session(
     assignment = control.broadcast_object(assignment, "the points to measure")
     if not assignment.points:
         return
-    linked = (CollectivePoint, BurstPoint)
+    linked = (CollectivePoint, BurstPoint, StepPoint)
     groups = {point.group for point in assignment.points if isinstance(point, linked)}
     ranks.open_groups(
         [*groups, (control.num_ranks, 0)],
         ranks_per_node=assignment.ranks_per_node or control.num_ranks,
-        device=device.torch_device,
     )
     sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
     effort = _EFFORTS[assignment.preset].for_sharers(max(sharers))
@@ -124,12 +126,15 @@ def run_session(
     )
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
     by_worth = tiers(assignment.needed, assignment.others)
-    estimates = _estimates(assignment, by_worth, rates, effort)
+    # Behind the probe: kernels and workspaces take memory, too.
+    usable_bytes = ranks.usable_bytes(device)
+    estimates = replace(_estimates(assignment, by_worth, rates, effort), usable_bytes=usable_bytes)
     if control.rank == 0:
         on_news(estimates)
     if not assignment.plan_only:
         visits = _Visits(runner, effort, ranks, on_news, start)
-        _visit_all(by_worth, visits, assignment)
+        seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
+        _visit_all(by_worth, visits, assignment, seconds)
 
 
 def _estimates(
@@ -159,19 +164,30 @@ def _estimates(
 
 
 def _visit_all(
-    by_worth: Sequence[Sequence[Point]], visits: "_Visits", assignment: Assignment
+    by_worth: Sequence[Sequence[Point]],
+    visits: "_Visits",
+    assignment: Assignment,
+    seconds: Mapping[Point, float],
 ) -> None:
-    """Visit in rounds until every point is certain, or the budget is spent."""
-    budget_seconds = assignment.budget_seconds
+    """Visit in rounds until every point is certain, or the budget is spent.
+
+    Args:
+        seconds: estimated, of a visit; one that would take longer than what is left is omitted, as
+            is one that would take more than a sixth of the budget.
+    """
+    budget_seconds = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
     for number in count():
         due = round_of(by_worth, number, assignment.seed)
         open_points = [point for point in due if not visits.is_settled(point)]
-        if number >= len(by_worth) and not open_points:
-            return
+        num_visited = 0
         for point in open_points:
-            if budget_seconds is not None and visits.elapsed_seconds() > budget_seconds:
-                return
-            visits.visit(point)
+            most_seconds = budget_seconds - visits.elapsed_seconds()
+            share_seconds = max(_LARGEST_SHARE * budget_seconds, _SHORT_SECONDS)
+            if seconds[point] <= min(most_seconds, share_seconds):
+                visits.visit(point)
+                num_visited += 1
+        if number >= len(by_worth) and not num_visited:
+            return
 
 
 class _Visits:

@@ -35,7 +35,7 @@ _CLOCK_SECONDS = 1e-9
 OVERLAPPED_SECONDS = 0.6
 SHARED_SECONDS = 0.02
 # Within one or two turns a pause between turns would not show.
-_TURNS_IN_WINDOW = 3
+TURNS_IN_WINDOW = 3
 STREAM_BLOCK_SECONDS = 0.05
 NUM_STREAM_BLOCKS = 4
 
@@ -241,7 +241,7 @@ def _warm_up(watch: _Stopwatch, effort: Effort, *, max_growth: int) -> int:
     watch.block(iterations)
     while True:
         block = watch.block(iterations)
-        shortest = max(effort.block_seconds, _TURNS_IN_WINDOW * block.turn_seconds)
+        shortest = max(effort.block_seconds, TURNS_IN_WINDOW * block.turn_seconds)
         late = block.elapsed_seconds > effort.warmup_seconds
         if block.seconds * iterations < shortest:
             growth = math.ceil(shortest / (block.seconds * iterations) * 1.1)

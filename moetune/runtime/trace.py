@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
+
 from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 
@@ -149,3 +151,97 @@ class HostRecorder:
 
     def _now(self) -> float:
         return time.perf_counter() - self._zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """One step between two events."""
+
+    phase: Phase
+    name: str
+    resource: Literal["comp", "comm"]
+    chunk: int
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+
+
+class CudaRecorder:
+    """Records with a GPU's events: the host's clock would time launches.
+
+    A computation's events are in its stream. A transfer's future is complete as soon as NCCL has
+    issued it, so a stream that nothing else uses waits for the transfer, between two events. The
+    first one is over when the transfer before it has ended, and when the computing stream has
+    reached the issue: the wire serves exchanges in order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._behind_transfers = torch.cuda.Stream(device)
+        self._zero = self._mark(torch.cuda.current_stream(device))
+        self._steps: list[_Timed] = []
+
+    def compute(
+        self, phase: Phase, name: str, chunk: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Record events around the body, in the current stream."""
+        return self._time(phase, name, chunk, "comp")
+
+    def exchange(
+        self, phase: Phase, name: str, chunk: int
+    ) -> contextlib.AbstractContextManager[None]:
+        """Record events around the body, in the current stream."""
+        return self._time(phase, name, chunk, "comm")
+
+    def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
+        """Record events around a wait for the exchange, in a stream of their own."""
+        stream, future = self._behind_transfers, transfer.future()
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        start = self._mark(stream)
+        if future is not None:
+            # Not the transfer's own wait, after which nothing holds its tensors.
+            with torch.cuda.stream(stream):
+                future.wait()
+        step = _Timed(
+            phase=phase, name=name, resource="comm", chunk=chunk, start=start,
+            end=self._mark(stream),
+        )  # fmt: skip
+        self._steps.append(step)
+        return transfer
+
+    def spans(self) -> tuple[RecordedSpan, ...]:
+        """Return all spans in the order of their starts, once the last step has ended."""
+        for step in self._steps:
+            step.end.synchronize()
+        spans = (
+            RecordedSpan(
+                phase=step.phase, name=step.name, resource=step.resource, chunk=step.chunk,
+                start_seconds=self._zero.elapsed_time(step.start) / 1e3,
+                end_seconds=self._zero.elapsed_time(step.end) / 1e3,
+            )
+            for step in self._steps
+        )  # fmt: skip
+        return tuple(sorted(spans, key=lambda span: span.start_seconds))
+
+    @contextlib.contextmanager
+    def _time(
+        self, phase: Phase, name: str, chunk: int, resource: Literal["comp", "comm"]
+    ) -> Iterator[None]:
+        stream = torch.cuda.current_stream(self._device)
+        start = self._mark(stream)
+        yield
+        step = _Timed(
+            phase=phase, name=name, resource=resource, chunk=chunk, start=start,
+            end=self._mark(stream),
+        )  # fmt: skip
+        self._steps.append(step)
+
+    @staticmethod
+    def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+
+def recorder_of(device: torch.device) -> HostRecorder | CudaRecorder:
+    """Return a recorder with the clock of a device."""
+    return CudaRecorder(device) if device.type == "cuda" else HostRecorder()

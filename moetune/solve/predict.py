@@ -66,9 +66,15 @@ def _timeline(plan: Plan, layer: LayerCosts, phase: Phase, degree: int) -> Timel
     if strategy != "none" and reuses:
         chunk = chunk_of(costs=layer, phase=phase, strategy=strategy, rows=rows, degree=degree)
         return reuse_timeline(costs=layer, phase=phase, chunk=chunk, rows=rows, degree=degree)
+    transfer, compute = (
+        layer.in_step(one, rows=rows, degree=degree).seconds
+        for one in (
+            layer.transfer(rows=rows, degree=degree), layer.compute(phase=phase, rows=rows)
+        )
+    )  # fmt: skip
     tasks = layer.tasks(
-        transfer_seconds=[layer.transfer(rows=rows, degree=degree).seconds] * degree,
-        compute_seconds=[layer.compute(phase=phase, rows=rows).seconds] * degree,
+        transfer_seconds=[transfer] * degree,
+        compute_seconds=[compute] * degree,
         gather_seconds=layer.gathering(tokens=workload.tokens_per_rank).seconds,
         order=plan.pipeline.order,
     )

@@ -40,8 +40,8 @@ class Explanation:
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Memory limit of one device: the plan's, else all memory of the profile's device."""
-        known = self.profile.machine.memory_bytes if self.profile else None
+        """Memory limit of one device: the plan's, else what plans may fill of the profile's."""
+        known = self.profile.machine.plannable_bytes if self.profile else None
         return self.plan.inputs.memory_limit_bytes or known
 
     @property
@@ -89,7 +89,7 @@ def _terms_of_schema_1(plan: Plan, profile: Profile) -> LayerTerms | None:
             inputs=inputs,
             costs=costs,
             bounds=inputs.pinned.bounds,
-            device_memory_bytes=profile.machine.memory_bytes,
+            device_memory_bytes=profile.machine.plannable_bytes,
         )
     else:
         groups = groups_of(plan.layout, per_node=profile.machine.devices_per_node)

@@ -162,14 +162,10 @@ def _profile_lines(profile: Profile) -> Iterator[str]:
     for key in ("name", "provenance", "citation"):
         yield f"{key} = {_value(getattr(profile, key))}"
     yield from _table("machine", encode(profile.machine))
-    for key, rows in (
-        ("gemm", profile.gemm),
-        ("collective", profile.collective),
-        ("copy", profile.copy),
-        ("rows", profile.rows),
-        ("corrections", profile.corrections),
-    ):
-        yield from _rows(key, rows)
+    for key in (field.name for field in dataclasses.fields(profile)):
+        rows = getattr(profile, key)
+        if isinstance(rows, tuple) and key != "samples":
+            yield from _rows(key, rows)
     if not profile.interference.is_none:
         yield from _table("interference", encode(profile.interference))
     for key in ("hardware", "software"):

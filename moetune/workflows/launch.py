@@ -94,11 +94,18 @@ def run_on_ranks(
 
 
 def rank_device() -> torch.device:
-    """Return this rank's device: the CUDA device of its local rank, else the CPU."""
+    """Return this rank's device: the CUDA device of its local rank, else the CPU.
+
+    Where the launcher shows every process one GPU alone (`srun --gpus-per-task=1`), it is that one.
+    """
+    return _device_of(config.launch(config.environment()))
+
+
+def _device_of(launch: Launch | None) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    launch = config.launch(config.environment())
-    return torch.device("cuda", launch.local_rank if launch else 0)
+    local_rank = launch.local_rank if launch else 0
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
 def leave(code: int) -> NoReturn:
@@ -220,7 +227,14 @@ def _error(ranks: Sequence[_Rank]) -> MoetuneError:
 
 @contextmanager
 def _process_group(launch: Launch) -> Iterator[None]:
-    """Join the launch's ranks with NCCL and gloo where there are GPUs, else with gloo alone."""
+    """Join the launch's ranks with NCCL and gloo where there are GPUs, else with gloo alone.
+
+    This rank's GPU becomes the current one: without that, whatever does not name a device, and
+    NCCL's barrier, would use the first GPU on every rank, and take half a gigabyte of it.
+    """
+    device = _device_of(launch)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if launch.world_size == 1 or dist.is_initialized():
         yield
         return

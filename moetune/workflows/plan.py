@@ -4,14 +4,14 @@
 the model's solver is chosen here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from moetune.domain.cluster import HOST_MEMORY
 from moetune.domain.constraints import Constraints
 from moetune.domain.corrections import corrections_words
-from moetune.domain.costs import Costs, ModelError
+from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
@@ -19,17 +19,17 @@ from moetune.domain.model import Transformer
 from moetune.domain.operations import corrected_op, operations_of
 from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
-from moetune.domain.records import Observation
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
 from moetune.domain.units import dtype_bytes
 from moetune.fit.corrected import corrected
 from moetune.fit.costs import costs_of
-from moetune.fit.model_error import OF_LAYERS, OF_MODELS, cells_of, observed_error
+from moetune.fit.model_error import OF_MODELS
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
-from moetune.solve.layout.plan import LayoutProblem, solve_layout
+from moetune.solve.layout.choose import LayoutProblem
+from moetune.solve.layout.plan import solve_layout
 from moetune.workflows.profiles import FoundProfile, is_path
 
 LONGEST_NAME = 200
@@ -139,14 +139,11 @@ def make_plan(
     *,
     profile: Profile,
     fingerprint: str | None = None,
-    observations: Sequence[Observation] = (),
 ) -> Plan:
     """Return the best plan for the request on the profile's machine.
 
     Args:
         fingerprint: the profile's digest, where it is known: computing it takes long.
-        observations: steps of layers' plans that were made with this profile, by which the
-            plan's range and probability become the machine's own.
 
     Raises:
         InputError: the experts, or the model's layers, do not divide by the ranks, or the dtype
@@ -154,8 +151,7 @@ def make_plan(
         InfeasiblePlanError: nothing satisfies the constraints or the memory limit.
         ProfileError: the profile lacks an operation that the layer needs.
     """
-    layer_error = observed_error(cells_of(observations), record=OF_LAYERS)
-    solved = _solve(request, profile, fingerprint, layer_error)
+    solved = _solve(request, profile, fingerprint)
     plan = replace(solved.plan, terms=solved.terms)
     warnings = (*_corrections(plan, profile), *plan.warnings)
     if plan.transformer is None:
@@ -188,26 +184,47 @@ def sound_numbers(profile: str) -> Iterator[None]:
         ) from error
 
 
-def _solve(
-    request: PlanRequest, profile: Profile, fingerprint: str | None, layer_error: ModelError
-) -> SolvedPlan:
+def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> SolvedPlan:
     inputs = request.inputs_for(profile, fingerprint=fingerprint)
-    constraints, transformer, machine = request.constraints, request.whole, profile.machine
-    allowed = constraints.allow_modelled
-    costs = costs_of(profile, allow_modelled=allowed)
-    resamples = drawn_costs(profile, allow_modelled=allowed)
-    if transformer is None:
-        return solve_plan(
-            inputs=inputs,
-            costs=costs,
-            resamples=resamples,
-            bounds=constraints.bounds,
-            device_memory_bytes=machine.memory_bytes,
-            provenance=profile.provenance,
-            error=layer_error,
-        )
-    problem = layout_problem(inputs, transformer, profile, costs=costs, resamples=resamples)
-    return solve_layout(replace(problem, layer_error=layer_error))
+    if request.whole is None:
+        return solve_layer(inputs, profile)
+    return solve_layout(layout_problem(inputs, request.whole, profile))
+
+
+def solve_layer(inputs: PlanInputs, profile: Profile) -> SolvedPlan:
+    """Return the plan of a layer on the profile's machine, with its candidates.
+
+    Raises:
+        InfeasiblePlanError, ProfileError: as `make_plan`.
+    """
+    constraints = inputs.pinned
+    return solve_plan(
+        inputs=inputs,
+        costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
+        resamples=drawn_costs(profile, allow_modelled=constraints.allow_modelled),
+        bounds=constraints.bounds,
+        device_memory_bytes=profile.machine.plannable_bytes,
+        provenance=profile.provenance,
+    )
+
+
+def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> LayoutProblem:
+    """Return the problem of a whole model on the profile's machine."""
+    constraints, machine = inputs.pinned, profile.machine
+    return LayoutProblem(
+        inputs=inputs,
+        model=model,
+        pins=constraints.pins,
+        costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
+        resamples=drawn_costs(profile, allow_modelled=constraints.allow_modelled),
+        bounds=constraints.bounds,
+        per_node=machine.devices_per_node,
+        runs_ahead=machine.kind == "cuda",
+        device_memory_bytes=machine.plannable_bytes,
+        host_memory_bytes=host_memory_bytes(profile),
+        provenance=profile.provenance,
+        error=OF_MODELS,
+    )
 
 
 def drawn_costs(
@@ -222,32 +239,6 @@ def drawn_costs(
         profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allow_modelled, known=known
     )
     return tuple(corrected(one, profile.corrections) for one in drawn)
-
-
-def layout_problem(
-    inputs: PlanInputs,
-    model: Transformer,
-    profile: Profile,
-    *,
-    costs: Costs,
-    resamples: Sequence[Costs],
-) -> LayoutProblem:
-    """Return the problem of a whole model on the profile's machine."""
-    constraints, machine = inputs.pinned, profile.machine
-    return LayoutProblem(
-        inputs=inputs,
-        model=model,
-        pins=constraints.pins,
-        costs=costs,
-        resamples=resamples,
-        bounds=constraints.bounds,
-        per_node=machine.devices_per_node,
-        runs_ahead=machine.kind == "cuda",
-        device_memory_bytes=machine.memory_bytes,
-        host_memory_bytes=host_memory_bytes(profile),
-        provenance=profile.provenance,
-        error=OF_MODELS,
-    )
 
 
 def _corrections(plan: Plan, profile: Profile) -> tuple[str, ...]:

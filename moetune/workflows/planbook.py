@@ -223,8 +223,6 @@ def _make_tuner(db: str | None) -> "StudyTuner":
 
 def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> FoundPlans:
     """Return the book's plans, its own before the service's; on the group's first rank only."""
-    import torch
-
     from moetune.comm.gloo import communicator_of
 
     if config.is_disabled(config.environment()):
@@ -239,7 +237,7 @@ def _find_all(request: _BookRequest, group: "dist.ProcessGroup | None") -> Found
         return FoundPlans(plans=plans)
     return ask_service(
         url, served, others=plans,
-        num_ranks=communicator_of(group, device=torch.device("cpu")).num_ranks,
+        num_ranks=communicator_of(group).num_ranks,
         observe_every=request.observe_every,
     )  # fmt: skip
 

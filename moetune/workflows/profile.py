@@ -31,6 +31,7 @@ from moetune.workflows.recording import (
     StoredRun,
     summarize,
 )
+from moetune.workflows.step_records import with_steps
 
 if TYPE_CHECKING:
     from moetune.measure.session import Assignment, News
@@ -186,7 +187,8 @@ def measure_profile(
     recorder = SampleRecorder(machine=cluster.machine, progress=shown)
     _measure(request, setting, cluster, frozenset(), recorder)
     name = profile_name(request, cluster)
-    profile = _fit(name, cluster, recorder.samples, request.seed)
+    found = replace(cluster, machine=recorder.machine)
+    profile = _fit(name, found, recorder.samples, request.seed)
     shown.finish(summarize(profile))
     return profile
 
@@ -239,7 +241,8 @@ def profile_machine(
     )
     with run:
         _measure(request, setting, cluster, begun.done, recorder)
-        profile = _fit(name, cluster, run.samples(), request.seed)
+        found = replace(cluster, machine=recorder.machine)
+        profile = _fit(name, found, run.samples(), request.seed)
         corrections = still_correct(begun.corrections, frozenset(request.points))
         profile = replace(profile, corrections=corrections)
         run.complete(profile)
@@ -334,10 +337,11 @@ def _on_ranks(
 
 
 def _fit(name: str, cluster: Cluster, samples: Sequence[Sample], seed: int) -> Profile:
-    return fit_profile(
+    fitted = fit_profile(
         name=name,
         machine=cluster.machine,
         fingerprint=cluster.fingerprint,
         samples=samples,
         seed=seed,
     )
+    return with_steps(fitted)

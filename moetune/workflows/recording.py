@@ -8,7 +8,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from moetune.measure.session import Estimates, News
 
 
-_NAMES = {"gemm": "GEMM", "rows": "memory-bound operations", "copy": "copies"}
+_NAMES = {
+    "gemm": "GEMM",
+    "rows": "memory-bound operations",
+    "copy": "copies",
+    "step": "steps of the layer",
+}
 _QUALITIES: tuple[Quality, ...] = ("good", "usable", "suspect")
 
 
@@ -90,8 +95,11 @@ class SampleRecorder:
 
     Args:
         machine: the one that is measured.
-        begin: called once, when the points to measure are known.
+        begin: called once with the machine, when the points to measure are known.
         store: called with each sample before the next point is measured.
+
+    Attributes:
+        machine: with the memory that the ranks found usable.
     """
 
     def __init__(
@@ -99,12 +107,12 @@ class SampleRecorder:
         *,
         machine: Machine,
         progress: Progress,
-        begin: Callable[[], object] | None = None,
+        begin: Callable[[Machine], object] | None = None,
         store: Callable[[Sample], None] | None = None,
     ) -> None:
         self.seconds: dict[Point, float] = {}
         self.samples: list[Sample] = []
-        self._machine = machine
+        self.machine = machine
         self._begin, self._store, self._progress = begin, store, progress
         self._left: set[Point] = set()
         self._start = self._total_seconds = 0.0
@@ -117,18 +125,20 @@ class SampleRecorder:
             self._planned(news)
 
     def _planned(self, estimates: "Estimates") -> None:
+        if estimates.usable_bytes is not None:
+            self.machine = replace(self.machine, memory_bytes=estimates.usable_bytes)
         if self._begin is not None:
-            self._begin()
+            self._begin(self.machine)
         self.seconds, self._left = dict(estimates.seconds), set(estimates.seconds)
         self._start, self._total_seconds = time.monotonic(), estimates.total_seconds
-        groups = Counter(group_of(point, self._machine) for point in self.seconds)
+        groups = Counter(group_of(point, self.machine) for point in self.seconds)
         self._progress.start(groups, self._total_seconds)
 
     def _measured(self, sample: Sample) -> None:
         if self._store is not None:
             self._store(sample)
         self.samples.append(sample)
-        group = group_of(sample.point, self._machine)
+        group = group_of(sample.point, self.machine)
         seconds_left = max(self._start + self._total_seconds - time.monotonic(), 0.0)
         if sample.point in self._left:
             self._left.remove(sample.point)
@@ -161,12 +171,15 @@ class StoredRun:
         self._id, self._known = run_id, known
         self._status: RunStatus = "partial"
 
-    def begin(self) -> int:
-        """Create the run if there is none yet, and return its id."""
+    def begin(self, machine: Machine | None = None) -> int:
+        """Create the run if there is none yet, and return its id.
+
+        Args:
+            machine: as the ranks found it; default, as it was detected.
+        """
         if self._id is None:
-            self._id = self._store.start_run(
-                name=self._name, cluster=self._cluster, preset=self._preset
-            )
+            cluster = replace(self._cluster, machine=machine or self._cluster.machine)
+            self._id = self._store.start_run(name=self._name, cluster=cluster, preset=self._preset)
             self._store.add_samples(self._id, self._known)
         return self._id
 

@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from moetune.domain.errors import CollectiveError
 from moetune.domain.layer import Workload
 from moetune.domain.operations import Operation, operations_of
 from moetune.domain.plan import SAFE_DECISION, Decision
-from moetune.domain.samples import RowsPoint
+from moetune.domain.samples import RowsPoint, StepPoint
 from moetune.measure.device import Device, drop, open_device
 from moetune.measure.operations import Makers
 from moetune.measure.ranks import MeasuringRanks
@@ -28,20 +28,29 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.block import Attention, Block, FeedForward
 from moetune.runtime.plans.phases import PhaseRecorder
-from moetune.runtime.trace import HostRecorder, NoRecorder, RecordedSpan
+from moetune.runtime.trace import NoRecorder, RecordedSpan, recorder_of
 from moetune.workflows.launch import rank_device, run_on_ranks
 
 _NUM_EXPERTS = 2
 
 
 def block_makers() -> Makers:
-    """Return functions that make a block's forward pass or step, by the `op` of their point."""
-    return {
+    """Return functions that make a block's forward pass or step, or a layer's step."""
+    rows = {
         "dense_block": partial(_forward, _dense),
         "dense_block_step": partial(_step, _dense),
         "moe_block": partial(_forward, _moe),
         "moe_block_step": partial(_step, _moe),
     }
+    return Makers(rows=rows, step=_layer_step)
+
+
+def _layer_step(point: StepPoint, device: Device, communicator: Communicator) -> Callable[[], None]:
+    steps = random_steps(point.workload, device=device.torch_device, communicator=communicator)
+    steps.layer.pin(
+        replace(SAFE_DECISION, forward_degree=point.degree, backward_degree=point.degree)
+    )
+    return steps.once
 
 
 def _dense(width: int) -> nn.Module:
@@ -126,8 +135,7 @@ class LayerSteps:
     def run(self, decision: Decision) -> tuple[float, float, float]:
         """Run one step and return the seconds of forward, backward and both."""
         self.layer.pin(decision)
-        self.layer.zero_grad(set_to_none=True)
-        self.x_TD.grad = None
+        self._forget_grads()
         start = self._now()
         self.y_TD = self.layer(self.x_TD)
         middle = self._now()
@@ -135,10 +143,14 @@ class LayerSteps:
         end = self._now()
         return middle - start, end - middle, end - start
 
+    def once(self) -> None:
+        """Run one step with the decision that the layer has."""
+        self._forget_grads()
+        self.layer(self.x_TD).backward(self.grad_TD)
+
     def record(self, decision: Decision) -> tuple[RecordedSpan, ...]:
         """Run one step and return the spans of its parts on this rank."""
-        recorder = HostRecorder()
-        self.layer.recorder = recorder
+        self.layer.recorder = recorder = recorder_of(self.x_TD.device)
         try:
             self.run(decision)
         finally:
@@ -163,9 +175,13 @@ class LayerSteps:
         grads = [self.x_TD.grad, *(parameter.grad for parameter in self.layer.parameters())]
         return [self.y_TD.detach(), *(grad.clone() for grad in grads if grad is not None)]
 
+    def _forget_grads(self) -> None:
+        self.layer.zero_grad(set_to_none=True)
+        self.x_TD.grad = None
+
     def _now(self) -> float:
         if self.x_TD.is_cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.x_TD.device)
         return time.perf_counter()
 
 

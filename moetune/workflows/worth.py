@@ -15,19 +15,16 @@ from moetune.domain.errors import InputError
 from moetune.domain.plan import Confidence, Plan
 from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, Point
-from moetune.fit.costs import costs_of
-from moetune.fit.model_error import OF_LAYERS
 from moetune.fit.wanted import Wanted, wanted_by
 from moetune.measure.grid import IN_FLIGHT, collective
 from moetune.measure.points import that_fit
 from moetune.measure.schedule import family
 from moetune.solve.layer.information import Judge, Worth, expected_gain
-from moetune.solve.layer.plan import judge_ranked, rank_layer
-from moetune.solve.layer.strategies import choose_safely
+from moetune.solve.layer.plan import judge_ranked
 from moetune.solve.layer.times import StepTime, step_time
-from moetune.solve.layout.plan import search_layouts
-from moetune.solve.layout.uncertainty import NUM_CONTENDERS, judge_layout, timed_under
-from moetune.workflows.plan import drawn_costs, layout_problem
+from moetune.solve.layout.choose import choose_layout
+from moetune.solve.layout.uncertainty import NUM_CONTENDERS, timed_under
+from moetune.workflows.plan import drawn_costs, layout_problem, solve_layer
 
 NUM_SIZES = 3
 """Most sizes of one operation that are measured: the plan's own, and its nearest rivals'."""
@@ -121,16 +118,8 @@ class _Question:
 
 
 def _of_layer(plan: Plan, profile: Profile) -> _Question:
-    inputs, pinned = plan.inputs, plan.inputs.pinned
-    ranked = choose_safely(
-        rank_layer(
-            inputs=inputs,
-            costs=costs_of(profile, allow_modelled=pinned.allow_modelled),
-            bounds=pinned.bounds,
-            device_memory_bytes=profile.machine.memory_bytes,
-        ),
-        drawn_costs(profile, allow_modelled=pinned.allow_modelled),
-    )
+    ranked = solve_layer(plan.inputs, profile).ranked
+    assert ranked is not None  # noqa: S101 - the plan is one of a layer
     best = ranked.best
     declined = [] if ranked.declined is None else [ranked.declined.step]
     rivals = sorted([*best.others(), *ranked.rivals], key=lambda step: step.seconds)
@@ -143,33 +132,33 @@ def _of_layer(plan: Plan, profile: Profile) -> _Question:
         )  # fmt: skip
 
     def judge(known: frozenset[str]) -> Confidence:
-        drawn = drawn_costs(profile, allow_modelled=pinned.allow_modelled, known=known)
-        return judge_ranked(ranked, drawn, OF_LAYERS)
+        return judge_ranked(ranked, _drawn(plan, profile, known))
 
     choices = [ask(step) for step in (ranked.step, *declined, *rivals)]
     return _Question(choices=choices, judge=judge, rough=judge)
 
 
 def _of_model(plan: Plan, profile: Profile) -> _Question:
-    inputs, model = plan.inputs, plan.inputs.request.whole
+    model = plan.inputs.request.whole
     assert model is not None  # noqa: S101 - the plan is one of a whole model
-    allowed = inputs.pinned.allow_modelled
-    costs = costs_of(profile, allow_modelled=allowed)
-    problem = layout_problem(inputs, model, profile, costs=costs, resamples=())
-    search, found = search_layouts(problem)
+    chosen = choose_layout(layout_problem(plan.inputs, model, profile))
 
     def judge(known: frozenset[str], num: int | None = None) -> Confidence:
-        drawn = drawn_costs(profile, allow_modelled=allowed, known=known)
-        return judge_layout(search, found.best, drawn[:num], problem.error)
+        return chosen.judge(_drawn(plan, profile, known)[:num])
 
     return _Question(
         choices=[
-            partial(timed_under, search, candidate)
-            for candidate in found.best[: NUM_CONTENDERS + 1]
+            partial(timed_under, chosen.search, candidate)
+            for candidate in chosen.found.best[: NUM_CONTENDERS + 1]
         ],
         judge=judge,
         rough=partial(judge, num=NUM_ROUGH),
     )
+
+
+def _drawn(plan: Plan, profile: Profile, known: frozenset[str]) -> tuple[Costs, ...]:
+    allowed = plan.inputs.pinned.allow_modelled
+    return drawn_costs(profile, allow_modelled=allowed, known=known)
 
 
 def _num_ranks(point: Point) -> int:

@@ -34,14 +34,14 @@ def test_a_future_of_a_failed_exchange_fails() -> None:
 
 @pytest.fixture
 def one() -> OneRank:
-    group = communicator_of(None, device=CPU)
+    group = communicator_of(None)
     assert isinstance(group, OneRank)
     return group
 
 
 def test_one_rank_needs_no_process_group(one: OneRank) -> None:
     assert (one.rank, one.num_ranks, one.members) == (0, 1, (0,))
-    assert isinstance(new_communicator(), OneRank)
+    assert isinstance(new_communicator(purpose="all"), OneRank)
     assert not torch.distributed.is_initialized()
 
 

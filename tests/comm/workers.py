@@ -16,7 +16,7 @@ from moetune.comm.agree import (
     largest,
     vote,
 )
-from moetune.comm.gloo import GlooCommunicator, communicator_of, new_communicator
+from moetune.comm.gloo import ReceivesFirst, communicator_of, new_communicator
 from moetune.comm.group import Communicator, OneRank
 from moetune.domain.errors import CollectiveError, InputError, RankMismatchError
 
@@ -25,7 +25,7 @@ Check = Callable[[Communicator], None]
 
 
 def all_checks() -> None:
-    communicator = communicator_of(None, device=CPU)
+    communicator = communicator_of(None)
     failures = []
     for check in CHECKS:
         try:
@@ -184,7 +184,7 @@ def a_future_completes_with_its_transfer(group: Communicator) -> None:
 def neighbours_have_a_communicator_of_their_own(group: Communicator) -> None:
     world = dist.get_rank()
     members = [world ^ 1, world] if world % 2 else [world, world ^ 1]
-    pair = new_communicator(members)
+    pair = new_communicator(members, purpose="pairs")
     assert (pair.members, pair.rank) == (tuple(members), world % 2)
     value = torch.tensor([world])
     pair.all_reduce(value, "a pair's sum").wait()
@@ -193,13 +193,13 @@ def neighbours_have_a_communicator_of_their_own(group: Communicator) -> None:
     assert [each.item() for each in pair.gather(torch.tensor(world), "ranks")] == (
         members if world % 2 == 0 else []
     )
-    assert isinstance(new_communicator([world]), OneRank)
-    assert new_communicator(backend="gloo", timeout_seconds=30).members == group.members
+    assert isinstance(new_communicator([world], purpose="one rank"), OneRank)
+    assert new_communicator(purpose="all", timeout_seconds=30).members == group.members
 
 
 def a_wrong_size_is_told_before_it_travels(group: Communicator) -> None:
     # A group of its own: gloo promises nothing of one in which a collective has failed.
-    own = new_communicator()
+    own = new_communicator(purpose="a failure")
     rows = torch.zeros(3, 2, dtype=torch.bfloat16)
     sent, splits = rows.new_zeros(9, 2), [1] * group.num_ranks
     with pytest.raises(CollectiveError) as failure:
@@ -296,7 +296,7 @@ CHECKS: tuple[Check, ...] = (
 
 def a_rank_dies() -> None:
     """Let the last rank die with every kind of exchange under way on the first."""
-    group = GlooCommunicator(None)
+    group = ReceivesFirst(None)
     group.barrier("the start")
     if group.rank == group.num_ranks - 1:
         os._exit(1)
@@ -322,7 +322,7 @@ def lone(group: Communicator, rows: torch.Tensor) -> None:
 
 def a_watched_exchange_fails() -> None:
     """Let a rank die while a thread waits for the other's exchange."""
-    group = GlooCommunicator(None)
+    group = ReceivesFirst(None)
     group.barrier("the start")
     if group.rank == 1:
         os._exit(1)

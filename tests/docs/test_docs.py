@@ -72,9 +72,10 @@ def test_every_command_has_a_block_in_the_guide() -> None:
 def test_examples_that_need_a_cluster_hold_commands_that_are_checked() -> None:
     texts = [block.text for block in blocks_of(DOCS / "measure.md") if block.reason]
     found = [command for text in texts for command in moetune_commands(text)]
-    assert len(found) == 3
+    assert (
+        sum(command.startswith("profile --name my-cluster --preset full") for command in found) == 3
+    )
     for command in found:
-        assert command.startswith("profile --name my-cluster --preset full --model gpt-xl")
         with pytest.raises(Exception, match="No such option"):
             parse(f"{command} --no-such-flag")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
-from moetune.fit.curve import Curve, curve_through, isotonic, leave_one_out
+from moetune.fit.curve import SPACING_SHARE, Curve, curve_through, interpolation_errors, isotonic
 
 times = st.floats(1e-7, 1e3)
 points = st.lists(
@@ -152,25 +152,25 @@ def test_scaled_curve_is_the_curve_times_the_factor_everywhere() -> None:
         )
 
 
-def test_leave_one_out_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:
+def test_interpolation_errors_is_zero_on_a_power_law_and_shows_one_bad_point() -> None:
     sizes = [2.0**at for at in range(10)]
     seconds = [size**0.5 for size in sizes]
 
-    assert leave_one_out(sizes=sizes, seconds=seconds) == pytest.approx([0] * 8, abs=1e-12)
+    assert interpolation_errors(sizes=sizes, seconds=seconds) == pytest.approx([0] * 8, abs=1e-12)
     seconds[5] *= 1.2
-    errors = leave_one_out(sizes=sizes, seconds=seconds)
-    assert max(errors) == pytest.approx(1 - 1 / 1.2)
+    errors = interpolation_errors(sizes=sizes, seconds=seconds)
+    assert max(errors) == pytest.approx(SPACING_SHARE * (1 - 1 / 1.2))
     assert errors.index(max(errors)) == 4
 
 
-def test_leave_one_out_has_nothing_to_say_of_one_point() -> None:
-    assert leave_one_out(sizes=[1.0], seconds=[1.0]) == []
+def test_interpolation_errors_has_nothing_to_say_of_one_point() -> None:
+    assert interpolation_errors(sizes=[1.0], seconds=[1.0]) == []
 
 
 def test_two_points_have_the_error_of_what_may_lie_between_them() -> None:
     """A time of 2 and then 17 is 5 at size 4 if it is affine, and √34 if it is a power."""
-    assert leave_one_out(sizes=[1.0, 16.0], seconds=[2.0, 17.0]) == pytest.approx(
+    assert interpolation_errors(sizes=[1.0, 16.0], seconds=[2.0, 17.0]) == pytest.approx(
         [math.sqrt(34) / 5 - 1]
     )
-    assert leave_one_out(sizes=[1.0, 16.0], seconds=[2.0, 32.0]) == pytest.approx([0.0])
-    assert leave_one_out(sizes=[1.0, 2.0], seconds=[3.0, 2.0]) == pytest.approx([0.25])
+    assert interpolation_errors(sizes=[1.0, 16.0], seconds=[2.0, 32.0]) == pytest.approx([0.0])
+    assert interpolation_errors(sizes=[1.0, 2.0], seconds=[3.0, 2.0]) == pytest.approx([0.25])

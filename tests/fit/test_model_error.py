@@ -3,22 +3,17 @@
 import json
 import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from moetune.domain.costs import ModelError
-from moetune.domain.records import Observation
 from moetune.fit.model_error import (
     OF_LAYERS,
     OF_MODELS,
-    PRIOR_CELLS,
-    cells_of,
     error_of_degrees,
     model_error_of,
-    observed_error,
 )
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -121,55 +116,3 @@ def test_cells_of_one_choice_tell_nothing_of_choices() -> None:
     found = model_error_of([[0.1], [-0.1], []])
     assert found is not None
     assert found.own == 0.0
-    record = ModelError(common=0.05, own=0.04)
-    assert observed_error([[0.0]], record=record).own == record.own
-
-
-def test_observations_outweigh_the_record_as_they_become_many() -> None:
-    record, truth = ModelError(common=0.05, own=0.04), ModelError(common=0.01, own=0.005)
-
-    def after(num: int) -> ModelError:
-        return observed_error(
-            cells_with(common=truth.common, own=truth.own, num=num), record=record
-        )
-
-    assert observed_error([], record=record) == record
-    spreads = [after(num) for num in (1, PRIOR_CELLS, 10 * PRIOR_CELLS, 400)]
-    commons: Sequence[float] = [one.common for one in spreads]
-    assert commons == sorted(commons, reverse=True)
-    assert commons[0] > 0.8 * record.common
-    assert commons[-1] < 0.02
-    assert [one.own for one in spreads] == sorted((one.own for one in spreads), reverse=True)
-    exact = [[0.0] * 5] * PRIOR_CELLS
-    assert observed_error(exact, record=record).common == pytest.approx(
-        record.common / math.sqrt(2)
-    )
-
-
-def observation(
-    degree: int, seconds: float, *, predicted: float = 1.0, plan_id: str = "one", tokens: int = 8
-) -> Observation:
-    return Observation(
-        plan_id=plan_id, forward_degree=degree, backward_degree=degree, tokens_per_rank=tokens,
-        predicted_seconds=predicted, seconds=(seconds,) * 3, source="verify",
-    )  # fmt: skip
-
-
-def test_observed_steps_become_cells_of_choices() -> None:
-    cells = cells_of(
-        [
-            observation(4, 1.2),
-            observation(1, 2.2, predicted=2.0),
-            observation(4, 1.0),
-            observation(4, 1.1),
-            observation(4, 0.9, tokens=16),
-            observation(4, 0.8, plan_id="two"),
-            observation(2, 0.0),
-            observation(2, 1.0, predicted=0.0, plan_id="three"),
-        ]
-    )
-    first, *others = cells
-    assert first == pytest.approx((math.log(1.1), math.log(1.1)))
-    assert [one for cell in sorted(others) for one in cell] == pytest.approx(
-        [math.log(0.8), math.log(0.9)]
-    )

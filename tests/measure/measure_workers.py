@@ -58,7 +58,7 @@ def meet_in_groups() -> None:
     """Sum the ranks of every kind of group of four ranks on two nodes."""
     ranks = MeasuringRanks()
     groups = [(2, 0), (2, 2), (4, 0), (3, 0)]
-    ranks.open_groups(groups, ranks_per_node=2, device=torch.device("cpu"))
+    ranks.open_groups(groups, ranks_per_node=2)
     sums = {(2, 0): (1, 1, 5, 5), (2, 2): (2, 4, 2, 4), (4, 0): (6,) * 4, (3, 0): (3, 3, 3, None)}
     for group, expected in sums.items():
         found = ranks.group(group)

@@ -81,3 +81,13 @@ def test_rounds_have_different_orders() -> None:
     late = len(by_worth)
     assert len({round_of(by_worth, late + number, 7) for number in range(4)}) == 4
     assert round_of(by_worth, late, 7) != round_of(by_worth, late, 8)
+
+
+@given(families, st.integers(0, 5))
+def test_kinds_take_turns_so_that_a_short_session_has_all_of_them(
+    points: list[Point], seed: int
+) -> None:
+    first = round_of([points], 0, seed)
+    assert sorted(map(repr, first)) == sorted(map(repr, points))
+    kinds = {one.kind for one in points}
+    assert {one.kind for one in first[: 4 + len(kinds)]} == kinds

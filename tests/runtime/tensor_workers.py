@@ -229,7 +229,7 @@ def _look_plans_up_by_the_tokens_of_all_shards() -> None:
 
 def _know_when_a_reduce_scatter_ends() -> None:
     """gloo has no future of its own for it, and recorded timelines need one."""
-    communicator = communicator_of(None, device=torch.device("cpu"))
+    communicator = communicator_of(None)
     shards, total = torch.arange(6.0).split([2, 4]), torch.zeros(2 + 2 * communicator.rank)
     transfer = communicator.reduce_scatter(total, shards, "a sum")
     future = transfer.future()

@@ -27,7 +27,7 @@ from tests.runtime.chunked_workers import (
 )
 
 CHUNK_BYTES = 16_384
-STEPS = 20
+STEPS = 8
 MODES: dict[str, tuple[int | None, dict[str, Any]]] = {
     "whole": (None, {"scatter": False}),
     "cached": (None, {}),

@@ -36,7 +36,7 @@ def equal_whole() -> None:
 
 
 def the_communicator() -> Communicator:
-    return communicator_of(None, device=torch.device("cpu"))
+    return communicator_of(None)
 
 
 def mine_of(vocab_size: int) -> slice:

@@ -13,9 +13,10 @@ from moetune.domain.costs import (
     Trust,
 )
 from moetune.domain.errors import ProfileError
-from moetune.domain.layer import LayerShape
+from moetune.domain.layer import LayerKey, LayerShape
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
 
 GEMM = LinearCost(alpha_seconds=5e-5, beta_seconds=4e-14)
 ALL_TO_ALL = LinearCost(alpha_seconds=2e-4, beta_seconds=3e-10)
@@ -32,6 +33,7 @@ class LinearCosts:
         is_measured: hide the lines, as a profile with samples does.
         copy_cost: of one copy over bytes, either way; None with no `copy_mode`.
         doubts: about every collective.
+        errors: of whole steps; without any a step is the sum of its operations.
     """
 
     gemm_cost: LinearCost = GEMM
@@ -47,12 +49,17 @@ class LinearCosts:
     copy_cost: LinearCost | None = None
     copy_mode: CopyMode | None = None
     doubts: tuple[Doubt, ...] = ()
+    errors: StepErrors = NO_STEP_ERRORS
     pause_gain_seconds: float = 0.0
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         assert exchange_bytes >= 0
         assert exchange_seconds >= 0
         return OverlapSpeeds(comp=self.interference.comp.comm, comm=self.interference.comm.comp)
+
+    def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:  # noqa: ARG002 - of all
+        """Return the same for every layer."""
+        return self.errors
 
     def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
         assert op

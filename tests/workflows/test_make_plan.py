@@ -9,7 +9,6 @@ from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS
 from moetune.domain.profile import GemmLine, Profile
-from moetune.domain.records import Observation
 from moetune.domain.request import PlanRequest, default_dtype
 from moetune.domain.samples import CollectivePoint, GemmPoint, Sample
 from moetune.workflows.explain import explain_plan
@@ -156,24 +155,3 @@ def test_profiles_differ_in_what_was_changed_and_in_nothing_else(profile: Profil
     slower = replace(profile.gemm[0], alpha_seconds=2 * profile.gemm[0].alpha_seconds)
     found = compare_profiles(profile, replace(profile, gemm=(slower, *profile.gemm[1:])))
     assert [(one.key, one.ratio) for one in found] == [("gemm float32 alpha_seconds", 2.0)]
-
-
-def test_a_machine_whose_steps_are_as_predicted_has_narrower_plans_and_surer_choices() -> None:
-    profile = load_profile_file(bundled_profiles()["rtx2080ti-x64"])
-    request = PlanRequest(model="gpt-xl", dtype="float16")
-    seen = [
-        Observation(
-            plan_id=str(cell), forward_degree=degree, backward_degree=degree, tokens_per_rank=8,
-            predicted_seconds=1.0, seconds=(1.0,), source="verify",
-        )
-        for cell in range(40)
-        for degree in (1, 4)
-    ]  # fmt: skip
-    plain = make_plan(request, profile=profile)
-    observed = make_plan(request, profile=profile, observations=seen)
-    wide, narrow = plain.predicted, observed.predicted
-    assert narrow.step_seconds == wide.step_seconds
-    spans = [one.p95_step_seconds - one.p05_step_seconds for one in (narrow, wide)]
-    assert spans[0] < 0.9 * spans[1]
-    assert observed.decision.probability_best > plain.decision.probability_best
-    assert observed.decision.expected_regret < plain.decision.expected_regret

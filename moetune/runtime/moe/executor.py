@@ -6,13 +6,13 @@ steps in the same order, which follows from the plan and never from the data: no
 even one without rows, because the others' collectives would wait for it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import torch
 
-from moetune.comm.group import Communicator
+from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
@@ -63,6 +63,27 @@ def local_schedule(degree: int) -> Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GradientMean:
+    """Turns experts' gradients, sums over their group's tokens, into data-parallel means.
+
+    Args:
+        scale: factor of the gradients, 1 / data-parallel ranks.
+        replicas: ranks with the same experts, over which gradients are summed; one rank where
+            there are none, or where a wrapper does it.
+    """
+
+    scale: float = 1.0
+    replicas: Communicator = field(default_factory=OneRank)
+
+    def sum_replicas(self, grads: Iterable[torch.Tensor | None]) -> None:
+        """Sum the gradients over the replicas, in place."""
+        name = "the sum of experts' gradients over their replicas"
+        transfers = [self.replicas.all_reduce(each, name) for each in grads if each is not None]
+        for transfer in transfers:
+            transfer.wait()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineContext:
     """Everything but the memory policy that both phases of a step share."""
 
@@ -70,6 +91,7 @@ class PipelineContext:
     activation: Activation
     recorder: SpanRecorder
     workspace: Workspace
+    gradients: GradientMean = field(default_factory=GradientMean)
 
     @property
     def tracker(self) -> MemoryTracker:

@@ -11,10 +11,13 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import agree_on_tokens
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
+from moetune.comm.launched import check_joined
+from moetune.domain.errors import InputError
 from moetune.domain.layer import (
     Activation,
     ExpertParallel,
@@ -26,14 +29,17 @@ from moetune.domain.layer import (
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.executor import PipelineContext
-from moetune.runtime.moe.experts import Experts
-from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
+from moetune.runtime.moe.expert_module import Experts
+from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Gate, Routing
+from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 _SEED_LIMIT = 2**62
+_MESH_DIMS = 2
+"""Replicas and experts."""
 
 
 class ExpertLayer(nn.Module, ABC):
@@ -62,6 +68,7 @@ class ExpertLayer(nn.Module, ABC):
         capacity_factor: float | None = None,
         normalize_topk: bool | None = None,
         group: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
         pipeline: bool | int = True,
         memory_reuse: bool | str = True,
         plan: Plan | str | os.PathLike[str] | None = None,
@@ -78,10 +85,12 @@ class ExpertLayer(nn.Module, ABC):
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
         )  # fmt: skip
+        if mesh is not None:
+            group = _expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
-            target = torch.get_default_device() if device is None else torch.device(device)
-            communicator = communicator_of(group, device=target)
-        self.communicator = communicator
+            check_joined("the layer")
+            communicator = communicator_of(group)
+        self.communicator, self.mesh = communicator, mesh
         check_divisible(num_experts, self.communicator.num_ranks)
         self._tracker, self._host_tracker = MemoryTracker("device"), MemoryTracker("host")
         self.gate = Gate(
@@ -90,10 +99,9 @@ class ExpertLayer(nn.Module, ABC):
         )  # fmt: skip
         # Experts behind an all-to-all get gradients from every rank's tokens: a wrapper must not
         # average them. Tensor-parallel experts have data-parallel replicas, as dense layers do.
-        owns_experts = self.expert_parallel == "all_to_all"
         self.experts = Experts(
-            self.shape, local_experts=num_experts // self.communicator.num_ranks, bias=bias,
-            is_replicated=not owns_experts, device=device, dtype=dtype,
+            self.shape, ExpertPlacement.of(self.communicator, num_experts), bias=bias,
+            is_replicated=self.expert_parallel == "tensor", device=device, dtype=dtype,
         )  # fmt: skip
         self.recorder: SpanRecorder = NoRecorder()
         self.decision = SAFE_DECISION
@@ -108,10 +116,6 @@ class ExpertLayer(nn.Module, ABC):
             plan=plan, planbook=planbook,
         )  # fmt: skip
         self._workspace = Workspace(self._tracker)
-        # DistributedDataParallel around this layer alone reads this; see `prepare_ddp`.
-        self._ddp_params_and_buffers_to_ignore = [
-            f"experts.{name}" for name, _ in self.experts.named_parameters() if owns_experts
-        ]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -122,12 +126,13 @@ class ExpertLayer(nn.Module, ABC):
         """
         if self.gate.weight.is_meta:
             return
-        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.gate.weight.device)
+        seed = torch.randint(_SEED_LIMIT, (1,), device="cpu").to(self.communicator.device)
         if self.communicator.num_ranks > 1:
             seed = self.communicator.all_gather_values(seed, "the exchange of the experts' seed")[0]
         self.gate.reset(int(seed))
-        self.experts.reset(int(seed), self.communicator.rank * self.experts.local_experts)
+        self.experts.reset(int(seed))
 
+    @torch.compiler.disable(reason="exchanges between experts have sizes that the tokens decide")  # type: ignore[untyped-decorator]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the experts' weighted outputs.
 
@@ -143,7 +148,8 @@ class ExpertLayer(nn.Module, ABC):
             CollectiveError: an exchange failed.
             AllocationError: there is no memory for the step.
         """
-        dtype = _compute_dtype(x)
+        self.experts.check_wrappers()
+        dtype = self.experts.compute_dtype or _compute_dtype(x)
         width = x.shape[-1] if x.dim() else 0
         num_tokens, note = agree_on_tokens(
             self.communicator, num_tokens=x.numel() // width if width else 0,
@@ -154,19 +160,18 @@ class ExpertLayer(nn.Module, ABC):
         tokens = self._planned_tokens(num_tokens)
         self.decision = self._decisions.decide(tokens, dtype)
         watch = self._decisions.watch(tokens, dtype, x.device)
-        with self._workspace.guard("a forward pass"):
+        with self._tracker.explain("a forward pass"):
             routing = self.gate(x.reshape(-1, width))
             self.aux_loss = routing.aux_loss
             x_TD = routing.x_TD.to(dtype)
             policy = self._policy(x_TD, routing, num_tokens, self._context(watch.recorder))
-            parameters = self.experts.in_dtype(dtype)
             watch.begin()
             with torch.autocast(x.device.type, enabled=False):
-                y_TD: torch.Tensor = ExpertFunction.apply(  # type: ignore[no-untyped-call]
-                    x_TD, routing.weights_TK, policy, *parameters
-                )
+                y_TD: torch.Tensor = self.experts(x_TD, routing.weights_TK, policy)
             watch.end_forward(y_TD)
-        return y_TD.to(x.dtype).view(x.shape)
+        # Not a view: an in-place operation on one would drop the hooks that FSDP2 sets on it.
+        y: torch.Tensor = torch.ops.aten._unsafe_view(y_TD.to(x.dtype), x.shape)  # noqa: SLF001
+        return y
 
     def pin(self, decision: Decision | None) -> None:
         """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
@@ -219,7 +224,7 @@ class ExpertLayer(nn.Module, ABC):
             recorder = self.recorder
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation,
-            recorder=recorder, workspace=self._workspace,
+            recorder=recorder, workspace=self._workspace, gradients=self.experts.gradients,
         )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
@@ -236,11 +241,33 @@ class ExpertLayer(nn.Module, ABC):
         if not x.dim() or x.shape[-1] != self.shape.d_model:
             return f"x has shape {tuple(x.shape)}, its last size must be {self.shape.d_model}"
         weight = self.experts.w1
-        if x.device.type != weight.device.type:
+        # FSDP2 moves what it gathers from the host.
+        if x.device.type != weight.device.type and not is_dtensor(weight):
             return f"x is on {x.device}, the experts are on {weight.device}"
-        if dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        is_cast = self.experts.compute_dtype or torch.is_autocast_enabled(x.device.type)
+        if dtype != weight.dtype and not is_cast:
             return f"x is {x.dtype}, the experts are {weight.dtype}"
         return ""
+
+
+def _expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
+    """Return the ranks of a mesh that the experts are spread over.
+
+    Args:
+        other: was given beside the mesh.
+
+    Raises:
+        InputError: the mesh has more dimensions than experts and replicas, or is not alone.
+    """
+    if other is not None:
+        raise InputError("give one of mesh, group and communicator")
+    if mesh.ndim > _MESH_DIMS:
+        raise InputError(
+            f"mesh has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; experts are spread over one",
+            'take one of them, or two with the replicas first, as in mesh["replicas", "experts"]',
+        )
+    experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
+    return experts
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:

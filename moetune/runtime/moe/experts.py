@@ -1,19 +1,18 @@
-"""The local experts: their parameters, and their forward and backward on one chunk's rows.
+"""The local experts' forward and backward on one chunk's rows.
 
-Every memory policy computes here, between a chunk's dispatch and its combine.
+Every memory policy computes here, between a chunk's dispatch and its combine. The parameters are in
+`expert_module`.
 
 R rows, D model width, H hidden width, E local experts.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from moetune.domain.layer import Activation, LayerShape
+from moetune.domain.layer import Activation
 from moetune.runtime.moe.kernels import (
     Blocks,
     CombineWeights,
@@ -25,72 +24,7 @@ from moetune.runtime.moe.kernels import (
 )
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_SEED_BITS = 63
-
 Buffers = Mapping[str, torch.Tensor]
-
-
-class Experts(nn.Module):
-    """Parameters of the local experts, rank r of P holding experts r·E/P … (r+1)·E/P − 1."""
-
-    w1: nn.Parameter
-    w2: nn.Parameter
-    b1: nn.Parameter | None
-    b2: nn.Parameter | None
-    w3: nn.Parameter | None
-
-    def __init__(
-        self,
-        layer: LayerShape,
-        *,
-        local_experts: int,
-        bias: bool,
-        is_replicated: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.local_experts = local_experts
-        wide, narrow = (layer.d_model, layer.d_hidden), (layer.d_hidden, layer.d_model)
-        gated = layer.activation == "swiglu"
-        shapes: dict[str, tuple[int, ...] | None] = {
-            "w1": wide,
-            "b1": wide[1:] if bias and not gated else None,
-            "w2": narrow,
-            "b2": narrow[1:] if bias and not gated else None,
-            "w3": wide if gated else None,
-        }
-        for name, shape in shapes.items():
-            value = None
-            if shape is not None:
-                empty = torch.empty((local_experts, *shape), device=device, dtype=dtype)
-                value = nn.Parameter(empty)
-                # Data parallel wrappers must not average what only this rank holds.
-                value.allreduce = is_replicated  # type: ignore[attr-defined] # a tag wrappers read
-            self.register_parameter(name, value)
-
-    def reset(self, seed: int, first_expert: int) -> None:
-        """Draw every expert from its own generator: the same values for any number of ranks.
-
-        Weights and biases are uniform within ±1/√fan_in, as those of `nn.Linear`.
-        """
-        for local in range(self.local_experts):
-            generator = torch.Generator()
-            mixed = seed ^ ((first_expert + local + 1) * _GOLDEN)
-            generator.manual_seed(mixed & (2**_SEED_BITS - 1))
-            for name, parameter in self.named_parameters():
-                fan_in = self.w2.shape[1] if name.endswith("2") else self.w1.shape[1]
-                bound = 1 / math.sqrt(fan_in)
-                values = torch.empty(parameter.shape[1:], dtype=torch.float64)
-                values.uniform_(-bound, bound, generator=generator)
-                with torch.no_grad():
-                    parameter[local].copy_(values)
-
-    def in_dtype(self, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
-        """Return w1, b1, w2, b2 and w3 in the dtype of a step."""
-        parameters = (self.w1, self.b1, self.w2, self.b2, self.w3)
-        return tuple(None if each is None else each.to(dtype) for each in parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +48,20 @@ class SavedActivations:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantedGrads:
+    """The gradients that a backward pass makes of w1, b1, w2, b2 and w3.
+
+    Args:
+        dtypes: of each gradient, the parameter's own; None where none is wanted, because the
+            parameter is frozen or does not exist.
+        scale: factor of all of them.
+    """
+
+    dtypes: tuple[torch.dtype | None, ...] = (None,) * 5
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
     """The local experts' parameters in the dtype of a step, and their forward on a chunk.
 
@@ -130,9 +78,13 @@ class ExpertWeights:
     w3: torch.Tensor | None
 
     @classmethod
-    def of(cls, activation: Activation, parameters: Sequence[Any]) -> "ExpertWeights":
-        """Return the weights from w1, b1, w2, b2 and w3."""
-        w1, b1, w2, b2, w3 = parameters
+    def of(
+        cls, activation: Activation, parameters: Sequence[Any], dtype: torch.dtype
+    ) -> "ExpertWeights":
+        """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype."""
+        w1, b1, w2, b2, w3 = (
+            each if each is None or each.dtype == dtype else each.to(dtype) for each in parameters
+        )
         return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3)
 
     @property
@@ -194,15 +146,22 @@ class ExpertGrads:
     """
 
     def __init__(
-        self, weights: ExpertWeights, degree: int, buffers: Buffers, tracker: MemoryTracker
+        self,
+        weights: ExpertWeights,
+        wanted: WantedGrads,
+        degree: int,
+        buffers: Buffers,
+        tracker: MemoryTracker,
     ) -> None:
         self._activation: Activation = weights.activation
         self._w1_T, self._w2_T = weights.w1.transpose(1, 2), weights.w2.transpose(1, 2)
         self._w3_T = None if weights.w3 is None else weights.w3.transpose(1, 2)
         self._buffers = buffers
         self._sums = [
-            None if each is None else GradientSum(each, degree, tracker)
-            for each in weights.parameters
+            None
+            if each is None or dtype is None
+            else GradientSum(each, degree, tracker, dtype=dtype, scale=wanted.scale)
+            for each, dtype in zip(weights.parameters, wanted.dtypes, strict=True)
         ]
 
     def run(
@@ -245,7 +204,7 @@ class ExpertGrads:
         return expert_gemm(grad_pre, self._w1_T, blocks, out, adds=gate is not None)
 
     def totals(self) -> tuple[torch.Tensor | None, ...]:
-        """Return the parameters' gradients, once: each sum is freed as its gradient is made."""
+        """Return the wanted gradients, once: each sum is freed as its gradient is made."""
         self._sums.reverse()
         sums = (self._sums.pop() for _ in range(len(self._sums)))
         return tuple(None if each is None else each.total() for each in sums)

@@ -10,14 +10,15 @@ backward as forward.
 T tokens, K choices, D model width.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.runtime.moe.executor import Executor, Handlers, PipelineContext, Schedule
-from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights
+from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, WantedGrads
 
 Saved = tuple[Any, ...]
 """Tensors, or None."""
@@ -31,12 +32,14 @@ class PhaseInputs:
     Args:
         values_TD: x forward, the gradient of y backward.
         weights_TK: the combine weights.
+        wanted: gradients of the parameters; none forward.
         saved: tensors that the forward phase saved; empty forward.
     """
 
     values_TD: torch.Tensor
     weights_TK: torch.Tensor
     experts: ExpertWeights
+    wanted: WantedGrads = field(default_factory=WantedGrads)
     saved: Saved = ()
 
 
@@ -102,22 +105,18 @@ class ExpertFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         """Return (T, D).
 
+        Parameters of another dtype than x are cast here, and again in the backward pass: their
+        gradients are then never rounded to the dtype of the step, and no copy of them is kept.
+
         Args:
             parameters: w1, b1, w2, b2 and w3 of the local experts, None where there is none.
         """
-        try:
-            experts = ExpertWeights.of(policy.context.activation, parameters)
-            phase = policy.forward(
-                PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts)
-            )
-            phase.begin()
-            phase.executor.run(phase.schedule, phase)
-            y_TD = phase.finish()
-        except BaseException:
-            policy.release()
-            raise
+        # Not around this function: activation checkpointing ends a repeated pass by an exception
+        # where its results are saved, and the buffers stay good.
+        with policy.context.workspace.guard("a forward pass"):
+            y_TD, saved = _run_forward(policy, x_TD, weights_TK, parameters)
         ctx.policy = policy
-        ctx.save_for_backward(weights_TK, *phase.saved, *parameters)
+        ctx.save_for_backward(weights_TK, *saved, *parameters)
         return y_TD
 
     @staticmethod
@@ -131,10 +130,11 @@ class ExpertFunction(torch.autograd.Function):
         with policy.context.workspace.guard("a backward pass"):
             weights_TK, *saved = ctx.saved_tensors
             parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
-            experts = ExpertWeights.of(policy.context.activation, parameters)
             inputs = PhaseInputs(
-                values_TD=grad_TD, weights_TK=weights_TK, experts=experts, saved=tuple(saved)
-            )
+                values_TD=grad_TD, weights_TK=weights_TK, saved=tuple(saved),
+                experts=_cast(policy, parameters, grad_TD.dtype),
+                wanted=_wanted(policy, parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:]),
+            )  # fmt: skip
             try:
                 phase = policy.backward(inputs)
                 phase.begin()
@@ -142,4 +142,41 @@ class ExpertFunction(torch.autograd.Function):
                 grad_x_TD, grad_weights_TK = phase.finish()
             finally:
                 policy.release()
-            return grad_x_TD, grad_weights_TK, None, *phase.grads.totals()
+            grads = phase.grads.totals()
+            policy.context.gradients.sum_replicas(grads)
+            return grad_x_TD, grad_weights_TK, None, *grads
+
+
+def _run_forward(
+    policy: MemoryPolicy, x_TD: torch.Tensor, weights_TK: torch.Tensor, parameters: Sequence[Any]
+) -> tuple[torch.Tensor, Saved]:
+    """Return (T, D), and the tensors for the backward phase."""
+    try:
+        experts = _cast(policy, parameters, x_TD.dtype)
+        phase = policy.forward(PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts))
+        phase.begin()
+        phase.executor.run(phase.schedule, phase)
+        return phase.finish(), phase.saved
+    except BaseException:
+        policy.release()
+        raise
+
+
+def _cast(policy: MemoryPolicy, parameters: Sequence[Any], dtype: torch.dtype) -> ExpertWeights:
+    """Return the parameters in the dtype of a step; copies are counted."""
+    weights = ExpertWeights.of(policy.context.activation, parameters, dtype)
+    pairs = zip(weights.parameters, parameters, strict=True)
+    copies = [cast for cast, each in pairs if cast is not None and cast is not each]
+    if copies:
+        policy.context.tracker.add(*copies)
+    return weights
+
+
+def _wanted(
+    policy: MemoryPolicy, parameters: Sequence[Any], needs_grad: Sequence[bool]
+) -> WantedGrads:
+    dtypes = tuple(
+        each.dtype if each is not None and is_needed else None
+        for each, is_needed in zip(parameters, needs_grad, strict=True)
+    )
+    return WantedGrads(dtypes=dtypes, scale=policy.context.gradients.scale)

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
+from moetune.runtime.moe.placement import cut, local_part
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
@@ -152,7 +153,8 @@ def _gate_grads(
 def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
     """Return all tokens as one block, or several where the gate widens their values."""
     num_tokens, width = x_TD.shape
-    step = max(1, num_tokens if x_TD.dtype == dtype else _WIDENED_VALUES[x_TD.device.type] // width)
+    values = _WIDENED_VALUES.get(x_TD.device.type, _WIDENED_VALUES["cuda"])
+    step = max(1, num_tokens if x_TD.dtype == dtype else values // width)
     return [slice(low, low + step) for low in range(0, num_tokens, step)]
 
 
@@ -220,8 +222,9 @@ class Gate(nn.Module):
         """Draw the weight uniformly within ±1/√d_model, the same on every rank."""
         generator, bound = torch.Generator().manual_seed(seed), self.layer.d_model**-0.5
         values = torch.empty(self.weight.shape, dtype=torch.float64)
-        with torch.no_grad():
-            self.weight.copy_(values.uniform_(-bound, bound, generator=generator))
+        values.uniform_(-bound, bound, generator=generator)
+        local, offsets = local_part(self.weight)
+        local.copy_(cut(values, offsets, local.shape))
 
     def use_sequence_shards(self, communicator: Communicator) -> None:
         """Treat the tokens as this rank's shard of a sequence from now on.

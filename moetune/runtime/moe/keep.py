@@ -169,7 +169,9 @@ class _KeepBackward(_KeepPhase):
         super().__init__(policy, "backward", inputs)
         self._picked_TKD, self._inputs_RD, pre_RH, gate_RH = inputs.saved
         self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
-        self.grads = ExpertGrads(inputs.experts, self._order.degree, self._buffers, self._tracker)
+        self.grads = ExpertGrads(
+            inputs.experts, inputs.wanted, self._order.degree, self._buffers, self._tracker
+        )
         self._cut(self._buffers["received"], self._buffers["received"])
 
     def begin(self) -> None:

@@ -124,34 +124,57 @@ def _grouped(x: torch.Tensor, w: torch.Tensor, blocks: Blocks) -> torch.Tensor:
 class GradientSum:
     """The gradient of one parameter (E, …), summed over the chunks.
 
-    Two-byte gradients are summed in float32 over several chunks. An expert's first chunk
-    is written, not added: filling with zeros first would touch large gradients twice.
+    The sum of two-byte gradients is in float32 over several chunks, and in the parameter's own
+    dtype where that is wider than the step's (autocast): nothing is rounded on the way. An
+    expert's first chunk is written, not added: filling with zeros first would touch large gradients
+    twice.
+
+    Args:
+        weights: the parameter in the dtype of the step.
+        dtype: of the gradient, the parameter's own.
+        scale: factor of the gradient.
     """
 
-    def __init__(self, parameter: torch.Tensor, num_chunks: int, tracker: MemoryTracker) -> None:
-        narrow = parameter.dtype.itemsize < torch.float32.itemsize
-        exact = torch.float32 if narrow and num_chunks > 1 else parameter.dtype
-        self._tracker = tracker
-        self._total = tracker.empty("a gradient", parameter.shape, parameter, dtype=exact)
-        self._dtype = parameter.dtype
-        self._begun = [False] * len(parameter)
+    def __init__(
+        self,
+        weights: torch.Tensor,
+        num_chunks: int,
+        tracker: MemoryTracker,
+        *,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+    ) -> None:
+        narrow = weights.dtype.itemsize < torch.float32.itemsize
+        exact = torch.float32 if narrow and num_chunks > 1 else weights.dtype
+        self._is_widened = dtype.itemsize > weights.dtype.itemsize
+        self._tracker, self._dtype, self._scale = tracker, dtype, scale
+        self._total = tracker.empty(
+            "a gradient", weights.shape, weights, dtype=dtype if self._is_widened else exact
+        )
+        self._begun = [False] * len(weights)
 
     def add_gemm(self, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
         """Add every block's xᵀ y to its expert's matrix."""
         for expert, low, high in blocks:
             x_T, part, total = x[low:high].T, y[low:high], self._total[expert]
-            if total.dtype != x.dtype:
+            if total.dtype != x.dtype and not self._is_widened:
                 self._add(expert, torch.mm(x_T, part))
+                continue
+            if total.dtype != x.dtype:
+                _add_widened(total, x_T, part, is_first=not self._begun[expert], scale=self._scale)
+            elif self._scale != 1:  # beta 0 ignores the memory's old content, NaN too
+                total.addmm_(x_T, part, beta=self._begun[expert], alpha=self._scale)
             elif self._begun[expert]:
                 total.addmm_(x_T, part)
             else:
                 torch.mm(x_T, part, out=total)
-                self._begun[expert] = True
+            self._begun[expert] = True
 
     def add_rows(self, y: torch.Tensor, blocks: Blocks) -> None:
         """Add the sum of every block's rows to its expert's row."""
+        dtype = self._dtype if self._is_widened else None
         for expert, low, high in blocks:
-            self._add(expert, y[low:high].sum(dim=0))
+            self._add(expert, y[low:high].sum(dim=0, dtype=dtype))
 
     def total(self) -> torch.Tensor:
         """Return the gradient, zero for experts without rows."""
@@ -164,11 +187,24 @@ class GradientSum:
         return total.copy_(self._total)
 
     def _add(self, expert: int, part: torch.Tensor) -> None:
+        if self._scale != 1:
+            part = part.to(self._total.dtype).mul_(self._scale)
         if self._begun[expert]:
             self._total[expert].add_(part)
         else:
             self._total[expert].copy_(part)
             self._begun[expert] = True
+
+
+def _add_widened(
+    total: torch.Tensor, x_T: torch.Tensor, y: torch.Tensor, *, is_first: bool, scale: float
+) -> None:
+    """Add scale · xᵀ y, unrounded, to a total of a wider dtype, or write it there first."""
+    beta = 0 if is_first else 1
+    if total.is_cuda:
+        torch.addmm(total, x_T, y, beta=beta, alpha=scale, out_dtype=total.dtype, out=total)
+    else:  # no GEMM of a CPU has a wider output
+        total.addmm_(x_T.to(total.dtype), y.to(total.dtype), beta=beta, alpha=scale)
 
 
 class CombineWeights:
@@ -200,7 +236,8 @@ class CombineWeights:
             grad: (R, D), dy of every row.
             grad_hidden: (R, H), dy·W₂ᵀ.
         """
-        step = max(1, _DOT_VALUES[grad.device.type] // hidden.shape[1])
+        values = _DOT_VALUES.get(grad.device.type, _DOT_VALUES["cuda"])
+        step = max(1, values // hidden.shape[1])
         for low in range(0, len(grad), step):
             some = slice(low, low + step)
             out = self._grads_R1[some]

@@ -16,7 +16,7 @@ from moetune.runtime.moe.expert_layer import ExpertLayer
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepActivations
-from moetune.runtime.moe.offload import Copies, Host, HostPool, Offload, copies_of
+from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
 from moetune.runtime.moe.reuse import ReuseBuffers
 
 
@@ -35,6 +35,8 @@ class MoELayer(ExpertLayer):
             ceil(factor · tokens · top_k / num_experts) pairs of each rank.
         normalize_topk: divide the chosen probabilities by their sum; default top_k > 1.
         group: expert-parallel group, default the world. All its ranks construct the layer.
+        mesh: in place of a group: experts are spread over its last dimension, and a first one
+            has their replicas.
         pipeline: True takes the degrees from the plan, False is one chunk, a number is that
             degree forward and backward; see also `pin`.
         memory_reuse: True takes the strategy from the plan, False or "none" keeps everything,
@@ -65,8 +67,7 @@ class MoELayer(ExpertLayer):
 
     @cached_property
     def _host(self) -> Host:
-        copies = copies_of(self.experts.w1.device)
-        return Host(pool=HostPool(self._host_tracker), copies=copies)
+        return Host(pool=HostPool(self._host_tracker), copies=DeviceCopies())
 
     def _policy(
         self,

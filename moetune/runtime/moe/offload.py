@@ -1,7 +1,7 @@
 """Copy activations between device and host, overlapped with computation and communication.
 
 The memory policy `reuse` starts these copies for the strategies S1 to S3. With CUDA each direction
-has a stream of its own. Without, both are the same memory, and the caller copies at once.
+has streams of its own. Without, both are the same memory, and the caller copies at once.
 """
 
 import warnings
@@ -12,10 +12,12 @@ from typing import Protocol
 
 import torch
 
+from moetune.comm.transfer import Done
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import MoetuneError
 from moetune.domain.layer import LayerShape
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
+from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.workspace import MemoryTracker
 
 
@@ -35,70 +37,79 @@ class Copies(Protocol):
     def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
         """Start a copy to the device, behind what the current stream has been given so far."""
 
-
-class _Done:
-    def wait(self) -> None:
-        """Return at once."""
-
-
-class HostCopies:
-    """Copies within host memory."""
-
-    def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
-        """Copy."""
-        host.copy_(rows)
-        return _Done()
-
-    def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
-        """Copy."""
-        rows.copy_(host)
-        return _Done()
+    def drain(self) -> None:
+        """Wait for all copies under way, before a failed step's memory is freed."""
 
 
 class _OnStream:
-    def __init__(self, stream: torch.cuda.Stream, tensors: tuple[torch.Tensor, ...]) -> None:
-        self._event = torch.cuda.Event()
-        self._event.record(stream)
+    """A copy on a stream, among the others of its kind until somebody waits for it."""
+
+    def __init__(
+        self,
+        stream: torch.cuda.Stream,
+        tensors: tuple[torch.Tensor, ...],
+        under_way: dict["_OnStream", None],
+    ) -> None:
+        self._event = stream.record_event()
+        self._device = stream.device
         # Referenced until the wait, so that the allocator does not hand out their memory earlier.
         self._tensors: tuple[torch.Tensor, ...] = tensors
+        self._under_way = under_way
+        under_way[self] = None
 
     def wait(self) -> None:
-        torch.cuda.current_stream().wait_event(self._event)
+        torch.cuda.current_stream(self._device).wait_event(self._event)
         self._tensors = ()
+        self._under_way.pop(self, None)
 
 
-class CudaCopies:
-    """Copies on two streams."""
+class DeviceCopies:
+    """Copies of tensors on any device: on a GPU on two streams of that GPU, elsewhere at once.
 
-    def __init__(self, device: torch.device) -> None:
-        self._to_host = torch.cuda.Stream(device)
-        self._to_device = torch.cuda.Stream(device)
+    The tensors' device need not be the current one, and may change from step to step.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
+        self._under_way: dict[_OnStream, None] = {}
+
+    def __reduce__(self) -> tuple[type["DeviceCopies"], tuple[()]]:
+        """A copy makes streams of its own."""
+        return DeviceCopies, ()
 
     def save(self, rows: torch.Tensor, host: torch.Tensor) -> Copy:
         """Start the copy."""
-        return self._start(self._to_host, rows, host)
+        return self._start("to the host", rows.device, rows, host)
 
     def load(self, host: torch.Tensor, rows: torch.Tensor) -> Copy:
         """Start the copy."""
-        return self._start(self._to_device, host, rows)
+        return self._start("to the device", rows.device, host, rows)
 
-    @staticmethod
-    def _start(stream: torch.cuda.Stream, source: torch.Tensor, target: torch.Tensor) -> Copy:
-        stream.wait_stream(torch.cuda.current_stream())
+    def drain(self) -> None:
+        """Order the current streams behind every copy that nobody has waited for."""
+        for copy in tuple(self._under_way):
+            copy.wait()
+
+    def _start(
+        self, way: str, device: torch.device, source: torch.Tensor, target: torch.Tensor
+    ) -> Copy:
+        if device.type != "cuda":
+            target.copy_(source)
+            return Done()
+        if (device, way) not in self._streams:
+            self._streams[device, way] = torch.cuda.Stream(device)
+        stream = self._streams[device, way]
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
-        return _OnStream(stream, (source, target))
-
-
-def copies_of(device: torch.device) -> Copies:
-    """Return the copies to and from a device."""
-    return CudaCopies(device) if device.type == "cuda" else HostCopies()
+        return _OnStream(stream, (source, target), self._under_way)
 
 
 class HostPool:
     """Host buffers that steps borrow and give back: pinned ones where there is a GPU.
 
     Free buffers are reused and grow to the largest step, so that later steps allocate nothing.
+    Pinned ones have all that torch's allocator takes for them, up to twice the size.
 
     Attributes:
         is_pageable: pinned memory was not available.
@@ -143,7 +154,7 @@ class HostPool:
     def _allocate(self, size: int, *, pinned: bool) -> torch.Tensor:
         if pinned and not self.is_pageable:
             try:
-                buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+                buffer = torch.empty(pinned_bytes(size), dtype=torch.uint8, pin_memory=True)
             except RuntimeError as error:
                 self.is_pageable = True
                 warnings.warn(
@@ -277,6 +288,7 @@ class Offload:
         return self._copies.load(self._loan.tensors[self._names.index(name)][mine], rows)
 
     def end(self) -> None:
-        """Give the host memory back."""
+        """Give the host memory back. After a failure, copies from and to it may be under way."""
+        self._copies.drain()
         if self._loan is not None:
             self._loan.end()

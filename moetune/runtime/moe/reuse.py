@@ -212,7 +212,7 @@ class _ReuseBackward(_ReusePhase):
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
         tracker = policy.context.tracker
-        self.grads = ExpertGrads(inputs.experts, degree, self._buffers, tracker)
+        self.grads = ExpertGrads(inputs.experts, inputs.wanted, degree, self._buffers, tracker)
         self._grad_weights_R1 = tracker.empty("gradients", self._weights_R1.shape, self._weights_R1)
         grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
         self._tokens = self._token_exchange(self._rings["travelling"], grad_x_TD)

@@ -155,7 +155,9 @@ class _TensorBackward(_TensorPhase):
         self._grad_TD = policy.gather_tokens("backward", inputs.values_TD.contiguous())
         super().__init__(policy, "backward", self._grad_TD, inputs.experts)
         self._weights_SK, self._b2 = inputs.weights_TK, inputs.experts.b2
-        self.grads = ExpertGrads(inputs.experts, self._chunks.degree, self._buffers, self._tracker)
+        self.grads = ExpertGrads(
+            inputs.experts, inputs.wanted, self._chunks.degree, self._buffers, self._tracker
+        )
         self._grad_weights_R1 = self._tracker.empty(
             "the gradients of weights", self._weights_R1.shape, self._weights_R1
         )

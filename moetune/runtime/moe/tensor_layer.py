@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
@@ -42,6 +43,7 @@ class TensorExpertLayer(ExpertLayer):
         normalize_topk, plan, planbook, device, dtype, communicator: as in `MoELayer`.
         capacity_factor: None; no pair is dropped.
         group: tensor-parallel group, default the world. All its ranks construct the layer.
+        mesh: in place of a group, as in `MoELayer`.
         pipeline: as in `MoELayer`: a chunk of the output, or of the gradient of x, is summed
             over the ranks while the next one is computed.
         memory_reuse: True, False or "none", which are the same here.
@@ -72,6 +74,7 @@ class TensorExpertLayer(ExpertLayer):
         capacity_factor: float | None = None,
         normalize_topk: bool | None = None,
         group: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
         pipeline: bool | int = True,
         memory_reuse: bool | str = True,
         plan: Plan | str | os.PathLike[str] | None = None,
@@ -93,7 +96,7 @@ class TensorExpertLayer(ExpertLayer):
             )
         super().__init__(
             d_model, d_hidden, num_experts, top_k, activation=activation, bias=bias,
-            normalize_topk=normalize_topk, group=group, pipeline=pipeline,
+            normalize_topk=normalize_topk, group=group, mesh=mesh, pipeline=pipeline,
             memory_reuse=memory_reuse, plan=plan, planbook=planbook, device=device, dtype=dtype,
             communicator=communicator, sequence_parallel=sequence_parallel,
         )  # fmt: skip

@@ -9,32 +9,64 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from moetune.comm.gloo import communicator_of
+from moetune.comm.gloo import communicator_of, new_communicator
+from moetune.comm.process_group import GroupCommunicator
 from moetune.comm.transfer import Transfer
+from moetune.runtime.moe.executor import GradientMean
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.replicas import (
+    equalize,
+    expert_groups,
+    mesh_of_replicas,
+    spread_layers,
+)
 
 
-def prepare_ddp(model: nn.Module) -> nn.Module:
-    """Make `model` ready for DistributedDataParallel and return it.
+def prepare_ddp(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
+    """Make `model` ready for DistributedDataParallel and return it; all ranks call this.
 
-    The wrapper then ignores experts, which have no replicas. Their gradients are sums over the
-    ranks' tokens already, while the wrapper averages the others'. Scaled by 1 / ranks here, they
-    fit the same learning rate, and a step equals one on the whole batch.
+    The wrapper then ignores the experts of a `MoELayer` on several ranks, which are no replicas.
+    Their gradients are sums over the ranks' tokens already, while the wrapper averages the others'.
+    Scaled by 1 / ranks of the group, and summed over the experts' own replicas where there are any,
+    they fit the same learning rate, and a step equals one on the whole batch. Replicas get the
+    values of the first one, as the wrapper does with everything else.
+
+    Args:
+        group: the wrapper's, default the world. It contains the ranks of each `MoELayer`.
+
+    Raises:
+        InputError: a layer is spread over ranks outside of the group.
     """
     ignored = list(getattr(model, "_ddp_params_and_buffers_to_ignore", []))
-    for prefix, module in model.named_modules():
-        if not isinstance(module, MoELayer):
+    means: dict[tuple[int, ...], GradientMean] = {}
+    for prefix, layer in spread_layers(model):
+        if not isinstance(layer, MoELayer):
             continue
-        share = 1 / module.communicator.num_ranks
-        for name, parameter in module.experts.named_parameters():
-            path = ".".join(filter(None, (prefix, "experts", name)))
-            if path not in ignored:
-                ignored.append(path)
-            if parameter.requires_grad and not hasattr(parameter, "moetune_share"):
-                parameter.moetune_share = share  # type: ignore[attr-defined] # marks it as done
-                parameter.register_hook(lambda grad, share=share: grad * share)
+        names = (
+            f"{prefix}.experts.{name}".strip(".") for name, _ in layer.experts.named_parameters()
+        )
+        ignored += [name for name in names if name not in ignored]
+        members = layer.communicator.members
+        if members not in means:
+            means[members] = _mean_over(group, layer)
+        layer.experts.gradients = means[members]
+        equalize(layer.experts.parameters(), means[members].replicas)
     model._ddp_params_and_buffers_to_ignore = ignored  # type: ignore[assignment] # noqa: SLF001 - the name torch reads
     return model
+
+
+def _mean_over(group: dist.ProcessGroup | None, layer: MoELayer) -> GradientMean:
+    """Return what makes means over the group of the gradients of layers like this one."""
+    data_parallel = GroupCommunicator(group)
+    groups = expert_groups(layer, data_parallel)
+    mesh = mesh_of_replicas(layer, groups)
+    if mesh is None:
+        replicas = new_communicator(
+            [each[layer.communicator.rank] for each in groups], purpose="replicas of experts"
+        )
+    else:
+        replicas = communicator_of(mesh.get_group(0))
+    return GradientMean(scale=1 / data_parallel.num_ranks, replicas=replicas)
 
 
 class GradientBuffer:
@@ -49,7 +81,7 @@ class GradientBuffer:
         sizes = [parameter.numel() for parameter in parameters]
         first = parameters[0]
         self._buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self._communicator = communicator_of(group, device=first.device)
+        self._communicator = communicator_of(group)
         self._views = [
             (parameter, part.view_as(parameter))
             for parameter, part in zip(parameters, self._buffer.split(sizes), strict=True)

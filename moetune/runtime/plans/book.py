@@ -278,7 +278,7 @@ def share_plans(
         MoetuneError: raised by `find`; raised on every rank.
         RankMismatchError: a rank has another book.
     """
-    communicator = communicator_of(group, device=torch.device("cpu"))
+    communicator = communicator_of(group)
     found_here: list[FoundPlans] = []
 
     def find_documents() -> tuple[list[str], list[str], bool]:

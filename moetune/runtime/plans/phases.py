@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from types import TracebackType
 from typing import Protocol
@@ -44,9 +45,9 @@ class _HostStamp:
 
 
 class _CudaStamp:
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
-        self.event.record()
+        self.event.record(torch.cuda.current_stream(device))
 
     def is_over(self) -> bool:
         return bool(self.event.query())
@@ -69,7 +70,8 @@ class PhaseRecorder:
     """A recorder of one call, see `trace.SpanRecorder`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stamp: Callable[[], Stamp] = _CudaStamp if device.type == "cuda" else _HostStamp
+        is_cuda = device.type == "cuda"
+        self._stamp: Callable[[], Stamp] = partial(_CudaStamp, device) if is_cuda else _HostStamp
         self._phases: dict[Phase, _PhaseStamps] = {phase: _PhaseStamps() for phase in PHASES}
 
     def compute(self, phase: Phase, name: str, chunk: int) -> AbstractContextManager[None]:  # noqa: ARG002 - the protocol's

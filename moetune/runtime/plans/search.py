@@ -188,7 +188,7 @@ class OnlineSearch:
         self.has_failed, self.num_changes = False, 0
         self._make_tuner = make_tuner
         self._tuner: Tuner | None = None
-        self._communicator = communicator_of(group, device=torch.device("cpu"))
+        self._communicator = communicator_of(group)
         self._layers: dict[tuple[LayerKey, Strategy | None], LayerSearch] = {}
 
     def layer(

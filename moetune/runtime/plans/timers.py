@@ -35,7 +35,7 @@ Clock = Callable[[Phase, torch.device], Interval]
 
 def device_clock(phase: Phase, device: torch.device) -> Interval:  # noqa: ARG001 - a `Clock`
     """Begin an interval on the host's clock, or in the device's current stream."""
-    return _CudaInterval() if device.type == "cuda" else _HostInterval()
+    return _CudaInterval(device) if device.type == "cuda" else _HostInterval()
 
 
 class _HostInterval:
@@ -53,12 +53,13 @@ class _HostInterval:
 
 
 class _CudaInterval:
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._start.record()
+        self._start.record(torch.cuda.current_stream(device))
 
     def end(self) -> None:
-        self._end.record()
+        self._end.record(torch.cuda.current_stream(self._device))
 
     def is_over(self) -> bool:
         return bool(self._end.query())

@@ -30,8 +30,8 @@ class Unit:
 def find_units(model: nn.Module) -> tuple[Unit, ...]:
     """Return the units of a model: modules with parameters of their own.
 
-    Layers of experts and `nn.MultiheadAttention` use their children's parameters without
-    calling the children, and are one unit with everything below them.
+    Layers of experts, which need all their parameters at once, and `nn.MultiheadAttention`, which
+    does not call its children, are one unit with everything below them.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return tuple(_units(model, "", names, set()))

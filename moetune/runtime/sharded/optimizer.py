@@ -209,6 +209,12 @@ class ChunkedOptimizer(Optimizer):
         return [values[name] for name in names if name in values]
 
     @property
+    def group_of(self) -> dict[str, dict[str, Any]]:
+        """The group of each parameter, by name."""
+        groups = zip(self.param_groups, self._groups, strict=True)
+        return {name: group for group, members in groups for name in members}
+
+    @property
     def settings(self) -> list[dict[str, Any]]:
         """The groups' settings, such as the learning rate."""
         return [
@@ -256,6 +262,7 @@ class ChunkedOptimizer(Optimizer):
             return
         if chunk.is_offloaded:
             self._reduce_stream.synchronize()
+        chunk.make_writable()
         shards = self.shards_in(chunk)
         for shard in shards:
             if got is None or shard.name in got:

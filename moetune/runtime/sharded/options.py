@@ -11,10 +11,12 @@ from torch import nn
 from moetune.domain.chunks import Chunk
 from moetune.domain.errors import AllocationError, InputError, MoetuneError, RankMismatchError
 from moetune.domain.plan import Plan
-from moetune.domain.units import format_bytes
+from moetune.domain.units import format_bytes, pinned_bytes
 from moetune.runtime.sharded.replicas import ReplicaGroup
 
 _CHUNK_BYTES = 32 * 2**20
+_ALLOCATED_COPIES = 2
+"""Master and gradient, which a chunk allocates; the optimizer's states are torch's."""
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -116,17 +118,18 @@ def agree(
 
 
 def check_host_memory(
-    chunks: Sequence[Chunk], replicas: ReplicaGroup, *, copies: int
+    chunks: Sequence[Chunk], replicas: ReplicaGroup, *, copies: int, pins: bool
 ) -> MoetuneError | None:
     """Return an error if the host lacks memory for the shards of all its ranks.
 
     Args:
         copies: number of tensors in at least float32 for trainable values: master, gradient and
             the optimizer's states.
+        pins: all but the optimizer's states are in page-locked memory.
     """
     host = socket.gethostname()
     num_ranks = replicas.all_gather_text(host).count(host)
-    needed = num_ranks * sum(_host_bytes(chunk, copies) for chunk in chunks)
+    needed = num_ranks * sum(_host_bytes(chunk, copies, pins) for chunk in chunks)
     available = available_bytes()
     if needed <= available:
         return None
@@ -145,15 +148,18 @@ def available_bytes(meminfo: Path = _MEMINFO) -> int:
     raise InputError(f"MemAvailable is not in {meminfo}")
 
 
-def _host_bytes(chunk: Chunk, copies: int) -> int:
+def _host_bytes(chunk: Chunk, copies: int, pins: bool) -> int:
     if chunk.is_fused:
         return 0
     elements = chunk.num_elements // chunk.group.ranks
-    size = getattr(torch, chunk.group.dtype).itemsize
-    if not chunk.group.is_trainable:
-        return int(elements * size)
-    own = size if size < torch.float32.itemsize else 0
-    return int(elements * (own + copies * max(size, torch.float32.itemsize)))
+    size: int = getattr(torch, chunk.group.dtype).itemsize
+    full = max(size, torch.float32.itemsize)
+    allocated, states = [size], 0
+    if chunk.group.is_trainable:
+        allocated = [full, full] if size == full else [size, full, full]
+        states = elements * full * (copies - _ALLOCATED_COPIES)
+    sizes = [elements * each for each in allocated]
+    return states + sum(map(pinned_bytes, sizes) if pins else sizes)
 
 
 def _padded(lines: list[str], length: int) -> list[str]:

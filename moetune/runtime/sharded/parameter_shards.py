@@ -1,6 +1,6 @@
 """Shards of single parameters, and torch's optimizers over them, for `ChunkedOptimizer`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,15 @@ def _shards(chunks: Iterable[StoredChunk]) -> Iterator[ParameterShard]:
                 )
 
 
+def step_device(group: Mapping[str, Any], values: torch.Tensor) -> torch.device:
+    """Return where torch keeps the number of steps: with the values only if a kernel reads it.
+
+    Elsewhere torch would read it back from a GPU for every parameter and step.
+    """
+    is_read_by_kernels = group.get("fused") or group.get("capturable")
+    return values.device if is_read_by_kernels else torch.device("cpu")
+
+
 def first_states(optimizer: Optimizer, shard: ParameterShard) -> dict[str, torch.Tensor]:
     """Return a shard's optimizer states, which are made as zeros before the first step."""
     state: dict[str, Any] = optimizer.state[shard.values]
@@ -128,7 +137,7 @@ def first_states(optimizer: Optimizer, shard: ParameterShard) -> dict[str, torch
     if not state and group is not None:
         keys = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"]
         if "betas" in group:
-            state["step"] = torch.zeros((), device=shard.values.device)
+            state["step"] = torch.zeros((), device=step_device(group, shard.values))
         elif not group["momentum"]:
             keys = []
         if group.get("amsgrad"):

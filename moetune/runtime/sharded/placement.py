@@ -18,6 +18,7 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def run(self, transfer: Callable[[], Wait | None]) -> Wait:
@@ -27,8 +28,8 @@ class SideStream:
             transfer: starts it; a wait that it returns runs before that for the stream.
         """
         if self._stream is None:
-            return transfer() or _nothing
-        self._stream.wait_stream(torch.cuda.current_stream())
+            return transfer() or nothing
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             wait = transfer()
         done = self._stream.record_event()
@@ -36,7 +37,7 @@ class SideStream:
         def join() -> None:
             if wait is not None:
                 wait()
-            torch.cuda.current_stream().wait_event(done)
+            torch.cuda.current_stream(self._device).wait_event(done)
 
         return join
 
@@ -44,13 +45,17 @@ class SideStream:
         """Begin a transfer as `run` does; on a CPU only when the returned wait is called."""
         return transfer if self._stream is None else self.run(transfer)
 
+    def mark(self) -> Wait:
+        """Return a function that blocks the host until the transfers so far are over."""
+        return nothing if self._stream is None else self._stream.record_event().synchronize
+
     def synchronize(self) -> None:
         """Block the host until the stream is idle."""
         if self._stream is not None:
             self._stream.synchronize()
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Wait for nothing."""
 
 

@@ -13,7 +13,7 @@ from moetune.domain.errors import InputError
 from moetune.runtime.sharded.layout import cache_capacity, pack_model
 from moetune.runtime.sharded.optimizer import ChunkedOptimizer
 from moetune.runtime.sharded.options import ShardOptions
-from moetune.runtime.sharded.parameter_shards import parameter_shards
+from moetune.runtime.sharded.parameter_shards import parameter_shards, step_device
 from moetune.runtime.sharded.placement import ChunkStats, Placement
 from moetune.runtime.sharded.replicas import ReplicaGroup
 from moetune.runtime.sharded.schedule import ParameterUses
@@ -176,11 +176,13 @@ class _Move:
         stored = tuple(self._stored[number] for number in range(len(self.chunks)))
         for each in stored:
             each.publish()
+        groups = self.optimizer.group_of
         for shard in parameter_shards(stored):
             for key, value in self.known.states.get(shard.name, {}).items():
                 if value is not None:
+                    device = step_device(groups[shard.name], shard.values)
                     state = self.states.setdefault(shard.name, {})
-                    state[key] = torch.tensor(value, device=shard.values.device)
+                    state[key] = torch.tensor(value, device=device)
         return stored
 
     def _wholes(self, old: StoredChunk) -> Iterator[tuple[str, torch.Tensor]]:

@@ -23,7 +23,7 @@ class ReplicaGroup:
         # Not the model's group, whose exchanges would come between these.
         self._communicator: Communicator = OneRank()
         if self.num_ranks > 1:
-            self._communicator = new_communicator(self.members)
+            self._communicator = new_communicator(self.members, purpose="a model's chunks")
 
     def all_gather(self, whole: torch.Tensor, shard: torch.Tensor) -> Callable[[], None]:
         """Start filling `whole` with the ranks' shards; return the function that waits for it."""

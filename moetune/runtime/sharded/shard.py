@@ -4,13 +4,17 @@ It packs parameters (`layout`), allocates each chunk (`stored`), hooks the model
 its `cache`), and returns an optimizer over the shards (`optimizer`).
 """
 
+from collections.abc import Mapping
+
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from moetune.comm.launched import check_joined
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.plan import Plan
+from moetune.runtime.moe.placement import is_dtensor
 from moetune.runtime.sharded.cache import Cache
 from moetune.runtime.sharded.layout import cache_capacity, find_units, replica_groups
 from moetune.runtime.sharded.manager import ChunkManager
@@ -59,8 +63,8 @@ def shard(
         plan: gives chunk_bytes, cache_bytes, scatter and offload.
 
     Raises:
-        InputError: a chunk is smaller than a parameter, the cache smaller than two chunks, or
-            the optimizer of another kind or model.
+        InputError: a chunk is smaller than a parameter, the cache smaller than two chunks, the
+            optimizer of another kind or model, or the model sharded already.
         RankMismatchError: the ranks have different models or options; the same on all.
         AllocationError: the host lacks memory for the offloaded states.
     """
@@ -71,7 +75,9 @@ def shard(
     capacity = cache_capacity(packed, options)
     if options.offload:
         copies = 2 + state_copies(optimizer)
-        agree(replicas, model, options, check_host_memory(packed, replicas, copies=copies))
+        pins = options.pin and builder.placement.device.type != "cpu"
+        problem = check_host_memory(packed, replicas, copies=copies, pins=pins)
+        agree(replicas, model, options, problem)
     chunks = tuple(builder.store(number, chunk) for number, chunk in enumerate(packed))
     _move_buffers(model, builder.placement.device)
     cache = Cache(chunks, capacity)
@@ -99,6 +105,7 @@ def _builder(
     parameters = dict(model.named_parameters())
     problem: MoetuneError | None = None
     try:
+        _check_plain(parameters)
         check_optimizer(optimizer, parameters)
     except InputError as error:
         problem = error
@@ -115,7 +122,17 @@ def _builder(
     )
 
 
+def _check_plain(parameters: Mapping[str, nn.Parameter]) -> None:
+    name = next((name for name, each in parameters.items() if is_dtensor(each)), None)
+    if name is not None:
+        raise InputError(
+            f"{name} is sharded already: it is a DTensor",
+            "use either moetune.shard or fully_shard and moetune.prepare_fsdp",
+        )
+
+
 def _replicas(group: dist.ProcessGroup | None) -> ReplicaGroup:
+    check_joined("the sharded model")
     if not (dist.is_available() and dist.is_initialized()):
         return ReplicaGroup()
     return ReplicaGroup(dist.get_process_group_ranks(group))

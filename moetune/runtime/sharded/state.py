@@ -67,6 +67,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) ->
     layers = expert_layers(model)
     parameters = dict(model.named_parameters())
     for stored in chunks.stored:
+        stored.make_writable()
         for slot in stored.chunk.slots:
             value = _find(state, slot.name)
             shape = parameters[slot.name].shape
@@ -175,6 +176,8 @@ class ShardedStates:
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's slices by name; they share the memory of its shards."""
         self._chunks.finish_reductions()
+        for stored in self._chunks.stored:
+            stored.make_writable()
         values = dict(self._values())
         states = dict(self._states())
         buffers = {f"buffer.{name}": buffer for name, buffer in buffers_of(self._model)}

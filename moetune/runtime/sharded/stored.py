@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from moetune.domain.chunks import Chunk, Slot
-from moetune.runtime.sharded.placement import ChunkStats, Placement, Wait
+from moetune.runtime.sharded.placement import ChunkStats, Placement, Wait, nothing
 from moetune.runtime.sharded.replicas import ReplicaGroup
 
 Phase = Literal["away", "gathering", "values", "gradients", "reducing"]
@@ -54,6 +54,7 @@ class StoredChunk:
         self.arrived: set[str] = set()
         self._placement, self._stats = placement, stats
         self._wait: Wait | None = None
+        self._end_last_gather: Wait = nothing
         self._received: torch.Tensor | None = None
         dtype = getattr(torch, chunk.group.dtype)
         self.whole = torch.zeros(chunk.num_elements, dtype=dtype, device=placement.device)
@@ -104,7 +105,9 @@ class StoredChunk:
         """Allocate the whole buffer and start gathering the values."""
         self._allocate()
         self.phase = "gathering"
-        self._wait = self._placement.gather_stream.run(self._gather)
+        stream = self._placement.gather_stream
+        self._wait = stream.run(self._gather)
+        self._end_last_gather = stream.mark()
         self._stats.gathered(
             communicated_bytes=self.chunk.num_bytes if self.replicas.num_ranks > 1 else 0,
             loaded_bytes=_bytes(self._payload) if self.is_offloaded else 0,
@@ -201,6 +204,11 @@ class StoredChunk:
         elif self.arrived or self.phase == "gradients":
             self.drop()
         self.num_readers = 0
+
+    def make_writable(self) -> None:
+        """Block the host, which waited for no gather, until none reads a shard in its memory."""
+        if self.is_offloaded:
+            self._end_last_gather()
 
     def publish(self) -> None:
         """Copy the master's values to the shard that gathers read."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from moetune.domain.chunks import Chunk, PackedParameter, Use, pack, rounded_elements
 from moetune.domain.costs import Estimate
 from moetune.domain.plan import Chunks, ModelMemory
-from moetune.domain.units import dtype_bytes
+from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.chunks.cache import FEWEST_PLACES, fewest_places, replay
 from moetune.solve.chunks.time import (
     ChunkCost,
@@ -79,12 +79,14 @@ class Packed:
 
     Args:
         each: bytes of a parameter and of its states.
+        pins_host: offloaded shards and gradients are in page-locked memory.
     """
 
     chunks: tuple[Chunk, ...]
     chunk_bytes: int
     each: StateBytes
     offload: bool
+    pins_host: bool = False
 
     @property
     def moving(self) -> Mapping[int, Chunk]:
@@ -123,7 +125,21 @@ class Packed:
     @property
     def host_bytes(self) -> int:
         """Bytes that this rank has on its host: shards, their gradients and optimizer states."""
-        return self.shard_elements * self.each.total if self.offload else 0
+        if not self.offload:
+            return 0
+        needed_bytes = self.shard_elements * self.each.total
+        return needed_bytes + (self._rounding_bytes() if self.pins_host else 0)
+
+    def _rounding_bytes(self) -> int:
+        """Return what pinned memory takes beyond the sizes: of values, masters and gradients."""
+        each = self.each
+        values = {each.parameter, each.gradient}  # a master where they differ
+        sizes = [
+            one.num_elements // one.group.ranks * size
+            for one in self.moving.values()
+            for size in (*values, each.gradient)
+        ]
+        return sum(pinned_bytes(size) - size for size in sizes)
 
     def memory(self, num_places: int, budget: ChunkBudget) -> ModelMemory:
         """Return the bytes on the device with a cache of so many places.
@@ -179,7 +195,13 @@ def pack_modules(
         ((pack(parameters, chunk_bytes=size), size) for size in dict.fromkeys(sizes)),
         key=lambda packed: (_wasted(*packed), packed[1]),
     )
-    return Packed(chunks=best[0], chunk_bytes=best[1], each=each, offload=prices.offload)
+    return Packed(
+        chunks=best[0],
+        chunk_bytes=best[1],
+        each=each,
+        offload=prices.offload,
+        pins_host=prices.pins_host,
+    )
 
 
 def _shard_bytes(

@@ -251,7 +251,12 @@ class ChunkPrices:
     @property
     def copies_inline(self) -> bool:
         """Whether copies take the device's time: pageable memory, and a CPU's own."""
-        return self.costs.copy_mode != "pinned"
+        return not self.pins_host
+
+    @property
+    def pins_host(self) -> bool:
+        """Whether offloaded states are in page-locked memory."""
+        return self.costs.copy_mode == "pinned"
 
     @property
     def has_host(self) -> bool:
@@ -283,8 +288,7 @@ class ChunkPrices:
     def _copy(self, direction: Direction, num_bytes: float) -> Estimate:
         if not self.offload:
             return NOTHING
-        pinned = self.costs.copy_mode == "pinned"
-        return self.costs.copy(direction=direction, pinned=pinned, num_bytes=num_bytes)
+        return self.costs.copy(direction=direction, pinned=self.pins_host, num_bytes=num_bytes)
 
     def _collective(self, op: CollectiveOp, group: ChunkGroup, num_bytes: float) -> Estimate:
         if group.ranks == 1:

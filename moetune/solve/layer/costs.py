@@ -22,8 +22,9 @@ from moetune.domain.costs import (
     OverlapSpeeds,
     least_trust,
 )
-from moetune.domain.layer import PHASES, LayerShape, Phase
+from moetune.domain.layer import PHASES, ExpertParallel, LayerKey, LayerShape, Phase
 from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.step_errors import StepErrors
 from moetune.solve.layer.timeline import Task
 
 COUNT_BYTES = 8
@@ -45,6 +46,7 @@ class LayerCosts(ABC):
     Args:
         world_size: P, the ranks that share the experts.
         num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
+        errors: of whole steps, where they are not those of the costs.
     """
 
     layer: LayerShape
@@ -52,6 +54,7 @@ class LayerCosts(ABC):
     dtype: str
     costs: Costs
     num_nodes: int = 0
+    errors: StepErrors | None = None
     _transfers: dict[tuple[float, int], Estimate] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -158,6 +161,26 @@ class LayerCosts(ABC):
             rows: of the whole phase on one rank.
         """
 
+    @property
+    @abstractmethod
+    def key(self) -> LayerKey:
+        """The layers that these costs are of."""
+
+    def step_errors(self, *, tokens: int) -> StepErrors:
+        """Return by how much whole steps differ from the sum of their operations."""
+        return self.errors or self.costs.step_errors(self.key, tokens=tokens)
+
+    def in_step(self, estimate: Estimate, *, rows: float, degree: int) -> Estimate:
+        """Return the time that an operation of a phase's chunk takes within a whole step.
+
+        Args:
+            estimate: of the operation by itself.
+            degree: of the phase.
+        """
+        tokens = round(rows * degree / self.layer.top_k)
+        factor = self.step_errors(tokens=tokens).factor(degree)
+        return replace(estimate, seconds=estimate.seconds * factor)
+
     def interference(self, *, rows: float, degree: int) -> Interference:
         """Return how the resource classes disturb each other in a phase of such chunks."""
         table = self.costs.interference
@@ -186,6 +209,16 @@ class LayerCosts(ABC):
     def macs_per_row(self) -> int:
         """Multiply-accumulates of one row in one GEMM: M·H."""
         return self.layer.d_model * self.layer.d_hidden
+
+    def key_of(self, kind: ExpertParallel, *, sequence_parallel: bool = False) -> LayerKey:
+        """Return the key where the ranks share the experts in that way."""
+        return LayerKey(
+            layer=self.layer,
+            num_ranks=self.world_size,
+            dtype=self.dtype,
+            expert_parallel=kind,
+            sequence_parallel=sequence_parallel,
+        )
 
     def gate(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return scores, softmax and choice of the experts; 0 where not measured."""

@@ -193,6 +193,7 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
     allowed = [chooser.allowed(phase, size) for size in sizes]
     times = np.full((len(sizes), max(one[-1] for one in allowed)), math.inf)
     costs, top_k = chooser.costs, chooser.costs.layer.top_k
+    errors = [costs.step_errors(tokens=size) for size in sizes]
     rows = np.asarray(sizes, float) * top_k
     grid = _grid(float(top_k), float(rows[-1]))
     compute = [costs.compute(phase=phase, rows=one).seconds for one in grid.tolist()]
@@ -202,10 +203,11 @@ def _times(chooser: DegreeChooser, phase: Phase, sizes: Sequence[int]) -> _Float
         near = grid[: np.searchsorted(grid, chunk[-1]) + 1]
         near = near[max(np.searchsorted(near, chunk[0], side="right") - 1, 0) :]
         transfer = [costs.transfer(rows=one, degree=degree).seconds for one in near.tolist()]
+        in_step = np.array([errors[at].factor(degree) for at in where])
         chunks = zip(
             chunk.tolist(),
-            np.interp(chunk, near, transfer).tolist(),
-            np.interp(chunk, grid, compute).tolist(),
+            (in_step * np.interp(chunk, near, transfer)).tolist(),
+            (in_step * np.interp(chunk, grid, compute)).tolist(),
             strict=True,
         )
         times[where, degree - 1] = [

@@ -2,22 +2,19 @@
 
 import math
 import zlib
-from functools import cached_property
 from statistics import NormalDist
 
 import numpy as np
 
 from moetune.domain.constraints import Strategy
 from moetune.domain.costs import ModelError
+from moetune.domain.step_errors import NO_STEP_ERRORS, StepErrors
 
 _SEED = 0
 
 
 class ErrorDraws:
-    """Log-normal factors of steps, one for each refit, the same in every run.
-
-    The deviates of a name are the quantiles of a normal distribution in random order, so that
-    few draws have its spread, too.
+    """Log-normal factors of whole models' steps, one for each refit.
 
     Args:
         num: refits. A single one is the nominal costs, which count as certain.
@@ -25,8 +22,7 @@ class ErrorDraws:
 
     def __init__(self, error: ModelError, *, num: int) -> None:
         self._error = error if num > 1 else ModelError()
-        self._num = num
-        self._deviates: dict[str, list[float]] = {}
+        self._deviates = Deviates(num)
 
     def common(self, draw: int) -> float:
         """Return the factor of all choices."""
@@ -36,30 +32,48 @@ class ErrorDraws:
         """Return the factor of the choice of that name."""
         return math.exp(self._error.own * self._deviate(name, draw))
 
-    def of_degree(self, strategy: Strategy, degree: int, draw: int) -> float:
-        """Return the factor of a phase in so many chunks.
-
-        The deviate is the mean of three independent ones, an octave apart, that begin at the
-        degree's own: near degrees share most of their error (`SHARED_BY_OCTAVES`).
-        """
-        octave = int(math.log2(degree))
-        share = math.log2(degree) - octave
-        name = strategy if degree > 1 else "none"  # one chunk reuses no memory
-        weights = (1 - share, 1.0, 1.0, share)
-        deviate = sum(
-            weight * self._deviate(f"{name} {octave + at}", draw)
-            for at, weight in enumerate(weights)
-        )
-        return math.exp(self._error.own * deviate / math.hypot(*weights))
-
     def _deviate(self, name: str, draw: int) -> float:
-        if name not in self._deviates:
+        return self._deviates.of(name)[draw]
+
+
+class StepErrorDraws:
+    """Draws of a layer's error by number of chunks, around the expected one.
+
+    Args:
+        num: refits. A single one is the nominal costs, which count as certain.
+    """
+
+    def __init__(self, errors: StepErrors, *, num: int) -> None:
+        self._errors = errors if num > 1 else NO_STEP_ERRORS
+        self._deviates = Deviates(num)
+        self._found: dict[tuple[Strategy, int], list[float]] = {}
+
+    def factor(self, strategy: Strategy, degree: int, draw: int) -> float:
+        """Return the factor of a phase in so many chunks."""
+        name: Strategy = strategy if degree > 1 else "none"  # one chunk reuses no memory
+        if (name, degree) not in self._found:
+            octaves = [self._deviates.of(f"{name} {at}") for at in range(len(self._errors.mean))]
+            self._found[name, degree] = [
+                self._errors.deviation(degree, of_draw) for of_draw in zip(*octaves, strict=True)
+            ]
+        return self._found[name, degree][draw]
+
+
+class Deviates:
+    """Standard normal deviates by name: the quantiles in random order, the same in every run.
+
+    Few draws have the spread of the distribution, too.
+    """
+
+    def __init__(self, num: int) -> None:
+        normal = NormalDist()
+        self._quantiles = [normal.inv_cdf((at + 0.5) / num) for at in range(num)]
+        self._found: dict[str, list[float]] = {}
+
+    def of(self, name: str) -> list[float]:
+        """Return the deviates of that name, one a draw."""
+        if name not in self._found:
             # Not hash(): it differs between processes.
             rng = np.random.default_rng([_SEED, zlib.crc32(name.encode())])
-            self._deviates[name] = rng.permutation(self._quantiles).tolist()
-        return self._deviates[name][draw]
-
-    @cached_property
-    def _quantiles(self) -> list[float]:
-        normal = NormalDist()
-        return [normal.inv_cdf((at + 0.5) / self._num) for at in range(self._num)]
+            self._found[name] = rng.permutation(self._quantiles).tolist()
+        return self._found[name]

@@ -34,8 +34,14 @@ def watched_seconds(
     degree = operation.degree
     tokens = workload.tokens_per_rank / degree
     rows = tokens * workload.layer.top_k
-    transfer = costs.transfer(rows=rows, degree=degree).seconds * transfer_factor
-    compute = costs.compute(phase=operation.phase, rows=rows).seconds * compute_factor
+    transfer, compute = (
+        costs.in_step(one, rows=rows, degree=degree).seconds
+        for one in (
+            costs.transfer(rows=rows, degree=degree),
+            costs.compute(phase=operation.phase, rows=rows),
+        )
+    )
+    transfer, compute = transfer * transfer_factor, compute * compute_factor
     tasks = costs.tasks(
         transfer_seconds=[transfer] * degree, compute_seconds=[compute] * degree,
         gather_seconds=0.0, order=order,

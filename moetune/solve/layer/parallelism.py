@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from moetune.domain.constraints import Order
 from moetune.domain.costs import Costs, Estimate, LinearCost
-from moetune.domain.layer import Phase, Workload
+from moetune.domain.layer import LayerKey, Phase, Workload
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
 from moetune.domain.units import dtype_bytes
 from moetune.solve.layer.costs import COUNT_BYTES, NOTHING, LayerCosts, total
@@ -37,6 +37,11 @@ _ROW_MOVES = ("gather", "scatter_add")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllToAllCosts(LayerCosts):
     """Costs where tokens travel to the experts: dispatch and combine are all-to-alls."""
+
+    @property
+    def key(self) -> LayerKey:
+        """Of layers with all-to-alls."""
+        return self.key_of("all_to_all")
 
     @property
     def num_transfers(self) -> int:
@@ -180,6 +185,11 @@ class TensorParallelCosts(LayerCosts):
     """
 
     @property
+    def key(self) -> LayerKey:
+        """Of tensor-parallel layers."""
+        return self.key_of("tensor")
+
+    @property
     def num_transfers(self) -> int:
         """The all-reduce."""
         return 1
@@ -289,6 +299,11 @@ class TensorParallelCosts(LayerCosts):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceShardCosts(TensorParallelCosts):
     """Costs inside a tensor-parallel group whose ranks hold sequence shards around the layer."""
+
+    @property
+    def key(self) -> LayerKey:
+        """Of tensor-parallel layers with sequence shards."""
+        return self.key_of("tensor", sequence_parallel=True)
 
     @property
     def reduce_op(self) -> CollectiveOp:

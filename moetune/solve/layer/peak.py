@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Workload
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
-from moetune.domain.units import dtype_bytes
+from moetune.domain.units import dtype_bytes, pinned_bytes
 from moetune.solve.layer.memory import (
     middle_elements,
     tensor_parallel_hidden,
@@ -62,6 +62,7 @@ def peak_bytes(
     bias: bool = True,
     capacity_factor: float | None = None,
     states: StateBytes | None = None,
+    pins_host: bool = False,
 ) -> Peak:
     """Return the peak of a training step, forward and backward.
 
@@ -75,6 +76,7 @@ def peak_bytes(
         bias: whether experts add biases (swiglu never does).
         capacity_factor: as the layer's; above 1 it drops nothing of balanced rows.
         states: of one parameter; default, those of a layer by itself.
+        pins_host: host memory is page-locked.
     """
     kind = _TensorParallelCounts if workload.expert_parallel == "tensor" else _Counts
     counts = kind(
@@ -88,7 +90,7 @@ def peak_bytes(
         buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(states),
         ring_bytes=max(counts.ring_bytes(backward=False), counts.ring_bytes(backward=True)),
         routing_bytes=counts.routing_bytes(),
-        host_bytes=counts.host_bytes(),
+        host_bytes=pinned_bytes(counts.host_bytes()) if pins_host else counts.host_bytes(),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from moetune.domain.constraints import Bounds, Order
-from moetune.domain.costs import Costs, ModelError, Trust, least_trust
+from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layout import Layout
 from moetune.domain.plan import (
     Alternative,
@@ -34,7 +34,7 @@ from moetune.solve.layer.strategies import (
     strategy_terms,
 )
 from moetune.solve.layer.times import StepTime
-from moetune.solve.layer.uncertainty import NO_ERROR, judge_choice
+from moetune.solve.layer.uncertainty import judge_choice
 from moetune.solve.layer.words import (
     ONE_RANK,
     PAGEABLE,
@@ -127,7 +127,6 @@ def solve_plan(
     device_memory_bytes: int,
     provenance: Provenance,
     num_nodes: int = 0,
-    error: ModelError = NO_ERROR,
 ) -> SolvedPlan:
     """Return the fastest plan within the bounds and the memory, and why it is the fastest.
 
@@ -138,7 +137,6 @@ def solve_plan(
         device_memory_bytes: the limit where the inputs set none.
         provenance: of the profile.
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
-        error: of a predicted step, besides that of its costs.
 
     Raises:
         InfeasiblePlanError, ProfileError: as `rank_layer`.
@@ -153,7 +151,7 @@ def solve_plan(
         ),
         resamples,
     )
-    plan = _plan_of(ranked, inputs=inputs, resamples=resamples, provenance=provenance, error=error)
+    plan = _plan_of(ranked, inputs=inputs, resamples=resamples, provenance=provenance)
     return SolvedPlan(plan=plan, step=ranked.step, ranked=ranked)
 
 
@@ -163,10 +161,9 @@ def _plan_of(
     inputs: PlanInputs,
     resamples: Sequence[Costs],
     provenance: Provenance,
-    error: ModelError,
 ) -> Plan:
     ranking = ranked.best
-    confidence = judge_ranked(ranked, resamples, error)
+    confidence = judge_ranked(ranked, resamples)
     others = ranking.others()
     return Plan(
         id=inputs.plan_id,
@@ -188,9 +185,7 @@ def _plan_of(
     )
 
 
-def judge_ranked(
-    ranked: RankedLayer, resamples: Sequence[Costs], error: ModelError = NO_ERROR
-) -> Confidence:
+def judge_ranked(ranked: RankedLayer, resamples: Sequence[Costs]) -> Confidence:
     """Return the confidence in the chosen strategy and degrees, under refits."""
     ranking = ranked.best
     return judge_choice(
@@ -202,7 +197,6 @@ def judge_ranked(
         order=ranking.order,
         strategy=ranking.chooser.strategy,
         rivals=ranked.rivals,
-        error=error,
     )
 
 

@@ -80,13 +80,16 @@ def chunk_of(
     before, after = _halves(costs, phase, rows, recompute=strategy in {"S3", "S4"})
     layer = costs.layer
 
+    def in_step(estimate: Estimate) -> Estimate:
+        return costs.in_step(estimate, rows=rows, degree=degree)
+
     def copy(width: int) -> Estimate:
-        return _copy(costs, phase, rows * width * dtype_bytes(costs.dtype))
+        return in_step(_copy(costs, phase, rows * width * dtype_bytes(costs.dtype)))
 
     return ReusedChunk(
-        transfer=costs.transfer(rows=rows, degree=degree),
-        before=before,
-        after=after,
+        transfer=in_step(costs.transfer(rows=rows, degree=degree)),
+        before=in_step(before),
+        after=in_step(after),
         copy_input=copy(layer.d_model) if strategy in OFFLOADS_INPUT else None,
         copy_middle=copy(middle_elements(layer)) if strategy in OFFLOADS_MIDDLE else None,
         sends_again=is_backward and strategy in {"S2", "S4"},

@@ -316,6 +316,7 @@ def _row(
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         strategy=one.strategy,
+        pins_host=ranked.best.costs.costs.copy_mode == "pinned",
     )
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(

@@ -172,8 +172,8 @@ def _closed_time(
     costs: LayerCosts, phase: Phase, tokens: int, degree: int, order: Order
 ) -> PhaseTime:
     rows = tokens * costs.layer.top_k / degree
-    transfer = costs.transfer(rows=rows, degree=degree)
-    compute = costs.compute(phase=phase, rows=rows)
+    transfer = costs.in_step(costs.transfer(rows=rows, degree=degree), rows=rows, degree=degree)
+    compute = costs.in_step(costs.compute(phase=phase, rows=rows), rows=rows, degree=degree)
     gathering = costs.gathering(tokens=tokens)
     chunks_seconds = costs.makespan(
         degree=degree,

@@ -1,19 +1,19 @@
 """Uncertainty of a choice, compared with others under many refits of the measurements."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from moetune.domain.constraints import Order, Strategy
-from moetune.domain.costs import Costs, ModelError
+from moetune.domain.costs import Costs
 from moetune.domain.layer import PHASES, Phase
 from moetune.domain.plan import Confidence
 from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
-from moetune.solve.layer.model_error import ErrorDraws
+from moetune.solve.layer.model_error import StepErrorDraws
+from moetune.solve.layer.refits import refits_of
 from moetune.solve.layer.reuse import lower_bound_seconds
 from moetune.solve.layer.times import PhaseTime, StepTime, phase_time
 
-NO_ERROR = ModelError()
 NUM_CONTENDERS = 4
 HOPELESS = 1.2
 """Times the nominal best above which no refit makes a degree the best one."""
@@ -29,7 +29,6 @@ def judge_choice(
     order: Order,
     strategy: Strategy = "none",
     rivals: Sequence[StepTime] = (),
-    error: ModelError = NO_ERROR,
 ) -> Confidence:
     """Compare the chosen degrees and strategy with their contenders under each refit.
 
@@ -42,19 +41,17 @@ def judge_choice(
         backward: the same.
         strategy: the chosen one.
         rivals: the best step of each other strategy that fits.
-        error: of the steps, besides that of the costs.
     """
     limit_seconds = _hopeless_seconds(costs, tokens, forward, backward)
     rivals = [one for one in rivals if one.seconds <= limit_seconds]
     contenders = _shortlist(forward), _shortlist(backward)
-    refits = resamples or (costs.costs,)
-    draws = ErrorDraws(error, num=len(refits))
+    refits = refits_of(costs, resamples, tokens=tokens) or (costs,)
+    draws = StepErrorDraws(costs.step_errors(tokens=tokens), num=len(refits))
     found: list[tuple[float, float]] = []
     for draw, one in enumerate(refits):
-        drawn = replace(costs, costs=one)
         refit = _Refit(
-            costs=drawn,
-            overhead_seconds=drawn.overhead(tokens=tokens).seconds,
+            costs=one,
+            overhead_seconds=one.overhead(tokens=tokens).seconds,
             tokens=tokens,
             order=order,
             draws=draws,
@@ -63,8 +60,7 @@ def judge_choice(
         chosen, best = refit.compare(contenders, strategy)
         for rival in rivals:
             best = refit.faster(rival, best)
-        common = draws.common(draw)
-        found.append((common * chosen, common * best))
+        found.append((chosen, best))
     return confidence_of(found)
 
 
@@ -92,7 +88,7 @@ class _Refit:
     overhead_seconds: float
     tokens: int
     order: Order
-    draws: ErrorDraws
+    draws: StepErrorDraws
     draw: int
 
     def compare(
@@ -134,7 +130,7 @@ class _Refit:
         seconds = lower_bound_seconds(
             costs=self.costs, phase=phase, strategy=strategy, tokens=self.tokens, degree=degree
         )
-        return seconds * self.draws.of_degree(strategy, degree, self.draw)
+        return seconds * self.draws.factor(strategy, degree, self.draw)
 
     def _phase(self, phase: Phase, degree: int, strategy: Strategy) -> float:
         seconds = phase_time(
@@ -145,7 +141,7 @@ class _Refit:
             order=self.order,
             strategy=strategy,
         ).seconds
-        return seconds * self.draws.of_degree(strategy, degree, self.draw)
+        return seconds * self.draws.factor(strategy, degree, self.draw)
 
 
 def _hopeless_seconds(

@@ -90,6 +90,7 @@ class Chunker:
             chunk_bytes=size,
             each=self.prices.state_bytes,
             offload=offload,
+            pins_host=self._prices(offload=offload).pins_host,
         )
         return time_chunks(
             timed(modules, model=self.prices.model, priced=priced),
@@ -109,6 +110,7 @@ class Chunker:
             chunk_bytes=largest,
             each=self.prices.state_bytes,
             offload=offload,
+            pins_host=self._prices(offload=offload).pins_host,
         )
         fewest = fewest_places(uses_of(modules, packed.moving, recompute=False))
         return packed.memory(fewest, self._budget(others)), packed.host_bytes

@@ -6,11 +6,12 @@ from dataclasses import replace
 from moetune.domain.costs import Costs, ModelError
 from moetune.domain.plan import Confidence
 from moetune.solve.layer.model_error import ErrorDraws
-from moetune.solve.layer.uncertainty import HOPELESS, NO_ERROR, confidence_of
+from moetune.solve.layer.uncertainty import HOPELESS, confidence_of
 from moetune.solve.layout.candidates import Candidate
 from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.layout.words import name_layout
 
+NO_ERROR = ModelError()
 NUM_CONTENDERS = 5
 """Most other layouts that are timed under every refit."""
 NUM_REFITS = 50

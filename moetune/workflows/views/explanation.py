@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from moetune.domain.plan import Plan
 from moetune.domain.terms import PhaseTerms, StrategyTerms
 from moetune.domain.units import format_seconds
+from moetune.fit.costs import costs_of
 from moetune.report.plan_figures import degree_figure
 from moetune.report.section import (
     Cell,
@@ -101,6 +102,7 @@ def _terms(explanation: Explanation, *, is_drawn: bool) -> Section:
         notes=(
             f"transfer: {_transfer(explanation.plan)}; {_PHASES}",
             *_remarks(explanation.plan, forward, backward),
+            *_measured_steps(explanation, forward, backward),
         ),
     )  # fmt: skip
     return Section(name="terms", title=title, tables=(table,), figures=figures, notes=notes)
@@ -119,6 +121,21 @@ def _transfer(plan: Plan) -> str:
         return "one chunk's dispatch, and the same again for its combine"
     name = "reduce-scatter" if plan.workload.sequence_parallel else "all-reduce"
     return f"one chunk's {name}, of the output or of the input's gradient"
+
+
+def _measured_steps(
+    explanation: Explanation, forward: PhaseTerms, backward: PhaseTerms
+) -> Iterator[str]:
+    """Yield by how much the profile's own steps differ from the sums of their operations."""
+    if explanation.profile is None or not explanation.profile.steps:
+        return
+    load = explanation.plan.workload
+    errors = costs_of(explanation.profile).step_errors(load.key, tokens=load.tokens_per_rank)
+    changes = [errors.factor(terms.degree) - 1 for terms in (forward, backward)]
+    yield (
+        f"With {changes[0]:+.1%} forward and {changes[1]:+.1%} backward, by which steps that were "
+        "measured with the profile differ from the sum of their operations."
+    )
 
 
 def _remarks(plan: Plan, forward: PhaseTerms, backward: PhaseTerms) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from moetune.domain.corrections import corrections_words
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import format_bytes
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
@@ -32,6 +33,7 @@ def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
         _head(found),
         _lines(profile),
         _interference(profile),
+        *_steps(profile),
         *_fingerprint(profile),
     )
 
@@ -55,6 +57,7 @@ def profile_page(
         _head(found),
         Section(name="fit", figures=tuple(one for one in figures if one is not None)),
         operations_section(operations, profile, shown=shown, here=here),
+        *_steps(profile),
         *_fingerprint(profile),
     )
 
@@ -69,6 +72,7 @@ def profile_report(found: FoundProfile) -> tuple[Section, ...]:
         _head(found),
         Section(name="fits", figures=figures),
         operations_section(operations, profile),
+        *_steps(profile),
         *_fingerprint(profile),
     )
 
@@ -257,6 +261,41 @@ def _interference(profile: Profile) -> Section:
         ),
     )
     return Section(name="interference", title="Interference", tables=(table,))
+
+
+def _steps(profile: Profile) -> Iterator[Section]:
+    """Yield whole steps beside the sums of their operations, by which predictions are corrected."""
+    if not profile.steps:
+        return
+    table = Table(
+        name="steps",
+        header=(
+            "layer",
+            "ranks",
+            "tokens",
+            "chunks",
+            "sum of operations",
+            "measured",
+            "difference",
+        ),
+        rows=tuple(_step(one) for one in profile.steps),
+    )
+    yield Section(name="steps", title="Steps of layers", tables=(table,))
+
+
+def _step(one: StepRecord) -> tuple[Cell, ...]:
+    load, summed = one.workload, one.chunks_seconds + one.overhead_seconds
+    layer, difference = load.layer, one.measured_seconds / summed - 1
+    name = f"{layer.d_model} × {layer.d_hidden}, {layer.num_experts} experts, {layer.activation}"
+    return (
+        Cell.words(name),
+        Cell.count(load.world_size),
+        Cell.count(load.tokens_per_rank),
+        Cell.count(one.degree),
+        Cell.seconds(summed),
+        Cell.seconds(one.measured_seconds),
+        Cell(text=f"{100 * difference:+.1f} %", value=difference, unit="1"),
+    )
 
 
 def _speed(speed: float | None) -> Cell:

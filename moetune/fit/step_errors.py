@@ -1,0 +1,145 @@
+"""Error of predicted steps of layers, from whole steps that were measured beside their operations.
+
+The logarithm of measured over predicted is taken as a Gaussian process. Its prior is the record of
+the network lab (`model_error.OF_LAYERS`), wide and without a bias; steps measured on the machine
+itself move and narrow it, most for the same layer, tokens and number of chunks.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moetune.domain.layer import LayerKey
+from moetune.domain.samples import GemmPoint, Point, Sample, undisturbed
+from moetune.domain.step_errors import SHARED_OCTAVES, StepErrors, StepRecord
+
+NUM_OCTAVES = 11
+"""Of numbers of chunks, from 1 to 1024; more have the error of those."""
+TOKEN_OCTAVES = 3.0
+"""Factors of two in the tokens over which the correlation falls to 1/e."""
+OTHER_LAYER = 0.5
+"""Correlation of the errors of two layers on one machine."""
+NOISE = 0.02
+"""Standard deviation of a measured step's own logarithm."""
+
+WILD = 0.2
+"""Residual above which a measured step is not believed."""
+EXACT = 0.002
+"""The same of the difference between two sums of operations, which is known. Refits of the costs
+differ in what they say of a measured step, by more than any error that was seen: all of it goes."""
+DRIFT = 0.05
+"""Standard deviation of what a machine is slower or faster by in a later job, where its own visits
+do not tell: the network lab's cells, repeated within an hour, differed by 1 to 20 %."""
+LEAST_DRIFT, LARGEST_DRIFT = 0.02, 0.15
+_FEWEST_VISITS = 10
+_NINE_OF_TEN = 1.645
+
+_Floats = NDArray[np.floating]
+
+
+class MachineErrors:
+    """Errors of any layer's steps on one machine.
+
+    Args:
+        records: measured steps; may be empty.
+        own: standard deviation of the error where nothing was measured.
+        drift: of what the machine is slower or faster by in a later job, as `drift_of` has it.
+    """
+
+    def __init__(self, records: Sequence[StepRecord], *, own: float, drift: float = DRIFT) -> None:
+        self._records, self._own, self._drift = records, own, drift
+        self._found: dict[tuple[LayerKey, int], StepErrors] = {}
+
+    def of(self, key: LayerKey, tokens: int) -> StepErrors:
+        """Return the error by number of chunks, of a step with so many tokens on each rank."""
+        if (key, tokens) not in self._found:
+            self._found[key, tokens] = self._posterior(key, tokens)
+        return self._found[key, tokens]
+
+    def _posterior(self, key: LayerKey, tokens: int) -> StepErrors:
+        octaves = np.arange(NUM_OCTAVES, dtype=float)
+        prior = self._own**2 * _shared(octaves, octaves)
+        near = tuple(one for one in self._records if _likeness(one.workload.key, key))
+        if not near:
+            return StepErrors(mean=(0.0,) * NUM_OCTAVES, roots=_roots(prior + self._drift**2))
+        sizes = np.log2([one.workload.tokens_per_rank for one in near])
+        degrees = np.log2([one.degree for one in near])
+        keys = [one.workload.key for one in near]
+        among = self._own**2 * _shared(degrees, degrees) * _near(sizes, sizes)
+        among *= [[_likeness(one, other) for other in keys] for one in keys]
+        across = self._own**2 * _shared(octaves, degrees)
+        across *= _near(np.log2([tokens]), sizes) * [_likeness(key, one) for one in keys]
+        own_noise = np.array([_noise(one) for one in near])
+        gain, exact = (
+            np.linalg.solve(among + np.diag(noise**2), across.T).T
+            for noise in (own_noise, np.full(len(near), EXACT))
+        )
+        return StepErrors(
+            mean=tuple((gain @ [one.residual for one in near]).tolist()),
+            roots=_roots(prior - gain @ across.T + self._drift**2),
+            records=near,
+            gain=_rows(exact),
+        )
+
+
+def _noise(record: StepRecord) -> float:
+    """Return the standard deviation of a measured step: of a wild one, what it is wild by.
+
+    No step in the record is off by more than `WILD`; one that is was disturbed, most likely.
+    """
+    return math.hypot(NOISE, max(abs(record.residual) - WILD, 0.0))
+
+
+def drift_of(samples: Iterable[Sample]) -> float:
+    """Return the spread of a GEMM's visits around those that were disturbed least.
+
+    A profile predicts an undisturbed machine, and jobs run on the machine as it is. GEMMs repeat
+    best, so that what their visits differ by is the machine's; nine of ten visits set the spread.
+    """
+    visits: dict[Point, list[Sample]] = {}
+    for sample in samples:
+        if isinstance(sample.point, GemmPoint) and sample.seconds:
+            visits.setdefault(sample.point, []).append(sample)
+    apart = []
+    for several in visits.values():
+        if len(several) > 1:
+            calm = statistics.median(one.median_seconds for one in undisturbed(several))
+            apart += [abs(math.log(one.median_seconds / calm)) for one in several]
+    if len(apart) < _FEWEST_VISITS:
+        return DRIFT
+    found = float(np.quantile(apart, 0.9)) / _NINE_OF_TEN
+    return min(max(found, LEAST_DRIFT), LARGEST_DRIFT)
+
+
+def _shared(degrees: _Floats, others: _Floats) -> _Floats:
+    """Return the correlation by octaves between numbers of chunks."""
+    apart = np.abs(degrees[:, None] - others[None, :])
+    return np.maximum(1 - apart / SHARED_OCTAVES, 0.0)
+
+
+def _near(sizes: _Floats, others: _Floats) -> _Floats:
+    apart = np.abs(sizes[:, None] - others[None, :])
+    found: _Floats = np.exp(-apart / TOKEN_OCTAVES)
+    return found
+
+
+def _likeness(key: LayerKey, other: LayerKey) -> float:
+    """Return the correlation of two layers' errors; 0 where ranks share experts in other ways."""
+    if key == other:
+        return 1.0
+    kinds = [(one.dtype, one.expert_parallel, one.sequence_parallel) for one in (key, other)]
+    return OTHER_LAYER if kinds[0] == kinds[1] else 0.0
+
+
+def _roots(covariance: _Floats) -> tuple[tuple[float, ...], ...]:
+    """Return the symmetric square root; rounding may have left eigenvalues below 0."""
+    values, vectors = np.linalg.eigh(covariance)
+    roots = vectors * np.sqrt(np.maximum(values, 0.0)) @ vectors.T
+    return _rows(roots)
+
+
+def _rows(matrix: _Floats) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(row) for row in matrix.tolist())

@@ -1,0 +1,172 @@
+"""The local experts' parameters as a module: drawn, saved, loaded, and handed to the function.
+
+Layers call it like any module, so that hooks on it fire: FSDP2's, for example.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape
+from moetune.runtime.moe.executor import GradientMean
+from moetune.runtime.moe.function import ExpertFunction, MemoryPolicy
+from moetune.runtime.moe.optimizer_states import watch_optimizers
+from moetune.runtime.moe.placement import ExpertPlacement, cut, is_dtensor, local_part
+from moetune.runtime.moe.wrappers import WrapperCheck, check_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_SEED_BITS = 63
+
+
+class Experts(nn.Module):
+    """Parameters of the local experts, rank r of P holding experts r·E/P … (r+1)·E/P − 1.
+
+    Their entries in state dicts are those of all ranks: see `placement`.
+
+    Attributes:
+        gradients: makes means of this step's gradients, for data-parallel wrappers.
+        compute_dtype: of the step, whatever that of its tokens; None takes theirs.
+    """
+
+    w1: nn.Parameter
+    w2: nn.Parameter
+    b1: nn.Parameter | None
+    b2: nn.Parameter | None
+    w3: nn.Parameter | None
+
+    def __init__(
+        self,
+        layer: LayerShape,
+        placement: ExpertPlacement,
+        *,
+        bias: bool,
+        is_replicated: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.placement = placement
+        self.gradients = GradientMean()
+        self.compute_dtype: torch.dtype | None = None
+        wide, narrow = (layer.d_model, layer.d_hidden), (layer.d_hidden, layer.d_model)
+        gated = layer.activation == "swiglu"
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "w1": wide,
+            "b1": wide[1:] if bias and not gated else None,
+            "w2": narrow,
+            "b2": narrow[1:] if bias and not gated else None,
+            "w3": wide if gated else None,
+        }
+        for name, shape in shapes.items():
+            value = None
+            if shape is not None:
+                empty = torch.empty((placement.num_local, *shape), device=device, dtype=dtype)
+                value = nn.Parameter(empty)
+                # Data parallel wrappers must not average what only this rank holds.
+                value.allreduce = is_replicated  # type: ignore[attr-defined] # a tag wrappers read
+            self.register_parameter(name, value)
+        self._wrapper_check: WrapperCheck | None = None
+        if placement.num_ranks > 1:
+            self._wrapper_check = WrapperCheck(placement)
+            self.register_state_dict_post_hook(_distribute)  # type: ignore[no-untyped-call]
+            self.register_load_state_dict_pre_hook(_take_own_part)  # type: ignore[no-untyped-call]
+            watch_optimizers(self, placement)
+
+    def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - as nn.Module
+        """Set an attribute; `fully_shard` sets its DTensors so.
+
+        Raises:
+            InputError: a DTensor has the experts of different ranks for replicas.
+        """
+        if is_dtensor(value):
+            check_dtensor(self.placement, name, value)
+        super().__setattr__(name, value)
+
+    @property
+    def local_experts(self) -> int:
+        """Experts of this rank."""
+        return self.placement.num_local
+
+    def check_wrappers(self) -> None:
+        """Check that no data-parallel wrapper mixes the experts of different ranks.
+
+        Raises:
+            InputError: one does.
+        """
+        if self._wrapper_check is not None:
+            self._wrapper_check.run(self, self.w1)
+
+    def reset(self, seed: int) -> None:
+        """Draw every expert from its own generator: the same values for any number of ranks.
+
+        Weights and biases are uniform within ±1/√fan_in, as those of `nn.Linear`.
+        """
+        first = self.placement.first
+        for expert in range(first, first + self.local_experts):
+            generator = torch.Generator()
+            mixed = seed ^ ((expert + 1) * _GOLDEN)
+            generator.manual_seed(mixed & (2**_SEED_BITS - 1))
+            for name, parameter in self.named_parameters():
+                fan_in = self.w2.shape[1] if name.endswith("2") else self.w1.shape[1]
+                bound = 1 / math.sqrt(fan_in)
+                values = torch.empty(parameter.shape[1:], dtype=torch.float64)
+                values.uniform_(-bound, bound, generator=generator)
+                local, offsets = local_part(parameter)
+                row = expert - (offsets[0] if is_dtensor(parameter) else first)
+                if 0 <= row < len(local):
+                    local[row].copy_(cut(values, offsets[1:], local.shape[1:]))
+
+    def forward(
+        self, x_TD: torch.Tensor, weights_TK: torch.Tensor, policy: MemoryPolicy
+    ) -> torch.Tensor:
+        """Return Σₖ weightₖ · expertₖ(x) of this step's routing (T, D).
+
+        Args:
+            policy: of the step; its context has the routing's exchanges.
+        """
+        # w1, b1, w2, b2 and w3, as they were registered
+        parameters = [
+            self._local(name, each) if is_dtensor(each) else each
+            for name, each in self._parameters.items()
+        ]
+        y_TD: torch.Tensor = ExpertFunction.apply(x_TD, weights_TK, policy, *parameters)  # type: ignore[no-untyped-call]
+        return y_TD
+
+    def _local(self, name: str, parameter: "DTensor") -> torch.Tensor:
+        """Return this rank's experts of a parameter, which FSDP2 has gathered before."""
+        check_dtensor(self.placement, name, parameter)
+        local: torch.Tensor = parameter.to_local()
+        if local.shape != (self.local_experts, *parameter.shape[1:]):
+            raise InputError(
+                f"experts.{name} is placed {parameter.placements}: {tuple(local.shape)} of "
+                f"{tuple(parameter.shape)} are here, not {self.local_experts} whole experts",
+                "leave it to moetune.prepare_fsdp, which gathers it for each call",
+            )
+        return local
+
+
+def _distribute(experts: Experts, state: dict[str, Any], prefix: str, _: object) -> None:
+    """Replace plain tensors in a state dict by DTensors; variables (`keep_vars`) stay."""
+    for name, parameter in experts.named_parameters(recurse=False):
+        value = state.get(prefix + name)
+        if isinstance(value, torch.Tensor) and not (is_dtensor(value) or value is parameter):
+            state[prefix + name] = experts.placement.distribute(value)
+
+
+def _take_own_part(
+    experts: Experts, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: object
+) -> None:
+    """Replace all ranks' experts in a state dict that is being loaded by this rank's."""
+    for name, parameter in experts.named_parameters(recurse=False):
+        value = state.get(prefix + name)
+        if isinstance(value, torch.Tensor) and not is_dtensor(parameter):
+            part = experts.placement.own_part(value, prefix + name)
+            # An assigned slice would keep the memory of all experts.
+            is_assigned = metadata.get("assign_to_params_buffers", False)
+            state[prefix + name] = part.clone() if is_assigned else part

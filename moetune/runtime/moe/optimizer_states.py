@@ -1,0 +1,155 @@
+"""An optimizer's states of experts: DTensors of all experts in its state dict, as the parameters.
+
+An optimizer knows nothing of layers, nor a layer of optimizers. They meet at a step: a hook on the
+steps of all optimizers finds those with experts' parameters, and gives them hooks on their state
+dicts. `torch.distributed.checkpoint.state_dict` takes a step of zeros before it reads states.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
+
+_ZERO = "ZeroRedundancyOptimizer"
+_Convert = Callable[[ExpertPlacement, nn.Parameter, str, torch.Tensor], torch.Tensor]
+
+
+def watch_optimizers(experts: nn.Module, placement: ExpertPlacement) -> None:
+    """Convert the states that any optimizer will hold of a module's parameters."""
+    _watch().placements[experts] = placement
+
+
+@functools.cache
+def _watch() -> "_OptimizerWatch":
+    """Return the watch of this process, whose hook is registered with the first layer."""
+    watch = _OptimizerWatch()
+    register_optimizer_step_pre_hook(watch.before_step)
+    return watch
+
+
+class _OptimizerWatch:
+    """Hooks on the optimizers of experts.
+
+    Attributes:
+        placements: of the modules with experts, as long as they live.
+    """
+
+    def __init__(self) -> None:
+        self.placements: weakref.WeakKeyDictionary[nn.Module, ExpertPlacement] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._num_groups: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._hooked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+    def before_step(self, optimizer: Optimizer, _: object, __: object) -> None:
+        """Hook an optimizer on its first step, and convert the states that it has already.
+
+        Raises:
+            InputError: the optimizer would give all ranks the experts of one.
+        """
+        if self._num_groups.get(optimizer) == len(optimizer.param_groups):
+            return
+        self._num_groups[optimizer] = len(optimizer.param_groups)
+        owners = self._owners()
+        mine = [each for each in _parameters(optimizer) if id(each) in owners]
+        if not mine or optimizer in self._hooked:
+            return
+        if type(optimizer).__name__ == _ZERO:
+            raise InputError(
+                f"{_ZERO} broadcasts each parameter from the rank that steps it, and experts "
+                "differ between ranks",
+                "give it the other parameters alone, or shard the model with moetune.shard",
+            )
+        self._hooked.add(optimizer)
+        optimizer.register_state_dict_post_hook(self._distribute)
+        optimizer.register_load_state_dict_pre_hook(self._take_own_parts)
+        for parameter in mine:
+            states = optimizer.state.get(parameter, {})
+            states.update(_converted(states, owners[id(parameter)], parameter, _loaded_part))
+
+    def _distribute(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        ids = range(len(_parameters(optimizer)))
+        return self._convert(optimizer, state, ids, _distributed)
+
+    def _take_own_parts(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        ids = chain.from_iterable(group["params"] for group in state["param_groups"])
+        return self._convert(optimizer, state, ids, _own_part)
+
+    def _convert(
+        self, optimizer: Optimizer, state: dict[str, Any], ids: Iterable[object], convert: _Convert
+    ) -> dict[str, Any]:
+        """Return a state dict with converted states of experts; `ids` are its parameters'."""
+        owners, states = self._owners(), dict(state["state"])
+        for key, parameter in zip(ids, _parameters(optimizer), strict=False):
+            if key in states and id(parameter) in owners:
+                placement = owners[id(parameter)]
+                states[key] = _converted(states[key], placement, parameter, convert)
+        return state | {"state": states}
+
+    def _owners(self) -> dict[int, ExpertPlacement]:
+        """Return the placements of plain parameters; DTensors have states that are DTensors."""
+        return {
+            id(parameter): placement
+            for experts, placement in self.placements.items()
+            for parameter in experts.parameters(recurse=False)
+            if not is_dtensor(parameter)
+        }
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _converted(
+    states: dict[str, Any], placement: ExpertPlacement, parameter: nn.Parameter, convert: _Convert
+) -> dict[str, Any]:
+    """Return one parameter's states with converted tensors; numbers stay."""
+    return {
+        key: convert(placement, parameter, key, value)
+        if isinstance(value, torch.Tensor) and value.dim()
+        else value
+        for key, value in states.items()
+    }
+
+
+def _distributed(
+    placement: ExpertPlacement, parameter: nn.Parameter, key: str, value: torch.Tensor
+) -> torch.Tensor:
+    """Return a state as a DTensor.
+
+    Raises:
+        InputError: its rows are not those of experts.
+    """
+    if value.dim() != parameter.dim() or len(value) != len(parameter):
+        raise InputError(
+            f"the optimizer's {key} {tuple(value.shape)} of experts {tuple(parameter.shape)} is "
+            "not one row for each expert, so that no state dict of all ranks can have it",
+            "use an optimizer with states of the parameters' shape, such as AdamW",
+        )
+    return placement.distribute(value)
+
+
+def _own_part(
+    placement: ExpertPlacement, _: nn.Parameter, key: str, value: torch.Tensor
+) -> torch.Tensor:
+    part = placement.own_part(value, f"the optimizer's {key} of experts")
+    # A slice would keep the memory of all experts: torch takes loaded states without a copy.
+    return part if is_dtensor(value) else part.clone()
+
+
+def _loaded_part(
+    placement: ExpertPlacement, parameter: nn.Parameter, key: str, value: torch.Tensor
+) -> torch.Tensor:
+    """Return this rank's part of a state that was there before the first step."""
+    if not is_dtensor(value) and len(value) == len(parameter):
+        return value
+    return _own_part(placement, parameter, key, value)

@@ -1,0 +1,82 @@
+"""Refuse data-parallel wrappers that take the experts of different ranks for replicas.
+
+They would average, gather or broadcast what only has its name in common, without an error:
+DistributedDataParallel without `prepare_ddp`, FSDP2's `fully_shard` without `prepare_fsdp`, FSDP1.
+"""
+
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
+
+
+class WrapperCheck:
+    """Finds wrappers around one module of experts; each of them once.
+
+    Args:
+        placement: of the experts over several ranks.
+    """
+
+    def __init__(self, placement: ExpertPlacement) -> None:
+        self._placement = placement
+        self._passed: weakref.ref[DistributedDataParallel] | None = None
+
+    def run(self, experts: nn.Module, parameter: torch.Tensor) -> None:
+        """Check the wrapper whose forward pass is running.
+
+        Args:
+            parameter: one of the experts'.
+
+        Raises:
+            InputError: it averages the experts of different ranks.
+        """
+        self._check_ddp(parameter)
+        is_managed = getattr(experts, "_is_fsdp_managed_module", False)
+        if is_managed and not is_dtensor(parameter):
+            self._check_fsdp1(parameter)
+
+    def _check_ddp(self, parameter: torch.Tensor) -> None:
+        wrapper = DistributedDataParallel._active_ddp_module  # noqa: SLF001 - as torch.compile does
+        if wrapper is None or (self._passed is not None and self._passed() is wrapper):
+            return
+        averaged = set(dist.get_process_group_ranks(wrapper.process_group))
+        is_managed = any(each is parameter for each in wrapper._module_parameters)  # noqa: SLF001
+        if is_managed and len(averaged & set(self._placement.members)) > 1:
+            raise InputError(
+                f"DistributedDataParallel over ranks {sorted(averaged)} averages experts that "
+                f"differ between ranks {list(self._placement.members)}, and has overwritten them "
+                "with those of its first rank",
+                "build the model anew and wrap it as DistributedDataParallel("
+                "moetune.prepare_ddp(model)); ranks of one TensorExpertLayer share no wrapper",
+            )
+        self._passed = weakref.ref(wrapper)
+
+    def _check_fsdp1(self, parameter: torch.Tensor) -> None:
+        is_own = isinstance(parameter, nn.Parameter)
+        if not is_own or getattr(parameter, "_fsdp_flattened", False):
+            raise InputError(
+                "FullyShardedDataParallel shards experts that differ between ranks as if they were "
+                "replicas",
+                "use torch.distributed.fsdp.fully_shard after moetune.prepare_fsdp(model, mesh)",
+            )
+
+
+def check_dtensor(placement: ExpertPlacement, name: str, value: torch.Tensor) -> None:
+    """Check a DTensor that is to become a parameter of experts.
+
+    Raises:
+        InputError: it has not the experts of all ranks.
+    """
+    if is_dtensor(value) and len(value) != placement.num_experts:
+        ranks = sorted(value.device_mesh.mesh.flatten().tolist())
+        raise InputError(
+            f"experts.{name} would be a DTensor of {len(value)} experts over ranks {ranks}, but "
+            f"each of the ranks {list(placement.members)} has others of the layer's "
+            f"{placement.num_experts}",
+            "call moetune.prepare_fsdp(model, mesh) first, and fully_shard the model then",
+        )

@@ -1,0 +1,142 @@
+"""FSDP2 for models with experts: each rank's experts are sharded over their replicas alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from moetune.comm.gloo import new_communicator
+from moetune.comm.group import Communicator
+from moetune.comm.process_group import GroupCommunicator
+from moetune.domain.errors import InputError
+from moetune.runtime.moe.executor import GradientMean
+from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.expert_module import Experts
+from moetune.runtime.moe.placement import EXPERTS, is_dtensor
+from moetune.runtime.parallel.replicas import (
+    equalize,
+    expert_groups,
+    mesh_of_replicas,
+    spread_layers,
+)
+
+_REPLICAS = "replicas"
+
+
+def prepare_fsdp(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:  # noqa: ANN401
+    """Make `model` ready for `fully_shard` and return it; all ranks of the mesh call this.
+
+    Experts become DTensors, sharded over their layer's ranks, and over their replicas in the mesh
+    where there are any. `fully_shard` leaves them as they are, and shards everything else. Their
+    gradients become means over the mesh, so that a step equals one on the whole batch.
+
+        moetune.prepare_fsdp(model, mesh)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+    Args:
+        mesh: of the data-parallel ranks, the one for `fully_shard`. It contains all ranks of each
+            `MoELayer`.
+        options: of `fully_shard` for the experts: mp_policy, offload_policy and
+            reshard_after_forward.
+
+    Raises:
+        InputError: a layer is spread over ranks outside of the mesh, or its experts do not divide.
+        CollectiveError: a rank left.
+    """
+    data_parallel = _communicator(mesh)
+    meshes: dict[tuple[int, ...], tuple[DeviceMesh, DeviceMesh]] = {}
+    for _, layer in spread_layers(model):
+        if is_dtensor(layer.experts.w1):
+            continue
+        members = layer.communicator.members
+        if members not in meshes:
+            meshes[members] = _expert_mesh(layer, data_parallel, mesh.device_type)
+        replicas, spread = meshes[members]
+        if not layer.experts.w1.is_meta:
+            layer.experts.to(mesh.device_type)
+        equalize(layer.experts.parameters(), GroupCommunicator(replicas.get_group()))
+        _distribute(layer.experts, spread)
+        # The gate's gradient is a mean over ranks, that of experts a sum over their group's tokens.
+        num_summed = len(members) if layer.expert_parallel == "all_to_all" else 1
+        layer.experts.gradients = GradientMean(scale=1 / num_summed)
+        layer.experts.compute_dtype = _fully_shard(layer.experts, replicas, options)
+    return model
+
+
+def _communicator(mesh: DeviceMesh) -> Communicator:
+    if mesh.ndim == 1:
+        return GroupCommunicator(mesh.get_group())
+    return new_communicator(mesh.mesh.flatten().tolist(), purpose="data-parallel ranks")
+
+
+def _distribute(experts: Experts, mesh: DeviceMesh) -> None:
+    """Make DTensors of the parameters, in their memory."""
+    for name, parameter in tuple(experts.named_parameters()):
+        whole = DTensor.from_local(parameter.detach(), mesh, [Shard(0)], run_check=False)
+        setattr(experts, name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+
+
+def _fully_shard(
+    experts: Experts, replicas: DeviceMesh, given: dict[str, Any]
+) -> torch.dtype | None:
+    """Shard experts over their replicas; return the dtype of their computation.
+
+    Without replicas nothing is sharded: FSDP2 would copy all parameters before each use.
+    """
+    options, policy = dict(given), given.get("mp_policy")
+    if policy is not None:  # the layer casts tokens itself, and combine weights stay float32
+        options["mp_policy"] = replace(policy, cast_forward_inputs=False, output_dtype=None)
+    is_whole = replicas.size() == 1
+    is_whole = is_whole and not isinstance(options.get("offload_policy"), CPUOffloadPolicy)
+    ignored = set(experts.parameters()) if is_whole else None
+    fully_shard(
+        experts, mesh=replicas, ignored_params=ignored,
+        shard_placement_fn=lambda parameter: _placement(parameter, experts, replicas.size()),
+        **options,
+    )  # fmt: skip
+    dtype: torch.dtype | None = None if policy is None else policy.param_dtype
+    return dtype
+
+
+def _placement(parameter: nn.Parameter, experts: Experts, num_replicas: int) -> Shard:
+    """Return the first dimension that divides evenly: whole experts where they do.
+
+    Raises:
+        InputError: none does; torch's checkpoints would misplace uneven shards.
+    """
+    shape = experts.local_experts, *parameter.shape[1:]
+    for dim, size in enumerate(shape):
+        if size % num_replicas == 0:
+            return Shard(dim)
+    raise InputError(
+        f"experts of shape {shape} on each rank cannot be sharded evenly over {num_replicas} "
+        "replicas",
+        "spread the experts over more ranks, so that there are fewer replicas",
+    )
+
+
+def _expert_mesh(
+    layer: ExpertLayer, data_parallel: Communicator, device_type: str
+) -> tuple[DeviceMesh, DeviceMesh]:
+    """Return one mesh's dimensions of replicas and of experts, the layer's own where it has it."""
+    groups = expert_groups(layer, data_parallel)
+    mesh = mesh_of_replicas(layer, groups)
+    if mesh is None or mesh.device_type != device_type or not mesh.mesh_dim_names:
+        placement = layer.experts.placement
+        mine = [group[placement.rank] for group in groups]
+        replicas = dist.new_group(
+            mine, use_local_synchronization=True, group_desc="moetune: replicas of experts"
+        )
+        mesh = DeviceMesh.from_group(
+            [replicas, placement.process_group], device_type, mesh=torch.tensor(groups),
+            mesh_dim_names=(_REPLICAS, EXPERTS),
+        )  # fmt: skip
+    names = mesh.mesh_dim_names or ()
+    return mesh[names[0]], mesh[names[1]]

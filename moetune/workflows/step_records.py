@@ -1,0 +1,55 @@
+"""Steps of layers that a session measured, beside the sum of the operations that it measured.
+
+What a step takes longer than its operations is on no curve of a profile: waiting for other ranks,
+cold caches, the host's own time. `fit.step_errors` learns it from these records.
+"""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+
+from moetune.domain.errors import ProfileError
+from moetune.domain.profile import Profile
+from moetune.domain.samples import Sample, StepPoint, undisturbed
+from moetune.domain.step_errors import StepRecord
+from moetune.fit.costs import costs_of
+from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.times import step_time
+
+
+def with_steps(profile: Profile) -> Profile:
+    """Return the profile with a record of every step among its samples.
+
+    Steps whose operations were not measured, as in a very short session, have none; nor have those
+    that other programs disturbed at every visit.
+    """
+    return replace(profile, steps=tuple(_records(replace(profile, steps=(), corrections=()))))
+
+
+def _records(profile: Profile) -> Iterator[StepRecord]:
+    visits: dict[StepPoint, list[Sample]] = {}
+    for sample in profile.samples:
+        if isinstance(sample.point, StepPoint) and sample.seconds:
+            visits.setdefault(sample.point, []).append(sample)
+    costs = costs_of(profile)
+    for point, samples in sorted(visits.items()):
+        if all(visit.marks for visit in samples):
+            continue
+        load = point.workload
+        try:
+            predicted = step_time(
+                costs=layer_costs(workload=load, costs=costs),
+                tokens=load.tokens_per_rank,
+                forward_degree=point.degree,
+                backward_degree=point.degree,
+            )
+        except ProfileError:
+            continue
+        seconds = [one for visit in undisturbed(samples) for one in visit.seconds]
+        yield StepRecord(
+            workload=load,
+            degree=point.degree,
+            chunks_seconds=predicted.forward.seconds + predicted.backward.seconds,
+            overhead_seconds=predicted.overhead.seconds,
+            measured_seconds=statistics.median(seconds),
+        )

@@ -1,0 +1,165 @@
+"""Errors of steps from those that were measured: conditioning a joint normal distribution."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from moetune.domain.errors import InputError
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.samples import GemmPoint, Sample
+from moetune.domain.step_errors import StepErrors, StepRecord
+from moetune.fit.step_errors import (
+    DRIFT,
+    LARGEST_DRIFT,
+    LEAST_DRIFT,
+    NOISE,
+    NUM_OCTAVES,
+    OTHER_LAYER,
+    TOKEN_OCTAVES,
+    MachineErrors,
+    drift_of,
+)
+
+LAYER = LayerShape(d_model=64, d_hidden=128, num_experts=4)
+LOAD = Workload(layer=LAYER, world_size=2, tokens_per_rank=512)
+OWN = 0.1
+
+
+def record(
+    degree: int, residual: float, *, tokens: int = 512, layer: LayerShape = LAYER
+) -> StepRecord:
+    return StepRecord(
+        workload=replace(LOAD, layer=layer, tokens_per_rank=tokens), degree=degree,
+        chunks_seconds=2.0, overhead_seconds=0.5, measured_seconds=2 * math.exp(residual) + 0.5,
+    )  # fmt: skip
+
+
+def errors(*records: StepRecord, tokens: int = 512) -> StepErrors:
+    return MachineErrors(records, own=OWN).of(LOAD.key, tokens)
+
+
+def covariance(found: StepErrors) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    roots = np.array(found.roots)
+    made: np.ndarray[tuple[int, int], np.dtype[np.float64]] = roots @ roots.T
+    return made
+
+
+def test_without_measured_steps_predictions_stay_and_are_as_wide_as_the_record() -> None:
+    found = errors()
+    assert found.factor(1) == found.factor(64) == 1.0
+    assert np.diag(covariance(found)) == pytest.approx([OWN**2 + DRIFT**2] * NUM_OCTAVES)
+
+
+def test_the_distribution_is_the_joint_one_given_what_was_measured() -> None:
+    """The oracle inverts the joint covariance of steps to predict and of measured ones."""
+    other = replace(LAYER, activation="relu")
+    records = [record(1, 0.1), record(4, -0.05, tokens=2048), record(16, 0.02, layer=other)]
+    found = errors(*records, tokens=1024)
+    places = [(2.0**octave, 1024, LAYER) for octave in range(NUM_OCTAVES)]
+    places += [(one.degree, one.workload.tokens_per_rank, one.workload.layer) for one in records]
+    joint = np.empty((len(places), len(places)))
+    for row, (degree, tokens, layer) in enumerate(places):
+        for column, (second, size, shape) in enumerate(places):
+            near = max(1 - abs(math.log2(degree / second)) / 3, 0.0)
+            near *= math.exp(-abs(math.log2(tokens / size)) / TOKEN_OCTAVES)
+            joint[row, column] = OWN**2 * near * (1.0 if layer == shape else OTHER_LAYER)
+    joint[NUM_OCTAVES:, NUM_OCTAVES:] += NOISE**2 * np.eye(len(records))
+    precision = np.linalg.inv(joint)
+    wanted = np.linalg.inv(precision[:NUM_OCTAVES, :NUM_OCTAVES])
+    seen = [one.residual for one in records]
+    mean = -wanted @ precision[:NUM_OCTAVES, NUM_OCTAVES:] @ seen
+    assert found.mean == pytest.approx(mean.tolist())
+    assert covariance(found) == pytest.approx(wanted + DRIFT**2)
+
+
+def test_a_measured_step_is_believed_there_and_less_and_less_elsewhere() -> None:
+    found = errors(record(1, 0.2))
+    logs = [math.log(found.factor(degree)) for degree in (1, 2, 4, 8)]
+    assert logs[0] == pytest.approx(0.2, abs=0.01)
+    assert logs == sorted(logs, reverse=True)
+    assert logs[-1] == 0.0
+    far = math.log(errors(record(1, 0.2), tokens=64).factor(1))
+    assert 0 < far < 0.5 * logs[0]
+    spread = np.sqrt(np.diag(covariance(found)))
+    assert spread[0] == pytest.approx(math.hypot(NOISE, DRIFT), rel=0.02)
+
+
+def test_between_octaves_the_logarithm_is_linear_and_past_the_last_it_stays() -> None:
+    found = StepErrors(mean=(0.0, 0.1), roots=((1.0, 0.0), (0.0, 2.0)))
+    assert found.factor(2) == found.factor(1000) == pytest.approx(math.exp(0.1))
+    halfway = StepErrors(mean=(0.0, 0.0, 0.2), roots=found.roots)
+    assert halfway.factor(3) == pytest.approx(math.exp(0.2 * (math.log2(3) - 1)))
+    assert found.deviation(2, (0.5, 0.25)) == pytest.approx(math.exp(0.5))
+    assert found.deviation(1, (0.5, 0.25)) == pytest.approx(math.exp(0.5))
+
+
+def test_layers_whose_ranks_share_experts_otherwise_tell_nothing() -> None:
+    load = replace(LOAD, expert_parallel="tensor")
+    measured = replace(record(1, 0.3), workload=load)
+    assert errors(measured).factor(1) == 1.0
+    half = math.log(errors(record(1, 0.2, layer=replace(LAYER, d_hidden=256))).factor(1))
+    assert half == pytest.approx(0.5 * 0.2, abs=0.01)
+
+
+def test_other_residuals_give_another_mean_and_the_same_spread() -> None:
+    found = errors(record(1, 0.1), record(8, 0.2))
+    again = found.given([0.1, 0.2])
+    assert again.mean == pytest.approx(found.mean)
+    assert found.given([0.0, 0.0]).roots == found.roots
+    slower = errors(record(1, 0.1)).given([0.1 - 0.7])
+    assert math.log(slower.factor(1) / errors(record(1, 0.1)).factor(1)) == pytest.approx(
+        -0.7, rel=1e-3
+    )
+
+
+def test_a_residual_is_of_the_chunks_unless_the_overhead_is_most_of_the_step() -> None:
+    assert record(1, 0.25).residual == pytest.approx(0.25)
+    odd = replace(record(1, 0.0), overhead_seconds=3.0, measured_seconds=4.0)
+    assert odd.residual == pytest.approx(math.log(4.0 / 5.0))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"degree": 0}, {"measured_seconds": 0.0}, {"chunks_seconds": math.inf},
+     {"overhead_seconds": -1.0}],
+)  # fmt: skip
+def test_impossible_records_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        replace(record(1, 0.0), **wrong)  # type: ignore[arg-type]  # of the table above
+
+
+def visits(*factors: float) -> list[Sample]:
+    """Ten points, each visited with those factors on its time."""
+    return [
+        Sample(
+            point=GemmPoint(dtype="float32", rows=rows, d_in=8, d_out=8),
+            seconds=(1e-3 * rows * factor,) * 3,
+        )
+        for rows in range(1, 11)
+        for factor in factors
+    ]
+
+
+def test_the_drift_is_that_of_a_machines_own_visits() -> None:
+    assert drift_of(visits(1.0, 1.0, 1.0)) == LEAST_DRIFT
+    assert drift_of(visits(1.0, 1.0, 1.1)) == pytest.approx(math.log(1.1) / 1.645)
+    assert drift_of(visits(1.0, 1.0, 9.0)) == LARGEST_DRIFT
+    assert drift_of(visits(1.0)) == drift_of(visits(1.0, 1.5)[:4]) == DRIFT
+
+
+def test_a_machine_that_drifts_has_wider_ranges() -> None:
+    calm, noisy = (
+        MachineErrors([record(1, 0.0)], own=OWN, drift=drift).of(LOAD.key, 512)
+        for drift in (0.02, 0.1)
+    )
+    found = [math.sqrt(covariance(one)[0, 0]) for one in (calm, noisy)]
+    assert found == pytest.approx([math.hypot(NOISE, 0.02), math.hypot(NOISE, 0.1)], rel=0.02)
+
+
+def test_a_wild_step_is_hardly_believed() -> None:
+    near, wild = errors(record(1, 0.19)), errors(record(1, 0.7))
+    assert math.log(near.factor(1)) == pytest.approx(0.19, rel=0.06)
+    assert 0 < math.log(wild.factor(1)) < 0.05
+    assert covariance(wild)[0, 0] > 0.9 * OWN**2

@@ -1,0 +1,124 @@
+"""Models in chunks on a GPU: gathers, reductions, copies and steps wait for each other."""
+
+import pytest
+import torch
+from torch import nn
+
+import moetune
+from moetune.runtime.sharded.optimizer import ChunkedOptimizer
+from tests.cuda_kit import FakeCuda
+from tests.runtime.gpu_runs import GPU, Model, experts_say, on_every_rank, train_sharded
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_in_chunks_waits_for_every_transfer(
+    dtype: torch.dtype, *, offload: bool, in_backward: bool
+) -> None:
+    def program(_: FakeCuda) -> None:
+        train_sharded(dtype=dtype, offload=offload, in_backward=in_backward)
+
+    on_every_rank(program, says=experts_say)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_so_does_one_rank_and_one_that_keeps_whole_chunks(*, offload: bool) -> None:
+    with FakeCuda():
+        train_sharded(dtype=torch.bfloat16, offload=offload, in_backward=True)
+    on_every_rank(
+        lambda _: train_sharded(
+            dtype=torch.bfloat16, offload=False, in_backward=False, scatter=offload
+        ),
+        says=experts_say,
+    )
+
+
+def test_the_streams_of_chunks_are_those_of_their_device() -> None:
+    with FakeCuda() as cuda:
+        assert torch.cuda.current_device() != GPU.index
+        train_sharded(dtype=torch.float32, offload=True, in_backward=False)
+        devices = {one.lane.device for one in cuda.operations if "stream" in one.lane.name}
+        assert devices == {GPU}
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": False}, {"capturable": True}])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_number_of_steps_is_where_torch_reads_it(
+    options: dict[str, bool], *, restarts: bool
+) -> None:
+    with FakeCuda() as cuda:
+        model = Model(is_reversed=True).to(GPU)
+        adamw = torch.optim.AdamW(model.parameters(), **options)  # type: ignore[arg-type] # of any option
+        _, optimizer = moetune.shard(model, adamw, chunk_bytes=4200, cache_bytes=30000)
+        assert isinstance(optimizer, ChunkedOptimizer)
+        if restarts:
+            moetune.ShardedStates(model, optimizer).state_dict()
+        before = [chunk.names for chunk in optimizer.chunks]
+        for _ in range(2):  # behind the first one chunks are packed again
+            model(torch.randn(24, 16, device=GPU)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert [chunk.names for chunk in optimizer.chunks] != before
+        cuda.syncs.clear()
+        optimizer.step()
+        steps = {state["step"].device for state in optimizer.state.values()}
+        # As torch's own: beside the values only where a kernel reads it.
+        is_beside = not options or "capturable" in options
+        assert steps == {GPU if is_beside else torch.device("cpu")}
+        assert "_local_scalar_dense" not in cuda.syncs
+
+
+def _dense_model(
+    dtype: torch.dtype, *, offload: bool, in_backward: bool = False
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model in chunks; for a layer of experts the host would wait in every pass."""
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))).to(GPU, dtype)
+    return moetune.shard(
+        model, torch.optim.AdamW(model.parameters()), chunk_bytes=1200, cache_bytes=2400,
+        offload=offload, step_in_backward=in_backward,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_shards_are_stepped_behind_the_gathers_of_an_evaluation(
+    dtype: torch.dtype, *, offload: bool, in_backward: bool
+) -> None:
+    with FakeCuda():
+        model, optimizer = _dense_model(dtype, offload=offload, in_backward=in_backward)
+        x = torch.randn(24, 16, device=GPU, dtype=dtype)
+        for _ in range(3):
+            model(x).sum().backward()
+            if not in_backward:
+                with torch.no_grad():
+                    model(x)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("offload", [False, True])
+def test_states_are_loaded_behind_the_gathers_that_still_read_the_old_ones(
+    dtype: torch.dtype, *, offload: bool
+) -> None:
+    with FakeCuda():
+        model, optimizer = _dense_model(dtype, offload=offload)
+        x = torch.randn(24, 16, device=GPU, dtype=dtype)
+        model(x).sum().backward()
+        optimizer.step()
+        state = moetune.full_state_dict(model)
+        with torch.no_grad():
+            wanted = model(x)
+            moetune.load_full_state_dict(model, state)
+            found = model(x)
+            parts = moetune.ShardedStates(model, optimizer)
+            loaded = parts.state_dict()
+            for name, value in loaded.items():
+                if name.startswith("model."):
+                    value.as_subclass(torch.Tensor).mul_(1)  # in place, as a checkpoint is loaded
+            parts.load_state_dict(loaded)
+            again = model(x)
+        assert torch.equal(found.cpu(), wanted.cpu())
+        assert torch.equal(again.cpu(), wanted.cpu())

@@ -1,0 +1,129 @@
+"""Layers and models that reach NCCL: by collectives alone, in the same order on every rank."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from moetune.comm.gloo import communicator_of
+from moetune.domain.constraints import Strategy
+from moetune.domain.errors import CollectiveError
+from moetune.domain.layout import Layout
+from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.parallel.groups import join
+from tests.cuda_kit import FakeCuda, MirrorWorld
+from tests.runtime.gpu_runs import (
+    BOTH,
+    GPU,
+    NCCL,
+    decision,
+    experts_say,
+    moe_layer,
+    on_every_rank,
+    step,
+    train_sharded,
+)
+
+
+@pytest.mark.parametrize("backends", [BOTH, NCCL])
+@pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_a_layer_made_on_the_cpu_exchanges_by_collectives_on_the_gpu(
+    degree: int, strategy: Strategy, backends: Mapping[str, str]
+) -> None:
+    def program(_: FakeCuda) -> None:
+        torch.cuda.set_device(GPU)
+        layer = moe_layer(device=None).to(GPU)
+        layer.pin(decision(strategy, (degree, degree)))
+        step(layer)
+
+    for machine in on_every_rank(program, backends=backends):
+        exchanges = [one.label for one in machine.operations if " of group" in one.label]
+        assert {label.partition(" ")[0] for label in exchanges} == {"all_to_all", "all_gather"}
+
+
+def test_a_lone_exchange_on_the_cpu_still_posts_its_receives_first() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda) as world:
+        rows, output = torch.ones(4, 2), torch.empty(4, 2)
+        communicator_of(None).all_to_all(output, rows, [2, 2], [2, 2], "it", is_alone=True).wait()
+        assert [one.kind.partition(" ")[0] for one in world.log] == ["recv", "send"]
+
+
+@pytest.mark.parametrize(
+    ("backends", "device"), [(BOTH, torch.device("cpu")), (NCCL, GPU), ({"cpu": "gloo"}, "cpu")]
+)
+def test_values_from_anywhere_travel_on_a_device_that_the_group_has(
+    backends: Mapping[str, str], device: torch.device | str
+) -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda, backends=backends):
+        communicator = communicator_of(None)
+        torch.cuda.set_device(GPU)  # also behind the communicator
+        assert communicator.device == torch.device(device)
+        assert communicator.all_reduce_values(torch.ones(1), "a sum").tolist() == [2.0]
+        assert torch.equal(communicator.gather(torch.ones(1), "it")[1], torch.ones(1))
+
+
+def test_a_moved_layer_has_the_parameters_of_one_that_was_made_there() -> None:
+    def parameters(device: torch.device | None) -> list[torch.Tensor]:
+        with FakeCuda() as cuda, MirrorWorld(cuda, backends=NCCL):
+            torch.cuda.set_device(GPU)
+            torch.manual_seed(3)
+            layer = MoELayer(8, 16, 4, device=device).to(GPU)
+            return [one.detach().cpu() for one in layer.parameters()]
+
+    for one, other in zip(parameters(None), parameters(GPU), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_profiler_shows_every_collective_under_its_name() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda):
+        layer = moe_layer()
+        layer.pin(decision("S1", (2, 3)))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            step(layer)
+    names = [one.key for one in profile.key_averages() if one.key.startswith("moetune ")]
+    phases = [
+        f"moetune {phase} {name} {chunk} of {degree}"
+        for phase, degree in (("forward", 2), ("backward", 3))
+        for name in ("dispatch", "combine")
+        for chunk in range(1, degree + 1)
+    ]
+    others = {
+        "the agreement on tokens", "the exchange of token counts", "the exchange of weights",
+        "the exchange of the weights' gradients",
+    }  # fmt: skip
+    assert set(names) == {*phases, *(f"moetune {name}" for name in others)}
+
+
+def test_a_failure_to_issue_names_the_exchange_and_where_torch_says_more() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda, backends={"cpu": "gloo"}):
+        on_cpu, on_gpu = torch.ones(3), torch.ones(4, device=GPU)
+        with pytest.raises(CollectiveError, match="a sum failed on rank 0 of 2") as failure:
+            communicator_of(None).all_reduce(on_gpu, "a sum")
+        assert "torchfrtrace" in failure.value.hint
+        with pytest.raises(CollectiveError) as failure:
+            communicator_of(None).all_gather(on_cpu, torch.ones(1), "values")
+        assert "torchfrtrace" not in failure.value.hint
+
+
+def test_groups_say_what_they_are_for() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda, says=experts_say) as world:
+        train_sharded(dtype=torch.float32, offload=False, in_backward=False, num_steps=1)
+        assert {one.desc for one in world.groups} == {"the world", "moetune: a model's chunks"}
+    with FakeCuda() as cuda, MirrorWorld(cuda, num_ranks=8) as world:
+        join(Layout(pp=2, dp=4, tp=1, ep=2, expert_parallel="all_to_all"), device_type="cuda")
+        purposes = ("pp", "dp", "tp", "experts", "replicas of experts")
+        assert {one.desc for one in world.groups[1:]} == {f"moetune: {name}" for name in purposes}
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(
+    *, offload: bool, in_backward: bool
+) -> None:
+    def program(cuda: FakeCuda) -> None:
+        train_sharded(dtype=torch.float32, offload=offload, in_backward=in_backward)
+        kinds = {one.lane.name.partition(" on ")[0] for one in cuda.operations}
+        assert len([kind for kind in kinds if kind.startswith("NCCL")]) == 2
+
+    on_every_rank(program, says=experts_say)

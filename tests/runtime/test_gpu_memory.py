@@ -1,0 +1,79 @@
+"""Memory beside a GPU's own: what torch takes for page-locked buffers, and on other devices."""
+
+import pytest
+import torch
+from torch import nn
+
+import moetune
+from moetune.comm.group import OneRank
+from moetune.domain.constraints import Strategy
+from moetune.domain.errors import AllocationError
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.units import pinned_bytes
+from moetune.runtime.moe.gate import _blocks
+from moetune.runtime.moe.kernels import CombineWeights
+from moetune.runtime.sharded import options as shard_options
+from moetune.solve.layer.peak import peak_bytes
+from tests.cuda_kit import FakeCuda
+from tests.runtime.gpu_runs import GPU, decision, moe_layer, step
+
+
+def test_page_locked_memory_is_taken_in_powers_of_two() -> None:
+    assert [pinned_bytes(size) for size in (0, 1, 2, 3, 4, 5, 2**20, 2**20 + 1)] == [
+        0, 1, 2, 4, 4, 8, 2**20, 2**21,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["S1", "S2", "S3"])
+def test_the_host_memory_of_a_layer_is_what_its_plan_says(strategy: Strategy) -> None:
+    workload = Workload(
+        layer=LayerShape(d_model=8, d_hidden=16, num_experts=4, top_k=2), world_size=1,
+        tokens_per_rank=25,
+    )  # fmt: skip
+    with FakeCuda() as cuda:
+        layer = moe_layer(communicator=OneRank())
+        layer.pin(decision(strategy))
+        for num_tokens in (25, 13):  # a smaller step takes the same buffer
+            step(layer, num_tokens=num_tokens)
+        taken_bytes = layer.memory.peak_host_bytes
+        (pinned,) = [one for one in cuda.tensors.buffers if one.is_pinned]
+    peak = peak_bytes(
+        workload=workload, forward_degree=4, backward_degree=3, strategy=strategy, pins_host=True
+    )
+    assert taken_bytes == peak.host_bytes == pinned_bytes(peak.host_bytes)
+    assert pinned.num_bytes == taken_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_host_memory_of_chunks_is_what_the_check_counts(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    def shard() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(*(nn.Linear(9, 9, bias=False) for _ in range(4))).to(GPU, dtype)
+        optimizer = torch.optim.SGD(model.parameters())  # which has no states
+        return moetune.shard(model, optimizer, chunk_bytes=170 * dtype.itemsize, offload=True)
+
+    with FakeCuda() as cuda:
+        model, optimizer = shard()
+        model(torch.ones(3, 9, device=GPU, dtype=dtype)).sum().backward()
+        optimizer.step()
+        pinned = [one.num_bytes for one in cuda.tensors.buffers if one.is_pinned]
+        used_bytes = sum(map(pinned_bytes, pinned))
+        assert used_bytes > 1.2 * sum(pinned)
+        monkeypatch.setattr(shard_options, "available_bytes", lambda: used_bytes - 1)
+        with pytest.raises(AllocationError, match=f"need {used_bytes} bytes of host memory"):
+            shard()
+        monkeypatch.setattr(shard_options, "available_bytes", lambda: used_bytes)
+        shard()
+
+
+def test_a_device_of_another_kind_computes_in_a_gpus_blocks() -> None:
+    def blocks(device: torch.device) -> list[slice]:
+        return _blocks(torch.empty(9, 2**22, dtype=torch.bfloat16, device=device), torch.float32)
+
+    other = torch.device("meta")  # any that is neither
+    rows, hidden = (torch.empty(5, width, device=other) for width in (8, 16))
+    weights, grads = torch.empty(2, 5, 1, device=other)
+    CombineWeights(weights, grads, None).apply(rows, hidden, torch.empty_like(hidden), ())
+    with FakeCuda():
+        assert blocks(other) == blocks(GPU) != blocks(torch.device("cpu"))

@@ -1,0 +1,91 @@
+"""Layers on GPUs that are not the current one: every operation waits for what it needs."""
+
+import pytest
+import torch
+
+from moetune.comm.group import OneRank
+from moetune.domain.constraints import Strategy
+from moetune.runtime.moe.layer import MoELayer
+from tests.cuda_kit import FakeCuda
+from tests.runtime.gpu_runs import (
+    GPU,
+    STRATEGIES,
+    decision,
+    moe_layer,
+    on_every_rank,
+    step,
+    tensor_layer,
+)
+
+
+@pytest.mark.parametrize("degrees", [(1, 1), (2, 2), (4, 3), (3, 5)])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_layer_waits_for_its_copies_and_exchanges(
+    strategy: Strategy, degrees: tuple[int, int]
+) -> None:
+    def program(_: FakeCuda) -> None:
+        layer = moe_layer()
+        layer.pin(decision(strategy, degrees))
+        for num_tokens in (24, 31, 24):
+            step(layer, num_tokens=num_tokens)
+
+    on_every_rank(program)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_so_does_one_with_other_experts(strategy: Strategy, activation: str) -> None:
+    def program(_: FakeCuda) -> None:
+        layer = MoELayer(8, 16, 4, 1, activation=activation, device=GPU)  # type: ignore[arg-type] # the grid holds plain strings
+        layer.pin(decision(strategy))
+        for _number in range(2):
+            step(layer)
+
+    on_every_rank(program)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_so_does_a_rank_alone(strategy: Strategy) -> None:
+    with FakeCuda():
+        layer = moe_layer(communicator=OneRank())
+        layer.pin(decision(strategy))
+        for _number in range(2):
+            step(layer)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_tensor_parallel_layer_waits_for_its_sums(*, sequence_parallel: bool) -> None:
+    def program(_: FakeCuda) -> None:
+        layer = tensor_layer(sequence_parallel=sequence_parallel)
+        layer.pin(decision())
+        for _number in range(2):
+            step(layer)
+
+    on_every_rank(program)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_layer_follows_its_input_to_another_device(strategy: Strategy) -> None:
+    def program(_: FakeCuda) -> None:
+        layer = moe_layer(device=None)
+        layer.pin(decision(strategy))
+        for device in (torch.device("cpu"), GPU, torch.device("cuda", 0)):
+            for _number in range(2):
+                step(layer.to(device), device)
+
+    on_every_rank(program)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_caller_on_a_stream_of_its_own_gets_the_same_orders(strategy: Strategy) -> None:
+    def program(_: FakeCuda) -> None:
+        layer = moe_layer()
+        layer.pin(decision(strategy))
+        stream = torch.cuda.Stream(GPU)
+        stream.wait_stream(torch.cuda.current_stream(GPU))
+        with torch.cuda.stream(stream):
+            for _number in range(2):
+                step(layer)
+        torch.cuda.current_stream(GPU).wait_stream(stream)
+
+    on_every_rank(program)

@@ -1,0 +1,96 @@
+"""Times and timelines of a GPU: its own, not those of the host that launches the work."""
+
+import pytest
+import torch
+
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.plan import SAFE_DECISION, Decision
+from moetune.runtime.plans.phases import PhaseRecorder
+from moetune.runtime.plans.timers import device_clock
+from moetune.workflows.steps import LayerSteps, random_steps
+from moetune.workflows.trace import overlap_of
+from tests.cuda_kit import FakeCuda, MirrorWorld
+from tests.runtime.gpu_runs import GPU
+
+EXCHANGE_SECONDS = 0.004
+DECISIONS = (
+    SAFE_DECISION,
+    Decision(forward_degree=4, backward_degree=3),
+    Decision(forward_degree=4, backward_degree=3, order="interleaved"),
+    Decision(forward_degree=3, backward_degree=2, strategy="S1"),
+)
+Span = tuple[float, float]
+
+
+def _steps(*, world_size: int = 2) -> LayerSteps:
+    workload = Workload(
+        layer=LayerShape(d_model=8, d_hidden=16, num_experts=4), world_size=world_size,
+        tokens_per_rank=24,
+    )  # fmt: skip
+    return random_steps(workload, device=GPU)
+
+
+def _exchanges(cuda: FakeCuda) -> set[Span]:
+    """Return when each all-to-all really ran."""
+    return {
+        (round(one.start_seconds, 9), round(one.end_seconds, 9))
+        for one in cuda.operations
+        if one.label.startswith("all_to_all")
+    }
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_a_recorded_exchange_is_one_that_ran_and_lasts_as_long(decision: Decision) -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda, seconds=EXCHANGE_SECONDS):
+        steps = _steps()
+        steps.run(decision)
+        zero = cuda.current_stream(GPU).lane.seconds
+        spans = steps.record(decision)
+    assert all(one.end_seconds > one.start_seconds for one in spans)
+    degrees = {"forward": decision.forward_degree, "backward": decision.backward_degree}
+    for phase, degree in degrees.items():
+        recorded = [one for one in spans if (one.phase, one.resource) == (phase, "comm")]
+        found = {
+            (round(one.start_seconds + zero, 9), round(one.end_seconds + zero, 9))
+            for one in recorded
+        }
+        assert len(found) == len(recorded) == 2 * degree
+        assert found <= _exchanges(cuda)
+
+
+def test_what_the_recording_shows_is_the_overlap_of_the_streams() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda, seconds=EXCHANGE_SECONDS):
+        steps = _steps()
+        one, several = (overlap_of(steps.record(decision)) for decision in DECISIONS[:2])
+    assert (one.forward, one.backward) == (0, 0)
+    assert several.forward > 0.2
+    assert several.backward > 0.2
+
+
+def test_operations_take_the_gpus_time_and_the_exchanges_the_wires() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda, seconds=EXCHANGE_SECONDS):
+        found = _steps().operation_seconds(SAFE_DECISION)
+    by_name = {(one.phase, one.name): seconds for one, seconds in found.items()}
+    assert by_name["forward", "all_to_all"] == pytest.approx(EXCHANGE_SECONDS, rel=0.5)
+
+
+def test_an_interval_is_read_without_waiting_for_a_device_that_has_no_part_in_it() -> None:
+    with FakeCuda():
+        weight = torch.ones(2, 2, device=GPU)
+        interval = device_clock("forward", GPU)
+        weight @ weight
+        interval.end()
+        assert interval.is_over()
+        assert interval.seconds() == pytest.approx(1e-3)
+        recorder = PhaseRecorder(GPU)
+        with recorder.compute("forward", "experts", 0):
+            weight @ weight
+        assert recorder.is_over()
+
+
+def test_the_host_waits_for_its_own_gpu_before_it_looks_at_the_clock() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda):
+        steps = _steps()
+        steps.run(SAFE_DECISION)
+        lane = cuda.current_stream(GPU).lane
+        assert cuda.host.has_seen(lane, lane.count)
