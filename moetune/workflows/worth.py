@@ -28,8 +28,8 @@ from moetune.workflows.plan import drawn_costs, layout_problem, solve_layer
 
 NUM_SIZES = 3
 """Most sizes of one operation that are measured: the plan's own, and its nearest rivals'."""
-NUM_ROUGH = 20
-"""Refits of whole models that operations are ranked under: each takes long."""
+ROUGH_OF_LAYERS, ROUGH_OF_MODELS = 40, 20
+"""Refits that operations are ranked under: each takes long, most of all for a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +131,11 @@ def _of_layer(plan: Plan, profile: Profile) -> _Question:
             backward_degree=backward, order=best.order, strategy=step.strategy,
         )  # fmt: skip
 
-    def judge(known: frozenset[str]) -> Confidence:
-        return judge_ranked(ranked, _drawn(plan, profile, known))
+    def judge(known: frozenset[str], num: int | None = None) -> Confidence:
+        return judge_ranked(ranked, _drawn(plan, profile, known)[:num])
 
     choices = [ask(step) for step in (ranked.step, *declined, *rivals)]
-    return _Question(choices=choices, judge=judge, rough=judge)
+    return _Question(choices=choices, judge=judge, rough=partial(judge, num=ROUGH_OF_LAYERS))
 
 
 def _of_model(plan: Plan, profile: Profile) -> _Question:
@@ -152,7 +152,7 @@ def _of_model(plan: Plan, profile: Profile) -> _Question:
             for candidate in chosen.found.best[: NUM_CONTENDERS + 1]
         ],
         judge=judge,
-        rough=partial(judge, num=NUM_ROUGH),
+        rough=partial(judge, num=ROUGH_OF_MODELS),
     )
 
 

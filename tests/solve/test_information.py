@@ -102,6 +102,18 @@ def test_nothing_is_worth_it_where_all_operations_together_save_nothing() -> Non
     assert gain.after == gain.before
 
 
+@pytest.mark.parametrize(("share", "is_worth_it"), [(0.05, False), (0.2, True)])
+def test_a_small_share_of_the_loss_is_left_as_it_is(share: float, *, is_worth_it: bool) -> None:
+    def judge(known: frozenset[str]) -> Confidence:
+        regret = 0.04 * (1 - share) if known else 0.04
+        return Confidence(
+            probability_best=0.5, expected_regret=regret, p05_step_seconds=1.0,
+            p95_step_seconds=2.0,
+        )  # fmt: skip
+
+    assert bool(expected_gain(judge, "a", rough=judge).worths) == is_worth_it
+
+
 def test_a_small_range_is_left_as_it_is() -> None:
     """The error of the model is in every draw, whatever is known."""
     draws = np.exp(0.1 * np.random.default_rng(0).normal(size=NUM))

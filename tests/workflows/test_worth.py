@@ -31,14 +31,11 @@ from moetune.fit.profile import fit_profile
 from moetune.fit.variants import resample_costs
 from moetune.fit.wanted import wanted_by
 from moetune.measure.points import choose_points, memory_bytes
-from moetune.report.section import percent
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profile import ProfileOutcome
-from moetune.workflows.profile_for import ImprovedPlan, confidence_in
-from moetune.workflows.views.worth import improved_section, worth_section
+from moetune.workflows.profile_for import confidence_in
 from moetune.workflows.worth import PlanWorth, find_worth
 
 TOKENS = 4096
@@ -234,38 +231,9 @@ def test_a_whole_models_layouts_are_asked_for(models: Profile) -> None:
     assert {point.kind for point in found.groups[0].points} == {"collective"}
     assert found.after.p95_step_seconds < found.before.p95_step_seconds
 
-
-def test_words_say_what_is_gained_and_what_changed(
-    measured: Profile, planned: tuple[Plan, PlanWorth]
-) -> None:
-    plan = planned[0]
-    worth = replace(planned[1], out_of_reach=("send of 8 ranks",))
-    section = worth_section(plan, worth)
-    assert plan.id[:6] in section.title
-    now, known = (percent(one.expected_regret, digits=2) for one in (worth.before, worth.after))
-    assert now in section.paragraphs[0]
-    assert known in section.paragraphs[1]
-    assert any("send of 8 ranks" in note for note in section.notes)
-    ((operations, count, regret, width),) = section.tables[0].rows
-    assert operations.text == f"all_to_all of 2 ranks, {IN_FLIGHT} in flight"
-    assert count.value == 3
-    assert regret.value == worth.groups[0].regret_saved
-    assert width.value == worth.groups[0].range_saved
-
-    alone = [one for one in measured.samples if not is_in_flight(one.point)]
-    other = fit_profile(name="lab", machine=MACHINE, fingerprint=Fingerprint(), samples=alone)
-    after = make_plan(REQUEST, profile=other)
-    outcome = ProfileOutcome(profile=other, run_id=1, location="", num_reused=0, groups=())
-    changed = improved_section(ImprovedPlan(before=plan, after=after, outcome=outcome))
-    words = " ".join(changed.paragraphs)
-    assert after.id[:6] in changed.title
-    assert percent(plan.decision.expected_regret, digits=2) in words
-    assert percent(after.decision.expected_regret, digits=2) in words
-    assert "chunks" in words
-
-
-def is_in_flight(point: Point) -> bool:
-    return isinstance(point, CollectivePoint) and point.in_flight > 1
+    assert plan.transformer is not None
+    older = replace(plan, transformer=replace(plan.transformer, confidence=None))
+    assert confidence_in(older) is None
 
 
 def test_a_stand_in_is_known_where_its_factor_is(measured: Profile) -> None:

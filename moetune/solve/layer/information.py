@@ -12,9 +12,9 @@ from moetune.domain.plan import Confidence
 Judge = Callable[[frozenset[str]], Confidence]
 """Confidence in a plan's choice while these families of operations are known."""
 LEAST_REGRET = 1e-3
-"""Expected loss below which measuring on is not worth it."""
-LEAST_RANGE = 0.1
-"""Share of the range below which it is not."""
+"""Expected loss below which saving it is not worth measuring."""
+LEAST_SHARE = 0.1
+"""Share of the expected loss, or of the range, below which saving it is not."""
 SLIGHT = 0.05
 """Share of what all operations together would save, below which one is left as it is."""
 ENOUGH = 0.8
@@ -64,7 +64,8 @@ def expected_gain(judge: Judge, families: Iterable[str], *, rough: Judge) -> Gai
     everything = frozenset(families)
     before, best = judge(frozenset()), judge(everything)
     most = _saved(before, best)
-    wants_regret, wants_range = most[0] >= LEAST_REGRET, most[1] >= LEAST_RANGE
+    wants_regret = most[0] >= max(LEAST_REGRET, LEAST_SHARE * before.expected_regret)
+    wants_range = most[1] >= LEAST_SHARE
     left = []
     if wants_regret or wants_range:
         left = [

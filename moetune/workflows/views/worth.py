@@ -12,18 +12,20 @@ _SAVED = (
     "Saved by knowing that line: of the average loss against the best choice, and of the width "
     "of the range."
 )
+_NOTHING = (
+    "Nothing is worth measuring for it: if all of its operations were known exactly, it would "
+    "hardly be surer. The rest is the difference between whole steps and the sum of their "
+    "operations."
+)
+_HIDDEN = "Below 0: errors of that line hide those of others, which have to be known as well."
 
 
 def worth_section(plan: Plan, worth: PlanWorth) -> Section:
     """Return what would be measured for the plan, and what that is expected to change."""
     now = f"{plan_decision(plan)} Now: {_words(worth.before)}."
+    known = f"With the operations below known exactly: {_words(worth.after)}."
     if not worth.groups:
-        known = (
-            "Nothing is worth measuring for it: if all of its operations were known exactly, it "
-        )
-        known += "would hardly be surer. What remains is the error of the model."
-    else:
-        known = f"With the operations below known exactly: {_words(worth.after)}."
+        known = _NOTHING
     notes = tuple(
         f"Out of reach, as it needs more ranks than the profile has: {one}."
         for one in worth.out_of_reach
@@ -53,6 +55,7 @@ def improved_section(improved: ImprovedPlan) -> Section:
 
 
 def _table(worth: PlanWorth) -> Table:
+    hides = any(min(one.regret_saved, one.range_saved) < 0 for one in worth.groups)
     return Table(
         name="operations",
         header=("operations", "points", "loss saved", "range saved"),
@@ -65,7 +68,7 @@ def _table(worth: PlanWorth) -> Table:
             )
             for group in worth.groups
         ),
-        notes=(_SAVED,),
+        notes=(_SAVED, _HIDDEN) if hides else (_SAVED,),
     )
 
 
