@@ -226,7 +226,7 @@ def test_corrected_costs_change_the_operation_that_was_observed_and_nothing_else
     speeds = {"exchange_bytes": SIZE, "exchange_seconds": 1e-3}
     assert found.overlap_speeds(**speeds) == base.overlap_speeds(**speeds)
     burst = {"op": "all_to_all", "group_size": 4}
-    assert found.burst_seconds(**burst) == base.burst_seconds(**burst)  # type: ignore[arg-type] # its arguments
+    assert found.burst(**burst) == base.burst(**burst)  # type: ignore[arg-type] # its arguments
     attention = {
         "dtype": "float32", "num_sequences": 1, "length": 64, "num_heads": 2, "head_dim": 16,
         "backward": False,
