@@ -108,13 +108,19 @@ def _balance(
     """
     num_experts, top_k = probabilities_TE.shape[1], experts_TK.shape[1]
     sum_E = probabilities_TE.sum(dim=0)
-    counts_E = torch.bincount(experts_TK.reshape(-1), minlength=num_experts)
+    counts_E = _counts(experts_TK.reshape(-1), num_experts)
     if communicator is not None:
         sums_2E = torch.stack((sum_E.double(), counts_E.double()))
         communicator.all_reduce(sums_2E, "the sum of the balance loss").wait()
         sum_E, counts_E = sums_2E[0].to(sum_E.dtype), sums_2E[1].to(counts_E.dtype)
     num_tokens = (counts_E.sum() // top_k).clamp(min=1)
     return sum_E / num_tokens, counts_E.to(sum_E.dtype) / (num_tokens * top_k), num_tokens
+
+
+def _counts(experts_N: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Return how often each expert occurs; `bincount` would look for the largest one first."""
+    counts_E = experts_N.new_zeros(num_experts)
+    return counts_E.scatter_add_(0, experts_N, torch.ones_like(experts_N))
 
 
 def _gate_grads(
@@ -256,7 +262,7 @@ class Gate(nn.Module):
         capacity = math.ceil(self.capacity_factor * num_tokens * top_k / self.layer.num_experts)
         by_choice = experts_TK.T.reshape(-1)
         ranked = torch.sort(by_choice, stable=True)
-        counts = torch.bincount(by_choice, minlength=self.layer.num_experts)
+        counts = _counts(by_choice, self.layer.num_experts)
         first = torch.cumsum(counts, 0) - counts
         place = torch.arange(len(by_choice), device=first.device) - first[ranked.values]
         kept = torch.empty_like(by_choice, dtype=torch.bool)
