@@ -1,7 +1,7 @@
 """Operations, bytes and stops of a layer's step on CUDA, counted without a GPU.
 
-    python -m benchmarks.launches            write docs/results/launches.md
-    python -m benchmarks.launches --record   print this commit's counts, for `BEFORE`
+    python -m benchmarks.launches                   write docs/results/launches.md
+    python -m benchmarks.launches --record COMMIT   keep this commit's counts as those before
 
 One rank of several runs a step on the fake GPUs of `tests.cuda_kit`, whose peers send what it sends
 itself. Every ATen operation on tensors of the GPU counts as one launch, except views and
@@ -12,15 +12,18 @@ not computed, which changes none of the counts: only the gate's are, since it ch
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from moetune.domain.plan import Decision
+from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.layer import MoELayer
 from tests.cuda_kit import FakeCuda, MirrorWorld
 
@@ -69,6 +72,19 @@ def _many_experts(degree: int, strategy: str = "none") -> Case:
     )  # fmt: skip
 
 
+_PREFACE = (
+    "Counted, not timed, and without a GPU: `python -m benchmarks.launches` runs one rank's step on",
+    "the fake GPUs of the tests, in bfloat16 with grouped kernels. A launch is an operation of ATen",
+    "that is neither a view nor an allocation; its bytes are those of the tensors that it is given",
+    "and that it writes, each once, products included. A stop is a wait of the host for the GPU.",
+    "The phases are those of a layer's later steps: its first forward pass has one stop more. Bytes",
+    "were counted with a 16th and an 8th of the tokens and continued along the line through both.",
+    "",
+    "A has d_model 2048, d_hidden 8192, 64 experts on 8 ranks, top-2, gelu with biases and 16,384",
+    "tokens a rank; the other layer d_model 1024, d_hidden 512, 64 experts on 2 ranks, top-2, swiglu",
+    "and 8,192 tokens.",
+    "",
+)
 CASES = (
     _layer_a((1, 1)), _layer_a((4, 4)), _layer_a((4, 5)), _layer_a((4, 4), "S4"),
     _many_experts(1), _many_experts(4), _many_experts(8), _many_experts(8, "S4"),
@@ -171,7 +187,12 @@ def count(case: Case, *, tokens: int | None = None) -> tuple[Counts, Counts]:
     torch.manual_seed(0)
     device, num_experts = torch.device("cuda", 0), case.num_local * case.num_ranks
     phases = []
-    with FakeCuda(1) as cuda, MirrorWorld(cuda, num_ranks=case.num_ranks):
+    with ExitStack() as stack:
+        cuda = stack.enter_context(FakeCuda(1))
+        stack.enter_context(MirrorWorld(cuda, num_ranks=case.num_ranks))
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr(
+            Experts, "reset", lambda *_: None  # products are not computed
+        )
         layer = MoELayer(
             case.d_model, case.d_hidden, num_experts, case.top_k,
             activation=case.activation,  # type: ignore[arg-type] # one of the four
@@ -199,10 +220,55 @@ def count(case: Case, *, tokens: int | None = None) -> tuple[Counts, Counts]:
     return phases[0], phases[1]
 
 
+def whole_count(case: Case) -> tuple[Counts, Counts]:
+    """Return the counts of all of the case's tokens, continued from two smaller numbers of them.
+
+    Bytes grow along a line with the tokens. Launches are those of the larger number, of which every
+    expert has some in every chunk.
+    """
+    few, more = (count(case, tokens=case.tokens // share) for share in (16, 8))
+    for small, large in zip(few, more, strict=True):
+        large.num_bytes += 7 * (large.num_bytes - small.num_bytes)
+    return more
+
+
 def main() -> None:
-    """Count, print and write the table; with --record, the figures of this commit alone."""
-    found = {case.name: [asdict(one) for one in count(case)] for case in CASES}
-    print(json.dumps(found, indent=1))  # noqa: T201
+    """Count, print and write the table; with --record, the counts of this commit as "before"."""
+    found = {
+        case.name: [
+            {"launches": one.num_launches, "bytes": one.num_bytes, "stops": one.stops}
+            for one in whole_count(case)
+        ]
+        for case in CASES
+    }
+    if "--record" in sys.argv:
+        commit = sys.argv[sys.argv.index("--record") + 1]
+        text = json.dumps({"commit": commit, "cases": found}, indent=1)
+        _RECORD.write_text(text + "\n", encoding="utf-8")
+        return
+    before = json.loads(_RECORD.read_text(encoding="utf-8"))
+    report = _report(before, found)
+    print(report)
+    _RESULT.write_text(report, encoding="utf-8")
+
+
+def _report(before: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    lines = [
+        "# Launches of a layer on CUDA", "", *_PREFACE,
+        f"Before is commit {before['commit']}.", "",
+        "| layer | phase | launches before | after | GB before | after | stops before | after |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]  # fmt: skip
+    for name, phases in found.items():
+        for phase, old, new in zip(
+            ("forward", "backward"), before["cases"][name], phases, strict=True
+        ):
+            lines.append(
+                f"| {name} | {phase} | {old['launches']} | {new['launches']} "
+                f"| {old['bytes'] / 1e9:.1f} | {new['bytes'] / 1e9:.1f} "
+                f"| {old['stops']} | {new['stops']} |"
+            )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

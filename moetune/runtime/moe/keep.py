@@ -211,7 +211,9 @@ class _KeepBackward(_KeepPhase):
         return self._buffers["received"]
 
     def begin(self) -> None:
-        """Do nothing: each dispatch gathers its own rows."""
+        """Order the weights by row; each dispatch gathers its own rows."""
+        weights_N = self._weights_TK.reshape(-1).index_select(0, self._order.pairs_N)
+        self._weights_N1 = weights_N.unsqueeze(1).to(self._values_TD.dtype)
 
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows; behind the first ones, make the weights' gradients."""
@@ -229,8 +231,7 @@ class _KeepBackward(_KeepPhase):
 
     def _gather(self, mine: slice, out: torch.Tensor) -> None:
         torch.index_select(self._values_TD, 0, self._order.tokens_N[mine], out=out)
-        weights = self._weights_TK.reshape(-1).index_select(0, self._order.pairs_N[mine])
-        out *= weights.unsqueeze(1).to(out.dtype)
+        out.mul_(self._weights_N1[mine])
 
     def _run_part(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
         inputs = self._inputs_RD[part.rows]
