@@ -73,18 +73,22 @@ def _many_experts(degree: int, strategy: str = "none") -> Case:
 
 
 _PREFACE = (
-    "Counted, not timed, and without a GPU: `python -m benchmarks.launches` runs one rank's step on",
-    "the fake GPUs of the tests, in bfloat16 with grouped kernels. A launch is an operation of ATen",
-    "that is neither a view nor an allocation; its bytes are those of the tensors that it is given",
-    "and that it writes, each once, products included. A stop is a wait of the host for the GPU.",
-    "The phases are those of a layer's later steps: its first forward pass has one stop more. Bytes",
-    "were counted with a 16th and an 8th of the tokens and continued along the line through both.",
+    "Counted, not timed, and without a GPU: `python -m benchmarks.launches` runs one rank's step",
+    "on the fake GPUs of the tests, in bfloat16 with grouped kernels. A launch is an operation of",
+    "ATen that is neither a view nor an allocation. Its bytes are those of the tensors that it is",
+    "given and that it writes, each once, those of products included. A stop is a wait of the host",
+    "for the GPU. The phases are those of a layer's later steps: its first forward pass has one",
+    "stop more. 256 and 512 tokens were counted of A, 512 and 1,024 of the other layer; bytes were",
+    "continued from both along a line. So few tokens leave some experts idle in a chunk, which the",
+    "code before did not launch products for.",
     "",
     "A has d_model 2048, d_hidden 8192, 64 experts on 8 ranks, top-2, gelu with biases and 16,384",
-    "tokens a rank; the other layer d_model 1024, d_hidden 512, 64 experts on 2 ranks, top-2, swiglu",
-    "and 8,192 tokens.",
+    "tokens a rank; the other layer d_model 1024, d_hidden 512, 64 experts on 2 ranks, top-2,",
+    "swiglu and 8,192 tokens.",
     "",
 )
+_COUNTED = {8: (256, 512), 2: (512, 1024)}
+"""Tokens that are counted, by ranks: enough that few experts are idle in a chunk."""
 CASES = (
     _layer_a((1, 1)), _layer_a((4, 4)), _layer_a((4, 5)), _layer_a((4, 4), "S4"),
     _many_experts(1), _many_experts(4), _many_experts(8), _many_experts(8, "S4"),
@@ -120,10 +124,14 @@ class _Counter(TorchDispatchMode):
         self._gate_width = gate_width
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Any,  # noqa: ANN401 - torch's
+        types: Any,  # noqa: ANN401
+        args: Sequence[Any] = (),
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
         kwargs = kwargs or {}
-        name = func._schema.name.partition("::")[2]
+        name = func._schema.name.partition("::")[2]  # noqa: SLF001
         if name not in _PRODUCTS or self._is_gates(args):
             result = func(*args, **kwargs)
         else:
@@ -153,7 +161,7 @@ def _uncomputed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> to
     return x.new_empty((*x.shape[:-1], w.shape[-1]), dtype=dtype)
 
 
-def _bytes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+def _bytes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> int:
     """Return the bytes that an operation reads and writes, each tensor once."""
     memory = {}
     for one in _tensors((args, kwargs, result)):
@@ -167,14 +175,14 @@ def _bytes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: An
     return sum(memory.values())
 
 
-def _is_view(func: Any) -> bool:
-    schema = func._schema
+def _is_view(func: Any) -> bool:  # noqa: ANN401
+    schema = func._schema  # noqa: SLF001
     returns = [one.alias_info for one in schema.returns]
     writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
     return bool(returns) and not writes and all(one is not None for one in returns)
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     return [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
@@ -191,7 +199,9 @@ def count(case: Case, *, tokens: int | None = None) -> tuple[Counts, Counts]:
         cuda = stack.enter_context(FakeCuda(1))
         stack.enter_context(MirrorWorld(cuda, num_ranks=case.num_ranks))
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(
-            Experts, "reset", lambda *_: None  # products are not computed
+            Experts,
+            "reset",
+            lambda *_: None,  # products are not computed
         )
         layer = MoELayer(
             case.d_model, case.d_hidden, num_experts, case.top_k,
@@ -223,12 +233,13 @@ def count(case: Case, *, tokens: int | None = None) -> tuple[Counts, Counts]:
 def whole_count(case: Case) -> tuple[Counts, Counts]:
     """Return the counts of all of the case's tokens, continued from two smaller numbers of them.
 
-    Bytes grow along a line with the tokens. Launches are those of the larger number, of which every
-    expert has some in every chunk.
+    Bytes grow along a line with the tokens. Launches are those of the larger number.
     """
-    few, more = (count(case, tokens=case.tokens // share) for share in (16, 8))
+    few, more = (count(case, tokens=tokens) for tokens in _COUNTED[case.num_ranks])
+    small_tokens, large_tokens = _COUNTED[case.num_ranks]
+    rest = (case.tokens - large_tokens) / (large_tokens - small_tokens)
     for small, large in zip(few, more, strict=True):
-        large.num_bytes += 7 * (large.num_bytes - small.num_bytes)
+        large.num_bytes += round(rest * (large.num_bytes - small.num_bytes))
     return more
 
 

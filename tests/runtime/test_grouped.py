@@ -1,10 +1,17 @@
 """Grouped kernels: the numbers of the dense reference, and no stop of the host but one."""
 
+import copy
+
 import pytest
 import torch
 
+from benchmarks.mpipemoe.memory import measure_step
 from moetune.domain.constraints import Strategy
+from moetune.domain.layer import Activation, LayerShape, Workload
+from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.layer import MoELayer
+from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.runtime import StateBytes
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.ranks import run_ranks
 from tests.runtime import grouped_workers
@@ -35,6 +42,27 @@ def test_ranks_with_uneven_tokens_equal_dense(num_ranks: int) -> None:
     assert found == [""] * num_ranks
 
 
+class Kernel:
+    """torch's grouped kernel, and what was asked of it.
+
+    Attributes:
+        matrices: storages of the matrices that it multiplied rows with.
+        gradients: collectives that had been issued at each product of rows with rows.
+    """
+
+    def __init__(self, world: MirrorWorld) -> None:
+        self._world, self._kernel = world, torch._grouped_mm
+        self.matrices: set[int] = set()
+        self.gradients: list[int] = []
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+        if w.dim() == x.dim():
+            self.gradients.append(len(self._world.log))
+        else:
+            self.matrices.add(w.untyped_storage().data_ptr())
+        return self._kernel(x, w, offs=offs)
+
+
 @pytest.mark.parametrize("degrees", [(1, 1), (4, 4), (4, 3)])
 @pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
 @pytest.mark.parametrize(("activation", "capacity_factor"), [("gelu", None), ("swiglu", 0.7)])
@@ -43,14 +71,11 @@ def test_the_host_waits_once_forward_and_never_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     torch.manual_seed(0)
-    kernel, calls = torch._grouped_mm, list[int]()
-
-    def grouped_mm(*args: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
-        calls.append(1)
-        return kernel(*args, **options)
-
-    monkeypatch.setattr(torch, "_grouped_mm", grouped_mm)
-    with FakeCuda() as cuda, MirrorWorld(cuda, rank=1), grouped_workers.wider_products():
+    with (
+        FakeCuda() as cuda, MirrorWorld(cuda, rank=1) as world, grouped_workers.wider_products()
+    ):  # fmt: skip
+        kernel = Kernel(world)
+        monkeypatch.setattr(torch, "_grouped_mm", kernel)
         layer = MoELayer(
             8, 16, 4, 2, activation=activation, capacity_factor=capacity_factor,  # type: ignore[arg-type] # of the grid
             device=GPU, dtype=torch.bfloat16,
@@ -58,13 +83,61 @@ def test_the_host_waits_once_forward_and_never_backward(
         layer.pin(decision(strategy, degrees))
         stops = []
         for num_tokens in (24, 24, 24, 17):
+            kernel.gradients.clear()
             x = torch.randn(num_tokens, 8).bfloat16().to(GPU).requires_grad_()
             begin = len(cuda.syncs)
             y = layer(x)
             middle = len(cuda.syncs)
             y.sum().backward()
             stops.append((cuda.syncs[begin:middle], cuda.syncs[middle:]))
-    assert calls
+        parameters = {one.untyped_storage().data_ptr() for one in layer.experts.parameters()}
     # The first call compares the layers before it exchanges what has their size.
     assert stops[0] == (["tolist", "tolist"], [])
     assert stops[1:] == [(["tolist"], [])] * 3
+    # No matrix was copied, and each has one product when all results are on their way.
+    assert kernel.matrices <= parameters
+    keeps = strategy == "none" or degrees == (1, 1)
+    num_matrices = (3 if activation == "swiglu" else 2) * keeps
+    assert kernel.gradients == [len(world.log)] * num_matrices
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_gate_on_tensor_cores_gives_what_float32_gives(*, normalize: bool) -> None:
+    torch.manual_seed(0)
+    x, grad = torch.randn(2, 40, 16).bfloat16()
+    gate = MoELayer(16, 8, 8, 2, normalize_topk=normalize, dtype=torch.bfloat16).gate
+    twin = copy.deepcopy(gate)
+
+    def run(gate: Gate, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
+        x = x.detach().requires_grad_()
+        routing = gate(x)
+        loss = (routing.weights_TK * grad[:, :2]).sum() + (routing.x_TD * grad).sum()
+        (loss + routing.aux_loss).backward()
+        assert x.grad is not None
+        assert gate.weight.grad is not None
+        found = routing.weights_TK.detach(), routing.experts_TK, x.grad, gate.weight.grad
+        return [each.to("cpu") for each in found]
+
+    wanted = run(gate, x, grad)
+    with FakeCuda(), grouped_workers.wider_products():
+        found = run(twin.to(GPU), x.to(GPU), grad.to(GPU))
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[1], wanted[1])
+    for one, other in zip(found[2:], wanted[2:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1.6e-2, atol=1e-4)  # rounded to bfloat16
+
+
+@pytest.mark.parametrize(("degree", "strategy"), [(1, "none"), (4, "none"), (4, "S4")])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_the_predicted_peak_has_what_grouped_kernels_make(
+    degree: int, strategy: Strategy, activation: Activation
+) -> None:
+    shape = LayerShape(d_model=128, d_hidden=384, num_experts=4, top_k=2, activation=activation)
+    workload = Workload(layer=shape, world_size=1, tokens_per_rank=4096)
+    with grouped_workers.grouped(torch._grouped_mm):
+        found = measure_step(workload, degree, strategy)
+    predicted = peak_bytes(
+        workload=workload, forward_degree=degree, backward_degree=degree, strategy=strategy,
+        bias=False, states=StateBytes.adam("float32"), is_grouped=True,
+    )  # fmt: skip
+    assert 0.97 * found.live_bytes <= predicted.device_bytes <= 1.12 * found.live_bytes

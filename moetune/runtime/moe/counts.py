@@ -48,9 +48,7 @@ def exchange_counts(send_CPL: torch.Tensor, communicator: Communicator) -> RowCo
         receive_PCL = send_CPL.transpose(0, 1)
         rows_CL = receive_PCL[0].tolist()
         sums = [[sum(rows)] for rows in rows_CL]
-        return RowCounts(
-            send_CP=sums, receive_CP=sums, rows_CL=rows_CL, receive_PCL=receive_PCL
-        )
+        return RowCounts(send_CP=sums, receive_CP=sums, rows_CL=rows_CL, receive_PCL=receive_PCL)
     send_PCL = send_CPL.transpose(0, 1).contiguous()
     receive_PCL = communicator.all_to_all_blocks(send_PCL, "the exchange of token counts")
     values = torch.cat(_sums(send_PCL, receive_PCL)).tolist()

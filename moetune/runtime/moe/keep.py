@@ -57,6 +57,8 @@ class KeepActivations:
 class _KeepPhase(ABC):
     """The common part of both phases: rows leave from a buffer to which results come back."""
 
+    _received_RD: torch.Tensor  # the rows at the experts, of all chunks
+
     def __init__(self, policy: KeepActivations, phase: Phase, inputs: PhaseInputs) -> None:
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
         dispatch, like_TD = policy.dispatch, inputs.values_TD
@@ -92,18 +94,13 @@ class _KeepPhase(ABC):
         most = self._layout.most_rows
         return shapes | inputs.experts.hidden_shapes(most, backward=is_backward)
 
-    @property
-    @abstractmethod
-    def _received_RD(self) -> torch.Tensor:
-        """The rows at the experts, of all chunks."""
-
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows."""
         mine = self._sent[chunk]
         rows = self._rows_ND[mine]
         self._gather(mine, rows)
-        name = self._received_RD if self._places_R is None else self._buffers["wire"]
-        self.executor.dispatch(chunk, self._order, rows, name[self._layout.rows[chunk]])
+        into = self._received_RD if self._places_R is None else self._buffers["wire"]
+        self.executor.dispatch(chunk, self._order, rows, into[self._layout.rows[chunk]])
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
@@ -151,17 +148,13 @@ class _KeepForward(_KeepPhase):
         super().__init__(policy, "forward", inputs)
         self._experts, x_TD = inputs.experts, inputs.values_TD
         num_rows = policy.dispatch.num_received
-        self._inputs_RD = self._tracker.empty(
+        self._received_RD = self._tracker.empty(
             "the experts' inputs", (num_rows, x_TD.shape[1]), x_TD
         )
         self._activations: list[SavedActivations] = []
         if not self._is_grouped:
             saved = inputs.experts.save_activations(num_rows, x_TD, self._tracker)
             self._activations.append(saved)
-
-    @property
-    def _received_RD(self) -> torch.Tensor:
-        return self._inputs_RD
 
     def begin(self) -> None:
         """Do nothing: each dispatch gathers its own rows."""
@@ -174,7 +167,7 @@ class _KeepForward(_KeepPhase):
         y_TD = weighted_sum(picked_TKD, self._weights_TK)
         self._tracker.add(picked_TKD, y_TD)
         tensors = [each for one in self._activations for each in (one.pre_RH, one.gate_RH)]
-        self.saved = picked_TKD, self._inputs_RD, *tensors
+        self.saved = picked_TKD, self._received_RD, *tensors
         return y_TD
 
     def _gather(self, mine: slice, out: torch.Tensor) -> None:
@@ -197,6 +190,7 @@ class _KeepBackward(_KeepPhase):
 
     def __init__(self, policy: KeepActivations, inputs: PhaseInputs) -> None:
         super().__init__(policy, "backward", inputs)
+        self._received_RD = self._buffers["received"]
         self._picked_TKD, self._inputs_RD, *tensors = inputs.saved
         self._activations = [
             SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
@@ -205,10 +199,6 @@ class _KeepBackward(_KeepPhase):
         self._grad_weights_TK = torch.empty_like(self._weights_TK)
         self._num_ahead = self.schedule.index(("compute", 0))
         self.grads = self._make_grads(policy.dispatch, inputs)
-
-    @property
-    def _received_RD(self) -> torch.Tensor:
-        return self._buffers["received"]
 
     def begin(self) -> None:
         """Order the weights by row; each dispatch gathers its own rows."""

@@ -16,6 +16,7 @@ from moetune.domain.layer import Activation
 from moetune.runtime.moe.pairs import dots
 from moetune.runtime.moe.products import Part
 
+
 def activate(
     pre: torch.Tensor, gate: torch.Tensor | None, activation: Activation, out: torch.Tensor
 ) -> torch.Tensor:

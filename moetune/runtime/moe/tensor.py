@@ -158,7 +158,10 @@ class _TensorBackward(_TensorPhase):
         super().__init__(policy, "backward", self._grad_TD, inputs.experts)
         self._weights_SK, self._b2 = inputs.weights_TK, inputs.experts.b2
         self.grads = ExpertGrads(
-            inputs.experts, inputs.wanted, self._chunks.layout.num_parts, self._buffers,
+            inputs.experts,
+            inputs.wanted,
+            self._chunks.layout.num_parts,
+            self._buffers,
             self._tracker,
         )
         self._grad_weights_R1 = self._tracker.empty(
@@ -192,7 +195,11 @@ class _TensorBackward(_TensorPhase):
             some, places = part.within(mine), part.rows
             weights = self._weights_R1[places], self._grad_weights_R1[places]
             self.grads.run(
-                grads[some], rows[some], self._activations.chunk(places), part, grads[some],
+                grads[some],
+                rows[some],
+                self._activations.chunk(places),
+                part,
+                grads[some],
                 combine_weights=CombineWeights(*weights, self._b2),
             )
         self._sums_TD.index_add_(0, tokens, grads)

@@ -75,8 +75,9 @@ def peak_bytes(
 
     with H twice for swiglu. Grouped kernels make their results anew: strategies that reuse memory
     have one more of a chunk's, and "none" has a second H for every row, by expert, from which the
-    gradients of the parameters are one product. In one chunk, forward and backward, every strategy is "none". In a
-    tensor-parallel group strategy and capacity do not matter: see `solve.layer.memory`.
+    gradients of the parameters are one product. In one chunk, forward and backward, every strategy
+    is "none". In a tensor-parallel group strategy and capacity do not matter: see
+    `solve.layer.memory`.
 
     Args:
         bias: whether experts add biases (swiglu never does).
@@ -220,12 +221,8 @@ class _GroupedCounts(_Counts):
         by_expert = 0
         if max(self._degrees) > 1:
             by_expert = self._rows * (self._middle + layer.d_model)
-        dots = min(_DOT_VALUES, self._pairs * layer.d_model)
         values = rows * layer.d_model + by_expert
-        # The dot products are over before the first chunk's rows are computed.
-        return 2 * self._tokens_bytes + values * self._element + max(
-            0, dots * FULL_BYTES - by_expert * self._element
-        )
+        return 2 * self._tokens_bytes + values * self._element
 
     def gradient_sum_bytes(self, states: StateBytes) -> int:
         return super().gradient_sum_bytes(states) if self._reuses else 0
@@ -239,7 +236,9 @@ class _GroupedCounts(_Counts):
         if not backward:
             hidden = (layer.activation != "relu") * layer.d_hidden
             return rows * (hidden + layer.d_model) * self._element
-        return rows * (self._middle + layer.d_hidden + layer.d_model) * self._element
+        # The dot products are over before the first chunk's rows are computed.
+        dots = min(_DOT_VALUES, self._pairs * layer.d_model) * FULL_BYTES
+        return max(dots, rows * (self._middle + layer.d_hidden + layer.d_model) * self._element)
 
 
 class _TensorParallelCounts(_Counts):
