@@ -156,9 +156,11 @@ def _uncomputed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> to
         x, w = args[:2]
         offs = kwargs["offs"] if "offs" in kwargs else args[2]
         groups = (len(offs),) if w.dim() == x.dim() else ()
-        return x.new_empty((*groups, x.shape[0], w.shape[-1]))
+        made: torch.Tensor = x.new_empty((*groups, x.shape[0], w.shape[-1]))
+        return made
     dtype = kwargs.get("out_dtype", x.dtype)
-    return x.new_empty((*x.shape[:-1], w.shape[-1]), dtype=dtype)
+    made = x.new_empty((*x.shape[:-1], w.shape[-1]), dtype=dtype)
+    return made
 
 
 def _bytes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> int:
@@ -194,7 +196,7 @@ def count(case: Case, *, tokens: int | None = None) -> tuple[Counts, Counts]:
     """
     torch.manual_seed(0)
     device, num_experts = torch.device("cuda", 0), case.num_local * case.num_ranks
-    phases = []
+    phases: list[Counts] = []
     with ExitStack() as stack:
         cuda = stack.enter_context(FakeCuda(1))
         stack.enter_context(MirrorWorld(cuda, num_ranks=case.num_ranks))

@@ -1,6 +1,7 @@
 """Grouped kernels: the numbers of the dense reference, and no stop of the host but one."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,8 @@ class Kernel:
     """
 
     def __init__(self, world: MirrorWorld) -> None:
-        self._world, self._kernel = world, torch._grouped_mm
+        self._world = world
+        self._kernel: Any = torch._grouped_mm
         self.matrices: set[int] = set()
         self.gradients: list[int] = []
 
@@ -60,7 +62,8 @@ class Kernel:
             self.gradients.append(len(self._world.log))
         else:
             self.matrices.add(w.untyped_storage().data_ptr())
-        return self._kernel(x, w, offs=offs)
+        made: torch.Tensor = self._kernel(x, w, offs=offs)
+        return made
 
 
 @pytest.mark.parametrize("degrees", [(1, 1), (4, 4), (4, 3)])

@@ -38,7 +38,8 @@ class Listed(TorchDispatchMode):
 
 
 def listed(run: Callable[[], object]) -> list[tuple[str, tuple[torch.Size, ...]]]:
-    with Listed() as mode:
+    mode = Listed()
+    with mode:
         run()
     return mode.found
 

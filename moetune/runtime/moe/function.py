@@ -66,7 +66,10 @@ class BackwardPhase(Handlers, Protocol):
 
     executor: Executor
     schedule: Schedule
-    grads: ParameterGrads
+
+    @property
+    def grads(self) -> ParameterGrads:
+        """The experts' backward."""
 
     def begin(self) -> None:
         """Prepare the inputs of the first step."""

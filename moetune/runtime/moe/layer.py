@@ -82,24 +82,28 @@ class MoELayer(ExpertLayer):
         Counts of rows travel with the opening, for the chunks that this number of tokens had
         before. Only if the ranks agree on others is there a second exchange.
         """
-        communicator = self.communicator
-        if communicator.num_ranks == 1:
+        if self.communicator.num_ranks == 1:
             planned = self._decide(*opening.alone(), dtype)
             routing = self._route(x)
             return self._step(planned, routing, self._cells(routing, self._degrees), None)
         if not self._has_met:
-            agreed = agree_on_tokens(communicator, opening, x.device)
+            agreed = agree_on_tokens(self.communicator, opening, x.device)
             self._has_met = True
             planned = self._decide(*agreed, dtype)
             routing = self._route(x)
             return self._step(planned, routing, self._cells(routing, self._degrees), None)
+        return self._prepare_at_once(x, opening, dtype)
+
+    def _prepare_at_once(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> Step:
         degrees = self._expected.get(opening.num_tokens, self._degrees)
         routing = None if opening.problem else self._route(x)
         cells = None if routing is None else self._cells(routing, degrees)
         sent = cells.counts_CPL if cells is not None else self._no_counts(x.device)
-        rows, counts = open_with_counts(opening, sent, degrees, communicator)
-        planned = self._decide(*opening.agree(rows, communicator), dtype)
-        assert routing is not None  # noqa: S101 - a problem on any rank has raised on all
+        rows, counts = open_with_counts(opening, sent, degrees, self.communicator)
+        planned = self._decide(*opening.agree(rows, self.communicator), dtype)
+        # A problem on any rank has raised on all.
+        assert routing is not None  # noqa: S101
+        assert cells is not None  # noqa: S101
         if counts is None or degrees != self._degrees:
             cells, counts = self._cells(routing, self._degrees), None
         if len(self._expected) >= _MOST_EXPECTED:
