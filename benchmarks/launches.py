@@ -78,17 +78,16 @@ _PREFACE = (
     "ATen that is neither a view nor an allocation. Its bytes are those of the tensors that it is",
     "given and that it writes, each once, those of products included. A stop is a wait of the host",
     "for the GPU. The phases are those of a layer's later steps: its first forward pass has one",
-    "stop more. 256 and 512 tokens were counted of A, 512 and 1,024 of the other layer; bytes were",
-    "continued from both along a line. So few tokens leave some experts idle in a chunk, which the",
-    "code before did not launch products for.",
+    "stop more. Experts get equally many tokens. 640 and 768 tokens were counted of A, 256 and 512",
+    "of the other layer, and bytes continued from both along a line.",
     "",
     "A has d_model 2048, d_hidden 8192, 64 experts on 8 ranks, top-2, gelu with biases and 16,384",
     "tokens a rank; the other layer d_model 1024, d_hidden 512, 64 experts on 2 ranks, top-2,",
     "swiglu and 8,192 tokens.",
     "",
 )
-_COUNTED = {8: (256, 512), 2: (512, 1024)}
-"""Tokens that are counted, by ranks: enough that few experts are idle in a chunk."""
+_COUNTED = {8: (640, 768), 2: (256, 512)}
+"""Tokens that are counted, by ranks: enough that no expert is idle in a piece."""
 CASES = (
     _layer_a((1, 1)), _layer_a((4, 4)), _layer_a((4, 5)), _layer_a((4, 4), "S4"),
     _many_experts(1), _many_experts(4), _many_experts(8), _many_experts(8, "S4"),
@@ -159,8 +158,7 @@ def _uncomputed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> to
         made: torch.Tensor = x.new_empty((*groups, x.shape[0], w.shape[-1]))
         return made
     dtype = kwargs.get("out_dtype", x.dtype)
-    made = x.new_empty((*x.shape[:-1], w.shape[-1]), dtype=dtype)
-    return made
+    return torch.empty((*x.shape[:-1], w.shape[-1]), dtype=dtype, device=x.device)
 
 
 def _bytes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: object) -> int:
@@ -214,7 +212,7 @@ def count(case: Case, *, tokens: int | None = None) -> tuple[Counts, Counts]:
         layer.pin(Decision(
             forward_degree=forward, backward_degree=backward, strategy=case.strategy,  # type: ignore[arg-type]
         ))  # fmt: skip
-        x = torch.randn(tokens or case.tokens, case.d_model).bfloat16().to(device)
+        x = _balanced(layer, tokens or case.tokens).to(device)
         x.requires_grad_()
         for _ in range(2):  # what is made once is made in the first step
             phases.clear()
@@ -230,6 +228,17 @@ def count(case: Case, *, tokens: int | None = None) -> tuple[Counts, Counts]:
                 counter.counts.stops = len(cuda.syncs) - before
                 phases.append(counter.counts)
     return phases[0], phases[1]
+
+
+def _balanced(layer: MoELayer, num_tokens: int) -> torch.Tensor:
+    """Return tokens that choose all experts in turn, and let the gate read them so."""
+    shape = layer.shape
+    with torch.no_grad():
+        layer.gate.weight.copy_(torch.eye(*layer.gate.weight.shape).to(layer.gate.weight))
+    places = torch.arange(num_tokens * shape.top_k) % shape.num_experts
+    x_TD = torch.zeros(num_tokens, shape.d_model)
+    x_TD.scatter_(1, places.view(num_tokens, shape.top_k), 1.0)
+    return x_TD.bfloat16()
 
 
 def whole_count(case: Case) -> tuple[Counts, Counts]:

@@ -1,6 +1,7 @@
 """Grouped kernels: the numbers of the dense reference, and no stop of the host but one."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Activation, LayerShape, Workload
 from moetune.runtime.moe.gate import Gate
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.products import has_grouped
 from moetune.solve.layer.peak import peak_bytes
 from moetune.solve.runtime import StateBytes
 from tests.cuda_kit import FakeCuda, MirrorWorld
@@ -27,6 +29,22 @@ def test_the_definition_is_what_torch_computes_also_of_empty_groups() -> None:
     for left, right in ((x, torch.randn(4, 8, 16)), (x.T, y)):
         wanted = grouped_workers.grouped_mm(left, right, offs=offs).nan_to_num(0)
         torch.testing.assert_close(torch._grouped_mm(left, right, offs=offs), wanted)
+
+
+def test_grouped_kernels_are_taken_where_torch_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(width: int = 16, experts: int = 2, dtype: torch.dtype = torch.bfloat16) -> bool:
+        x, w = torch.ones(3, width).to(GPU, dtype), torch.ones(experts, width, 8).to(GPU, dtype)
+        return has_grouped(x, w)
+
+    with FakeCuda():
+        assert taken()
+        assert not taken(width=12)  # whose rows are no multiples of 16 bytes
+        assert not taken(experts=1)
+        assert not taken(dtype=torch.float16)
+        older = SimpleNamespace(major=8, minor=0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: older)
+        assert not taken()
+        assert not has_grouped(torch.ones(3, 16).bfloat16(), torch.ones(2, 16, 8).bfloat16())
 
 
 def test_every_activation_and_degree_equals_dense() -> None:

@@ -64,16 +64,17 @@ def _merged(rows_CL: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
 
 
 def has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Return whether one kernel takes the rows of all experts: in bfloat16, of 16 bytes' multiples.
+    """Return whether one kernel takes the rows of several experts: in bfloat16, by 16 bytes.
 
     Args:
         w: (E, in, out).
     """
-    if not x.is_cuda or x.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm"):
+    if not x.is_cuda or x.dtype != torch.bfloat16 or len(w) == 1:
         return False
     aligned = all(size * x.element_size() % _ALIGNED_BYTES == 0 for size in w.shape[1:])
     properties = torch.cuda.get_device_properties(x.device)
-    return aligned and (properties.major, properties.minor) in _GROUPED_CAPABILITIES
+    is_known = hasattr(torch, "_grouped_mm")
+    return is_known and aligned and (properties.major, properties.minor) in _GROUPED_CAPABILITIES
 
 
 def multiply(
@@ -94,7 +95,7 @@ def multiply(
         bias: (E, out).
         adds: add to the values in `out`; without a bias.
     """
-    if part.ends_E is None:
+    if part.ends_E is None or not len(x):
         return _one_by_one(x, w, part.blocks, out, bias, adds=adds)
     result = torch._grouped_mm(x, w, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
     if bias is not None and part.experts_RE is not None:

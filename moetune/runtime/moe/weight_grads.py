@@ -147,7 +147,7 @@ class DeferredProducts:
         Args:
             dtype: of the gradient: that of the factors, or a wider one.
         """
-        if dtype != x.dtype:
+        if dtype != x.dtype or not len(x):
             return self._one_by_one(x, y, dtype)
         made = torch._grouped_mm(x.T, y, offs=self._ends_L)  # noqa: SLF001 - no public name in 2.10
         self._tracker.add(made)
