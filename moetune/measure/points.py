@@ -3,11 +3,11 @@
 All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Which fit?").
 """
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from moetune.domain.cluster import Cluster, DeviceKind, Group, spread_groups
+from moetune.domain.cluster import Cluster, DeviceKind, Group, Machine, spread_groups
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
 from moetune.domain.model import Transformer
@@ -159,12 +159,14 @@ def choose_points(
         others += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
     if not workloads:
         others += _rows_grid(dtypes, max_tokens, grid)
-    limit = machine.memory_bytes // _MEMORY_SHARE
-    chosen = PointChoice(
-        needed=tuple(one for one in dict.fromkeys(needed) if memory_bytes(one) <= limit),
-        others=tuple(one for one in dict.fromkeys(others) if memory_bytes(one) <= limit),
-    )
+    chosen = PointChoice(needed=that_fit(needed, machine), others=that_fit(others, machine))
     return replace(chosen, others=chosen.without(frozenset(chosen.needed)).others)
+
+
+def that_fit(points: Iterable[Point], machine: Machine) -> tuple[Point, ...]:
+    """Return the points whose tensors leave enough of the machine's memory free, each once."""
+    limit = machine.memory_bytes // _MEMORY_SHARE
+    return tuple(one for one in dict.fromkeys(points) if memory_bytes(one) <= limit)
 
 
 def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
