@@ -26,6 +26,7 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.layer import MoELayer
 from tests.cuda_kit import FakeCuda, MirrorWorld
+from tests.runtime.grouped_workers import wider_products
 
 _RESULT = Path(__file__).parents[1] / "docs/results/launches.md"
 _RECORD = _RESULT.with_suffix(".json")
@@ -150,14 +151,15 @@ def _uncomputed(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> to
     if "out" in kwargs or name.endswith("_"):
         out: torch.Tensor = kwargs["out"] if "out" in kwargs else args[0]
         return out
-    x, w = args[-2:] if len(args) > 1 else (args[0], kwargs["mat2"])
+    x, w = [one for one in args if isinstance(one, torch.Tensor)][-2:]
     if name == "_grouped_mm":
         x, w = args[:2]
         offs = kwargs["offs"] if "offs" in kwargs else args[2]
         groups = (len(offs),) if w.dim() == x.dim() else ()
         made: torch.Tensor = x.new_empty((*groups, x.shape[0], w.shape[-1]))
         return made
-    dtype = kwargs.get("out_dtype", x.dtype)
+    wider = [one for one in args if isinstance(one, torch.dtype)]
+    dtype = wider[0] if wider else x.dtype
     return torch.empty((*x.shape[:-1], w.shape[-1]), dtype=dtype, device=x.device)
 
 
@@ -198,6 +200,7 @@ def count(case: Case, *, tokens: int | None = None) -> tuple[Counts, Counts]:
     with ExitStack() as stack:
         cuda = stack.enter_context(FakeCuda(1))
         stack.enter_context(MirrorWorld(cuda, num_ranks=case.num_ranks))
+        stack.enter_context(wider_products())
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(
             Experts,
             "reset",
