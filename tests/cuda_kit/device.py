@@ -126,6 +126,9 @@ class FakeCuda:
             "is_current_stream_capturing": lambda: False,
             "mem_get_info": lambda _=None: (free, total),
             "memory_reserved": lambda _=None: 0,
+            # Random numbers are the CPU's.
+            "get_rng_state": lambda _=None: torch.get_rng_state(),
+            "set_rng_state": lambda _, __=None: None,
             "get_device_properties": lambda _=None: SimpleNamespace(
                 name="a GPU that is none", total_memory=total, L2_cache_size=2**20, major=9, minor=0
             ),
