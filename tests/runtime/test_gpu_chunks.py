@@ -122,3 +122,74 @@ def test_states_are_loaded_behind_the_gathers_that_still_read_the_old_ones(
             again = model(x)
         assert torch.equal(found.cpu(), wanted.cpu())
         assert torch.equal(again.cpu(), wanted.cpu())
+
+
+class Tied(nn.Module):
+    """Uses one layer twice, whose values its first gradients overwrite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in (0, 1, 2, 0, 3, 1):
+            x = torch.relu(self.layers[number](x))
+            if self.fails and number == 2:
+                x.register_hook(self._fail)
+        return x
+
+    def _fail(self, _: torch.Tensor) -> None:
+        raise StepError
+
+
+class StepError(Exception):
+    """As an out-of-memory error in the middle of a backward pass."""
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_unusual_steps_wait_as_well(num_ranks: int, *, offload: bool) -> None:
+    def program(_: FakeCuda) -> None:
+        model = Tied().to(GPU)
+        _, optimizer = moetune.shard(
+            model, torch.optim.AdamW(model.parameters()), chunk_bytes=1200, cache_bytes=2400,
+            offload=offload,
+        )  # fmt: skip
+        x = torch.randn(24, 16, device=GPU)
+        for number in range(4):
+            for _ in range(2):  # gradients add up
+                model(x).sum().backward()
+            model.fails = number == 1
+            if model.fails:
+                with pytest.raises(StepError):
+                    model(x).sum().backward()
+            model.fails = False
+            if number == 2:
+                optimizer.zero_grad()
+                model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    if num_ranks == 1:
+        with FakeCuda() as cuda:
+            program(cuda)
+    else:
+        on_every_rank(program)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_transfers_of_chunks_have_streams_of_their_own(num_ranks: int) -> None:
+    def program(cuda: FakeCuda) -> None:
+        model, optimizer = _dense_model(torch.float32, offload=True)
+        model(torch.randn(24, 16, device=GPU)).sum().backward()
+        optimizer.step()
+        copies = [one.lane for one in cuda.operations if one.label == "copy_"]
+        loads_and_stores = {lane for lane in copies if lane.name.startswith("cuda:1's stream")}
+        assert len(loads_and_stores) == 2
+
+    if num_ranks == 1:
+        with FakeCuda() as cuda:
+            program(cuda)
+    else:
+        on_every_rank(program)
