@@ -21,7 +21,7 @@ from moetune.domain.plan import Plan, StageTime
 from moetune.domain.records import Stored
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
-from moetune.fit.curve import interpolation_errors
+from moetune.fit.curve import SPACING_SHARE, interpolation_errors
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.report.fits import (
     fit_figure,
@@ -195,7 +195,7 @@ def test_residuals_are_those_of_points_left_out() -> None:
     expected = interpolation_errors(
         sizes=series.sizes, seconds=series.medians, alpha_seconds=shown.line.alpha_seconds
     )
-    assert left_out == pytest.approx(expected)
+    assert left_out == pytest.approx([one / SPACING_SHARE for one in expected])
     for (size, _, line), seconds in zip(figure.rows, series.medians, strict=True):
         assert isinstance(size, float)
         assert line == pytest.approx(shown.line.seconds(size) / seconds - 1)

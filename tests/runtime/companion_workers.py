@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import moetune
+from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
@@ -29,6 +30,7 @@ from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.parallel.groups import join
 from tests.runtime.companion_nets import (
+    HIDDEN,
     WIDTH,
     Net,
     adam,
@@ -115,8 +117,8 @@ def fsdp_draws_what_was_made_on_the_meta_device() -> None:
     torch.manual_seed(7)
     net.moe.reset_parameters()
     torch.manual_seed(7)
-    wanted = MoELayer(WIDTH, 16, 4, 2, dtype=torch.float64)
-    check_equal(whole_state(net.moe), whole_state(wanted), tolerance=0)
+    wanted = MoELayer(WIDTH, HIDDEN, 4, dtype=torch.float64, communicator=OneRank())
+    check_equal(whole_state(net.moe), wanted.state_dict(), tolerance=0)
 
 
 def fully_shard_is_refused_where_it_would_mix_experts() -> None:
@@ -131,7 +133,7 @@ def parameters_sharded_in_another_way_are_refused() -> None:
     for placement in (Shard(1), Replicate()):
         layer = Net().moe
         layer.experts.w1 = nn.Parameter(
-            distribute_tensor(torch.randn(4, WIDTH, 16), mesh, [placement])
+            distribute_tensor(torch.randn(4, WIDTH, HIDDEN), mesh, [placement])
         )
         with pytest.raises(InputError, match="2 whole experts"):
             layer(torch.randn(3, WIDTH))
@@ -379,6 +381,11 @@ def replicas_of_experts_are_shards_under_fsdp() -> None:
         assert w1.to_local().numel() * 4 == w1.numel()
         train(net, adam(net, fused=True), _mine(), STEPS)
         check_equal(whole_state(net), wanted)
+        torch.manual_seed(7)
+        net.moe.reset_parameters()
+        torch.manual_seed(7)
+        drawn = MoELayer(WIDTH, HIDDEN, num_experts, dtype=torch.float64, communicator=OneRank())
+        check_equal(whole_state(net.moe), drawn.state_dict(), tolerance=0)
 
 
 def a_group_of_one_is_dense() -> None:
@@ -425,7 +432,7 @@ def a_layout_takes_the_groups_of_a_mesh() -> None:
     ranks = join(layout, mesh=mesh)
     assert ranks.mesh is mesh
     assert ranks.experts is mesh.get_group("dp")
-    shape = LayerShape(d_model=WIDTH, d_hidden=16, num_experts=4, top_k=1)
+    shape = LayerShape(d_model=WIDTH, d_hidden=HIDDEN, num_experts=4, top_k=1)
     assert ranks.expert_layer(shape).communicator.num_ranks == 4
     pairs = join(Layout(expert_parallel="all_to_all", dp=4, ep=2, tp=1, pp=1), mesh=mesh)
     assert dist.get_process_group_ranks(pairs.experts) == [

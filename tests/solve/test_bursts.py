@@ -74,3 +74,15 @@ def test_a_burst_never_makes_a_phase_longer_nor_an_exchange_free(
     found, transfer = phase(burst)
     assert found <= without * (1 + 1e-12)
     assert transfer >= 0.05 * lone * (1 - 1e-12)
+
+
+def test_one_chunk_of_known_times_saves_its_pauses() -> None:
+    """Both exchanges begin after a pause: the moves of rows, and the experts."""
+    plain, ahead = (
+        phase_time(
+            costs=layer(burst, compute=0.02, wire=0.05), phase="forward", tokens=TOKENS, degree=1
+        ).seconds
+        for burst in (0.0, 0.003)
+    )
+    assert plain == pytest.approx(0.05 + 0.02 + 0.05)
+    assert plain - ahead == pytest.approx(min(0.003, 2 * MOVES_SECONDS) + 0.003)

@@ -154,7 +154,7 @@ def test_memory_is_compared_with_the_plans_limit_else_the_devices() -> None:
         return re.findall(r"[\d.]+ [KMG]iB", memory_words(explanation, 2**20, "parts"))
 
     plan, profile = lab_plan(), lab_profile()
-    assert sizes(explain_plan(plan, profile=profile)) == ["1.00 MiB", "1.00 GiB"]
+    assert sizes(explain_plan(plan, profile=profile)) == ["1.00 MiB", "942 MiB"]
     limited = lab_plan(memory_limit_bytes=120 * 2**20)
     assert sizes(explain_plan(limited, profile=profile)) == ["1.00 MiB", "120 MiB"]
     assert sizes(explain_plan(plan, profile=None)) == ["1.00 MiB"]

@@ -102,8 +102,8 @@ def test_the_operation_that_was_measured_worst_is_worth_most(measured: Profile) 
     ranked = rank_by_worth(judge, resamples, knowing)
     first = ranked[0]
     assert first.family == f"collective ('all_to_all', 2, 0, {IN_FLIGHT})"
-    assert first.regret_saved > 0.9 * judge(resamples).expected_regret > 0.001
-    assert first.range_saved > 0.5
+    assert first.regret_saved > 0.4 * judge(resamples).expected_regret > 0.001
+    assert first.range_saved > 0.4
     assert all(abs(one.regret_saved) < 0.1 * first.regret_saved for one in ranked[1:])
 
 

@@ -82,6 +82,9 @@ def fewest_near_best(
 
     Returns:
         None where nothing fits.
+
+    Raises:
+        ArithmeticError: the costs are absurd, and no time is a number.
     """
     forward, backward = (SimulatedDegrees(chooser, phase, tokens) for phase in PHASES)
     pairs = sorted(
@@ -104,5 +107,7 @@ def fewest_near_best(
         return None
     limit = best * (1 + (NOISE if chooser.is_measured else TIE))
     near = sorted((sum(degrees), degrees) for at_least, degrees in pairs if at_least <= limit)
-    few = next(two for _, two in near if fits(two) and seconds(two) <= limit)
+    few = next((two for _, two in near if fits(two) and seconds(two) <= limit), None)
+    if few is None:
+        raise ArithmeticError("the times of a phase are no finite numbers")
     return forward.time(few[0]), backward.time(few[1])
