@@ -30,6 +30,8 @@ TESTS = (
     ("tests/runtime/test_chunked_alone.py",),
 )
 """Tests of the kit, and for what they let through those that run on the CPU."""
+FIRST = {"moe": "streams", "parallel": "parallel", "sharded": "chunks", "comm": "parallel"}
+"""Tests that most probably notice what is removed from a package."""
 PATIENCE_SECONDS = 600
 WAITS = frozenset({
     "wait", "wait_event", "wait_stream", "synchronize", "result",
@@ -152,14 +154,17 @@ def judge(site: Site, tree: Path) -> Verdict:
     noticed_by, how = "", ""
     try:
         for patterns in TESTS:
-            noticed_by, how = (noticed_by, how) if noticed_by else _first_failure(tree, patterns)
+            if not noticed_by:
+                noticed_by, how = _first_failure(tree, patterns, path.parent.name)
     finally:
         path.write_text(before)
     return Verdict(site=site, noticed_by=noticed_by, how=how)
 
 
-def _first_failure(tree: Path, patterns: Sequence[str]) -> tuple[str, str]:
-    tests = [str(file) for pattern in patterns for file in sorted(tree.glob(pattern))]
+def _first_failure(tree: Path, patterns: Sequence[str], package: str) -> tuple[str, str]:
+    found = [file for pattern in patterns for file in sorted(tree.glob(pattern))]
+    likely = FIRST.get(package, "")
+    tests = [str(file) for file in sorted(found, key=lambda file: likely not in file.name)]
     command = [
         sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60",
         "--tb=short", *tests,

@@ -1,11 +1,13 @@
 """Layers and models that reach NCCL: by collectives alone, in the same order on every rank."""
 
+import threading
 from collections.abc import Mapping
 
 import pytest
 import torch
 
 from moetune.comm.gloo import communicator_of
+from moetune.comm.transfer import GroupRank, GroupTransfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import CollectiveError
 from moetune.domain.layout import Layout
@@ -127,3 +129,25 @@ def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(
         assert len([kind for kind in kinds if kind.startswith("NCCL")]) == 2
 
     on_every_rank(program, says=experts_say)
+
+
+class SlowWork:
+    """A work of gloo, which has no future, and which ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def wait(self) -> None:
+        assert self.end.wait(10)
+
+
+def test_a_transfer_that_a_thread_watches_is_waited_for() -> None:
+    works = [SlowWork(), SlowWork()]
+    transfer = GroupTransfer(works, (), "send_receive", "it", GroupRank(0, (0, 1)))  # type: ignore[arg-type] # works alike
+    future = transfer.future()
+    timers = [threading.Timer(0.05, one.end.set) for one in works]
+    for timer in timers:
+        timer.start()
+    transfer.wait()
+    assert future.done()
+    assert all(one.end.is_set() for one in works)
