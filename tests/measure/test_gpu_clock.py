@@ -55,9 +55,9 @@ def test_kernels_that_are_shorter_than_their_launch_are_timed_without_it() -> No
 
 def test_a_mark_is_the_devices_time_however_late_the_host_asks() -> None:
     with FakeCuda(cost=_cost) as cuda:
-        device, run = CudaDevice(0), _launch_bound(cuda)
+        device = CudaDevice(0)
         with device.use():
-            marks = []
+            run, marks = _launch_bound(cuda), []
             for _ in range(3):
                 for _ in range(100):
                     run()
