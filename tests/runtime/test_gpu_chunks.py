@@ -193,3 +193,47 @@ def test_transfers_of_chunks_have_streams_of_their_own(num_ranks: int) -> None:
             program(cuda)
     else:
         on_every_rank(program)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_that_need_no_wider_dtype_are_reduce_scattered(dtype: torch.dtype) -> None:
+    def program(cuda: FakeCuda) -> None:
+        model, optimizer = _dense_model(dtype, offload=False)
+        before = len(cuda.operations)
+        model(torch.randn(24, 16, device=GPU, dtype=dtype)).sum().backward()
+        optimizer.step()
+        kinds = {one.label.partition(" of ")[0] for one in cuda.operations[before:]}
+        own = "reduce_scatter" if dtype == torch.float32 else "all_to_all"
+        assert kinds & {"reduce_scatter", "all_to_all"} == {own}
+
+    on_every_rank(program)
+
+
+def test_a_chunks_step_on_the_host_waits_for_its_own_gradients_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last chunk's gradients are stepped while the first one's are still travelling."""
+    walked: list[int] = []
+    known: list[float] = []
+    step = torch.optim.AdamW.step
+
+    with FakeCuda() as cuda:
+        model, optimizer = _dense_model(torch.float32, offload=True)
+        assert isinstance(optimizer, ChunkedOptimizer)
+
+        def spied(self: torch.optim.AdamW) -> None:
+            walked.append(sum(len(group["params"]) for group in self.param_groups))
+            known.append(cuda.host.seconds)
+            step(self)
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", spied)
+        for _ in range(2):
+            walked.clear()
+            known.clear()
+            model(torch.randn(24, 16, device=GPU)).sum().backward()
+            last = max(one.end_seconds for one in cuda.operations if one.label == "copy_")
+            optimizer.step()
+            optimizer.zero_grad()
+        assert len(walked) > 1
+        assert sum(walked) == len(optimizer.shards)
+        assert known[0] < last

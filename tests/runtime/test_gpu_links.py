@@ -1,12 +1,13 @@
 """Layers and models that reach NCCL: by collectives alone, in the same order on every rank."""
 
+import datetime as dt
 import threading
 from collections.abc import Mapping
 
 import pytest
 import torch
 
-from moetune.comm.gloo import communicator_of
+from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.transfer import GroupRank, GroupTransfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import CollectiveError
@@ -116,6 +117,16 @@ def test_groups_say_what_they_are_for() -> None:
         join(Layout(pp=2, dp=4, tp=1, ep=2, expert_parallel="all_to_all"), device_type="cuda")
         purposes = ("pp", "dp", "tp", "experts", "replicas of experts")
         assert {one.desc for one in world.groups[1:]} == {f"moetune: {name}" for name in purposes}
+
+
+def test_own_groups_have_streams_of_high_priority_where_gpus_take_part() -> None:
+    limit = dt.timedelta(seconds=7)
+    for backends, backend, is_first in ((BOTH, None, True), (NCCL, None, True), (BOTH, "gloo", False)):
+        with FakeCuda() as cuda, MirrorWorld(cuda, backends=backends) as world:
+            new_communicator(purpose="one thing", backend=backend, timeout_seconds=7)
+            options = world.groups[-1].options
+            assert getattr(options, "is_high_priority_stream", False) == is_first
+            assert getattr(options, "_timeout", limit) == limit
 
 
 @pytest.mark.parametrize("offload", [False, True])

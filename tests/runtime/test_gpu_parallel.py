@@ -17,6 +17,7 @@ from moetune.runtime.parallel.block import Attention, Block, FeedForward
 from moetune.runtime.parallel.groups import join
 from moetune.runtime.parallel.stages import Shapes, Stages
 from moetune.runtime.parallel.tensor import (
+    ColumnParallelLinear,
     VocabParallelEmbedding,
     VocabParallelHead,
     vocab_parallel_cross_entropy,
@@ -47,6 +48,22 @@ def test_a_block_and_a_vocabulary_cut_over_ranks_wait_for_their_sums() -> None:
                 logits_TW, tokens_BS.flatten(), vocab_size=VOCABULARY, communicator=group
             )
             losses_T.sum().backward()
+
+    on_every_rank(program, backends=NCCL)
+
+
+def test_the_sum_of_an_inputs_gradient_travels_beside_the_weights_gradient() -> None:
+    def program(cuda: FakeCuda) -> None:
+        layer = ColumnParallelLinear(WIDTH, 2 * WIDTH, communicator_of(None)).to(GPU)
+        x = torch.randn(4, WIDTH, device=GPU, requires_grad=True)
+        y = layer(x)
+        before = len(cuda.operations)
+        y.backward(torch.ones_like(y))
+        backward = cuda.operations[before:]
+        (travel,) = (one for one in backward if one.label.startswith("all_reduce"))
+        products = [one for one in backward if one.label.startswith("mm")]
+        assert [one.start_seconds < travel.start_seconds for one in products] == [True, False]
+        assert products[1].end_seconds <= travel.end_seconds
 
     on_every_rank(program, backends=NCCL)
 
