@@ -107,7 +107,8 @@ def test_each_kind_comes_before_the_second_dozen_of_any() -> None:
     first = round_of(tiers(choice.needed, choice.others), 0, seed=0)
     kinds = {one.kind for one in first}
     assert {"gemm", "rows", "copy", "collective", "interference"} <= kinds
-    assert {one.kind for one in first[:24]} == kinds
+    known = max(min(n for n, one in enumerate(first) if one.kind == kind) for kind in kinds)
+    assert max(Counter(one.kind for one in first[: known + 1]).values()) <= 24
 
 
 def test_a_warm_up_is_charged_as_a_few_blocks_and_seconds_where_they_are_spent() -> None:
