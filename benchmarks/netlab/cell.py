@@ -41,12 +41,12 @@ class Cell:
         generator = torch.Generator().manual_seed(_SEED - 1 - dist.get_rank())
         return torch.randn(self.tokens, self.layer.d_model, generator=generator)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Return this rank's parameters under the names of `moetune.MoELayer`.
+    def all_weights(self) -> dict[str, torch.Tensor]:
+        """Return the layer's parameters, those of all experts, as `moetune.MoELayer` loads them.
 
         The gate's rows are orthonormal: random tokens choose every expert equally often.
         """
-        layer, rank, local = self.layer, dist.get_rank(), self.local_experts
+        layer = self.layer
         generator = torch.Generator().manual_seed(_SEED)
         shape = (layer.num_experts, layer.d_model, layer.d_hidden)
         b1_EH = torch.randn(layer.num_experts, layer.d_hidden, generator=generator)
@@ -54,13 +54,21 @@ class Cell:
         gate_DE = torch.randn(layer.d_model, layer.num_experts, generator=generator)
         w1_EDH = torch.randn(shape, generator=generator) * layer.d_model**-0.5
         w2_EHD = torch.randn(shape, generator=generator).mT * layer.d_hidden**-0.5
-        mine = slice(rank * local, (rank + 1) * local)
         return {
             "gate.weight": torch.linalg.qr(gate_DE).Q.T.contiguous(),
-            "experts.w1": w1_EDH[mine].contiguous(),
-            "experts.b1": b1_EH[mine].contiguous(),
-            "experts.w2": w2_EHD[mine].contiguous(),
-            "experts.b2": b2_ED[mine].contiguous(),
+            "experts.w1": w1_EDH,
+            "experts.b1": b1_EH,
+            "experts.w2": w2_EHD.contiguous(),
+            "experts.b2": b2_ED,
+        }
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return this rank's parameters: the gate and its own experts."""
+        rank, local = dist.get_rank(), self.local_experts
+        mine = slice(rank * local, (rank + 1) * local)
+        return {
+            name: value[mine].contiguous() if name.startswith("experts.") else value
+            for name, value in self.all_weights().items()
         }
 
     def imbalance(self) -> float:

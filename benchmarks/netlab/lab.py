@@ -79,6 +79,7 @@ class Lab:
         self.rate_mbit = rate_mbit
         self.ranks_per_node = ranks_per_node
         self._namespaces: tuple[int, ...] = ()
+        self._limited: tuple[tuple[int, str, str], ...] = ()
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -86,9 +87,16 @@ class Lab:
             return self
         check_supported()
         with ExitStack() as opening:
-            self._build(opening, rate=f"{round(self.rate_mbit * 1000)}kbit")
+            self._build(opening)
+            self.change_rate(self.rate_mbit)
             self._open = opening.pop_all()
         return self
+
+    def change_rate(self, rate_mbit: float) -> None:
+        """Give every link another rate, also while ranks run; from any thread."""
+        for namespace, device, burst in self._limited:
+            _shape(namespace, device, f"{round(rate_mbit * 1000)}kbit", burst=burst)
+        self.rate_mbit = rate_mbit
 
     def __exit__(
         self,
@@ -96,7 +104,7 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._namespaces = ()
+        self._namespaces, self._limited = (), ()
         self._open.close()
 
     def run(
@@ -169,22 +177,22 @@ class Lab:
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # there is no name service to look hosts up in
         }
 
-    def _build(self, opening: ExitStack, *, rate: str) -> None:
+    def _build(self, opening: ExitStack) -> None:
         switch = _new_namespace(opening)
         ranks = tuple(_new_namespace(opening) for _ in range(self.num_ranks))
         _add_bridge(switch, "br0")
+        limited: list[tuple[int, str, str]] = []
         if self.ranks_per_node == 1:
             for number, rank in enumerate(ranks):
                 _plug(rank=rank, number=number, switch=switch, bridge="br0")
-                _shape(switch, f"port{number}", rate)
-                _shape(rank, "eth0", rate)
+                limited += [(switch, f"port{number}", _BURST), (rank, "eth0", _BURST)]
         else:
             for node in range(self.num_ranks // self.ranks_per_node):
-                _add_node(switch, node, rate)
+                limited += [(switch, device, _NODE_BURST) for device in _add_node(switch, node)]
             for number, rank in enumerate(ranks):
                 bridge = f"node{number // self.ranks_per_node}"
                 _plug(rank=rank, number=number, switch=switch, bridge=bridge)
-        self._namespaces = ranks
+        self._namespaces, self._limited = ranks, tuple(limited)
 
 
 def unsupported_reasons() -> tuple[str, ...]:
@@ -276,14 +284,17 @@ def _add_bridge(switch: int, bridge: str) -> None:
     _inside(switch, f"ip link set {bridge} up")
 
 
-def _add_node(switch: int, node: int, rate: str) -> None:
-    """Add a node's bridge and its cable to br0, whose two ends limit what it sends and receives."""
+def _add_node(switch: int, node: int) -> tuple[str, str]:
+    """Add a node's bridge and its cable to br0; return the cable's ends, for buckets on them.
+
+    They limit what the node sends and receives.
+    """
     bridge, up, down = f"node{node}", f"up{node}", f"down{node}"
     _add_bridge(switch, bridge)
     _inside(switch, f"ip link add {up} type veth peer name {down}")
     for end, where in ((up, bridge), (down, "br0")):
         _inside(switch, f"ip link set {end} master {where} up")
-        _shape(switch, end, rate, burst=_NODE_BURST)
+    return up, down
 
 
 def _plug(*, rank: int, number: int, switch: int, bridge: str) -> None:
@@ -297,4 +308,4 @@ def _plug(*, rank: int, number: int, switch: int, bridge: str) -> None:
 
 def _shape(namespace: int, device: str, rate: str, *, burst: str = _BURST) -> None:
     bucket = f"tbf rate {rate} burst {burst} latency {_LATENCY}"
-    _inside(namespace, f"tc qdisc add dev {device} root {bucket}")
+    _inside(namespace, f"tc qdisc replace dev {device} root {bucket}")

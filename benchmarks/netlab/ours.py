@@ -52,7 +52,7 @@ def _step(
         plan=plan,
         communicator=communicator,
     )
-    layer.load_state_dict(cell.weights())
+    layer.load_state_dict(cell.all_weights())
     if decision is not None:
         layer.pin(decision)
     return module_step(cell, layer)

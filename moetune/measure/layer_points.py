@@ -20,7 +20,7 @@ from moetune.measure.grid import IN_FLIGHT, STAGED, Grid, collective, gemm_point
 
 _FEW_TOKENS = 16
 """Part of the tokens for which an exchange that is alone is measured, too."""
-_STEP_DEGREES: Mapping[int, tuple[int, ...]] = MappingProxyType({4: (1, 2, 4, 16), 1: (1, 4)})
+_STEP_DEGREES: Mapping[int, tuple[int, ...]] = MappingProxyType({1: (1, 4, 16), 4: (1, 4)})
 """Numbers of chunks whose whole steps are measured, by the share of the tokens: one over it."""
 
 
@@ -56,7 +56,7 @@ def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
 
 
 def step_points(workloads: Sequence[Workload]) -> Iterator[StepPoint]:
-    """Yield whole steps of layers, few as they are long: with a quarter of the tokens, and all."""
+    """Yield whole steps of layers, few as they are long: with all tokens, and a quarter of them."""
     for load in workloads:
         for share, degrees in _STEP_DEGREES.items():
             tokens = max(load.tokens_per_rank // share, 1)

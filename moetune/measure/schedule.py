@@ -1,10 +1,12 @@
 """Order of a session's visits: what plans need most first, then everything again and again.
 
 A point is visited several times, far apart and in another order each round: a neighbour's burst
-then disturbs one visit of a point, not all. The clock may end a session after any visit; what was
-measured until then is a smaller profile, in which every kind of operation has its extremes.
+then disturbs one visit of a point, not all. One that contradicts its neighbours is visited again
+soon. The clock may end a session after any visit; what was measured until then is a smaller
+profile, in which every kind of operation has its extremes.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -20,6 +22,7 @@ from moetune.domain.samples import (
     InterferencePoint,
     Point,
     RowsPoint,
+    Sample,
     StepPoint,
 )
 
@@ -27,15 +30,17 @@ NUM_VISITS = 3
 """Visits of every point, if there is time: two that agree tell which one was disturbed."""
 MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
+_DOUBTFUL = 1.2
+"""Above the chord between the neighbours. Curves that are measured well stay below 1.1."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
 _AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
 """Points of a kind that are visited in a turn; one of the others. Steps consist of these."""
 _FIRST_TURN: Mapping[str, int] = MappingProxyType({"interference": 2, "burst": 2})
 """Of kinds that take long and change a step by less; 0 of the others."""
-_STEP, _LONG_STEP = 1, 2
-"""Tiers of whole steps, which say how far the sum of the operations is from them: after the ends of
-all that they consist of, those of the most tokens last."""
+_STEP = 1
+"""Tier of whole steps, which say how far the sum of the operations is from them: after the ends of
+all that they consist of."""
 
 
 def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
@@ -50,13 +55,7 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
         others: further sizes and kinds.
     """
     worth = _depths(needed)
-    most_tokens = max(
-        (point.workload.tokens_per_rank for point in worth if isinstance(point, StepPoint)),
-        default=0,
-    )
-    for point in worth:
-        if isinstance(point, StepPoint):
-            worth[point] = _STEP if point.workload.tokens_per_rank < most_tokens else _LONG_STEP
+    worth |= {point: _STEP for point in worth if isinstance(point, StepPoint)}
     known = {family(point) for point in needed}
     for point, depth in _depths([point for point in others if point not in worth]).items():
         worth[point] = depth + (_KNOWN_KIND if family(point) in known else _NEW_KIND)
@@ -64,22 +63,44 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
     return tuple(tuple(point for point in worth if worth[point] == level) for level in levels)
 
 
-def round_of(tiers: Sequence[Sequence[Point]], number: int, seed: int) -> tuple[Point, ...]:
-    """Return the points to visit in a round, counted from 0.
+def round_of(
+    tiers: Sequence[Sequence[Point]], number: int, seed: int
+) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """Return the points to visit in a round, counted from 0: the next tier, and those before it.
 
-    Each round begins with the next tier, and then visits those of the rounds before again; both in
-    random order, which the seed decides, but kinds of points take turns.
+    Both are in random order, which the seed decides, but kinds of points take turns.
     """
     generator = np.random.default_rng((seed, number))
     new = tiers[number] if number < len(tiers) else ()
     again = [point for tier in tiers[:number] for point in tier]
-    return tuple(
-        point
+    first, second = (
+        _in_turns([points[place] for place in generator.permutation(len(points)).tolist()])
         for points in (new, again)
-        for point in _in_turns(
-            [points[place] for place in generator.permutation(len(points)).tolist()]
-        )
     )
+    return tuple(first), tuple(second)
+
+
+def doubtful(visits: Mapping[Point, Sequence[Sample]]) -> tuple[Point, ...]:
+    """Return the points visited once that took longer than their curve's neighbours allow.
+
+    A start-up time and a rate make a curve that lies below the chords between its sizes, on
+    logarithmic axes. A point far above was most likely disturbed: a stream of exchanges, say, in
+    which packets were lost, so that all of it ran at half the link's rate.
+    """
+    families: dict[object, list[Point]] = {}
+    for point, samples in visits.items():
+        if not isinstance(point, (InterferencePoint, StepPoint)) and samples[0].seconds:
+            families.setdefault(family(point), []).append(point)
+    found = []
+    for members in families.values():
+        curve = sorted(members, key=_size)
+        for below, point, above in zip(curve, curve[1:], curve[2:], strict=False):
+            share = math.log(_size(point) / _size(below)) / math.log(_size(above) / _size(below))
+            first, middle, last = (visits[each][0].median_seconds for each in (below, point, above))
+            chord = first ** (1 - share) * last**share
+            if len(visits[point]) == 1 and middle > _DOUBTFUL * chord:
+                found.append(point)
+    return tuple(found)
 
 
 def _in_turns(points: Sequence[Point]) -> list[Point]:

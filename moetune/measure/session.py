@@ -29,7 +29,7 @@ from moetune.measure.noise import (
 )
 from moetune.measure.operations import Makers, Representatives, prepare_experiment
 from moetune.measure.ranks import MeasuringRanks
-from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, round_of, tiers
+from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, doubtful, round_of, tiers
 from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
 
 _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
@@ -176,17 +176,23 @@ def _visit_all(
             is one that would take more than a sixth of the budget.
     """
     budget_seconds = math.inf if assignment.budget_seconds is None else assignment.budget_seconds
-    for number in count():
-        due = round_of(by_worth, number, assignment.seed)
-        open_points = [point for point in due if not visits.is_settled(point)]
-        num_visited = 0
-        for point in open_points:
+
+    def visit_each(points: Sequence[Point]) -> bool:
+        """Return whether there was time for any of them."""
+        is_any = False
+        for point in [one for one in points if not visits.is_settled(one)]:
             most_seconds = budget_seconds - visits.elapsed_seconds()
             share_seconds = max(_LARGEST_SHARE * budget_seconds, _SHORT_SECONDS)
             if seconds[point] <= min(most_seconds, share_seconds):
                 visits.visit(point)
-                num_visited += 1
-        if number >= len(by_worth) and not num_visited:
+                is_any = True
+        return is_any
+
+    for number in count():
+        new, again = round_of(by_worth, number, assignment.seed)
+        visit_each(new)
+        visit_each(doubtful(visits.samples))
+        if not visit_each(again) and number >= len(by_worth):
             return
 
 

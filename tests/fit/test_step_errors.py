@@ -149,6 +149,11 @@ def test_the_drift_is_that_of_a_machines_own_visits() -> None:
     assert drift_of(visits(1.0)) == drift_of(visits(1.0, 1.5)[:4]) == DRIFT
 
 
+def test_the_drift_is_that_of_the_long_gemms() -> None:
+    long, short = visits(1.0, 1.0, 1.02)[-6:], visits(1.0, 1.0, 1.0, 1.9)[:8]
+    assert drift_of(long + short) == LEAST_DRIFT
+
+
 def test_a_machine_that_drifts_has_wider_ranges() -> None:
     calm, noisy = (
         MachineErrors([record(1, 0.0)], own=OWN, drift=drift).of(LOAD.key, 512)

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.samples import CopyPoint, GemmPoint, Point, RowsPoint
-from moetune.measure.schedule import family, round_of, tiers
+from moetune.domain.samples import CopyPoint, GemmPoint, Point, RowsPoint, Sample
+from moetune.measure.schedule import doubtful, family, round_of, tiers
 
 
 def gemm(rows: int) -> GemmPoint:
@@ -68,12 +68,11 @@ def test_a_round_has_the_next_tier_and_then_all_before_it(
     needed: list[Point], others: list[Point], number: int, seed: int
 ) -> None:
     by_worth = tiers(needed, others)
-    visited = round_of(by_worth, number, seed)
-    assert visited == round_of(by_worth, number, seed)
-    new = by_worth[number] if number < len(by_worth) else ()
-    assert set(visited[: len(new)]) == set(new)
+    new, again = round_of(by_worth, number, seed)
+    assert (new, again) == round_of(by_worth, number, seed)
+    assert set(new) == set(by_worth[number] if number < len(by_worth) else ())
     before = [point for tier in by_worth[:number] for point in tier]
-    assert sorted(map(repr, visited[len(new) :])) == sorted(map(repr, before))
+    assert sorted(map(repr, again)) == sorted(map(repr, before))
 
 
 def test_rounds_have_different_orders() -> None:
@@ -87,7 +86,23 @@ def test_rounds_have_different_orders() -> None:
 def test_kinds_take_turns_so_that_a_short_session_has_all_of_them(
     points: list[Point], seed: int
 ) -> None:
-    first = round_of([points], 0, seed)
+    first, _ = round_of([points], 0, seed)
     assert sorted(map(repr, first)) == sorted(map(repr, points))
     kinds = {one.kind for one in points}
     assert {one.kind for one in first[: 4 + len(kinds)]} == kinds
+
+
+def visits(rows: int, *seconds: float) -> tuple[Point, list[Sample]]:
+    return gemm(rows), [Sample(point=gemm(rows), seconds=(one,)) for one in seconds]
+
+
+def test_a_point_above_its_neighbours_is_visited_again_soon() -> None:
+    start_up, rate = 1e-3, 1e-5
+    curve = {rows: start_up + rate * rows for rows in (8, 64, 512, 4096)}
+    calm = dict(visits(rows, seconds) for rows, seconds in curve.items())
+    assert doubtful(calm) == ()
+    slow = calm | dict([visits(64, 2.0 * curve[64])])
+    assert doubtful(slow) == (gemm(64),)
+    assert doubtful(slow | dict([visits(64, 2.0 * curve[64], 2.0 * curve[64])])) == ()
+    failed = Sample(point=gemm(64), seconds=(), error="no memory")
+    assert doubtful(slow | {gemm(64): [failed]}) == ()
