@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.page import page
 from benchmarks.gpu.parts import PARTS, Outcome, run_part, run_process
@@ -43,6 +46,14 @@ def test_every_path_runs_on_a_cpu_without_database_or_search(tmp_path: Path) -> 
     for title in ("## Operations", "## Degrees", "## Memory reuse", "## Model states in chunks"):
         assert title in text
     assert (output / "rows.toml").exists()
+
+
+def test_a_part_alone_writes_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    assert main(["--dry-run", "--part", "reuse", "--folder", str(tmp_path)]) == 0
+    # No profile, no predictions: its part failed.
+    assert not any("predicted_seconds" in row for row in Rows(tmp_path, "reuse"))
+    assert {row["strategy"] for row in Rows(tmp_path, "reuse")} == set(STRATEGIES)
 
 
 def test_a_parts_failure_is_named_and_leaves_what_it_wrote_and_the_others(tmp_path: Path) -> None:

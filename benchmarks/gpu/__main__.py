@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch) / ("dry-run" if is_dry else _slug())
         outcomes: list[Outcome] = []
+        text = ""
         for part in PARTS:
             Rows(folder, part).begin()
             outcomes.append(_run(part, scale, folder, is_dry=is_dry))

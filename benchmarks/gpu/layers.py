@@ -64,9 +64,7 @@ def _on_rank(given: Any, _: object) -> tuple[MeasuredSteps, ...]:  # noqa: ANN40
     return measure_steps(steps, decisions, num_rounds=num_rounds)
 
 
-def _predicted(
-    profile: Profile | None, workload: Workload, decision: Decision
-) -> float | None:
+def _predicted(profile: Profile | None, workload: Workload, decision: Decision) -> float | None:
     if profile is None:
         return None
     try:

@@ -18,7 +18,9 @@ def page(folder: Path, outcomes: Sequence[Outcome], *, machine: str) -> str:
     Args:
         machine: the device and the software, in words.
     """
-    found = {name: list(Rows(folder, name)) for name in ("tests", "profile", "layers", "reuse", "chunks")}
+    found = {
+        name: list(Rows(folder, name)) for name in ("tests", "profile", "layers", "reuse", "chunks")
+    }
     peak = _peak(found["profile"])
     lines = ["# On a GPU", "", machine, ""]
     lines += _parts(outcomes, found["tests"])
@@ -98,10 +100,14 @@ def _layers(rows: Sequence[Row], peak: float | None) -> Iterator[str]:
     yield (
         "One expert of each model of MPipeMoE's Table III, as one of 64 ranks sees it; one rank "
         "sends over the loopback. The share is that of the six products of a step in the best "
-        "product measured." + (f" Median |error| {statistics.median(errors):.1%}." if errors else "")
+        "product measured."
+        + (f" Median |error| {statistics.median(errors):.1%}." if errors else "")
     )
     yield ""
-    yield "| model | tokens | ranks | degree | predicted ms | measured ms | error | × one chunk | share |"
+    yield (
+        "| model | tokens | ranks | degree | predicted ms | measured ms | error | × one chunk "
+        "| share |"
+    )
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     one_chunk = {_case(row): row["seconds"] for row in rows if row["degree"] == 1}
     for row in rows:
@@ -134,7 +140,9 @@ def _reuse(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         predicted, seconds = row.get("predicted_seconds"), row["seconds"]
         alone = row.get("alone_seconds")
-        sizes = (row[name] for name in ("forward_peak_bytes", "backward_peak_bytes", "formula_bytes"))
+        sizes = (
+            row[name] for name in ("forward_peak_bytes", "backward_peak_bytes", "formula_bytes")
+        )
         yield (
             f"| {row['strategy']} | {row['degree']} | {_ms(predicted)} | {_ms(seconds)} "
             f"| {_error(predicted, seconds)} | "
@@ -145,14 +153,14 @@ def _reuse(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _choices(reused: Sequence[Row]) -> str:
-    said = [
-        f"{who} {min(known, key=lambda row: float(row[name]))['strategy']}"  # noqa: B023 - used at once
-        for who, name in (
-            ("the timeline takes", "predicted_seconds"), ("Eq. 10 takes", "paper_seconds"),
-            ("fastest was", "seconds"),
-        )
-        if (known := [row for row in reused if name in row])
-    ]  # fmt: skip
+    said = []
+    for who, name in (
+        ("the timeline takes", "predicted_seconds"), ("Eq. 10 takes", "paper_seconds"),
+        ("fastest was", "seconds"),
+    ):  # fmt: skip
+        known = {float(row[name]): row["strategy"] for row in reused if name in row}
+        if known:
+            said.append(f"{who} {known[min(known)]}")
     return (
         f"Of S1 to S4 {', '.join(said)}. Peaks are of one step beyond weights, input and what the "
         "layer keeps; hidden is what overlap saves of all operations as they were measured alone."

@@ -1,10 +1,10 @@
 """Parts of the run: each a process of its own, so that one's failure leaves the others.
 
-    tests    the correctness tests that need a GPU
-    profile  GEMM, row operations, copies, interference, and the loopback that stands for a wire
-    layers   steps at each degree over that loopback, predicted and measured
-    reuse    strategies S1 to S4: peak, time, what is hidden, and what each rule would choose
-    chunks   models near 40 GB with states in chunks, FSDP2's offload, and plain PyTorch
+tests    the correctness tests that need a GPU
+profile  GEMM, row operations, copies, interference, and the loopback that stands for a wire
+layers   steps at each degree over that loopback, predicted and measured
+reuse    strategies S1 to S4: peak, time, what is hidden, and what each rule would choose
+chunks   models near 40 GB with states in chunks, FSDP2's offload, and plain PyTorch
 """
 
 import subprocess
@@ -100,6 +100,4 @@ def run_process(part: str, command: Sequence[str], estimated_seconds: float) -> 
     except subprocess.TimeoutExpired:
         failure = f"ended after {_LONGEST:g} times its estimate"
     seconds = time.perf_counter() - start
-    return Outcome(
-        part=part, seconds=seconds, estimated_seconds=estimated_seconds, failure=failure
-    )
+    return Outcome(part=part, seconds=seconds, estimated_seconds=estimated_seconds, failure=failure)

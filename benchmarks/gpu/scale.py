@@ -63,9 +63,7 @@ class Scale:
             d_model=shape.d_model, d_hidden=shape.d_hidden, num_experts=num_ranks, top_k=1,
             activation=shape.activation,
         )  # fmt: skip
-        return Workload(
-            layer=layer, world_size=num_ranks, tokens_per_rank=tokens, dtype=self.dtype
-        )
+        return Workload(layer=layer, world_size=num_ranks, tokens_per_rank=tokens, dtype=self.dtype)
 
     def estimates(self) -> dict[str, float]:
         """Return the seconds of each part on an H200, its start included; rough ones."""

@@ -96,7 +96,8 @@ def new_communicator(
 ) -> Communicator:
     """Make a group for one purpose, whose collectives no other code's come between.
 
-    On GPUs it has a stream of high priority of its own. All members call this together. Without torch.distributed, or for one member, it is `OneRank`.
+    On GPUs it has a stream of high priority of its own. All members call this together. Without
+    torch.distributed, or for one member, it is `OneRank`.
 
     Args:
         members: ranks in the world, in order; default, all.

@@ -221,7 +221,7 @@ class CudaDevice:
         return free_bytes + torch.cuda.memory_reserved(self.torch_device)
 
     def clock_hertz(self) -> float | None:
-        """Return the SM clock, None where nvidia-ml-py is not installed: the fingerprint says so."""
+        """Return the SM clock, None without nvidia-ml-py, which the fingerprint then says."""
         try:
             return float(torch.cuda.clock_rate(self.torch_device)) * 1e6
         except Exception:  # noqa: BLE001 - the driver's library has errors of its own

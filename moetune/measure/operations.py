@@ -157,14 +157,12 @@ def prepare_experiment(
             for name in (point.victim, *point.others)
         )
         return Experiment(victim=victim, background_loads=tuple(others))
-    if isinstance(point, RowsPoint) and point.op in makers.rows:
-        return Experiment(victim=local_operation(makers.rows[point.op](point, device)))
     if isinstance(point, RowsPoint) and point.op == SUSTAINED:
         width = point.width
         product = GemmPoint(dtype=point.dtype, rows=point.rows, d_in=width, d_out=width)
         return Experiment(victim=operation(product), sustained_seconds=SUSTAINED_SECONDS)
-    if isinstance(point, StepPoint):
-        return Experiment(victim=_step(point, device, ranks, makers))
+    if isinstance(point, StepPoint) or (isinstance(point, RowsPoint) and point.op in makers.rows):
+        return Experiment(victim=_made(point, device, ranks, makers))
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = CopyPoint(
             direction=_OPPOSITE[point.direction], pinned=point.pinned, num_bytes=point.num_bytes
@@ -204,9 +202,12 @@ def _computation(
     return model_kernels.attention(point, device)
 
 
-def _step(
-    point: StepPoint, device: Device, ranks: MeasuringRanks, makers: Makers
+def _made(
+    point: StepPoint | RowsPoint, device: Device, ranks: MeasuringRanks, makers: Makers
 ) -> TimedOperation:
+    """Return an operation that the caller knows."""
+    if isinstance(point, RowsPoint):
+        return local_operation(makers.rows[point.op](point, device))
     if makers.step is None:
         raise InputError("steps of layers are not measured here")
     group = OneRank() if point.workload.world_size == 1 else ranks.group(point.group)

@@ -157,7 +157,7 @@ def choose_points(
     elif linked:
         others += overlap_points(_COMM_BYTES[machine.kind])
     needed += step_points(of_layers)
-    copies = list(_copy_grid(machine.kind, grid))
+    copies: list[CopyPoint] = list(_copy_grid(machine.kind, grid))
     if machine.kind == "cuda" and workloads:
         # Plans may offload activations, on streams beside computation and exchanges.
         needed += [*_interference(has_link=bool(linked)), *(one for one in copies if one.pinned)]
@@ -256,7 +256,7 @@ def _collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
                     yield collective(op, group, num_bytes, in_flight)
 
 
-def _copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[Point]:
+def _copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[CopyPoint]:
     """Yield copies both ways; a CPU does not pin memory: there "pinned" stands for both kinds."""
     # Page-locked memory of a gigabyte takes as long to get as hundreds of copies.
     largest = 4 * grid.max_bytes if kind == "cpu" else _LARGEST_COPY_BYTES

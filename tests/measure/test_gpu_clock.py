@@ -1,4 +1,4 @@
-"""Times of a GPU are those of cold operands, of kernels and not of their launches, and of itself."""
+"""Times of a GPU are its own: of kernels, not of launches, and of operands from memory."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ import torch
 from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.hardware import detect
 from moetune.measure import expert_kernels
-from moetune.measure.device import CpuDevice, CudaDevice, open_device
+from moetune.measure.device import CpuDevice, CudaDevice, Device, open_device
 from moetune.measure.estimate import representatives
 from moetune.measure.grid import SUSTAINED
 from moetune.measure.operations import (
@@ -69,32 +69,31 @@ def test_a_mark_is_the_devices_time_however_late_the_host_asks() -> None:
 
 
 def test_what_ranks_do_together_is_done_once_before_the_clock_starts() -> None:
-    late_seconds = 1e-3
+    costs = {"mul_": 1e-5, "add_": 1e-3}
+    with FakeCuda(cost=lambda name: costs.get(name, 0.0)) as cuda, MirrorWorld(cuda):
+        ranks, x = MeasuringRanks(), torch.zeros(4, device="cuda:0")
+        left_barrier = [False]
+        barrier = ranks.control.barrier
 
-    with FakeCuda(cost=lambda name: {"mul_": 1e-5, "add_": late_seconds}.get(name, 0.0)) as cuda:
-        with MirrorWorld(cuda):
-            ranks, x = MeasuringRanks(), torch.zeros(4, device="cuda:0")
-            left_barrier = [False]
-            barrier = ranks.control.barrier
+        def noted(name: str) -> None:
+            barrier(name)
+            left_barrier[0] = True
 
-            def noted(name: str) -> None:
-                barrier(name)
-                left_barrier[0] = True
+        ranks.control.barrier = noted  # type: ignore[method-assign] # to see when ranks leave it
 
-            ranks.control.barrier = noted  # type: ignore[method-assign] # to see when ranks leave it
+        def issue() -> Callable[[], None]:
+            if left_barrier[0]:  # the others are late
+                x.add_(1)
+            left_barrier[0] = False
+            x.mul_(2)
+            return lambda: None
 
-            def run() -> None:
-                if left_barrier[0]:  # the others are late
-                    x.add_(1)
-                left_barrier[0] = False
-                x.mul_(2)
-
-            shared = Experiment(victim=TimedOperation(issue=lambda: (run(), lambda: None)[1]))
-            timing = measure(shared, device=open_device(), ranks=ranks, effort=EFFORT)
-            assert timing.seconds == pytest.approx([1e-5] * 4)
-            rested = Experiment(victim=shared.victim, rest_seconds=1e-4)
-            timing = measure(rested, device=open_device(), ranks=ranks, effort=EFFORT)
-            assert min(timing.seconds) > 1e-5
+        shared = Experiment(victim=TimedOperation(issue=issue))
+        timing = measure(shared, device=open_device(), ranks=ranks, effort=EFFORT)
+        assert timing.seconds == pytest.approx([1e-5] * 4)
+        rested = Experiment(victim=shared.victim, rest_seconds=1e-4)
+        timing = measure(rested, device=open_device(), ranks=ranks, effort=EFFORT)
+        assert min(timing.seconds) > 1e-5
 
 
 def test_threads_take_the_streams_that_earlier_ones_have_left() -> None:
@@ -144,9 +143,12 @@ def test_a_products_runs_are_on_other_tensors_each_time(monkeypatch: pytest.Monk
         device = CudaDevice(0)
         made = []
         real = expert_kernels.gemm
-        monkeypatch.setattr(
-            expert_kernels, "gemm", lambda *given: made.append(given) or real(*given)
-        )
+
+        def counted(one: GemmPoint, device: Device) -> Callable[[], None]:
+            made.append(one)
+            return real(one, device)
+
+        monkeypatch.setattr(expert_kernels, "gemm", counted)
         experiment = prepare_experiment(
             point, device=device, ranks=MeasuringRanks(),
             representatives=representatives(device, 1), makers=Makers(),
@@ -178,6 +180,7 @@ def test_the_fingerprint_tells_products_with_tf32_and_whether_clocks_are_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with FakeCuda():
+
         def blind(_: object = None) -> int:
             raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
 

@@ -152,13 +152,13 @@ class StepError(Exception):
 def test_unusual_steps_wait_as_well(num_ranks: int, *, offload: bool) -> None:
     def program(_: FakeCuda) -> None:
         model = Tied().to(GPU)
-        _, optimizer = moetune.shard(
+        optimizer = moetune.shard(
             model, torch.optim.AdamW(model.parameters()), chunk_bytes=1200, cache_bytes=2400,
             offload=offload,
-        )  # fmt: skip
+        )[1]  # fmt: skip
         x = torch.randn(24, 16, device=GPU)
         for number in range(4):
-            for _ in range(2):  # gradients add up
+            for _pass in range(2):  # gradients add up
                 model(x).sum().backward()
             model.fails = number == 1
             if model.fails:
@@ -234,6 +234,6 @@ def test_a_chunks_step_on_the_host_waits_for_its_own_gradients_alone(
             last = max(one.end_seconds for one in cuda.operations if one.label == "copy_")
             optimizer.step()
             optimizer.zero_grad()
-        assert len(walked) > 1
-        assert sum(walked) == len(optimizer.shards)
-        assert known[0] < last
+            assert len(walked) > 1
+            assert sum(walked) == len(optimizer.shards)
+            assert known[0] < last

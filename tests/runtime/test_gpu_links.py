@@ -121,7 +121,11 @@ def test_groups_say_what_they_are_for() -> None:
 
 def test_own_groups_have_streams_of_high_priority_where_gpus_take_part() -> None:
     limit = dt.timedelta(seconds=7)
-    for backends, backend, is_first in ((BOTH, None, True), (NCCL, None, True), (BOTH, "gloo", False)):
+    for backends, backend, is_first in (
+        (BOTH, None, True),
+        (NCCL, None, True),
+        (BOTH, "gloo", False),
+    ):
         with FakeCuda() as cuda, MirrorWorld(cuda, backends=backends) as world:
             new_communicator(purpose="one thing", backend=backend, timeout_seconds=7)
             options = world.groups[-1].options

@@ -42,7 +42,7 @@ def test_a_block_and_a_vocabulary_cut_over_ranks_wait_for_their_sums() -> None:
         block, head = _block(), VocabParallelHead(WIDTH, VOCABULARY, group)
         nn.ModuleList([embedding, block, head]).to(GPU)
         tokens_BS = torch.arange(8, device=GPU).view(2, 4)
-        for _ in range(2):
+        for _number in range(2):
             logits_TW = head(block(embedding(tokens_BS))).flatten(0, 1)
             losses_T = vocab_parallel_cross_entropy(
                 logits_TW, tokens_BS.flatten(), vocab_size=VOCABULARY, communicator=group
@@ -82,12 +82,12 @@ def test_stages_wait_for_the_gradients_of_all_replicas() -> None:
             shapes=Shapes(inputs=rows, between=rows, outputs=rows), num_micro_batches=2,
         )  # fmt: skip
         x = torch.randn(4, WIDTH, device=GPU)
-        for _ in range(2):
+        for _number in range(2):
             share = stages.backward(x, x)
             for parameter in stages.parts.parameters():
                 assert parameter.grad is not None
                 parameter.grad.mul_(2)
-        stages.total_loss(share)
+            stages.total_loss(share)
 
     on_every_rank(program)
 

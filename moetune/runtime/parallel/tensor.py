@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from moetune.comm.group import Communicator
 
-
 _GRADIENT = "the sum of a tensor-parallel gradient"
 
 
