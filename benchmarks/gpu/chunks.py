@@ -94,7 +94,7 @@ def make_model(job: Job, device: torch.device) -> LanguageModel:
                 moe.d_model, moe.d_hidden, moe.num_experts, moe.top_k, pipeline=False,
                 communicator=OneRank(), device=device,
             ),
-        )  # fmt: skip
+        ).to(device)  # fmt: skip
     for block in model.blocks.values():
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return model

@@ -118,6 +118,8 @@ def test_states_are_loaded_behind_the_gathers_that_still_read_the_old_ones(
             for name, value in loaded.items():
                 if name.startswith("model."):
                     value.as_subclass(torch.Tensor).mul_(1)  # in place, as a checkpoint is loaded
+            with torch.enable_grad():
+                model(x).sum().backward()  # whose gradients are on the way
             parts.load_state_dict(loaded)
             again = model(x)
         assert torch.equal(found.cpu(), wanted.cpu())

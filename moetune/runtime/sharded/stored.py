@@ -197,8 +197,7 @@ class StoredChunk:
             self.drop()
 
     def discard_gradients(self) -> None:
-        """Discard gradients of a backward pass that did not end."""
-        self.finish_reduce()
+        """Discard gradients of a backward pass that did not end; none is being reduced."""
         if self.is_resident and self.arrived:
             _free(self._gradients)
             self._stats.allocated(-self.chunk.num_bytes)
