@@ -9,12 +9,9 @@ import torch
 
 from benchmarks.gpu.chunks import CAP_BYTES, run_chunks
 from benchmarks.gpu.layers import run_layers
-
 from benchmarks.gpu.reuse import run_reuse
 from benchmarks.gpu.rows import Rows
 from benchmarks.gpu.scale import Scale, dry_scale
-
-
 from tests.cuda_kit import FakeCuda
 
 ALLOCATED_BYTES = 2**20
