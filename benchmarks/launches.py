@@ -26,7 +26,6 @@ from moetune.domain.plan import Decision
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.layer import MoELayer
 from tests.cuda_kit import FakeCuda, MirrorWorld
-from tests.runtime.grouped_workers import wider_products
 
 _RESULT = Path(__file__).parents[1] / "docs/results/launches.md"
 _RECORD = _RESULT.with_suffix(".json")
@@ -200,7 +199,6 @@ def count(case: Case, *, tokens: int | None = None) -> tuple[Counts, Counts]:
     with ExitStack() as stack:
         cuda = stack.enter_context(FakeCuda(1))
         stack.enter_context(MirrorWorld(cuda, num_ranks=case.num_ranks))
-        stack.enter_context(wider_products())
         stack.enter_context(pytest.MonkeyPatch.context()).setattr(
             Experts,
             "reset",

@@ -208,7 +208,7 @@ def _lab_targets(lab: Sequence[Summary]) -> Iterator[Target]:
         is_met=best.speed_up >= _MIN_BEST_SPEED_UP,
     )
     yield Target(
-        promise=f"that cell takes ≤ {_MAX_OVER_BOUND} × the longer of communication and computation",
+        promise=f"that cell takes ≤ {_MAX_OVER_BOUND} × its communication or its computation",
         found=f"{best.over_bound:.2f} ×",
         is_met=best.over_bound <= _MAX_OVER_BOUND,
     )

@@ -12,6 +12,7 @@ import torch
 
 from tests.cuda_kit.lanes import Lane, Ledger, Operation, Point
 from tests.cuda_kit.patches import patch
+from tests.cuda_kit.products import wider_products
 from tests.cuda_kit.streams import Stream, Streams
 from tests.cuda_kit.tensors import HOST, Record, Tensors
 
@@ -103,6 +104,7 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (0, 0, 0))
         patch(monkeypatch, self.tensors, self.streams)
         monkeypatch.setattr(ThreadPoolExecutor, "submit", self._submit(ThreadPoolExecutor.submit))
+        self._stack.enter_context(wider_products())
         self._stack.enter_context(Record(self.tensors))
         return self
 

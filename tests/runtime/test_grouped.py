@@ -92,9 +92,7 @@ def test_the_host_waits_once_forward_and_never_backward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     torch.manual_seed(0)
-    with (
-        FakeCuda() as cuda, MirrorWorld(cuda, rank=1) as world, grouped_workers.wider_products()
-    ):  # fmt: skip
+    with FakeCuda() as cuda, MirrorWorld(cuda, rank=1) as world:
         kernel = Kernel(world)
         monkeypatch.setattr(torch, "_grouped_mm", kernel)
         layer = MoELayer(
@@ -140,7 +138,7 @@ def test_a_gate_on_tensor_cores_gives_what_float32_gives(*, normalize: bool) -> 
         return [each.to("cpu") for each in found]
 
     wanted = run(gate, x, grad)
-    with FakeCuda(), grouped_workers.wider_products():
+    with FakeCuda():
         found = run(twin.to(GPU), x.to(GPU), grad.to(GPU))
     torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-6)
     assert torch.equal(found[1], wanted[1])
