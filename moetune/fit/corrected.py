@@ -63,6 +63,11 @@ class CorrectedCosts:
             self._known.setdefault((one.op, one.group_size), []).append(one)
 
     @property
+    def as_measured(self) -> Costs:
+        """The costs without their corrections."""
+        return self._costs.as_measured
+
+    @property
     def interference(self) -> Interference:
         """As measured: what operations cost each other is not corrected."""
         return self._costs.interference

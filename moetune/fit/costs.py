@@ -77,6 +77,11 @@ class ProfileCosts:
             else comm.stretched_speed(exchange_bytes, exchange_seconds),
         )
 
+    @property
+    def as_measured(self) -> Costs:
+        """These costs, which nothing corrects."""
+        return self
+
     def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
         """Return what collectives gain by a pause of the link; nothing where it is not known."""
         return self._index.bursts.get((op, self._canonical(group_size, num_nodes)), NO_BURST)

@@ -87,6 +87,13 @@ def test_what_is_as_predicted_is_left_alone() -> None:
 
 def test_calls_that_contradict_each_other_are_refused() -> None:
     assert "contradict" in refusal(judge(evidence([1.0, 2.0] * 5, [2.0, 1.0] * 5)))
+    assert "contradict" in refusal(judge(evidence([1.5, 3.0] * 5, [3.0, 1.5] * 5)))
+
+
+@pytest.mark.parametrize(("near", "far"), [(0.42, 0.29), (2.4, 3.4)])
+def test_calls_that_agree_on_a_change_correct_by_the_smaller_one(near: float, far: float) -> None:
+    (found,) = judge(evidence([near, far] * 5, [far, near] * 5)).corrections
+    assert found.factor == pytest.approx(near)
 
 
 def test_after_a_lasting_change_only_the_newest_calls_count() -> None:
