@@ -120,7 +120,7 @@ def dry_scale() -> Scale:
         num_rounds=2,
         dtype="float32",
         dtypes=("float32",),
-        budget_seconds=2.0,
+        budget_seconds=8.0,
         jobs=small_jobs(),
         tests=("tests/runtime/test_layer_cuda.py",),
     )
