@@ -33,8 +33,10 @@ differ in what they say of a measured step, by more than any error that was seen
 DRIFT = 0.06
 """Standard deviation of what a machine is slower or faster by in a later job: steps of the network
 lab's unseen cells, measured again minutes later, differed by -8 to +13 % in nine of ten cases."""
-LARGEST_SEEN = 0.15
-"""Of what a machine's own visits say."""
+LARGEST_SEEN, LARGEST_BUSY = 0.15, 0.5
+"""Of what a machine's own visits say; of one that was busy most of the time, its blocks."""
+_FEWEST_ALIKE = 3
+"""Measured steps from which on a residual that all of them have is the machine's."""
 _FEWEST_VISITS = 10
 _MOST, _NINE_OF_TEN = 0.9, 1.645
 
@@ -73,25 +75,31 @@ class MachineErrors:
         among *= [[_likeness(one, other) for other in keys] for one in keys]
         across = self._own**2 * _shared(octaves, degrees)
         across *= _near(np.log2([tokens]), sizes) * [_likeness(key, one) for one in keys]
-        own_noise = np.array([_noise(one) for one in near])
+        residuals = np.array([one.residual for one in near])
+        usual = float(np.median(residuals)) if len(near) >= _FEWEST_ALIKE else 0.0
+        own_noise = _noise(residuals - usual)
         gain, exact = (
             np.linalg.solve(among + np.diag(noise**2), across.T).T
             for noise in (own_noise, np.full(len(near), EXACT))
         )
         return StepErrors(
-            mean=tuple((gain @ [one.residual for one in near]).tolist()),
+            mean=tuple((gain @ residuals).tolist()),
             roots=_roots(prior - gain @ across.T + self._drift**2),
             records=near,
             gain=_rows(exact),
         )
 
 
-def _noise(record: StepRecord) -> float:
-    """Return the standard deviation of a measured step: of a wild one, what it is wild by.
+def _noise(residuals: _Floats) -> _Floats:
+    """Return the standard deviations of measured steps: of a wild one, what it is wild by.
 
     No step in the record is off by more than `WILD`; one that is was disturbed, most likely.
+
+    Args:
+        residuals: beside the usual one of the machine, which other load may slow down for good.
     """
-    return math.hypot(NOISE, max(abs(record.residual) - WILD, 0.0))
+    found: _Floats = np.hypot(NOISE, np.maximum(np.abs(residuals) - WILD, 0.0))
+    return found
 
 
 def drift_of(samples: Iterable[Sample]) -> float:
@@ -102,25 +110,43 @@ def drift_of(samples: Iterable[Sample]) -> float:
     were seen count only where there are no others. Visits that make up nine tenths of the time set
     the spread: a step consists of its long GEMMs, and short ones vary by more. They are minutes
     apart at most, so that half of the variance is the record's, `DRIFT`.
+
+    A machine that was busy for most of its profile is so in later jobs: then all blocks count.
     """
     visits: dict[Point, list[Sample]] = {}
     for sample in samples:
         if isinstance(sample.point, GemmPoint) and sample.seconds:
             visits.setdefault(sample.point, []).append(sample)
+    all_visits = [one for several in visits.values() for one in several]
+    is_busy = 2 * _seconds(one for one in all_visits if one.marks) > _seconds(all_visits)
     apart: list[float] = []
     weights: list[float] = []
     for several in visits.values():
-        if len(several) > 1:
+        if len(several) > 1 or is_busy:
             calm = statistics.median(one.median_seconds for one in undisturbed(several))
-            clean = [one for one in several if not one.marks] or several
-            apart += [abs(math.log(one.median_seconds / calm)) for one in clean]
-            weights += [calm] * len(clean)
+            times = _times(several, is_busy=is_busy)
+            apart += [abs(math.log(one / calm)) for one in times]
+            weights += [calm] * len(times)
     if len(apart) < _FEWEST_VISITS:
         return DRIFT
     order = np.argsort(apart)
     reached = np.cumsum(np.array(weights)[order]) >= _MOST * math.fsum(weights)
     found = apart[int(order[np.argmax(reached)])] / _NINE_OF_TEN
-    return math.sqrt((min(found, LARGEST_SEEN) ** 2 + DRIFT**2) / 2)
+    drift = math.sqrt((min(found, LARGEST_SEEN) ** 2 + DRIFT**2) / 2)
+    return max(drift, min(found, LARGEST_BUSY)) if is_busy else drift
+
+
+def _seconds(visits: Iterable[Sample]) -> float:
+    return math.fsum(one.median_seconds for one in visits)
+
+
+def _times(visits: Sequence[Sample], *, is_busy: bool) -> list[float]:
+    """Return a point's times: those of its undisturbed visits, or all blocks'."""
+    if is_busy:
+        return [one for visit in visits for one in visit.seconds]
+    return [one.median_seconds for one in visits if not one.marks] or [
+        one.median_seconds for one in visits
+    ]
 
 
 def _shared(degrees: _Floats, others: _Floats) -> _Floats:

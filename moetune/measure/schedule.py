@@ -33,8 +33,8 @@ MAX_VISITS = 5
 _DOUBTFUL = 1.2
 """Above the chord between the neighbours. Curves that are measured well stay below 1.1."""
 _WIDE = 16
-"""Ratio of sizes within which a curve has one bend at most: a start-up time, a burst and a rate make
-two, and 64 kB and 4 MB alone put exchanges of 512 kB at half their time."""
+"""Ratio of sizes within which a curve has one bend at most. A start-up time, a burst and a rate
+make two: 64 kB and 4 MB alone put exchanges of 512 kB at half their time."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
 _AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
@@ -50,8 +50,9 @@ def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point
     """Return the points by worth, the most valuable first; no tier is empty.
 
     A family is one curve of the profile. Its two ends come first, then its middle, and the middles
-    of what is left for as long as it is wide, then all others. Families that no layer needs begin two tiers later; further sizes of
-    needed ones, three. Whole steps come once there is something to compare them with.
+    of what is left for as long as that is wide, then all others. Families that no layer needs begin
+    two tiers later; further sizes of needed ones, three. Whole steps come once there is something
+    to compare them with.
 
     Args:
         needed: of the layers and models that will be planned.
@@ -120,7 +121,7 @@ def _in_turns(points: Sequence[Point]) -> list[Point]:
 
 
 def _depths(points: Sequence[Point]) -> dict[Point, int]:
-    """Return each point's depth in its family: 0 for both ends, 1 for middles of wide gaps, …"""
+    """Return each point's depth in its family: 0 for both ends, 1 for middles of wide gaps."""
     families: dict[object, list[Point]] = {}
     for point in points:
         families.setdefault(family(point), []).append(point)

@@ -12,6 +12,7 @@ from moetune.domain.samples import GemmPoint, Sample
 from moetune.domain.step_errors import StepErrors, StepRecord
 from moetune.fit.step_errors import (
     DRIFT,
+    LARGEST_BUSY,
     LARGEST_SEEN,
     NOISE,
     NUM_OCTAVES,
@@ -83,6 +84,14 @@ def test_a_measured_step_is_believed_there_and_less_and_less_elsewhere() -> None
     assert 0 < far < 0.5 * logs[0]
     spread = np.sqrt(np.diag(covariance(found)))
     assert spread[0] == pytest.approx(math.hypot(NOISE, DRIFT), rel=0.02)
+
+
+def test_one_wild_step_was_disturbed_and_three_alike_are_the_machine() -> None:
+    wild = math.log(errors(record(1, 0.01), record(4, 0.02), record(16, 0.9)).factor(16))
+    assert wild < 0.2
+    busy = errors(record(1, 0.88), record(4, 0.9), record(16, 0.93))
+    for degree in (1, 4, 16):
+        assert math.log(busy.factor(degree)) == pytest.approx(0.9, abs=0.06)
 
 
 def test_between_octaves_the_logarithm_is_linear_and_past_the_last_it_stays() -> None:
@@ -160,6 +169,14 @@ def test_visits_beside_other_programs_are_no_drift_of_the_machine() -> None:
     ]
     assert drift_of(marked) == _drift(0.0)
     assert drift_of([replace(one, marks=("busy",)) for one in marked]) > _drift(0.0)
+
+
+def test_a_machine_that_was_busy_most_of_the_time_stays_so() -> None:
+    marked = [replace(one, marks=("busy",)) for one in visits(1.0, 1.1, 1.6)]
+    assert drift_of(marked) == pytest.approx(math.log(1.6 / 1.05) / 1.645, rel=0.05)
+    assert drift_of([replace(one, seconds=(1e-9, *one.seconds)) for one in marked]) == LARGEST_BUSY
+    few = [*marked[:3], *visits(1.0, 1.1, 1.6)[3:]]
+    assert drift_of(few) <= _drift(LARGEST_SEEN)
 
 
 def test_the_drift_is_that_of_the_long_gemms() -> None:
