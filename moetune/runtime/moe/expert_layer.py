@@ -29,6 +29,8 @@ from moetune.domain.layer import (
     check_sequence_parallel,
 )
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
+from moetune.domain.quantization import Quantization
+from moetune.formats.grouped import refusal
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import Experts
@@ -66,6 +68,7 @@ class ExpertLayer(nn.Module, ABC):
     Attributes:
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
+        quantization: of the experts' products and of the rows on the wire; None for neither.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
@@ -93,6 +96,7 @@ class ExpertLayer(nn.Module, ABC):
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
         sequence_parallel: bool = False,
+        quantization: Quantization | str | None = None,
     ) -> None:
         super().__init__()
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
@@ -101,6 +105,9 @@ class ExpertLayer(nn.Module, ABC):
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
         )  # fmt: skip
+        self.quantization = Quantization.of(quantization)
+        if self.quantization is not None:
+            self.quantization.check_widths(self.shape)
         if mesh is not None:
             group = _expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
@@ -246,6 +253,7 @@ class ExpertLayer(nn.Module, ABC):
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation,
             recorder=recorder, workspace=self._workspace, gradients=self.experts.gradients,
+            quantization=self.quantization,
         )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
@@ -254,7 +262,7 @@ class ExpertLayer(nn.Module, ABC):
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         return (
-            f"{self.shape}, {dtype}, {self._decisions.version}, "
+            f"{self.shape}, {dtype}, {self.quantization}, {self._decisions.version}, "
             f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
         )
 
@@ -268,6 +276,8 @@ class ExpertLayer(nn.Module, ABC):
         is_cast = self.experts.compute_dtype or torch.is_autocast_enabled(x.device.type)
         if dtype != weight.dtype and not is_cast:
             return f"x is {x.dtype}, the experts are {weight.dtype}"
+        if self.quantization is not None:
+            return refusal(self.quantization, x.device, dtype)
         return ""
 
 
