@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from moetune.domain.quantization import Format, Quantization
-from moetune.formats.scaled import E4M3, Scaled, scales_of, tiled
+from moetune.formats.scaled import E4M3, Scaled, quantize, scales_of, tiled
 
 _PADDED_ROWS: dict[Format, int] = {"fp8_rowwise": 16, "mxfp8": 128}
 _STRIP = 16
@@ -68,6 +68,34 @@ class Padding:
         """Return the rows among rows of zeros."""
         values = self.pad(rows.values.view(torch.uint8)).view(E4M3)  # all bits 0 are 0
         return Scaled(values=values, scales=self.pad(rows.scales))
+
+
+def multiply_groups(
+    x: torch.Tensor, matrices: Scaled, padding: Padding, form: Format, *, emulate: bool = False
+) -> torch.Tensor:
+    """Return every row (R, K) times its group's matrix (R, N), in the dtype of the rows.
+
+    Args:
+        matrices: transposed, (G, N, K).
+    """
+    rows = padding.pad_scaled(quantize(x, form))
+    padded = multiply_rows(rows, matrices, padding.ends_G, x.dtype, emulate=emulate)
+    return padded.index_select(0, padding.places_R)
+
+
+def multiply_transposed(
+    x: torch.Tensor, y: torch.Tensor, padding: Padding, *, emulate: bool = False
+) -> torch.Tensor:
+    """Return xᵀ y of each group's rows (G, width of x, width of y), in the dtype of the rows.
+
+    A column of a group has one scale. Gradients of empty groups are 0.
+    """
+    ends = padding.ends_G
+    left, right = Columns.of(padding.pad(x), ends), Columns.of(padding.pad(y), ends)
+    made = multiply_columns(left, right, ends, x.dtype, emulate=emulate)
+    is_empty = torch.diff(ends, prepend=ends.new_zeros(1)) == 0
+    # Nobody says that a kernel writes what it adds nothing to.
+    return made.masked_fill_(is_empty.view(-1, 1, 1), 0)
 
 
 def multiply_rows(

@@ -19,6 +19,7 @@ from moetune.comm.agree import Opening
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.comm.launched import check_joined
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.layer import (
     Activation,
@@ -31,7 +32,7 @@ from moetune.domain.layer import (
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.quantization import Quantization
 from moetune.formats.grouped import refusal
-from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
+from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.function import MemoryPolicy
@@ -108,6 +109,7 @@ class ExpertLayer(nn.Module, ABC):
         self.quantization = Quantization.of(quantization)
         if self.quantization is not None:
             self.quantization.check_widths(self.shape)
+            _check_keeps(forced_strategy(memory_reuse))
         if mesh is not None:
             group = _expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
@@ -132,7 +134,7 @@ class ExpertLayer(nn.Module, ABC):
         key = LayerKey(
             layer=self.shape, num_ranks=self.communicator.num_ranks,
             dtype=dtype_name(self.experts.w1.dtype), expert_parallel=self.expert_parallel,
-            sequence_parallel=sequence_parallel,
+            sequence_parallel=sequence_parallel, quantization=str(self.quantization or ""),
         )  # fmt: skip
         self._decisions = LayerDecisions(
             key, rank=self.communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
@@ -194,7 +196,13 @@ class ExpertLayer(nn.Module, ABC):
         return y
 
     def pin(self, decision: Decision | None) -> None:
-        """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
+        """Run with `decision` from now on, on all ranks alike; None goes back to the plan.
+
+        Raises:
+            InputError: it reuses memory, and the experts are quantized.
+        """
+        if self.quantization is not None and decision is not None:
+            _check_keeps(decision.strategy)
         self._decisions.pin(decision)
 
     def poison_buffers(self) -> None:
@@ -299,6 +307,16 @@ def _expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
         )
     experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
     return experts
+
+
+def _check_keeps(strategy: Strategy | None) -> None:
+    """Raise InputError for a strategy that sums gradients of weights chunk by chunk."""
+    if strategy not in {None, "none"}:
+        raise InputError(
+            f"strategy {strategy} is not available with quantized experts, whose gradients of "
+            "weights are one product of all chunks",
+            "omit memory_reuse, or quantization",
+        )
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:

@@ -14,7 +14,7 @@ import torch
 
 from moetune.domain.layer import Phase
 from moetune.domain.quantization import Format, Quantization
-from moetune.formats.grouped import Columns, Padding, multiply_columns, multiply_rows
+from moetune.formats.grouped import Padding, multiply_groups, multiply_transposed
 from moetune.formats.scaled import Scaled, quantize
 from moetune.runtime.moe.products import Part, multiply
 from moetune.runtime.moe.workspace import MemoryTracker
@@ -44,13 +44,8 @@ class ScaledProducts:
         if self._form is None or part.ends_E is None or not len(x):
             return multiply(x, w, part, out, bias)
         padding = self._padding(part, part.ends_E, self._form)
-        rows = padding.pad_scaled(quantize(x, self._form))
-        self._tracker.add(rows.values)
-        padded = multiply_rows(
-            rows, self._matrix(w, self._form), padding.ends_G, x.dtype, emulate=self._emulate
-        )
-        self._tracker.add(padded)
-        result = padded.index_select(0, padding.places_R)
+        matrices = self._matrix(w, self._form)
+        result = multiply_groups(x, matrices, padding, self._form, emulate=self._emulate)
         if bias is not None and part.experts_RE is not None:
             result.addmm_(part.experts_RE, bias)
         return result if out is None else out.copy_(result)
@@ -72,12 +67,7 @@ class ScaledProducts:
         if self._grad_form is None or not len(x):
             return None
         padding = Padding.of(ends_E, rows_E, self._grad_form)
-        ends = padding.ends_G
-        left = Columns.of(padding.pad(x), ends)
-        right = Columns.of(padding.pad(y), ends)
-        self._tracker.add(left.values, right.values)
-        made = multiply_columns(left, right, ends, x.dtype, emulate=self._emulate)
-        return made.to(dtype)
+        return multiply_transposed(x, y, padding, emulate=self._emulate).to(dtype)
 
     def _padding(self, part: Part, ends_E: torch.Tensor, form: Format) -> Padding:
         if part.piece not in self._paddings:

@@ -157,11 +157,8 @@ class DeferredProducts:
         if made is None and (dtype != x.dtype or not len(x)):
             return self._one_by_one(x, y, dtype)
         if made is None:
-            made = torch._grouped_mm(x.T, y, offs=self._ends_L)  # noqa: SLF001 - no public name in 2.10
+            made = self._grouped(x, y)
         self._tracker.add(made)
-        for expert, rows in enumerate(self._rows_L):
-            if not rows:  # nobody says that a kernel writes what it adds nothing to
-                made[expert].zero_()
         return made if self._scale == 1 else made.mul_(self._scale)
 
     def rows(self, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -174,6 +171,13 @@ class DeferredProducts:
     def release(self) -> None:
         """Forget what was kept."""
         self._kept.clear()
+
+    def _grouped(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made = torch._grouped_mm(x.T, y, offs=self._ends_L)  # noqa: SLF001 - no public name in 2.10
+        for expert, rows in enumerate(self._rows_L):
+            if not rows:  # nobody says that a kernel writes what it adds nothing to
+                made[expert].zero_()
+        return made
 
     def _one_by_one(self, x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the same in a wider dtype: grouped kernels round to that of their factors."""
