@@ -4,6 +4,7 @@ Parameters, activations and results keep their dtype. A quantized product rounds
 8 bits, with scales of their own, and sums in float32.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,6 +17,20 @@ Scales are powers of two."""
 FORMATS: tuple[Format, ...] = get_args(Format)
 MX_BLOCK = 32
 _WIDTHS: dict[Format, int] = {"fp8_rowwise": 16, "mxfp8": MX_BLOCK}
+
+
+def parse_formats(names: Iterable[str]) -> tuple[Format, ...]:
+    """Return the formats of these names.
+
+    Raises:
+        InputError: there is no such format.
+    """
+    known = {str(each): each for each in FORMATS}
+    found = tuple(names)
+    for name in found:
+        if name not in known:
+            raise InputError(f"format {name!r} is unknown", f"use {' or '.join(FORMATS)}")
+    return tuple(known[name] for name in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

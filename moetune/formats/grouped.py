@@ -20,7 +20,6 @@ _STRIP = 16
 _CAPABILITIES: dict[Format, tuple[int, int]] = {"fp8_rowwise": (9, 0), "mxfp8": (10, 0)}
 """GPUs that torch's own tests run each kernel on."""
 _MX_BUILDS = ("USE_MSLK", "USE_FBGEMM_GENAI")
-_NO_QUANTIZATION = "construct the layer without quantization, or with a recipe that has emulate=True"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +70,22 @@ class Padding:
 
 
 def multiply_groups(
-    x: torch.Tensor, matrices: Scaled, padding: Padding, form: Format, *, emulate: bool = False
+    rows: Scaled, matrices: Scaled, padding: Padding, dtype: torch.dtype, *, emulate: bool = False
 ) -> torch.Tensor:
-    """Return every row (R, K) times its group's matrix (R, N), in the dtype of the rows.
+    """Return every row (R, K) times its group's matrix: (R, N).
 
     Args:
+        rows: of `round_rows`.
         matrices: transposed, (G, N, K).
+        dtype: of the result: bfloat16 if it is not emulated.
     """
-    rows = padding.pad_scaled(quantize(x, form))
-    padded = multiply_rows(rows, matrices, padding.ends_G, x.dtype, emulate=emulate)
+    padded = multiply_rows(rows, matrices, padding.ends_G, dtype, emulate=emulate)
     return padded.index_select(0, padding.places_R)
+
+
+def round_rows(x: torch.Tensor, padding: Padding, form: Format) -> Scaled:
+    """Return rows (R, K) in 8 bits among their padding (P, K)."""
+    return padding.pad_scaled(quantize(x, form))
 
 
 def multiply_transposed(
@@ -184,27 +189,28 @@ def _emulated_columns(
 
 
 def refusal(quantization: Quantization, device: torch.device, dtype: torch.dtype) -> str:
-    """Return why a device cannot run these products in steps of that dtype, and what to do."""
-    if quantization.emulate:
-        if dtype in {torch.bfloat16, torch.float32}:
-            return ""
-        return f"emulated 8-bit products are of bfloat16 or float32 steps, not {dtype}"
+    """Return why a device cannot run these products in steps of that dtype; "" if it can."""
     wanted = [each for each in quantization.products if each is not None]
-    if not wanted:
-        return ""
+    if quantization.emulate:
+        is_known = dtype in {torch.bfloat16, torch.float32}
+        return "" if is_known else f"8-bit products are emulated in float32, the step is {dtype}"
+    problems = [found for each in wanted if (found := _missing_kernel(each, device))]
+    if not problems and wanted and dtype != torch.bfloat16:
+        problems.append(f"8-bit products give bfloat16, the step is {dtype}")
+    return problems[0] if problems else ""
+
+
+def _missing_kernel(form: Format, device: torch.device) -> str:
+    """Return what a device lacks for products in a format, "" where torch has a kernel."""
     if device.type != "cuda" or torch.version.hip is not None:
-        return f"{wanted[0]} experts need an NVIDIA GPU, x is on {device}: {_NO_QUANTIZATION}"
+        return f"{form} experts need an NVIDIA GPU, x is on {device}"
     properties = torch.cuda.get_device_properties(device)
-    found = properties.major, properties.minor
-    for each in wanted:
-        needed = _CAPABILITIES[each]
-        if found != needed:
-            return (
-                f"{each} experts need a GPU of compute capability {needed[0]}.{needed[1]}, "
-                f"{device} has {found[0]}.{found[1]}: {_NO_QUANTIZATION}"
-            )
-        if each == "mxfp8" and not any(one in torch.__config__.show() for one in _MX_BUILDS):
-            return f"this build of torch has no mxfp8 kernel: {_NO_QUANTIZATION}"
-    if dtype != torch.bfloat16:
-        return f"8-bit products give bfloat16, the step is {dtype}: use bfloat16 or autocast"
+    major, minor = _CAPABILITIES[form]
+    if (properties.major, properties.minor) != (major, minor):
+        return (
+            f"{form} experts need a GPU of compute capability {major}.{minor}, "
+            f"{device} has {properties.major}.{properties.minor}"
+        )
+    if form == "mxfp8" and not any(one in torch.__config__.show() for one in _MX_BUILDS):
+        return "this build of torch has no mxfp8 kernel"
     return ""

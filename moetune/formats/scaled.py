@@ -24,6 +24,7 @@ _MANTISSA_BITS = 23
 _ABOVE_448 = 0x1FFFFF
 """Added to a float32's bits, it carries into the exponent if the significand is above 1.75, and
 448 = 1.75·2⁸."""
+_INFINITE = 0x7F800000
 _EXPONENT_448 = 8
 _LARGEST_EXPONENT = 254
 _ROW_BYTES = 16
@@ -48,11 +49,15 @@ class Scaled:
 
 
 def scales_of(largest: torch.Tensor) -> torch.Tensor:
-    """Return the smallest powers of two that bring magnitudes (float32) to 448 or below."""
-    exponents = (largest.view(torch.int32) + _ABOVE_448) >> _MANTISSA_BITS
+    """Return the smallest powers of two that bring magnitudes (float32) to 448 or below.
+
+    By their bits: powers of two from a GPU's `pow` need not be exact.
+    """
+    bits = largest.view(torch.int32)
+    exponents = (bits + _ABOVE_448) >> _MANTISSA_BITS
     exponents = exponents.sub_(_EXPONENT_448).clamp_(1, _LARGEST_EXPONENT)
     scales = exponents.bitwise_left_shift_(_MANTISSA_BITS).view(torch.float32)
-    return scales.masked_fill_(largest.isfinite().logical_not_(), torch.nan)
+    return scales.masked_fill_(bits >= _INFINITE, torch.nan)
 
 
 def quantize(x: torch.Tensor, form: Format) -> Scaled:

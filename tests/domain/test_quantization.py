@@ -2,7 +2,7 @@ import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
-from moetune.domain.quantization import Quantization
+from moetune.domain.quantization import Quantization, parse_formats
 
 
 def test_a_name_is_a_recipe() -> None:
@@ -35,6 +35,12 @@ def test_what_is_not_available_is_refused(field: str, form: str, text: str) -> N
         Quantization(**{field: form})  # type: ignore[arg-type] # a wrong one is the point
     with pytest.raises(InputError, match="quantization 'int4' is unknown"):
         Quantization.of("int4")
+
+
+def test_formats_are_parsed() -> None:
+    assert parse_formats(["mxfp8", "fp8_rowwise"]) == ("mxfp8", "fp8_rowwise")
+    with pytest.raises(InputError, match="format 'fp8' is unknown"):
+        parse_formats(["fp8"])
 
 
 def test_widths_are_multiples_of_what_kernels_take() -> None:

@@ -43,6 +43,10 @@ from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 _SEED_LIMIT = 2**62
+_ADVICE = (
+    "use a bfloat16 step on such a GPU, no quantization, or to test numerics a "
+    "moetune.Quantization with emulate=True"
+)
 _MESH_DIMS = 2
 """Replicas and experts."""
 
@@ -285,7 +289,8 @@ class ExpertLayer(nn.Module, ABC):
         if dtype != weight.dtype and not is_cast:
             return f"x is {x.dtype}, the experts are {weight.dtype}"
         if self.quantization is not None:
-            return refusal(self.quantization, x.device, dtype)
+            problem = refusal(self.quantization, x.device, dtype)
+            return f"{problem}: {_ADVICE}" if problem else ""
         return ""
 
 

@@ -22,8 +22,8 @@ from moetune.runtime.moe.experts import (
     SavedActivations,
 )
 from moetune.runtime.moe.function import PhaseInputs, Saved
-from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
 from moetune.runtime.moe.packed import PackedDispatch
+from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
 from moetune.runtime.moe.products import Part
 from moetune.runtime.moe.regroup import by_expert, by_expert_in_step
 from moetune.runtime.moe.weight_grads import DeferredProducts

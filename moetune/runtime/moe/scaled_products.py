@@ -14,7 +14,7 @@ import torch
 
 from moetune.domain.layer import Phase
 from moetune.domain.quantization import Format, Quantization
-from moetune.formats.grouped import Padding, multiply_groups, multiply_transposed
+from moetune.formats.grouped import Padding, multiply_groups, multiply_transposed, round_rows
 from moetune.formats.scaled import Scaled, quantize
 from moetune.runtime.moe.products import Part, multiply
 from moetune.runtime.moe.workspace import MemoryTracker
@@ -23,14 +23,13 @@ from moetune.runtime.moe.workspace import MemoryTracker
 class ScaledProducts:
     """Products of rows with matrices; those whose recipe names no format are as without one."""
 
-    def __init__(
-        self, quantization: Quantization, phase: Phase, tracker: MemoryTracker
-    ) -> None:
+    def __init__(self, quantization: Quantization, phase: Phase, tracker: MemoryTracker) -> None:
         self._form = quantization.forward if phase == "forward" else quantization.grad_input
         self._grad_form = quantization.grad_weights
         self._emulate, self._tracker = quantization.emulate, tracker
         self._matrices: dict[tuple[int, tuple[int, ...]], Scaled] = {}
         self._paddings: dict[int, Padding] = {}
+        self._last: tuple[torch.Tensor, int, Scaled] | None = None
 
     def multiply(
         self,
@@ -45,7 +44,8 @@ class ScaledProducts:
             return multiply(x, w, part, out, bias)
         padding = self._padding(part, part.ends_E, self._form)
         matrices = self._matrix(w, self._form)
-        result = multiply_groups(x, matrices, padding, self._form, emulate=self._emulate)
+        rows = self._rows(x, padding, self._form)
+        result = multiply_groups(rows, matrices, padding, x.dtype, emulate=self._emulate)
         if bias is not None and part.experts_RE is not None:
             result.addmm_(part.experts_RE, bias)
         return result if out is None else out.copy_(result)
@@ -74,6 +74,13 @@ class ScaledProducts:
             rows_E = [high - low for _, low, high in part.blocks]
             self._paddings[part.piece] = Padding.of(ends_E, rows_E, form)
         return self._paddings[part.piece]
+
+    def _rows(self, x: torch.Tensor, padding: Padding, form: Format) -> Scaled:
+        """Return rows in 8 bits, made once for W₁ and W₃."""
+        last, version = self._last, x._version  # noqa: SLF001 - changes when values do
+        if last is None or last[0] is not x or last[1] != version:
+            last = self._last = x, version, round_rows(x, padding, form)
+        return last[2]
 
     def _matrix(self, w: torch.Tensor, form: Format) -> Scaled:
         """Return (E, out, in), made once: the caller keeps the matrices for the whole phase."""
