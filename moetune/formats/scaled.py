@@ -45,7 +45,8 @@ class Scaled:
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """Return (…, K); exact in bfloat16 and wider dtypes."""
         blocks = self.values.to(torch.float32).unflatten(-1, (self.scales.shape[-1], -1))
-        return blocks.mul_(self.scales.unsqueeze(-1)).flatten(-2).to(dtype)
+        values: torch.Tensor = blocks.mul_(self.scales.unsqueeze(-1))
+        return values.flatten(-2).to(dtype)
 
 
 def scales_of(largest: torch.Tensor) -> torch.Tensor:
@@ -111,5 +112,5 @@ def tiled(scales: torch.Tensor) -> torch.Tensor:
     padded = torch.nn.functional.pad(scales, padding, value=1.0)
     tiles = padded.unflatten(-1, (-1, 4)).unflatten(-3, (-1, 4, 32))
     # (…, tile row, quarter, row, tile column, scale) to (…, tile row, column, row, quarter, scale)
-    ordered = tiles.movedim(-4, -2).movedim(-3, -4)
+    ordered: torch.Tensor = tiles.movedim(-4, -2).movedim(-3, -4)
     return ordered.flatten(-5).to(_E8M0)

@@ -1,8 +1,11 @@
+from types import SimpleNamespace
+
 import pytest
 
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.quantization import Quantization, parse_formats
+from moetune.domain.request import PlanRequest, default_dtype
 
 
 def test_a_name_is_a_recipe() -> None:
@@ -48,3 +51,12 @@ def test_widths_are_multiples_of_what_kernels_take() -> None:
     Quantization(forward="fp8_rowwise").check_widths(layer)
     with pytest.raises(InputError, match=r"d_model \(48\) is no multiple of 32, as mxfp8"):
         Quantization(dispatch="mxfp8").check_widths(layer)
+
+
+def test_plans_refuse_a_format_by_name_and_never_take_it_for_a_dtype() -> None:
+    layer = LayerShape(d_model=64, d_hidden=64, num_experts=4)
+    with pytest.raises(InputError, match="plans do not know experts in mxfp8 yet"):
+        PlanRequest(layer=layer, tokens_per_rank=64, dtype="mxfp8")
+    lines = [SimpleNamespace(dtype=one) for one in ("fp8_rowwise", "float16")]
+    profile = SimpleNamespace(gemm=lines, samples=(), machine=SimpleNamespace(kind="cuda"))
+    assert default_dtype(profile) == "float16"  # type: ignore[arg-type] # has what is asked for

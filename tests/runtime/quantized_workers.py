@@ -53,7 +53,7 @@ def dense(layer: MoELayer, x: torch.Tensor, grad: torch.Tensor) -> dict[str, tor
     y.backward(grad.double())
     found = {"y": y.detach(), "x": x.grad, "gate.weight": values.pop("gate").grad}  # type: ignore[union-attr] # is there
     found |= {f"experts.{name}": v.grad for name, v in values.items() if v is not None}
-    return found  # type: ignore[return-value] # all have gradients
+    return found
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:

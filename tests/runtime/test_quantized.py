@@ -9,11 +9,14 @@ import torch
 
 import moetune
 from moetune.domain.errors import InputError
-from moetune.domain.layer import Activation
+from moetune.domain.layer import Activation, LayerShape
+from moetune.domain.plan import SAFE_DECISION
 from moetune.domain.quantization import Quantization
+from moetune.runtime.plans.book import PlanBook
 from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.ranks import run_ranks
 from tests.runtime.gpu_runs import GPU, decision
+from tests.runtime.plans import small_plan
 from tests.runtime.quantized_workers import (
     D_MODEL,
     MX,
@@ -160,7 +163,9 @@ def test_kernels_get_what_they_want_and_the_host_waits_once(
             middle = len(cuda.syncs)
             y.sum().backward()
             stops.append((cuda.syncs[begin:middle], cuda.syncs[middle:]))
-        assert all(each.isfinite().all() for each in (x.grad, layer.experts.w1.grad))
+            for each in (x, *layer.parameters()):
+                assert each.grad is not None
+                assert each.grad.isfinite().all()
     assert stops[1:] == [(["tolist"], [])] * 2
     is_mx = recipe.forward == "mxfp8"
     scales = torch.float8_e8m0fnu if is_mx else torch.float32
@@ -214,6 +219,24 @@ def test_a_gpu_that_cannot_is_refused_by_name(
         see(capability, monkeypatch)
         with pytest.raises(InputError, match=text):
             layer_of(form, dtype=torch.bfloat16, device=GPU)(torch.randn(2, 64).bfloat16().to(GPU))
+
+
+def test_plans_of_other_experts_are_not_for_quantized_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shape = LayerShape(d_model=D_MODEL, d_hidden=96, num_experts=4, top_k=2)
+    plan = small_plan(layer=shape, world_size=1)
+    with pytest.raises(InputError, match="this layer quantizes them") as caught:
+        layer_of(ROWWISE, plan=plan)
+    assert "pipeline" in caught.value.hint
+    x = torch.randn(40, D_MODEL)
+    quantized, plain = (layer_of(one, planbook=PlanBook([plan])) for one in (ROWWISE, None))
+    plain(x)
+    assert plain.decision == plan.decide(40)
+    assert not caplog.records
+    quantized(x)
+    assert quantized.decision == SAFE_DECISION
+    assert "Plans do not know quantized experts yet" in caplog.text
 
 
 def test_what_is_not_possible_is_refused_by_name() -> None:

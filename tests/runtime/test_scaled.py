@@ -27,7 +27,7 @@ def badly_scaled(num_rows: int, width: int) -> torch.Tensor:
 def largest(x: torch.Tensor, form: Format) -> torch.Tensor:
     """The largest magnitude among the values that share a scale, for each value."""
     block = 32 if form == "mxfp8" else x.shape[-1]
-    each = x.abs().unflatten(-1, (-1, block)).amax(-1, keepdim=True)
+    each: torch.Tensor = x.abs().unflatten(-1, (-1, block)).amax(-1, keepdim=True)
     return each.expand(*each.shape[:-1], block).flatten(-2)
 
 

@@ -74,8 +74,7 @@ class _KeepPhase(ABC):
         )
         self.executor = Executor(policy.context, phase, self._order.degree)
         self.schedule = pipelined_schedule(self._order.degree, policy.order)
-        form = policy.context.quantization and policy.context.quantization.dispatch
-        self._wire = form and PackedDispatch(self.executor, form, self._tracker)
+        self._wire = PackedDispatch.of(policy.context, self.executor)
         self._returning: list[Transfer] = []
         self._departures: list[torch.Tensor] = []
         self._rows_ND = self._buffers["rows"][: len(self._order.pairs_N)]

@@ -9,7 +9,7 @@ import torch
 from moetune.domain.quantization import Format
 from moetune.formats.scaled import pack, packed_width, quantize, unpack
 from moetune.runtime.moe.dispatch import PhaseOrder
-from moetune.runtime.moe.executor import Executor
+from moetune.runtime.moe.executor import Executor, PipelineContext
 from moetune.runtime.moe.workspace import MemoryTracker
 
 
@@ -23,6 +23,12 @@ class PackedDispatch:
     def __init__(self, executor: Executor, form: Format, tracker: MemoryTracker) -> None:
         self._executor, self._form, self._tracker = executor, form, tracker
         self._arriving: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @classmethod
+    def of(cls, context: PipelineContext, executor: Executor) -> "PackedDispatch | None":
+        """Return that of a layer's recipe; None where rows travel as they are."""
+        form = None if context.quantization is None else context.quantization.dispatch
+        return None if form is None else cls(executor, form, context.tracker)
 
     def dispatch(
         self, chunk: int, order: PhaseOrder, rows: torch.Tensor, into: torch.Tensor
