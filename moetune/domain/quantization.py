@@ -105,6 +105,11 @@ class Quantization:
         """Those of the products, in the order of a step."""
         return self.forward, self.grad_input, self.grad_weights
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether any product is quantized, and not the wire alone."""
+        return any(self.products)
+
     def check_widths(self, layer: LayerShape) -> None:
         """Raise InputError unless the layer's widths are multiples of what the kernels take."""
         for each in self.formats:

@@ -173,7 +173,7 @@ def _cast(
 ) -> ExpertWeights:
     """Return the parameters in the dtype of a step; copies are counted."""
     context, scaled = policy.context, None
-    if context.quantization is not None:
+    if context.quantization is not None and context.quantization.multiplies:
         scaled = ScaledProducts(context.quantization, phase, context.tracker)
     weights = ExpertWeights.of(context.activation, parameters, dtype, scaled)
     pairs = zip(weights.parameters, parameters, strict=True)

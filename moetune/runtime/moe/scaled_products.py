@@ -9,6 +9,7 @@ R rows, E local experts.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -21,12 +22,16 @@ from moetune.runtime.moe.workspace import MemoryTracker
 
 
 class ScaledProducts:
-    """Products of rows with matrices; those whose recipe names no format are as without one."""
+    """Products of rows with matrices; those whose recipe names no format are as without one.
+
+    Attributes:
+        emulates: the step may have a dtype or device without grouped kernels.
+    """
 
     def __init__(self, quantization: Quantization, phase: Phase, tracker: MemoryTracker) -> None:
         self._form = quantization.forward if phase == "forward" else quantization.grad_input
         self._grad_form = quantization.grad_weights
-        self._emulate, self._tracker = quantization.emulate, tracker
+        self.emulates, self._tracker = quantization.emulate, tracker
         self._matrices: dict[tuple[int, tuple[int, ...]], Scaled] = {}
         self._paddings: dict[int, Padding] = {}
         self._last: tuple[torch.Tensor, int, Scaled] | None = None
@@ -40,12 +45,14 @@ class ScaledProducts:
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return every row times its expert's matrix, plus its bias: see `products.multiply`."""
+        if self._form is None and self.emulates:  # of any dtype, on any device
+            return multiply(x, w, replace(part, ends_E=None), out, bias)
         if self._form is None or part.ends_E is None or not len(x):
             return multiply(x, w, part, out, bias)
         padding = self._padding(part, part.ends_E, self._form)
         matrices = self._matrix(w, self._form)
         rows = self._rows(x, padding, self._form)
-        result = multiply_groups(rows, matrices, padding, x.dtype, emulate=self._emulate)
+        result = multiply_groups(rows, matrices, padding, x.dtype, emulate=self.emulates)
         if bias is not None and part.experts_RE is not None:
             result.addmm_(part.experts_RE, bias)
         return result if out is None else out.copy_(result)
@@ -67,7 +74,7 @@ class ScaledProducts:
         if self._grad_form is None or not len(x):
             return None
         padding = Padding.of(ends_E, rows_E, self._grad_form)
-        return multiply_transposed(x, y, padding, emulate=self._emulate).to(dtype)
+        return multiply_transposed(x, y, padding, emulate=self.emulates).to(dtype)
 
     def _padding(self, part: Part, ends_E: torch.Tensor, form: Format) -> Padding:
         if part.piece not in self._paddings:

@@ -154,7 +154,8 @@ class DeferredProducts:
         made = None
         if self._scaled is not None:
             made = self._scaled.grad_weights(x, y, self._ends_L, self._rows_L, dtype)
-        if made is None and (dtype != x.dtype or not len(x)):
+        is_apart = self._scaled is not None and self._scaled.emulates
+        if made is None and (is_apart or dtype != x.dtype or not len(x)):
             return self._one_by_one(x, y, dtype)
         if made is None:
             made = self._grouped(x, y)
