@@ -11,7 +11,7 @@ from moetune.domain.cluster import Cluster, DeviceKind, Group, Machine, spread_g
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
 from moetune.domain.model import Transformer
-from moetune.domain.quantization import FORMATS, Format
+from moetune.domain.quantization import FORMATS, Format, Quantization
 from moetune.domain.samples import (
     AttentionPoint,
     BurstPoint,
@@ -132,7 +132,8 @@ def choose_points(
 
     Raises:
         InputError: an unknown dtype, a group larger than the machine, a layer whose experts
-            divide by none of the group sizes, or formats on a CPU or without a layer.
+            divide by none of the group sizes, or formats on a CPU, without a layer, or
+            that do not fit its widths.
     """
     machine = cluster.machine
     _check_sizes(group_sizes, machine.num_devices)
@@ -207,6 +208,9 @@ def _check_quantizations(
             "quantization is measured in the shapes of a layer, and there is none",
             "name a model with --model, or give a layer with --d-model",
         )
+    for form in quantizations:
+        for load in workloads:
+            Quantization(forward=form).check_widths(load.layer)
 
 
 def _workloads(

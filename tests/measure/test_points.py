@@ -217,6 +217,9 @@ def test_products_in_8_bits_are_those_of_the_layers() -> None:
     assert all(isinstance(one, GemmPoint) for one in added)
     with pytest.raises(InputError, match="measured on a GPU"):
         choose(layers=[layer], quantizations=forms)
+    narrow = LayerShape(d_model=40, d_hidden=128, num_experts=4)
+    with pytest.raises(InputError, match=r"d_model \(40\) is no multiple of 16"):
+        choose(cluster=cluster, layers=[narrow], quantizations=forms)
     with pytest.raises(InputError, match="in the shapes of a layer"):
         choose(cluster=cluster, quantizations=forms)
 

@@ -19,7 +19,6 @@ from moetune.comm.agree import Opening
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.comm.launched import check_joined
-from moetune.domain.constraints import Strategy
 from moetune.domain.errors import InputError
 from moetune.domain.layer import (
     Activation,
@@ -31,22 +30,18 @@ from moetune.domain.layer import (
 )
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
 from moetune.domain.quantization import Quantization
-from moetune.formats.grouped import refusal
 from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
+from moetune.runtime.moe.quantized import check_keeps, checked_quantization, problem_of
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 _SEED_LIMIT = 2**62
-_ADVICE = (
-    "use a bfloat16 step on such a GPU, no quantization, or to test numerics a "
-    "moetune.Quantization with emulate=True"
-)
 _MESH_DIMS = 2
 """Replicas and experts."""
 
@@ -110,10 +105,9 @@ class ExpertLayer(nn.Module, ABC):
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
         )  # fmt: skip
-        self.quantization = Quantization.of(quantization)
-        if self.quantization is not None:
-            self.quantization.check_widths(self.shape)
-            _check_keeps(forced_strategy(memory_reuse))
+        self.quantization = checked_quantization(
+            quantization, self.shape, forced_strategy(memory_reuse)
+        )
         if mesh is not None:
             group = _expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
@@ -206,7 +200,7 @@ class ExpertLayer(nn.Module, ABC):
             InputError: it reuses memory, and the experts are quantized.
         """
         if self.quantization is not None and decision is not None:
-            _check_keeps(decision.strategy)
+            check_keeps(decision.strategy)
         self._decisions.pin(decision)
 
     def poison_buffers(self) -> None:
@@ -288,10 +282,7 @@ class ExpertLayer(nn.Module, ABC):
         is_cast = self.experts.compute_dtype or torch.is_autocast_enabled(x.device.type)
         if dtype != weight.dtype and not is_cast:
             return f"x is {x.dtype}, the experts are {weight.dtype}"
-        if self.quantization is not None:
-            problem = refusal(self.quantization, x.device, dtype)
-            return f"{problem}: {_ADVICE}" if problem else ""
-        return ""
+        return problem_of(self.quantization, x.device, dtype)
 
 
 def _expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
@@ -312,16 +303,6 @@ def _expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
         )
     experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
     return experts
-
-
-def _check_keeps(strategy: Strategy | None) -> None:
-    """Raise InputError for a strategy that sums gradients of weights chunk by chunk."""
-    if strategy not in {None, "none"}:
-        raise InputError(
-            f"strategy {strategy} is not available with quantized experts, whose gradients of "
-            "weights are one product of all chunks",
-            "omit memory_reuse, or quantization",
-        )
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:
