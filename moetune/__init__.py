@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
+    from moetune.domain.quantization import Quantization
     from moetune.runtime.moe.layer import MoELayer
     from moetune.runtime.moe.tensor_layer import TensorExpertLayer
     from moetune.runtime.parallel.clip import clip_grad_norm_
@@ -54,6 +55,7 @@ __all__ = [
     "Profile",
     "ProfileError",
     "QualityError",
+    "Quantization",
     "RankMismatchError",
     "SchemaMismatchError",
     "ShardedStates",
@@ -74,6 +76,7 @@ _HOMES = {
     "Plan": "moetune.domain.plan",
     "PlanBook": "moetune.runtime.plans.book",
     "Profile": "moetune.domain.profile",
+    "Quantization": "moetune.domain.quantization",
     "ShardedStates": "moetune.runtime.sharded.state",
     "TensorExpertLayer": "moetune.runtime.moe.tensor_layer",
     "clip_grad_norm_": "moetune.runtime.parallel.clip",

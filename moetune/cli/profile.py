@@ -14,6 +14,7 @@ from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation
 from moetune.domain.model import find_model
+from moetune.domain.quantization import parse_formats
 from moetune.domain.samples import Point
 from moetune.domain.units import parse_count, parse_seconds
 from moetune.measure.grid import Preset
@@ -43,6 +44,10 @@ def profile(
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Element types, such as float32,bfloat16.")
+    ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="Experts' GEMMs in 8 bits too, on a GPU: fp8_rowwise,mxfp8."),
     ] = None,
     group_sizes: Annotated[
         str | None,
@@ -102,7 +107,8 @@ def profile(
     budget_seconds = parse_seconds(limit) if limit else None
     if for_ is not None:
         given = {
-            "--name": name, "--nproc": nproc, "--dtype": dtype, "--group-sizes": group_sizes,
+            "--name": name, "--nproc": nproc, "--dtype": dtype,
+            "--quantization": quantization, "--group-sizes": group_sizes,
             "--model": model, "--d-model": d_model, "--d-hidden": d_hidden,
             "--num-experts": num_experts, "--top-k": top_k, "--activation": activation,
             "--tokens": tokens, "--num-layers": num_layers, "--num-heads": num_heads,
@@ -137,6 +143,7 @@ def profile(
         transformers=() if transformer is None else (transformer,),
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=budget_seconds,
+        quantizations=parse_formats(_words(quantization)),
     )
     if not setting.is_writer:
         take_part(request, setting)

@@ -57,6 +57,8 @@ class LayerKey:
         num_ranks: ranks that share the layer's experts, not all that a plan is for.
         dtype: of the experts' computation, as torch names it.
         sequence_parallel: with "tensor", whether each rank has only a shard of the tokens.
+        quantization: of the experts' products, as text; "" for none. There are no plans for
+            others yet.
     """
 
     layer: LayerShape
@@ -64,6 +66,7 @@ class LayerKey:
     dtype: str
     expert_parallel: ExpertParallel = "all_to_all"
     sequence_parallel: bool = False
+    quantization: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -18,7 +18,9 @@ from moetune.domain.layer import ExpertParallel, LayerShape, Workload
 from moetune.domain.layout import Layout
 from moetune.domain.model import Transformer, find_model
 from moetune.domain.profile import Profile
+from moetune.domain.quantization import FORMATS
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
+from moetune.domain.units import DTYPE_BYTES
 
 OFFLOADS_INPUT: frozenset[Strategy] = frozenset({"S1", "S3"})
 """What the experts received goes to host memory; S2 and S4 send it again (MPipeMoE Table II)."""
@@ -59,6 +61,11 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         _check_subject(self)
+        if self.dtype in FORMATS:
+            raise InputError(
+                f"plans do not know experts in {self.dtype} yet",
+                "plan in bfloat16, and set the degree of a quantized layer with pipeline",
+            )
         for name in ("world_size", "tokens_per_rank", "memory_limit_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -227,6 +234,7 @@ def default_dtype(profile: Profile) -> str:
     """Return bfloat16 where a CUDA profile has it, else float32, else the profile's first."""
     known = list(dict.fromkeys(line.dtype for line in profile.gemm))
     known += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
+    known = [dtype for dtype in known if dtype in DTYPE_BYTES]  # not those of quantized products
     wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
     return next((dtype for dtype in (*wanted, *known) if dtype in known), "float32")
 

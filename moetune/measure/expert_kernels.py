@@ -9,10 +9,12 @@ from itertools import cycle
 import torch
 
 from moetune.domain.errors import InputError
+from moetune.domain.quantization import FORMATS
 from moetune.domain.samples import GemmPoint, RowsPoint
 from moetune.domain.units import dtype_bytes
 from moetune.measure import model_kernels
 from moetune.measure.device import Device, drop, tensor_maker
+from moetune.measure.quantized_kernels import quantized_gemm
 
 _TOP_K = 2
 _ROWS_BYTES, _MOST_ROWS = 2**26, 8
@@ -24,7 +26,13 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
 
     On a CPU each run takes other operands than the one before, as within a layer: two weights take
     turns, and chunks of rows come and go. The same ones every time were 5 to 15 % faster.
+
+    Raises:
+        InputError: the point is of a format that the device has no kernel for.
     """
+    for form in FORMATS:
+        if point.dtype == form:
+            return quantized_gemm(point, form, device)
     make = tensor_maker(device, point.dtype)
     num_weights, num_rows = _num_operands(point, device)
     total_rows = point.rows * point.num_experts

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from moetune.domain.cluster import Group
 from moetune.domain.layer import Workload
+from moetune.domain.quantization import Format
 from moetune.domain.samples import (
     ALONE_CHUNKS,
     BurstPoint,
@@ -38,6 +39,22 @@ def layer_points(
             if group[0] == load.world_size:
                 yield from _exchanges(load, group, grid)
         yield from _layer_rows(load, grid)
+
+
+def quantized_points(
+    workloads: Sequence[Workload], formats: Sequence[Format], grid: Grid
+) -> Iterator[Point]:
+    """Yield every layer's GEMMs in 8 bits, those that its recipe has in that format."""
+    for load in workloads:
+        shape = (load.layer.d_model, load.layer.d_hidden)
+        for form in formats:
+            for degree in grid.degrees:
+                rows = -(-load.rows // (degree * load.local_experts))
+                for d_in, d_out in (shape, shape[::-1]):
+                    points = gemm_points(form, load.local_experts, rows, d_in, d_out)
+                    yield from (
+                        one for one in points if form != "mxfp8" or one.product != "grad_weight"
+                    )
 
 
 def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:

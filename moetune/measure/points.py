@@ -11,6 +11,7 @@ from moetune.domain.cluster import Cluster, DeviceKind, Group, Machine, spread_g
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
 from moetune.domain.model import Transformer
+from moetune.domain.quantization import FORMATS, Format, Quantization
 from moetune.domain.samples import (
     AttentionPoint,
     BurstPoint,
@@ -41,6 +42,7 @@ from moetune.measure.layer_points import (
     layer_points,
     overlap_points,
     overlapped_bytes,
+    quantized_points,
     step_points,
     tensor_points,
 )
@@ -61,6 +63,8 @@ _COMM_BYTES: dict[DeviceKind, tuple[int, ...]] = {
     "cpu": (2**14, 2**18, 2**22),
     "cuda": (2**18, 2**22, 2**26),
 }
+# An element in bfloat16, in float32 while it is rounded, and in 8 bits.
+_QUANTIZED_BYTES = 7
 _SMALLEST_BYTES = 2**10
 _SMALLEST_COPY_BYTES = 2**16
 _LARGEST_COPY_BYTES = 2**28
@@ -111,6 +115,7 @@ def choose_points(
     transformers: Sequence[Transformer] = (),
     preset: Preset = "quick",
     max_tokens: int = 4096,
+    quantizations: Sequence[Format] = (),
 ) -> PointChoice:
     """Return the points that the models and layers need, and those of a grid.
 
@@ -123,10 +128,12 @@ def choose_points(
         layers: shapes whose GEMMs, payloads and memory-bound operations are measured exactly.
         transformers: models of which every tensor-parallel width is measured exactly.
         max_tokens: tokens on one rank in one step.
+        quantizations: formats in which the layers' GEMMs are measured as well.
 
     Raises:
-        InputError: an unknown dtype, a group larger than the machine, or a layer whose experts
-            divide by none of the group sizes.
+        InputError: an unknown dtype, a group larger than the machine, a layer whose experts
+            divide by none of the group sizes, or formats on a CPU, without a layer, or
+            that do not fit its widths.
     """
     machine = cluster.machine
     _check_sizes(group_sizes, machine.num_devices)
@@ -140,6 +147,7 @@ def choose_points(
         tokens=max_tokens,
     )  # fmt: skip
     workloads = [*of_layers, *of_models]
+    _check_quantizations(quantizations, machine, workloads)
     around = (
         transformer_points(
             model, dtype=dtype, group_sizes=linked, groups=groups, max_tokens=max_tokens,
@@ -149,6 +157,7 @@ def choose_points(
         for dtype in dtypes
     )  # fmt: skip
     needed: list[Point] = [*layer_points(workloads, groups, grid), *chain.from_iterable(around)]
+    needed += quantized_points(workloads, quantizations, grid)
     others = list(tensor_points(workloads, groups, grid))
     of_model = needed if transformers else others
     of_model += _collective_grid(groups, grid)
@@ -184,6 +193,24 @@ def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:
                 f"group size {size} is not possible with {num_ranks} ranks",
                 "start more ranks, or ask for smaller groups",
             )
+
+
+def _check_quantizations(
+    quantizations: Sequence[Format], machine: Machine, workloads: Sequence[Workload]
+) -> None:
+    if quantizations and machine.kind != "cuda":
+        raise InputError(
+            f"{quantizations[0]} products are measured on a GPU, this machine's device is a CPU",
+            "omit --quantization",
+        )
+    if quantizations and not workloads:
+        raise InputError(
+            "quantization is measured in the shapes of a layer, and there is none",
+            "name a model with --model, or give a layer with --d-model",
+        )
+    for form in quantizations:
+        for load in workloads:
+            Quantization(forward=form).check_widths(load.layer)
 
 
 def _workloads(
@@ -294,6 +321,8 @@ def memory_bytes(point: Point) -> int:
     if isinstance(point, InterferencePoint):
         return 0
     dtype = point.workload.dtype if isinstance(point, StepPoint) else point.dtype
+    if dtype in FORMATS:
+        return _elements(point) * _QUANTIZED_BYTES
     return _elements(point) * dtype_bytes(dtype)
 
 

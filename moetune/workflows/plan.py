@@ -19,6 +19,7 @@ from moetune.domain.model import Transformer
 from moetune.domain.operations import corrected_op, operations_of
 from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
+from moetune.domain.quantization import FORMATS
 from moetune.domain.request import PlanInputs, PlanRequest
 from moetune.domain.samples import CollectiveOp
 from moetune.domain.spelling import AS_KEYS, Spelling
@@ -65,7 +66,7 @@ class InputsDocument:
                 f"profile must be a name, got {shown(self.profile)}",
                 "import the file first: only stored profiles can be planned with here",
             )
-        if self.dtype is not None:
+        if self.dtype is not None and self.dtype not in FORMATS:  # whose refusal is the request's
             dtype_bytes(self.dtype)
 
     def request(self, *, default_dtype: str | None, spelling: Spelling = AS_KEYS) -> PlanRequest:

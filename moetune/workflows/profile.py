@@ -16,6 +16,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
+from moetune.domain.quantization import Format
 from moetune.domain.samples import Point, Sample
 from moetune.domain.units import dtype_bytes
 from moetune.fit.profile import fit_profile
@@ -52,6 +53,7 @@ class ProfileRequest:
         budget_seconds: longest time to measure, without the fit.
         points: measured instead of all that the layers and presets ask for; the current profile
             keeps its samples.
+        quantizations: formats in which experts' GEMMs are measured as well.
     """
 
     name: str | None = None
@@ -64,6 +66,7 @@ class ProfileRequest:
     max_tokens: int = 4096
     budget_seconds: float | None = None
     points: tuple[Point, ...] = ()
+    quantizations: tuple[Format, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -316,6 +319,7 @@ def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
         transformers=request.transformers,
         preset=request.preset,
         max_tokens=request.max_tokens,
+        quantizations=request.quantizations,
     )
 
 

@@ -1,10 +1,13 @@
 """Which points are chosen, and how long they are estimated to take."""
 
+from dataclasses import replace
+
 import pytest
 
 from moetune.domain.cluster import Cluster, DeviceKind, Fingerprint, Machine
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
+from moetune.domain.quantization import Format
 from moetune.domain.samples import (
     BurstPoint,
     CollectiveOp,
@@ -195,6 +198,30 @@ def test_one_gpu_talks_through_host_memory() -> None:
     assert ops == {"all_to_all"}
     assert InterferencePoint(victim="comm", others=("comp", "mem")) in points
     assert {point.pinned for point in points if isinstance(point, CopyPoint)} == {True, False}
+
+
+def test_products_in_8_bits_are_those_of_the_layers() -> None:
+    cluster = cluster_of(2, "cuda")
+    layer = LayerShape(d_model=64, d_hidden=128, num_experts=4)
+    plain = set(choose(cluster=cluster, layers=[layer], dtypes=["bfloat16"]))
+    forms: list[Format] = ["fp8_rowwise", "mxfp8"]
+    more = set(choose(cluster=cluster, layers=[layer], dtypes=["bfloat16"], quantizations=forms))
+    added = more - plain
+    assert plain < more
+    for form, products in zip(forms, (3, 2), strict=True):
+        mine = [one for one in added if isinstance(one, GemmPoint) and one.dtype == form]
+        assert len({one.product for one in mine}) == products
+        for one in mine:
+            assert replace(one, dtype="bfloat16") in plain
+            assert memory_bytes(one) > memory_bytes(replace(one, dtype="bfloat16"))
+    assert all(isinstance(one, GemmPoint) for one in added)
+    with pytest.raises(InputError, match="measured on a GPU"):
+        choose(layers=[layer], quantizations=forms)
+    narrow = LayerShape(d_model=40, d_hidden=128, num_experts=4)
+    with pytest.raises(InputError, match=r"d_model \(40\) is no multiple of 16"):
+        choose(cluster=cluster, layers=[narrow], quantizations=forms)
+    with pytest.raises(InputError, match="in the shapes of a layer"):
+        choose(cluster=cluster, quantizations=forms)
 
 
 def test_no_point_takes_the_memory_away() -> None:

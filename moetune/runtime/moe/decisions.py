@@ -88,9 +88,12 @@ class LayerDecisions:
             key = replace(self._key, dtype=dtype_name(dtype))
             plans = self._book.layer_plans(key, memory_reuse=self._strategy, rank=self._rank)
             if plans is None:
+                advice = "Make one with `moetune plan`."
+                if key.quantization:
+                    advice = "Plans do not know quantized experts yet: set pipeline to a degree."
                 warn_on_first(
                     f"no plan for {key.layer} in {key.dtype} on {key.num_ranks} ranks: "
-                    "running one chunk. Make one with `moetune plan`.",
+                    f"running one chunk. {advice}",
                     rank=self._rank,
                 )
             self._plans[dtype] = plans
@@ -155,6 +158,12 @@ def _book(
 
 def _check_plan(plan: Plan, wanted: LayerKey) -> None:
     found = plan.workload.key
+    if wanted.quantization:
+        raise InputError(
+            f"plan {plan.id[:6]} is for experts in {found.dtype}, this layer quantizes them, which "
+            "plans do not know yet",
+            "set pipeline to a degree, or omit quantization",
+        )
     if (found.layer, found.num_ranks) != (wanted.layer, wanted.num_ranks):
         raise InputError(
             f"plan {plan.id[:6]} is for {found.layer} on {found.num_ranks} ranks, "

@@ -16,6 +16,7 @@ from moetune.comm.group import Communicator, OneRank
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
+from moetune.domain.quantization import Quantization
 from moetune.domain.samples import ALONE_CHUNKS
 from moetune.runtime.moe.dispatch import PhaseOrder
 from moetune.runtime.moe.workspace import MemoryTracker, Workspace
@@ -92,6 +93,7 @@ class PipelineContext:
     recorder: SpanRecorder
     workspace: Workspace
     gradients: GradientMean = field(default_factory=GradientMean)
+    quantization: Quantization | None = None
 
     @property
     def tracker(self) -> MemoryTracker:

@@ -29,12 +29,14 @@ from moetune.domain.layer import (
     check_sequence_parallel,
 )
 from moetune.domain.plan import SAFE_DECISION, Decision, Plan
-from moetune.runtime.moe.decisions import LayerDecisions, dtype_name
+from moetune.domain.quantization import Quantization
+from moetune.runtime.moe.decisions import LayerDecisions, dtype_name, forced_strategy
 from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
+from moetune.runtime.moe.quantized import check_keeps, checked_quantization, problem_of
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.trace import NoRecorder, SpanRecorder
@@ -66,6 +68,7 @@ class ExpertLayer(nn.Module, ABC):
     Attributes:
         expert_parallel: the kind of expert parallelism, as in its plans.
         sequence_parallel: each rank has a shard of the tokens, and the experts see all of them.
+        quantization: of the experts' products and of the rows on the wire; None for neither.
     """
 
     expert_parallel: ClassVar[ExpertParallel]
@@ -93,6 +96,7 @@ class ExpertLayer(nn.Module, ABC):
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
         sequence_parallel: bool = False,
+        quantization: Quantization | str | None = None,
     ) -> None:
         super().__init__()
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
@@ -101,6 +105,9 @@ class ExpertLayer(nn.Module, ABC):
             d_model=d_model, d_hidden=d_hidden, num_experts=num_experts, top_k=top_k,
             activation=activation,
         )  # fmt: skip
+        self.quantization = checked_quantization(
+            quantization, self.shape, forced_strategy(memory_reuse)
+        )
         if mesh is not None:
             group = _expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
@@ -125,7 +132,7 @@ class ExpertLayer(nn.Module, ABC):
         key = LayerKey(
             layer=self.shape, num_ranks=self.communicator.num_ranks,
             dtype=dtype_name(self.experts.w1.dtype), expert_parallel=self.expert_parallel,
-            sequence_parallel=sequence_parallel,
+            sequence_parallel=sequence_parallel, quantization=str(self.quantization or ""),
         )  # fmt: skip
         self._decisions = LayerDecisions(
             key, rank=self.communicator.rank, pipeline=pipeline, memory_reuse=memory_reuse,
@@ -187,7 +194,13 @@ class ExpertLayer(nn.Module, ABC):
         return y
 
     def pin(self, decision: Decision | None) -> None:
-        """Run with `decision` from now on, on all ranks alike; None goes back to the plan."""
+        """Run with `decision` from now on, on all ranks alike; None goes back to the plan.
+
+        Raises:
+            InputError: it reuses memory, and the experts are quantized.
+        """
+        if self.quantization is not None and decision is not None:
+            check_keeps(decision.strategy)
         self._decisions.pin(decision)
 
     def poison_buffers(self) -> None:
@@ -246,6 +259,7 @@ class ExpertLayer(nn.Module, ABC):
         return PipelineContext(
             communicator=self.communicator, activation=self.shape.activation,
             recorder=recorder, workspace=self._workspace, gradients=self.experts.gradients,
+            quantization=self.quantization,
         )  # fmt: skip
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
@@ -254,7 +268,7 @@ class ExpertLayer(nn.Module, ABC):
 
     def _signature(self, x: torch.Tensor, dtype: torch.dtype) -> str:
         return (
-            f"{self.shape}, {dtype}, {self._decisions.version}, "
+            f"{self.shape}, {dtype}, {self.quantization}, {self._decisions.version}, "
             f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
         )
 
@@ -268,7 +282,7 @@ class ExpertLayer(nn.Module, ABC):
         is_cast = self.experts.compute_dtype or torch.is_autocast_enabled(x.device.type)
         if dtype != weight.dtype and not is_cast:
             return f"x is {x.dtype}, the experts are {weight.dtype}"
-        return ""
+        return problem_of(self.quantization, x.device, dtype)
 
 
 def _expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:

@@ -20,7 +20,8 @@ from moetune.runtime.moe.kernels import (
     activate_again,
     activation_grad_,
 )
-from moetune.runtime.moe.products import Part, has_grouped, multiply
+from moetune.runtime.moe.products import Part, multiply
+from moetune.runtime.moe.scaled_products import ScaledProducts
 from moetune.runtime.moe.weight_grads import DeferredProducts, GradientSum
 from moetune.runtime.moe.workspace import MemoryTracker, Shape
 
@@ -68,6 +69,7 @@ class ExpertWeights:
     Args:
         w1, w3: (E, D, H).
         w2: (E, H, D).
+        scaled: products in 8 bits, of one phase; None where the layer is not quantized.
     """
 
     activation: Activation
@@ -76,16 +78,21 @@ class ExpertWeights:
     w2: torch.Tensor
     b2: torch.Tensor | None
     w3: torch.Tensor | None
+    scaled: ScaledProducts | None = None
 
     @classmethod
     def of(
-        cls, activation: Activation, parameters: Sequence[Any], dtype: torch.dtype
+        cls,
+        activation: Activation,
+        parameters: Sequence[Any],
+        dtype: torch.dtype,
+        scaled: ScaledProducts | None = None,
     ) -> "ExpertWeights":
         """Return the weights from w1, b1, w2, b2 and w3, cast where they have another dtype."""
         w1, b1, w2, b2, w3 = (
             each if each is None or each.dtype == dtype else each.to(dtype) for each in parameters
         )
-        return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3)
+        return cls(activation=activation, w1=w1, b1=b1, w2=w2, b2=b2, w3=w3, scaled=scaled)
 
     @property
     def parameters(self) -> tuple[torch.Tensor | None, ...]:
@@ -117,9 +124,17 @@ class ExpertWeights:
             gate_RH=None if self.w3 is None else tracker.empty("the experts' gates", shape, like),
         )
 
-    def has_grouped(self, rows: torch.Tensor) -> bool:
-        """Return whether one kernel takes such rows of all experts."""
-        return has_grouped(rows, self.w1)
+    def multiply(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        part: Part,
+        out: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return every row times its expert's matrix, in the format of the phase."""
+        run = multiply if self.scaled is None else self.scaled.multiply
+        return run(x, w, part, out, bias)
 
     def project_up(
         self, rows: torch.Tensor, into: SavedActivations | None, part: Part
@@ -127,8 +142,8 @@ class ExpertWeights:
         """Return x·W₁ + b₁, and x·W₃ for swiglu, of the rows (R, D)."""
         pre, gate = (None, None) if into is None else (into.pre_RH, into.gate_RH)
         return SavedActivations(
-            pre_RH=multiply(rows, self.w1, part, pre, self.b1),
-            gate_RH=None if self.w3 is None else multiply(rows, self.w3, part, gate),
+            pre_RH=self.multiply(rows, self.w1, part, pre, self.b1),
+            gate_RH=None if self.w3 is None else self.multiply(rows, self.w3, part, gate),
         )
 
     def activate(self, saved: SavedActivations, buffers: Buffers) -> torch.Tensor:
@@ -140,7 +155,7 @@ class ExpertWeights:
         self, hidden: torch.Tensor, out: torch.Tensor | None, part: Part
     ) -> torch.Tensor:
         """Return h·W₂ + b₂ (R, D)."""
-        return multiply(hidden, self.w2, part, out, self.b2)
+        return self.multiply(hidden, self.w2, part, out, self.b2)
 
 
 def hidden_buffer(pre: torch.Tensor, activation: Activation, buffers: Buffers) -> torch.Tensor:
@@ -284,18 +299,18 @@ class DeferredGrads:
         weights, (w1, b1, _, _, w3) = self._weights, self._wanted.dtypes
         pre, gate = saved.pre_RH, saved.gate_RH
         self._saved.append((part, saved))
-        grad_hidden = multiply(grad, weights.w2.transpose(1, 2), part, None)
+        grad_hidden = weights.multiply(grad, weights.w2.transpose(1, 2), part, None)
         through_gate = None
         if gate is not None and weights.w3 is not None:
             grad_gate = activate(pre, None, "silu", torch.empty_like(pre)).mul_(grad_hidden)
             grad_hidden.mul_(gate)
             if w3 is not None:
                 self._products.keep("gate", grad_gate, part)
-            through_gate = multiply(grad_gate, weights.w3.transpose(1, 2), part, None)
+            through_gate = weights.multiply(grad_gate, weights.w3.transpose(1, 2), part, None)
         grad_pre = activation_grad_(grad_hidden, pre, weights.activation)
         if w1 is not None or b1 is not None:
             self._products.keep("pre", grad_pre, part)
-        result = multiply(grad_pre, weights.w1.transpose(1, 2), part, None)
+        result = weights.multiply(grad_pre, weights.w1.transpose(1, 2), part, None)
         if through_gate is not None:
             result.add_(through_gate)
         return result if out is None else out.copy_(result)

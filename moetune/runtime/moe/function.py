@@ -17,8 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
+from moetune.domain.layer import Phase
 from moetune.runtime.moe.executor import Executor, Handlers, PipelineContext, Schedule
 from moetune.runtime.moe.experts import ExpertWeights, ParameterGrads, WantedGrads
+from moetune.runtime.moe.scaled_products import ScaledProducts
 
 Saved = tuple[Any, ...]
 """Tensors, or None."""
@@ -135,7 +137,7 @@ class ExpertFunction(torch.autograd.Function):
             parameters = [saved.pop() for _ in range(_NUM_PARAMETERS)][::-1]
             inputs = PhaseInputs(
                 values_TD=grad_TD, weights_TK=weights_TK, saved=tuple(saved),
-                experts=_cast(policy, parameters, grad_TD.dtype),
+                experts=_cast(policy, parameters, grad_TD.dtype, "backward"),
                 wanted=_wanted(policy, parameters, ctx.needs_input_grad[-_NUM_PARAMETERS:]),
             )  # fmt: skip
             try:
@@ -156,7 +158,7 @@ def _run_forward(
 ) -> tuple[torch.Tensor, Saved]:
     """Return (T, D), and the tensors for the backward phase."""
     try:
-        experts = _cast(policy, parameters, x_TD.dtype)
+        experts = _cast(policy, parameters, x_TD.dtype, "forward")
         phase = policy.forward(PhaseInputs(values_TD=x_TD, weights_TK=weights_TK, experts=experts))
         phase.begin()
         phase.executor.run(phase.schedule, phase)
@@ -166,13 +168,18 @@ def _run_forward(
         raise
 
 
-def _cast(policy: MemoryPolicy, parameters: Sequence[Any], dtype: torch.dtype) -> ExpertWeights:
+def _cast(
+    policy: MemoryPolicy, parameters: Sequence[Any], dtype: torch.dtype, phase: Phase
+) -> ExpertWeights:
     """Return the parameters in the dtype of a step; copies are counted."""
-    weights = ExpertWeights.of(policy.context.activation, parameters, dtype)
+    context, scaled = policy.context, None
+    if context.quantization is not None and context.quantization.multiplies:
+        scaled = ScaledProducts(context.quantization, phase, context.tracker)
+    weights = ExpertWeights.of(context.activation, parameters, dtype, scaled)
     pairs = zip(weights.parameters, parameters, strict=True)
     copies = [cast for cast, each in pairs if cast is not None and cast is not each]
     if copies:
-        policy.context.tracker.add(*copies)
+        context.tracker.add(*copies)
     return weights
 
 

@@ -52,6 +52,8 @@ class MoELayer(ExpertLayer):
         device, dtype: of the parameters.
         communicator: in place of the group's, for example one that models a slower wire.
         sequence_parallel: False; see `TensorExpertLayer`.
+        quantization: "fp8_rowwise", "mxfp8" or a `moetune.Quantization`: experts multiply in 8
+            bits. All activations are kept, and plans do not know such layers yet.
 
     Attributes:
         aux_loss: balance loss of the last forward pass, a scalar.
@@ -149,7 +151,8 @@ class MoELayer(ExpertLayer):
     ) -> MemoryPolicy:
         decision, bias = self.decision, self.experts.b1 is not None
         grouped = None
-        if has_grouped(x_TD, self.experts.w1):
+        is_scaled = self.quantization is not None and self.quantization.multiplies
+        if is_scaled or has_grouped(x_TD, self.experts.w1):
             num_rows = sum(map(sum, counts.rows_CL))
             on_device_CL = counts.receive_PCL.sum(0)
             grouped = GroupedRows.of(on_device_CL, num_rows, like=x_TD, bias=bias)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from moetune.runtime.moe.products import Part, add_product, widened_mm
+from moetune.runtime.moe.scaled_products import ScaledProducts
 from moetune.runtime.moe.workspace import MemoryTracker
 
 
@@ -102,6 +103,7 @@ class DeferredProducts:
         places_R: of the rows in that order; None where they have it already.
         one_hot_RL: of the rows' experts, by (piece, expert); None without biases.
         scale: factor of the gradients.
+        scaled: products in 8 bits; None where the layer is not quantized.
     """
 
     def __init__(
@@ -113,7 +115,9 @@ class DeferredProducts:
         tracker: MemoryTracker,
         *,
         scale: float = 1.0,
+        scaled: ScaledProducts | None = None,
     ) -> None:
+        self._scaled = scaled
         self._rows_L = [sum(cells) for cells in zip(*rows_CL, strict=True)]
         self._ends_L = counts_L.cumsum(0, dtype=torch.int32)
         self._places_R, self._tracker, self._scale = places_R, tracker, scale
@@ -147,13 +151,15 @@ class DeferredProducts:
         Args:
             dtype: of the gradient: that of the factors, or a wider one.
         """
-        if dtype != x.dtype or not len(x):
+        made = None
+        if self._scaled is not None:
+            made = self._scaled.grad_weights(x, y, self._ends_L, self._rows_L, dtype)
+        is_apart = self._scaled is not None and self._scaled.emulates
+        if made is None and (is_apart or dtype != x.dtype or not len(x)):
             return self._one_by_one(x, y, dtype)
-        made = torch._grouped_mm(x.T, y, offs=self._ends_L)  # noqa: SLF001 - no public name in 2.10
+        if made is None:
+            made = self._grouped(x, y)
         self._tracker.add(made)
-        for expert, rows in enumerate(self._rows_L):
-            if not rows:  # nobody says that a kernel writes what it adds nothing to
-                made[expert].zero_()
         return made if self._scale == 1 else made.mul_(self._scale)
 
     def rows(self, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -166,6 +172,13 @@ class DeferredProducts:
     def release(self) -> None:
         """Forget what was kept."""
         self._kept.clear()
+
+    def _grouped(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made = torch._grouped_mm(x.T, y, offs=self._ends_L)  # noqa: SLF001 - no public name in 2.10
+        for expert, rows in enumerate(self._rows_L):
+            if not rows:  # nobody says that a kernel writes what it adds nothing to
+                made[expert].zero_()
+        return made
 
     def _one_by_one(self, x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the same in a wider dtype: grouped kernels round to that of their factors."""
