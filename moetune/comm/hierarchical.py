@@ -1,0 +1,291 @@
+"""All-to-alls in two steps: across the nodes, and inside each of them (hierarchical).
+
+Between N nodes of L ranks a flat exchange sends N·L - L messages a rank over the network, each of
+1/(N·L) of its rows. In two steps they are N - 1, each L times as large: rows for any rank of a node
+go to that rank of the node which has the sender's place, and from there on to their target. Small
+messages are faster by it; large ones pass through one rank more, which takes time inside the node.
+
+    outward (a dispatch)    rank (s, i) → (t, i) across the nodes → (t, j) inside the node
+    homeward (a combine)    rank (t, j) → (t, i) inside the node  → (s, i) across the nodes
+
+So the network carries what a rank's own tokens need, however uneven the experts' loads are, and a
+popular expert's rows arrive over all links of its node; inside the node, then across (Tutel's 2DH)
+would bring them all over the link of one rank. DeepEP takes this way, too.
+
+The steps of successive exchanges overlap: each level has a group and a thread of its own, and every
+thread does its part of the exchanges in the order of issue, which is that of all ranks.
+
+Source: Tutel §3.4 (2DH, arXiv 2206.03382); DeepSpeed-MoE §5.3 (hierarchical all-to-all).
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+
+from moetune.comm.gloo import ReceivesFirst, new_communicator
+from moetune.comm.group import Communicator
+from moetune.comm.process_group import GroupCommunicator
+from moetune.comm.relay import Counts, Relay, columns, sums, transposed
+from moetune.comm.transfer import GroupRank, Transfer
+from moetune.domain.errors import InputError
+
+
+class HierarchicalCommunicator(ReceivesFirst):
+    """A group whose all-to-alls of CPU tensors travel in two steps; all else is as in the group.
+
+    Args:
+        group: rank r is rank r mod L of node r // L.
+        across: of the ranks with this one's place in their nodes, in the order of the nodes.
+        inside: of the ranks of this one's node, in their order.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, *, across: Communicator, inside: Communicator
+    ) -> None:
+        super().__init__(group)
+        self._across, self._inside = across, inside
+
+    @cached_property
+    def _threads(self) -> "_Threads":
+        return _Threads(self._across, self._inside)
+
+    def relayed_blocks(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
+        """Return the blocks that pass through this rank on their way out; blocking.
+
+        Args:
+            blocks: (num_ranks, …), one for each rank.
+
+        Returns:
+            (nodes, ranks of a node, …): from the rank with this one's place in each node, to each
+            rank of this node.
+        """
+        by_node = blocks.unflatten(0, (self._across.num_ranks, self._inside.num_ranks))
+        exchange = self._across.all_to_all_blocks
+        # In the level's thread, so that it keeps its place among the exchanges.
+        return self._threads.of(self._across).submit(exchange, by_node, name).result()
+
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        rows: torch.Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        name: str,
+        *,
+        is_alone: bool = False,
+        relay: Relay | None = None,
+    ) -> Transfer:
+        """Start one exchange in two steps.
+
+        Args:
+            relay: rows that pass through this rank. Without it the exchange is outward, and the
+                ranks tell each other first, which blocks, unless all parts are equal.
+
+        Raises:
+            InputError: the rows are not on a CPU.
+        """
+        if rows.device.type != "cpu":
+            raise InputError(
+                f"a hierarchical exchange is of CPU tensors, and the rows are on {rows.device}",
+                "take a plan with the flat dispatcher",
+            )
+        give, take = self._by_node(input_splits, rows), self._by_node(output_splits, output)
+        if relay is None:
+            relay = Relay(counts=give if input_splits is None else self._counts(give, name))
+        first, second = self._steps(give, take, relay, name, is_alone=is_alone)
+        exchange = _Exchange(
+            output=output, rows=rows, first=first, second=second, is_homeward=relay.is_homeward
+        )
+        return _RelayedTransfer(self._threads.start(exchange), exchange, name, self._group_rank)
+
+    def _steps(
+        self, give: Counts, take: Counts, relay: Relay, name: str, *, is_alone: bool
+    ) -> tuple["_Step", "_Step"]:
+        across = partial(_Step, level=self._across, name=f"{name}, across nodes", is_alone=is_alone)
+        inside = partial(_Step, level=self._inside, name=f"{name}, in a node", is_alone=is_alone)
+        passing = columns(relay.counts)
+        if relay.is_homeward:
+            first = inside(give=columns(give), take=passing)
+            return first, across(give=relay.counts, take=take)
+        first = across(give=give, take=relay.counts)
+        return first, inside(give=passing, take=columns(take))
+
+    def _by_node(self, splits: Sequence[int] | None, rows: torch.Tensor) -> Counts:
+        equal = [len(rows) // self.num_ranks] * self.num_ranks
+        flat, here = equal if splits is None else splits, self._inside.num_ranks
+        return tuple(tuple(flat[low : low + here]) for low in range(0, self.num_ranks, here))
+
+    def _counts(self, give: Counts, name: str) -> Counts:
+        mine = torch.tensor([*chain.from_iterable(give)])
+        counts: Counts = self.relayed_blocks(mine, f"{name}: rows that pass through").tolist()
+        return counts
+
+
+def hierarchical_of(communicator: Communicator, *, ranks_per_node: int) -> Communicator:
+    """Make a hierarchical communicator of a group; all its members call this together.
+
+    Args:
+        ranks_per_node: consecutive ranks of the world that a node has.
+
+    Raises:
+        InputError: the group has not several ranks on each of several nodes.
+    """
+    nodes = _nodes(communicator.members, ranks_per_node)
+    if not isinstance(communicator, GroupCommunicator) or len(nodes) == 1 or len(nodes[0]) == 1:
+        raise InputError(
+            "a hierarchical exchange needs several nodes with several ranks each, and the group "
+            f"has {communicator.num_ranks} ranks on {len(nodes)} "
+            f"node{'s' if len(nodes) > 1 else ''} of {ranks_per_node}",
+            "take a plan with the flat dispatcher",
+        )
+    node, place = divmod(communicator.rank, len(nodes[0]))
+    across = [members[place] for members in nodes]
+    return HierarchicalCommunicator(
+        communicator.group,
+        across=new_communicator(across, purpose="exchange across nodes"),
+        inside=new_communicator(nodes[node], purpose="exchange inside nodes"),
+    )
+
+
+def _nodes(members: Sequence[int], ranks_per_node: int) -> list[list[int]]:
+    """Return the group's ranks in the world on each node.
+
+    Raises:
+        InputError: the nodes have not equally many of them, one node after the other.
+    """
+    found: dict[int, list[int]] = {}
+    for rank in members:
+        found.setdefault(rank // ranks_per_node, []).append(rank)
+    nodes = [found[node] for node in sorted(found)]
+    if [*chain.from_iterable(nodes)] != sorted(members) or list(members) != sorted(members):
+        raise InputError(f"the ranks {list(members)} of the group are not in ascending order")
+    if len({len(ranks) for ranks in nodes}) > 1:
+        sizes = ", ".join(str(len(ranks)) for ranks in nodes)
+        raise InputError(
+            f"a hierarchical exchange needs equally many ranks on each node, the group has {sizes}",
+            "take a plan with the flat dispatcher",
+        )
+    return nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """One of an exchange's two steps, with the blocks that it moves.
+
+    Args:
+        give: [target of the level][rank of the other level] rows.
+        take: [source of the level][rank of the other level] rows.
+    """
+
+    level: Communicator
+    name: str
+    is_alone: bool
+    give: Counts
+    take: Counts
+
+    def start(self, rows: torch.Tensor, output: torch.Tensor) -> Transfer:
+        """Start the level's all-to-all."""
+        give, take = sums(self.give), sums(self.take)
+        return self.level.all_to_all(output, rows, take, give, self.name, is_alone=self.is_alone)
+
+
+class _Threads:
+    """The threads of a communicator: one issues each level's exchanges, one completes outputs."""
+
+    def __init__(self, *levels: Communicator) -> None:
+        self._levels = {id(level): _thread("exchange") for level in levels}
+        self._arrivals = _thread("arrivals")
+
+    def of(self, level: Communicator) -> ThreadPoolExecutor:
+        """Return the thread that alone issues the level's exchanges."""
+        return self._levels[id(level)]
+
+    def start(self, exchange: "_Exchange") -> "Future[None]":
+        """Start an exchange's parts, each in its thread behind those of earlier exchanges."""
+        begun = self.of(exchange.first.level).submit(exchange.begin)
+        passed = self.of(exchange.second.level).submit(lambda: exchange.pass_on(*begun.result()))
+        return self._arrivals.submit(lambda: exchange.finish(*passed.result()))
+
+
+def _thread(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"moetune {name}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exchange:
+    """The parts of one exchange; `begin` and `pass_on` return a transfer and its output."""
+
+    output: torch.Tensor
+    rows: torch.Tensor
+    first: _Step
+    second: _Step
+    is_homeward: bool
+
+    def begin(self) -> tuple[Transfer, torch.Tensor]:
+        """Issue the first step."""
+        rows = self.rows.detach()
+        if self.is_homeward:
+            rows = transposed(rows, columns(self.first.give))
+        received = self._empty(self.first.take)
+        return self.first.start(rows, received), received
+
+    def pass_on(self, transfer: Transfer, received: torch.Tensor) -> tuple[Transfer, torch.Tensor]:
+        """Issue the second step, of the rows that came in the first."""
+        transfer.wait()
+        rows = transposed(received, self.first.take)
+        into = self.output if self.is_homeward else self._empty(self.second.take)
+        return self.second.start(rows, into), into
+
+    def finish(self, transfer: Transfer, received: torch.Tensor) -> None:
+        """Complete the output."""
+        transfer.wait()
+        if not self.is_homeward:
+            # The mode of the caller, which this thread does not have.
+            with torch.inference_mode(self.output.is_inference()):
+                transposed(received, self.second.take, out=self.output.detach())
+
+    def _empty(self, counts: Counts) -> torch.Tensor:
+        return self.rows.new_empty(sum(sums(counts)), *self.rows.shape[1:])
+
+
+class _RelayedTransfer:
+    """An exchange in two steps, under way."""
+
+    def __init__(
+        self, done: "Future[None]", exchange: _Exchange, name: str, group_rank: GroupRank
+    ) -> None:
+        self._done, self._name, self._group_rank = done, name, group_rank
+        self._tensors: tuple[torch.Tensor, ...] = (exchange.output, exchange.rows)
+
+    def wait(self) -> None:
+        """Wait for both steps.
+
+        Raises:
+            CollectiveError: one failed.
+        """
+        try:
+            self._done.result()
+        except RuntimeError as error:
+            raise self._group_rank.error(
+                "all_to_all", self._name, self._tensors, error
+            ) from error
+        self._tensors = ()
+
+    def future(self) -> torch.futures.Future[object]:
+        """Return a future that completes with the output."""
+        watched: torch.futures.Future[object] = torch.futures.Future()
+
+        def end(done: "Future[None]") -> None:
+            error = done.exception()
+            if error is None:
+                watched.set_result(None)
+            else:
+                watched.set_exception(error)
+
+        self._done.add_done_callback(end)
+        return watched
