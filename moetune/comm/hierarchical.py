@@ -50,6 +50,11 @@ class HierarchicalCommunicator(ReceivesFirst):
         super().__init__(group)
         self._across, self._inside = across, inside
 
+    @property
+    def levels(self) -> tuple[Communicator, Communicator]:
+        """The groups across the nodes and inside this one's."""
+        return self._across, self._inside
+
     @cached_property
     def _threads(self) -> "_Threads":
         return _Threads(self._across, self._inside)
@@ -271,9 +276,7 @@ class _RelayedTransfer:
         try:
             self._done.result()
         except RuntimeError as error:
-            raise self._group_rank.error(
-                "all_to_all", self._name, self._tensors, error
-            ) from error
+            raise self._group_rank.error("all_to_all", self._name, self._tensors, error) from error
         self._tensors = ()
 
     def future(self) -> torch.futures.Future[object]:

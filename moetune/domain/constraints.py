@@ -18,6 +18,8 @@ from moetune.domain.model import Transformer, find_model
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 
 Order = Literal["dispatch_first", "interleaved"]
+Dispatcher = Literal["flat", "hierarchical"]
+"""How rows travel to their experts: to all ranks at once, or across nodes and then inside them."""
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 MAX_DEGREE = 64
@@ -43,6 +45,7 @@ class Bounds:
     min_chunk_tokens: int = 1
     order: Order | None = None
     strategy: Strategy | None = None
+    dispatcher: Dispatcher | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens")
@@ -231,6 +234,7 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         "min-chunk-tokens": ("bounds", "min_chunk_tokens"),
         "order": ("bounds", "order"),
         "strategy": ("bounds", "strategy"),
+        "dispatcher": ("bounds", "dispatcher"),
         "num-layers": ("sizes", "num_layers"),
         "num-heads": ("sizes", "num_heads"),
         "seq": ("sizes", "length"),
@@ -264,7 +268,12 @@ _NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )  # fmt: skip
 """Smallest and largest value of the flags with a number."""
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"order": get_args(Order), "strategy": STRATEGIES, EXPERT_PARALLEL: get_args(ExpertParallel)}
+    {
+        "order": get_args(Order),
+        "strategy": STRATEGIES,
+        "dispatcher": get_args(Dispatcher),
+        EXPERT_PARALLEL: get_args(ExpertParallel),
+    }
 )
 _MOST_DIGITS = 18
 

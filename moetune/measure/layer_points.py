@@ -10,6 +10,7 @@ from moetune.domain.layer import Workload
 from moetune.domain.samples import (
     ALONE_CHUNKS,
     BurstPoint,
+    CollectiveOp,
     InterferencePoint,
     Point,
     RowsPoint,
@@ -25,9 +26,17 @@ _STEP_DEGREES: Mapping[int, tuple[int, ...]] = MappingProxyType({1: (1, 4, 16), 
 
 
 def layer_points(
-    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
+    workloads: Sequence[Workload],
+    groups: Sequence[Group],
+    grid: Grid,
+    *,
+    two_level: Sequence[Group] = (),
 ) -> Iterator[Point]:
-    """Yield what every layer computes and sends, in the grid's numbers of chunks."""
+    """Yield what every layer computes and sends, in the grid's numbers of chunks.
+
+    Args:
+        two_level: groups whose exchanges are measured in two steps, too.
+    """
     for load in workloads:
         shape = (load.layer.d_model, load.layer.d_hidden)
         for degree in grid.degrees:
@@ -36,21 +45,23 @@ def layer_points(
                 yield from gemm_points(load.dtype, load.local_experts, rows, d_in, d_out)
         for group in groups:
             if group[0] == load.world_size:
-                yield from _exchanges(load, group, grid)
+                yield from _exchanges("all_to_all", load, group, grid)
+            if group[0] == load.world_size and group in two_level:
+                yield from _exchanges("all_to_all_2d", load, group, grid)
         yield from _layer_rows(load, grid)
 
 
-def _exchanges(load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
+def _exchanges(op: CollectiveOp, load: Workload, group: Group, grid: Grid) -> Iterator[Point]:
     """Yield all-to-alls of the rows in chunks, alone and several at once, and their bursts."""
     group_size, num_nodes = group
     for degree in (*range(1, ALONE_CHUNKS + 1), _FEW_TOKENS):
-        yield collective("all_to_all", group, load.payload_bytes // degree)
+        yield collective(op, group, load.payload_bytes // degree)
     for degree in grid.queued_degrees:
-        yield collective("all_to_all", group, load.payload_bytes // degree, IN_FLIGHT)
+        yield collective(op, group, load.payload_bytes // degree, IN_FLIGHT)
     if group_size > STAGED:
-        queue = collective("all_to_all", group, load.payload_bytes // grid.queued_degrees[0])
+        queue = collective(op, group, load.payload_bytes // grid.queued_degrees[0])
         yield BurstPoint(
-            op="all_to_all", group_size=group_size, num_bytes=queue.num_bytes,
+            op=op, group_size=group_size, num_bytes=queue.num_bytes,
             in_flight=IN_FLIGHT, num_nodes=num_nodes,
         )  # fmt: skip
 

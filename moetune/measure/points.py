@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from moetune.domain.cluster import Cluster, DeviceKind, Group, spread_groups
+from moetune.domain.cluster import Cluster, DeviceKind, Group, is_two_level, spread_groups
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
 from moetune.domain.model import Transformer
@@ -145,10 +145,16 @@ def choose_points(
         for model in transformers
         for dtype in dtypes
     )  # fmt: skip
-    needed: list[Point] = [*layer_points(workloads, groups, grid), *chain.from_iterable(around)]
+    two_level: list[Group] = []
+    if machine.kind == "cpu":  # where the runtime has exchanges in two steps
+        two_level = [group for group in groups if is_two_level(group, machine)]
+    of_chunks = layer_points(workloads, groups, grid, two_level=two_level)
+    needed: list[Point] = [*of_chunks, *chain.from_iterable(around)]
     others = list(tensor_points(workloads, groups, grid))
     of_model = needed if transformers else others
     of_model += _collective_grid(groups, grid)
+    if not transformers:
+        others += _two_level_grid(two_level, grid)
     if linked and workloads:
         needed += overlap_points(overlapped_bytes(workloads, grid, num_ranks=machine.num_devices))
     elif linked:
@@ -238,6 +244,13 @@ def _collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
             for num_bytes in ladder(_SMALLEST_BYTES, grid.max_bytes, step):
                 for in_flight in (1, IN_FLIGHT) if op in grid.queued else (1,):
                     yield collective(op, group, num_bytes, in_flight)
+
+
+def _two_level_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
+    for group in groups:
+        for num_bytes in ladder(_SMALLEST_BYTES, grid.max_bytes, grid.bytes_step):
+            for in_flight in (1, IN_FLIGHT):
+                yield collective("all_to_all_2d", group, num_bytes, in_flight)
 
 
 def _copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[Point]:

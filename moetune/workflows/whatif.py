@@ -42,6 +42,7 @@ def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     if after.transformer is None or after.transformer.moe_every:
         yield _chunks(before, after)
     yield from _strategy(before, after)
+    yield from _dispatcher(before, after)
     yield _binding(before, after)
     yield _memory(before, after)
     yield _sentence(after.decision.why)
@@ -121,6 +122,12 @@ def _strategy(before: Plan, after: Plan) -> Iterator[str]:
     then, now = before.memory.strategy, after.memory.strategy
     if now != then:
         yield f"The strategy is {now} instead of {then}: {STRATEGY_WORDS[now]}."
+
+
+def _dispatcher(before: Plan, after: Plan) -> Iterator[str]:
+    then, now = before.pipeline.dispatcher, after.pipeline.dispatcher
+    if now != then:
+        yield f"The dispatcher is {now} instead of {then}."
 
 
 def _binding(before: Plan, after: Plan) -> str:

@@ -26,7 +26,9 @@ def test_hierarchical_exchanges_of_two_nodes(worker: Callable[[], None], num_ran
     assert run_ranks(worker, num_ranks) == [""] * num_ranks
 
 
-@pytest.mark.parametrize("worker", [workers.what_cannot_be_is_refused, workers.a_wrong_size_is_told])
+@pytest.mark.parametrize(
+    "worker", [workers.what_cannot_be_is_refused, workers.a_wrong_size_is_told]
+)
 def test_what_goes_wrong_is_told_by_name(worker: Callable[[], None]) -> None:
     assert run_ranks(worker, 4) == [""] * 4
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from moetune.comm.group import Communicator
+from moetune.comm.relay import Counts, Relay
 from moetune.runtime.moe.kernels import Blocks, blocks_of
 
 
@@ -71,6 +72,7 @@ class PhaseOrder:
         num_pairs: T·K, dropped ones included.
         chunk_pieces: bounds of the chunks, in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
+        relayed_counts: [chunk] rows that pass through this rank; empty where none do.
     """
 
     pairs_N: torch.Tensor
@@ -78,6 +80,13 @@ class PhaseOrder:
     chunk_pieces: tuple[int, ...]
     send_counts: tuple[tuple[int, ...], ...]
     receive_counts: tuple[tuple[int, ...], ...]
+    relayed_counts: tuple[Counts, ...] = ()
+
+    def relay(self, chunk: int, *, is_homeward: bool = False) -> Relay | None:
+        """Return the rows of a chunk that pass through this rank, None where none do."""
+        if not self.relayed_counts:
+            return None
+        return Relay(counts=self.relayed_counts[chunk], is_homeward=is_homeward)
 
     @property
     def degree(self) -> int:
@@ -140,6 +149,8 @@ def plan_dispatch(
 ) -> Dispatch:
     """Sort this rank's pairs and exchange the ranks' counts: one small all-to-all a step.
 
+    A hierarchical communicator exchanges those of relayed rows, too.
+
     Args:
         experts_TK: chosen experts.
         kept_TK: as in `Routing`.
@@ -156,7 +167,9 @@ def plan_dispatch(
     # pieces, depend.
     send_PCL = counts.view(num_pieces, num_ranks, -1).transpose(0, 1).contiguous()
     receive_PCL = communicator.all_to_all_blocks(send_PCL, "the exchange of token counts")
+    relayed_NPC = communicator.relayed_blocks(send_PCL.sum(-1), "the exchange of relayed counts")
     send, receive = torch.stack((send_PCL, receive_PCL)).tolist()
+    relayed = None if relayed_NPC is None else relayed_NPC.tolist()
 
     def order(chunk_pieces: tuple[int, ...]) -> PhaseOrder:
         send_counts = _per_chunk(send, chunk_pieces)
@@ -168,6 +181,7 @@ def plan_dispatch(
             chunk_pieces=chunk_pieces,
             send_counts=send_counts,
             receive_counts=_per_chunk(receive, chunk_pieces),
+            relayed_counts=() if relayed is None else _relayed_per_chunk(relayed, chunk_pieces),
         )
 
     forward = order(forward_pieces)
@@ -232,5 +246,15 @@ def _per_chunk(
     """Return [chunk][rank] from [rank][piece][local expert] counts."""
     return tuple(
         tuple(sum(map(sum, pieces[low:high])) for pieces in counts)
+        for low, high in itertools.pairwise(chunk_pieces)
+    )
+
+
+def _relayed_per_chunk(
+    counts: list[list[list[int]]], chunk_pieces: tuple[int, ...]
+) -> tuple[Counts, ...]:
+    """Return [chunk][node][rank of a node] from [node][rank of a node][piece] counts."""
+    return tuple(
+        [[sum(pieces[low:high]) for pieces in node] for node in counts]
         for low, high in itertools.pairwise(chunk_pieces)
     )

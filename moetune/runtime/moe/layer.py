@@ -80,7 +80,7 @@ class MoELayer(ExpertLayer):
         dispatch = plan_dispatch(
             routing.experts_TK, routing.kept_TK, num_experts=self.shape.num_experts,
             forward_degree=decision.forward_degree, backward_degree=decision.backward_degree,
-            communicator=self.communicator,
+            communicator=context.communicator,
         )  # fmt: skip
         self.num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
