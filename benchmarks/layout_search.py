@@ -14,7 +14,8 @@ from moetune.domain.profile import CollectiveLine, GemmLine, Profile
 from moetune.domain.request import PlanInputs
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
+from moetune.solve.layout.choose import LayoutProblem, search_layouts
+from moetune.solve.layout.plan import solve_layout
 
 NUM_RANKS = 1024
 PER_NODE = 8

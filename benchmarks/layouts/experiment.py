@@ -23,7 +23,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.solve.layout.candidates import Candidate
-from moetune.solve.layout.plan import LayoutProblem, search_layouts
+from moetune.solve.layout.choose import LayoutProblem, search_layouts
 from moetune.solve.layout.words import parts_of
 
 NUM_RANKS, RANKS_PER_NODE = 4, 2

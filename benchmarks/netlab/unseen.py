@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.netlab.__main__ import describe_machine
 from benchmarks.netlab.experiment import (
     DTYPE,
@@ -51,11 +53,13 @@ class Cell:
     Args:
         steps: by degree, the pinned plan and the measured seconds.
         chosen: the plan that is free to choose.
+        repeated: of steps that the profile measured, too: seconds now over those then.
     """
 
     name: str
     steps: dict[int, tuple[Plan, float]]
     chosen: Plan
+    repeated: tuple[float, ...]
 
     @property
     def regret(self) -> float:
@@ -97,16 +101,21 @@ def _measure(
         )
         lines = measure_steps(lab, command, peer=None, echo=sys.stderr)
     choices = f"{num_experts} experts, top {top_k}"
+    measured = {
+        degree: statistics.median(lines[tokens, f"ours:{degree}"].seconds) for degree in _DEGREES
+    }
     return Cell(
         name=f"{rate_mbit:g} Mbit/s, {activation}, {choices}, {tokens} tokens",
         steps={
-            degree: (
-                _plan(profile, layer, tokens, degree),
-                statistics.median(lines[tokens, f"ours:{degree}"].seconds),
-            )
-            for degree in _DEGREES
+            degree: (_plan(profile, layer, tokens, degree), seconds)
+            for degree, seconds in measured.items()
         },
         chosen=_plan(profile, layer, tokens),
+        repeated=tuple(
+            measured[one.degree] / one.measured_seconds
+            for one in profile.steps
+            if one.workload.tokens_per_rank == tokens
+        ),
     )
 
 
@@ -133,6 +142,13 @@ def _lines(cells: Sequence[Cell], *, budget: str) -> Iterator[str]:
     share, width = sum(inside) / len(inside), statistics.median(_width(plan) for plan, _ in steps)
     yield f"- Inside the 90 % range: {sum(inside)} of {len(inside)} steps ({share:.0%})."
     yield f"- Median width of the range: {width:.0%}."
+    repeated = [one for cell in cells for one in cell.repeated]
+    low, high = (float(one) - 1 for one in np.quantile(repeated, (0.05, 0.95)))
+    yield (
+        f"- The same step, measured in the profile and again minutes later ({len(repeated)} of "
+        f"them): nine of ten differ by {low:+.0%} to {high:+.0%}. No range that is narrower than "
+        f"{high - low:.0%} can hold nine of ten."
+    )
     yield f"- Error: {statistics.median(errors):.1%} in the median, {max(errors):.1%} at most."
     yield (
         "- Plans behind the best measured degree (the nearest measured one for theirs): "

@@ -24,7 +24,7 @@ from moetune.domain.profile import Profile, profile_from_document
 from moetune.domain.request import PlanRequest
 from moetune.fit.costs import costs_of
 from moetune.solve.layout.candidates import Candidate
-from moetune.solve.layout.plan import LayoutProblem, search_layouts
+from moetune.solve.layout.choose import LayoutProblem, search_layouts
 from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.layout.words import parts_of
 from moetune.solve.runtime import TargetRuntime

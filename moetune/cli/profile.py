@@ -7,6 +7,7 @@ import typer
 
 from moetune import config
 from moetune.cli.flags import LayerFlags, model_sizes, parsed
+from moetune.cli.profile_for import INTERRUPTED, check_flags, profile_for
 from moetune.cli.progress import ScreenProgress, clock
 from moetune.cli.session import Json, Session, example, session_of
 from moetune.domain.document import encode
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 
 EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
-_INTERRUPTED = 130
 _TOKENS = 4096
 
 
@@ -71,6 +71,15 @@ def profile(
         int | None,
         typer.Option(min=0, help="Every n-th block has experts; 0 for none. Default: 2."),
     ] = None,
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="PLAN",
+            help="Measure what this plan is least sure of, add it to the plan's profile, and plan "
+            "again: a plan's file, or the beginning of an id in the store.",
+        ),
+    ] = None,
     *,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Estimate points and time, measure nothing.")
@@ -89,6 +98,22 @@ def profile(
 
     session = session_of(context)
     settings, setting = session.settings, _setting(nproc)
+    limit = budget or settings.budget
+    budget_seconds = parse_seconds(limit) if limit else None
+    if for_ is not None:
+        given = {
+            "--name": name, "--nproc": nproc, "--dtype": dtype, "--group-sizes": group_sizes,
+            "--model": model, "--d-model": d_model, "--d-hidden": d_hidden,
+            "--num-experts": num_experts, "--top-k": top_k, "--activation": activation,
+            "--tokens": tokens, "--num-layers": num_layers, "--num-heads": num_heads,
+            "--seq": seq, "--vocab": vocab, "--moe-every": moe_every, "--resume": resume,
+        }  # fmt: skip
+        check_flags({flag: value not in {None, False} for flag, value in given.items()})
+        profile_for(
+            session, for_, setting, preset=preset or settings.preset,
+            budget_seconds=budget_seconds, plan_only=plan_only, as_json=json,
+        )  # fmt: skip
+        return
     num_ranks = setting.launch.world_size if setting.launch else nproc or 1
     named = parsed(model, find_model)
     layer = LayerFlags(
@@ -102,7 +127,6 @@ def profile(
         vocab=parsed(vocab, parse_count), moe_every=moe_every,
     ).transformer(model=model, layer=layer)  # fmt: skip
     default_tokens = named.tokens_per_rank if named else _TOKENS
-    limit = budget or settings.budget
     request = ProfileRequest(
         name=name,
         num_ranks=num_ranks,
@@ -112,7 +136,7 @@ def profile(
         layers=() if layer is None or transformer is not None else (layer,),
         transformers=() if transformer is None else (transformer,),
         max_tokens=parse_count(tokens) if tokens else default_tokens,
-        budget_seconds=parse_seconds(limit) if limit else None,
+        budget_seconds=budget_seconds,
     )
     if not setting.is_writer:
         take_part(request, setting)
@@ -203,28 +227,13 @@ def _measure(
                 f"interrupted: {progress.num_done} of {progress.num_points} points are stored\n"
                 f"  measure the rest:  moetune profile --name {name} … --resume"
             )
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED) from None
     fitness = fitness_of(outcome.profile, request)
     if as_json:
-        document = _document(outcome)
+        document = outcome.document
         screen.document(document if fitness is None else {**document, "fitness": encode(fitness)})
     else:
         _show(session, outcome, fitness)
-
-
-def _document(outcome: "ProfileOutcome") -> dict[str, object]:
-    return {
-        "schema": "moetune.profile-run/1",
-        "name": outcome.profile.name,
-        "run_id": outcome.run_id,
-        "store": outcome.location,
-        "machine": encode(outcome.profile.machine),
-        "num_samples": len(outcome.profile.samples),
-        "num_reused": outcome.num_reused,
-        "num_failed": len(outcome.failed),
-        "drifted": outcome.has_drifted,
-        "groups": encode(outcome.groups),
-    }
 
 
 def _show(session: Session, outcome: "ProfileOutcome", fitness: "Fitness | None") -> None:

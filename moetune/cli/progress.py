@@ -15,7 +15,11 @@ _PAUSE_SECONDS = 10.0
 
 
 class ScreenProgress:
-    """A bar for each group of points on a terminal, else a line every ten seconds."""
+    """A bar for each group of points on a terminal, else a line every ten seconds.
+
+    Args:
+        seconds: estimated for all points, once they are known.
+    """
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -24,6 +28,7 @@ class ScreenProgress:
         self._done: dict[str, int] = {}
         self._printed_at = 0.0
         self.num_failed = 0
+        self.seconds = 0.0
 
     @property
     def num_done(self) -> int:
@@ -38,6 +43,7 @@ class ScreenProgress:
     def start(self, groups: Mapping[str, int], seconds: float) -> None:
         """Print the number of points and the estimated time."""
         self._total, self._done = dict(groups), dict.fromkeys(groups, 0)
+        self.seconds = seconds
         about = clock(seconds)
         self._screen.note(
             f"{self.num_points} points, about {about} (Ctrl-C stops; finished points stay stored)"

@@ -97,8 +97,9 @@ def drift_of(samples: Iterable[Sample]) -> float:
     """Return the spread of GEMMs' visits around those that were disturbed least.
 
     A profile predicts an undisturbed machine, and jobs run on the machine as it is. GEMMs repeat
-    best, so that what their visits differ by is the machine's. Visits that make up nine tenths of
-    the time set the spread: a step consists of its long GEMMs, and short ones vary by more.
+    best, so that what their visits differ by is the machine's; those during which other programs
+    were seen count only where there are no others. Visits that make up nine tenths of the time set
+    the spread: a step consists of its long GEMMs, and short ones vary by more.
     """
     visits: dict[Point, list[Sample]] = {}
     for sample in samples:
@@ -109,8 +110,9 @@ def drift_of(samples: Iterable[Sample]) -> float:
     for several in visits.values():
         if len(several) > 1:
             calm = statistics.median(one.median_seconds for one in undisturbed(several))
-            apart += [abs(math.log(one.median_seconds / calm)) for one in several]
-            weights += [calm] * len(several)
+            clean = [one for one in several if not one.marks] or several
+            apart += [abs(math.log(one.median_seconds / calm)) for one in clean]
+            weights += [calm] * len(clean)
     if len(apart) < _FEWEST_VISITS:
         return DRIFT
     order = np.argsort(apart)

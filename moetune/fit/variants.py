@@ -25,7 +25,12 @@ _MAX_SPREAD = math.log(2)
 
 
 def resample_costs(
-    profile: Profile, *, num: int, seed: int, allow_modelled: bool = False, known: str = ""
+    profile: Profile,
+    *,
+    num: int,
+    seed: int,
+    allow_modelled: bool = False,
+    known: frozenset[str] = frozenset(),
 ) -> tuple[Costs, ...]:
     """Return `num` costs drawn within the noise of the samples and the errors of the fits.
 
@@ -43,8 +48,8 @@ def resample_costs(
 
     Args:
         num: how many.
-        known: family of operations (`Name.family`) that is as it was measured in every draw, as if
-            nothing were left to learn about it.
+        known: families of operations (`Name.family`) that are as they were measured in every draw,
+            as if nothing were left to learn about them; the draws of the others are the same.
     """
     index = ProfileIndex(profile)
     noise = _Noise(num=num, seed=seed)
@@ -131,7 +136,7 @@ class _Noise:
 class _DrawnCurves:
     """The curves, lines and blends of one draw."""
 
-    def __init__(self, *, noise: _Noise, draw: int, known: str = "") -> None:
+    def __init__(self, *, noise: _Noise, draw: int, known: frozenset[str] = frozenset()) -> None:
         self._noise = noise
         self._draw = draw
         self._known = known
@@ -144,7 +149,7 @@ class _DrawnCurves:
         return self._interference
 
     def through(self, points: Points) -> Curve:
-        if points.family == self._known:
+        if points.family in self._known:
             return self._exact.through(points)
         factor, _ = self._noise.factors(
             points.family, draw=self._draw, relative_error=points.relative_error
@@ -168,7 +173,7 @@ class _DrawnCurves:
         return Line(cost=cost, relative_error=line.relative_error)
 
     def blend(self, curve: Curve, *, family: str) -> Curve:
-        if family == self._known:
+        if family in self._known:
             return curve
         factor, _ = self._noise.factors(
             family, draw=self._draw, relative_error=curve.relative_error
@@ -176,7 +181,7 @@ class _DrawnCurves:
         return replace(curve.scaled(factor), deviates=self._beyond(family))
 
     def stand_in(self, inner: Predictor, *, spread: float, label: str) -> Predictor:
-        if label == self._known:
+        if label in self._known:
             return inner
         deviate, _ = self._noise.deviates(label, draw=self._draw)
         return StandIn(inner=inner, factor=math.exp(spread * deviate))

@@ -26,17 +26,9 @@ _STEP_DEGREES: Mapping[int, tuple[int, ...]] = MappingProxyType({1: (1, 4, 16), 
 
 
 def layer_points(
-    workloads: Sequence[Workload],
-    groups: Sequence[Group],
-    grid: Grid,
-    *,
-    two_level: Sequence[Group] = (),
+    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
 ) -> Iterator[Point]:
-    """Yield what every layer computes and sends, in the grid's numbers of chunks.
-
-    Args:
-        two_level: groups whose exchanges are measured in two steps, too.
-    """
+    """Yield what every layer computes and sends, in the grid's numbers of chunks."""
     for load in workloads:
         shape = (load.layer.d_model, load.layer.d_hidden)
         for degree in grid.degrees:
@@ -46,9 +38,21 @@ def layer_points(
         for group in groups:
             if group[0] == load.world_size:
                 yield from _exchanges("all_to_all", load, group, grid)
-            if group[0] == load.world_size and group in two_level:
-                yield from _exchanges("all_to_all_2d", load, group, grid)
         yield from _layer_rows(load, grid)
+
+
+def two_level_points(
+    workloads: Sequence[Workload], groups: Sequence[Group], grid: Grid
+) -> Iterator[Point]:
+    """Yield the exchanges of `layer_points` in two steps.
+
+    Args:
+        groups: of several ranks on each of several nodes.
+    """
+    for load in workloads:
+        for group in groups:
+            if group[0] == load.world_size:
+                yield from _exchanges("all_to_all_2d", load, group, grid)
 
 
 def _exchanges(op: CollectiveOp, load: Workload, group: Group, grid: Grid) -> Iterator[Point]:

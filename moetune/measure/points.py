@@ -3,11 +3,18 @@
 All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Which fit?").
 """
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from moetune.domain.cluster import Cluster, DeviceKind, Group, is_two_level, spread_groups
+from moetune.domain.cluster import (
+    Cluster,
+    DeviceKind,
+    Group,
+    Machine,
+    is_two_level,
+    spread_groups,
+)
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
 from moetune.domain.model import Transformer
@@ -42,6 +49,7 @@ from moetune.measure.layer_points import (
     overlapped_bytes,
     step_points,
     tensor_points,
+    two_level_points,
 )
 from moetune.measure.transformer_points import transformer_points
 
@@ -148,8 +156,8 @@ def choose_points(
     two_level: list[Group] = []
     if machine.kind == "cpu":  # where the runtime has exchanges in two steps
         two_level = [group for group in groups if is_two_level(group, machine)]
-    of_chunks = layer_points(workloads, groups, grid, two_level=two_level)
-    needed: list[Point] = [*of_chunks, *chain.from_iterable(around)]
+    needed: list[Point] = [*layer_points(workloads, groups, grid), *chain.from_iterable(around)]
+    needed += two_level_points(of_layers, two_level, grid)
     others = list(tensor_points(workloads, groups, grid))
     of_model = needed if transformers else others
     of_model += _collective_grid(groups, grid)
@@ -165,12 +173,14 @@ def choose_points(
         others += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
     if not workloads:
         others += _rows_grid(dtypes, max_tokens, grid)
-    limit = machine.memory_bytes // _MEMORY_SHARE
-    chosen = PointChoice(
-        needed=tuple(one for one in dict.fromkeys(needed) if memory_bytes(one) <= limit),
-        others=tuple(one for one in dict.fromkeys(others) if memory_bytes(one) <= limit),
-    )
+    chosen = PointChoice(needed=that_fit(needed, machine), others=that_fit(others, machine))
     return replace(chosen, others=chosen.without(frozenset(chosen.needed)).others)
+
+
+def that_fit(points: Iterable[Point], machine: Machine) -> tuple[Point, ...]:
+    """Return the points whose tensors leave enough of the machine's memory free, each once."""
+    limit = machine.memory_bytes // _MEMORY_SHARE
+    return tuple(one for one in dict.fromkeys(points) if memory_bytes(one) <= limit)
 
 
 def _check_sizes(group_sizes: Sequence[int], num_ranks: int) -> None:

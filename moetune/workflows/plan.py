@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from moetune.domain.cluster import HOST_MEMORY
 from moetune.domain.constraints import Constraints
 from moetune.domain.corrections import corrections_words
+from moetune.domain.costs import Costs
 from moetune.domain.document import decode, shown
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.layer import LayerShape
+from moetune.domain.model import Transformer
 from moetune.domain.operations import corrected_op, operations_of
 from moetune.domain.plan import SAFE_DECISION, Plan
 from moetune.domain.profile import Profile
@@ -26,7 +28,8 @@ from moetune.fit.costs import costs_of
 from moetune.fit.model_error import OF_MODELS
 from moetune.fit.variants import NUM_RESAMPLES, RESAMPLING_SEED, resample_costs
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
-from moetune.solve.layout.plan import LayoutProblem, solve_layout
+from moetune.solve.layout.choose import LayoutProblem
+from moetune.solve.layout.plan import solve_layout
 from moetune.workflows.profiles import FoundProfile, is_path
 
 LONGEST_NAME = 200
@@ -183,36 +186,59 @@ def sound_numbers(profile: str) -> Iterator[None]:
 
 def _solve(request: PlanRequest, profile: Profile, fingerprint: str | None) -> SolvedPlan:
     inputs = request.inputs_for(profile, fingerprint=fingerprint)
-    constraints, transformer, machine = request.constraints, request.whole, profile.machine
-    allowed = constraints.allow_modelled
-    costs = costs_of(profile, allow_modelled=allowed)
-    drawn = resample_costs(profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allowed)
-    resamples = tuple(corrected(one, profile.corrections) for one in drawn)
-    if transformer is None:
-        return solve_plan(
-            inputs=inputs,
-            costs=costs,
-            resamples=resamples,
-            bounds=constraints.bounds,
-            device_memory_bytes=machine.plannable_bytes,
-            provenance=profile.provenance,
-        )
-    return solve_layout(
-        LayoutProblem(
-            inputs=inputs,
-            model=transformer,
-            pins=constraints.pins,
-            costs=costs,
-            resamples=resamples,
-            bounds=constraints.bounds,
-            per_node=machine.devices_per_node,
-            runs_ahead=machine.kind == "cuda",
-            device_memory_bytes=machine.plannable_bytes,
-            host_memory_bytes=host_memory_bytes(profile),
-            provenance=profile.provenance,
-            error=OF_MODELS,
-        )
+    if request.whole is None:
+        return solve_layer(inputs, profile)
+    return solve_layout(layout_problem(inputs, request.whole, profile))
+
+
+def solve_layer(inputs: PlanInputs, profile: Profile) -> SolvedPlan:
+    """Return the plan of a layer on the profile's machine, with its candidates.
+
+    Raises:
+        InfeasiblePlanError, ProfileError: as `make_plan`.
+    """
+    constraints = inputs.pinned
+    return solve_plan(
+        inputs=inputs,
+        costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
+        resamples=drawn_costs(profile, allow_modelled=constraints.allow_modelled),
+        bounds=constraints.bounds,
+        device_memory_bytes=profile.machine.plannable_bytes,
+        provenance=profile.provenance,
     )
+
+
+def layout_problem(inputs: PlanInputs, model: Transformer, profile: Profile) -> LayoutProblem:
+    """Return the problem of a whole model on the profile's machine."""
+    constraints, machine = inputs.pinned, profile.machine
+    return LayoutProblem(
+        inputs=inputs,
+        model=model,
+        pins=constraints.pins,
+        costs=costs_of(profile, allow_modelled=constraints.allow_modelled),
+        resamples=drawn_costs(profile, allow_modelled=constraints.allow_modelled),
+        bounds=constraints.bounds,
+        per_node=machine.devices_per_node,
+        runs_ahead=machine.kind == "cuda",
+        device_memory_bytes=machine.plannable_bytes,
+        host_memory_bytes=host_memory_bytes(profile),
+        provenance=profile.provenance,
+        error=OF_MODELS,
+    )
+
+
+def drawn_costs(
+    profile: Profile, *, allow_modelled: bool, known: frozenset[str] = frozenset()
+) -> tuple[Costs, ...]:
+    """Return the refits behind a plan's confidence, with the profile's corrections.
+
+    Args:
+        known: families of operations without uncertainty.
+    """
+    drawn = resample_costs(
+        profile, num=NUM_RESAMPLES, seed=RESAMPLING_SEED, allow_modelled=allow_modelled, known=known
+    )
+    return tuple(corrected(one, profile.corrections) for one in drawn)
 
 
 def _corrections(plan: Plan, profile: Profile) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moetune.config import Launch
 from moetune.domain.cluster import Cluster
+from moetune.domain.document import encode
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import Transformer
@@ -20,7 +21,8 @@ from moetune.domain.units import dtype_bytes
 from moetune.fit.profile import fit_profile
 from moetune.measure.grid import Preset
 from moetune.measure.noise import has_drifted
-from moetune.measure.points import choose_points, default_group_sizes
+from moetune.measure.points import PointChoice, choose_points, default_group_sizes
+from moetune.workflows.beginning import Beginning, added_to, resumed, still_correct
 from moetune.workflows.recording import (
     GroupSummary,
     Progress,
@@ -48,6 +50,8 @@ class ProfileRequest:
         transformers: whole models whose own shapes are measured.
         max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
         budget_seconds: longest time to measure, without the fit.
+        points: measured instead of all that the layers and presets ask for; the current profile
+            keeps its samples.
     """
 
     name: str | None = None
@@ -59,6 +63,7 @@ class ProfileRequest:
     transformers: tuple[Transformer, ...] = ()
     max_tokens: int = 4096
     budget_seconds: float | None = None
+    points: tuple[Point, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -111,6 +116,22 @@ class ProfileOutcome:
         """Whether the machine's speed changed during the measurement."""
         return has_drifted(self.profile.samples)
 
+    @property
+    def document(self) -> dict[str, object]:
+        """The JSON document of `moetune profile`."""
+        return {
+            "schema": "moetune.profile-run/1",
+            "name": self.profile.name,
+            "run_id": self.run_id,
+            "store": self.location,
+            "machine": encode(self.profile.machine),
+            "num_samples": len(self.profile.samples),
+            "num_reused": self.num_reused,
+            "num_failed": len(self.failed),
+            "drifted": self.has_drifted,
+            "groups": encode(self.groups),
+        }
+
 
 def detect_cluster(request: ProfileRequest, setting: MeasurementSetting) -> Cluster:
     """Return the machine as the measuring ranks see it."""
@@ -145,9 +166,9 @@ def estimate_profile(
         CollectiveError: a rank died.
     """
     cluster = detect_cluster(request, setting)
-    known = _known_samples(store, profile_name(request, cluster), cluster)[1] if store else ()
+    begun = _beginning(request, cluster, store, resume=True) if store else Beginning()
     recorder = SampleRecorder(machine=cluster.machine, progress=SilentProgress())
-    _measure(request, setting, cluster, known, recorder, plan_only=True)
+    _measure(request, setting, cluster, begun.done, recorder, plan_only=True)
     return recorder.seconds
 
 
@@ -164,7 +185,7 @@ def measure_profile(
     cluster = detect_cluster(request, setting)
     shown = progress or SilentProgress()
     recorder = SampleRecorder(machine=cluster.machine, progress=shown)
-    _measure(request, setting, cluster, (), recorder)
+    _measure(request, setting, cluster, frozenset(), recorder)
     name = profile_name(request, cluster)
     found = replace(cluster, machine=recorder.machine)
     profile = _fit(name, found, recorder.samples, request.seed)
@@ -210,17 +231,20 @@ def profile_machine(
     """
     cluster = detect_cluster(request, setting)
     name = profile_name(request, cluster)
-    run_id, known = _known_samples(store, name, cluster) if resume else (None, ())
+    begun = _beginning(request, cluster, store, resume=resume)
     run = StoredRun(
-        store, name=name, cluster=cluster, preset=request.preset, run_id=run_id, known=known
-    )
+        store, name=name, cluster=cluster, preset=request.preset, run_id=begun.run_id,
+        known=begun.known,
+    )  # fmt: skip
     recorder = SampleRecorder(
         machine=cluster.machine, store=run.append, progress=progress, begin=run.begin
     )
     with run:
-        _measure(request, setting, cluster, known, recorder)
+        _measure(request, setting, cluster, begun.done, recorder)
         found = replace(cluster, machine=recorder.machine)
         profile = _fit(name, found, run.samples(), request.seed)
+        corrections = still_correct(begun.corrections, frozenset(request.points))
+        profile = replace(profile, corrections=corrections)
         run.complete(profile)
     groups = summarize(profile)
     progress.finish(groups)
@@ -228,7 +252,7 @@ def profile_machine(
         profile=profile,
         run_id=run.begin(),
         location=store.location,
-        num_reused=len(known),
+        num_reused=len(begun.known),
         groups=groups,
     )
 
@@ -242,44 +266,31 @@ def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
     return f"{slug}-x{cluster.machine.num_devices}"
 
 
-def _known_samples(
-    store: Store, name: str, cluster: Cluster
-) -> tuple[int | None, tuple[Sample, ...]]:
-    """Return the id of the run to resume, None for a new one, and the samples it begins with."""
-    run_id = store.open_run(name=name, fingerprint=cluster.fingerprint)
-    if run_id is not None:
-        return run_id, store.samples(run_id)
-    current = store.profile(name)
-    if current is None or current.fingerprint != cluster.fingerprint:
-        return None, ()
-    return None, current.samples
+def _beginning(
+    request: ProfileRequest, cluster: Cluster, store: Store, *, resume: bool
+) -> Beginning:
+    name = profile_name(request, cluster)
+    if request.points:
+        return added_to(store, name, cluster)
+    return resumed(store, name, cluster) if resume else Beginning()
 
 
 def _measure(
     request: ProfileRequest,
     setting: MeasurementSetting,
     cluster: Cluster,
-    known: Sequence[Sample],
+    done: frozenset[Point],
     recorder: SampleRecorder,
     *,
     plan_only: bool = False,
 ) -> None:
-    """Measure the points that `known` lacks, or failed there."""
-    from moetune.measure.estimate import default_dtypes
+    """Measure the points that are not done."""
     from moetune.measure.session import Assignment
 
-    group_sizes = request.group_sizes or default_group_sizes(cluster.machine.num_devices)
-    dtypes = request.dtypes or default_dtypes(cluster.machine.kind, request.preset)
-    points = choose_points(
-        cluster=cluster,
-        dtypes=dtypes,
-        group_sizes=group_sizes,
-        layers=request.layers,
-        transformers=request.transformers,
-        preset=request.preset,
-        max_tokens=request.max_tokens,
-    )
-    left = points.without({sample.point for sample in known if not sample.error})
+    points = PointChoice(needed=request.points, others=())
+    if not request.points:
+        points = _chosen_points(request, cluster)
+    left = points.without(done)
     assignment = Assignment(
         needed=left.needed,
         others=left.others,
@@ -290,6 +301,22 @@ def _measure(
         seed=request.seed,
     )
     _on_ranks(assignment, request, setting, recorder.receive)
+
+
+def _chosen_points(request: ProfileRequest, cluster: Cluster) -> PointChoice:
+    from moetune.measure.estimate import default_dtypes
+
+    group_sizes = request.group_sizes or default_group_sizes(cluster.machine.num_devices)
+    dtypes = request.dtypes or default_dtypes(cluster.machine.kind, request.preset)
+    return choose_points(
+        cluster=cluster,
+        dtypes=dtypes,
+        group_sizes=group_sizes,
+        layers=request.layers,
+        transformers=request.transformers,
+        preset=request.preset,
+        max_tokens=request.max_tokens,
+    )
 
 
 def _on_ranks(

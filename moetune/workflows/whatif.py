@@ -37,12 +37,7 @@ def name_changes(before: PlanInputs, after: PlanInputs, speeds: Speeds) -> str:
 
 def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     """Yield sentences on how the second plan differs and why, the most important first."""
-    yield _step(before, after)
-    yield from _layout(before, after)
-    if after.transformer is None or after.transformer.moe_every:
-        yield _chunks(before, after)
-    yield from _strategy(before, after)
-    yield from _dispatcher(before, after)
+    yield from compare_decisions(before, after)
     yield _binding(before, after)
     yield _memory(before, after)
     yield _sentence(after.decision.why)
@@ -52,6 +47,16 @@ def compare_plans(before: Plan, after: Plan) -> Iterator[str]:
     for warning in after.warnings:
         if warning not in before.warnings:
             yield _sentence(warning)
+
+
+def compare_decisions(before: Plan, after: Plan) -> Iterator[str]:
+    """Yield sentences on the second plan's time and decisions."""
+    yield _step(before, after)
+    yield from _layout(before, after)
+    if after.transformer is None or after.transformer.moe_every:
+        yield _chunks(before, after)
+    yield from _strategy(before, after)
+    yield from _dispatcher(before, after)
 
 
 def step_seconds(plan: Plan) -> float:

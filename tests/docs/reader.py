@@ -90,7 +90,7 @@ class Reader:
             Path(file).write_text(out, encoding="utf-8")
             return out
         words = shlex.split(command, comments=True)
-        if words[:2] == ["moetune", "profile"] and "--plan-only" not in words:
+        if words[:2] == ["moetune", "profile"] and "--name" in words:
             code, out, err = self._measure(words[1:])
         elif words[0] == "moetune" and not SHELL.search(command.partition(" #")[0]):
             code, out, err = self._moetune(words[1:])

@@ -149,6 +149,15 @@ def test_the_drift_is_that_of_a_machines_own_visits() -> None:
     assert drift_of(visits(1.0)) == drift_of(visits(1.0, 1.5)[:4]) == DRIFT
 
 
+def test_visits_beside_other_programs_are_no_drift_of_the_machine() -> None:
+    marked = [
+        replace(one, marks=("busy",)) if one.median_seconds > 1e-3 * one.point.rows else one  # type: ignore[union-attr]  # GEMMs
+        for one in visits(1.0, 1.0, 1.5)
+    ]
+    assert drift_of(marked) == LEAST_DRIFT
+    assert drift_of([replace(one, marks=("busy",)) for one in marked]) > LEAST_DRIFT
+
+
 def test_the_drift_is_that_of_the_long_gemms() -> None:
     long, short = visits(1.0, 1.0, 1.02)[-6:], visits(1.0, 1.0, 1.0, 1.9)[:8]
     assert drift_of(long + short) == LEAST_DRIFT

@@ -16,7 +16,8 @@ from moetune.solve.chunks.cache import fewest_places, replay
 from moetune.solve.chunks.choose import CACHE_TOLERANCE, ChunkBudget, choose_chunks, pack_modules
 from moetune.solve.chunks.time import ChunkDevice, ChunkPrices, simulate
 from moetune.solve.chunks.uses import modules_of, timed, uses_of
-from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
+from moetune.solve.layout.choose import LayoutProblem, search_layouts
+from moetune.solve.layout.plan import solve_layout
 from moetune.solve.model.prices import Prices
 from moetune.solve.runtime import MOETUNE
 from moetune.workflows.files import plan_to_json

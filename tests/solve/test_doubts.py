@@ -14,7 +14,8 @@ from moetune.solve.layer.doubts import NUM_NAMED, doubt_warnings
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.plan import SolvedPlan, solve_plan
 from moetune.solve.layer.times import step_time
-from moetune.solve.layout.plan import LayoutProblem, solve_layout
+from moetune.solve.layout.choose import LayoutProblem
+from moetune.solve.layout.plan import solve_layout
 from tests.solve.costs_by_hand import ALL_TO_ALL, LinearCosts, plan_inputs
 
 FAR = Doubt(operation="all_to_all of 8 ranks", size=2.0**20, unit="bytes", low=2.0**8, high=2.0**12)

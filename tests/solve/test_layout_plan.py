@@ -17,7 +17,8 @@ from moetune.fit.costs import costs_of
 from moetune.solve.layer.choose import DegreeChooser
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.search_space import Gap, search_space
-from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
+from moetune.solve.layout.choose import LayoutProblem, search_layouts
+from moetune.solve.layout.plan import solve_layout
 from moetune.solve.layout.words import explain_layout_loss, parts_of, trust_of, unmeasured_warnings
 from moetune.solve.runtime import TargetRuntime
 from tests.solve.clusters import GB, cluster_profile

@@ -9,7 +9,8 @@ from moetune.domain.costs import Costs
 from moetune.domain.plan import Confidence, Plan
 from moetune.fit.costs import costs_of
 from moetune.solve.layout.candidates import Candidate
-from moetune.solve.layout.plan import LayoutProblem, search_layouts, solve_layout
+from moetune.solve.layout.choose import LayoutProblem, search_layouts
+from moetune.solve.layout.plan import solve_layout
 from moetune.solve.layout.uncertainty import NUM_CONTENDERS
 from tests.solve.clusters import GB, cluster_profile
 from tests.solve.test_chunk_plans import profile_of

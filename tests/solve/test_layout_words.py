@@ -14,8 +14,8 @@ from moetune.solve.chunks.choose import ChunkChoice
 from moetune.solve.chunks.time import ChunkTime
 from moetune.solve.layer.costs import NOTHING
 from moetune.solve.layout.candidates import Batching, Candidate
+from moetune.solve.layout.choose import search_layouts
 from moetune.solve.layout.infeasible import nothing_fits
-from moetune.solve.layout.plan import search_layouts
 from moetune.solve.layout.words import (
     binding_of,
     explain_chunks,

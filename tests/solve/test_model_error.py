@@ -16,7 +16,8 @@ from moetune.solve.layer.model_error import ErrorDraws, StepErrorDraws
 from moetune.solve.layer.parallelism import layer_costs
 from moetune.solve.layer.times import step_time
 from moetune.solve.layer.uncertainty import judge_choice
-from moetune.solve.layout.plan import search_layouts, solve_layout
+from moetune.solve.layout.choose import search_layouts
+from moetune.solve.layout.plan import solve_layout
 from moetune.solve.layout.uncertainty import judge_layout
 from tests.solve.costs_by_hand import LinearCosts
 from tests.solve.test_layout_plan import question

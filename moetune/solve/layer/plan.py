@@ -175,16 +175,7 @@ def _plan_of(
     provenance: Provenance,
 ) -> Plan:
     ranking = ranked.best
-    confidence = judge_choice(
-        costs=ranking.costs,
-        resamples=resamples,
-        tokens=inputs.tokens_per_rank,
-        forward=ranking.forward,
-        backward=ranking.backward,
-        order=ranking.order,
-        strategy=ranking.chooser.strategy,
-        rivals=ranked.rivals,
-    )
+    confidence = judge_ranked(ranked, resamples)
     others = ranking.others()
     return Plan(
         id=inputs.plan_id,
@@ -204,6 +195,21 @@ def _plan_of(
             *_trust_warnings(ranked, inputs, provenance, has_refits=bool(resamples)),
             *layer_warnings(ranking),
         ),
+    )
+
+
+def judge_ranked(ranked: RankedLayer, resamples: Sequence[Costs]) -> Confidence:
+    """Return the confidence in the chosen strategy and degrees, under refits."""
+    ranking = ranked.best
+    return judge_choice(
+        costs=ranking.costs,
+        resamples=resamples,
+        tokens=ranking.tokens,
+        forward=ranking.forward,
+        backward=ranking.backward,
+        order=ranking.order,
+        strategy=ranking.chooser.strategy,
+        rivals=ranked.rivals,
     )
 
 

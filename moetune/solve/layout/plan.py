@@ -1,12 +1,9 @@
 """Plan of a whole model: the fastest layout that fits, and the plan of its MoE layer."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from moetune.domain.constraints import EXPERT_PARALLEL, Bounds, LayoutPins
-from moetune.domain.costs import Costs, ModelError
 from moetune.domain.errors import ProfileError
-from moetune.domain.model import Transformer
 from moetune.domain.plan import (
     Alternative,
     Chunks,
@@ -17,19 +14,14 @@ from moetune.domain.plan import (
     StageTime,
     TransformerPlan,
 )
-from moetune.domain.profile import Provenance
-from moetune.domain.request import PlanInputs
 from moetune.solve.layer.doubts import doubt_warnings, profile_command
-from moetune.solve.layer.memory import layer_memory, limit_of
-from moetune.solve.layer.plan import SolvedPlan, layer_warnings, solve_plan
-from moetune.solve.layer.strategies import UNLIMITED
+from moetune.solve.layer.memory import layer_memory
+from moetune.solve.layer.plan import SolvedPlan, layer_warnings
 from moetune.solve.layer.words import trust_warnings
 from moetune.solve.layout.candidates import Candidate, SearchResult, Unfit
+from moetune.solve.layout.choose import ChosenLayout, LayoutProblem, choose_layout
 from moetune.solve.layout.chunked import can_chunk
-from moetune.solve.layout.infeasible import nothing_fits, what_would_fit
-from moetune.solve.layout.search import LayoutSearch, try_all
-from moetune.solve.layout.space import find_layouts, whole_batch
-from moetune.solve.layout.uncertainty import NO_ERROR, judge_layout
+from moetune.solve.layout.search import LayoutSearch
 from moetune.solve.layout.words import (
     binding_of,
     doubts_in,
@@ -43,54 +35,11 @@ from moetune.solve.layout.words import (
     trust_of,
     unmeasured_warnings,
 )
-from moetune.solve.model.prices import Prices, one_chunk_of
-from moetune.solve.runtime import MOETUNE, TargetRuntime
 
 NUM_LAYOUTS = 6
 """Most layouts, of those that fit, that a plan lists after the best."""
 NUM_UNFIT = 2
 """Most layouts that nearly fit that it lists, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutProblem:
-    """A model to lay out, its batch and pins, and the machine's costs and limits.
-
-    Args:
-        resamples: refits of the profile's measurements; may be empty.
-        bounds: of the MoE layer's chunks.
-        per_node: devices of a node.
-        device_memory_bytes: the limit where the inputs set none.
-        host_memory_bytes: of one node; None where unknown.
-        error: of a predicted step of the model, besides that of its costs.
-        runs_ahead: whether the host starts operations while the device still computes others.
-    """
-
-    inputs: PlanInputs
-    model: Transformer
-    pins: LayoutPins
-    costs: Costs
-    resamples: Sequence[Costs]
-    bounds: Bounds
-    per_node: int
-    device_memory_bytes: int
-    provenance: Provenance
-    runs_ahead: bool
-    runtime: TargetRuntime = MOETUNE
-    host_memory_bytes: int | None = None
-    error: ModelError = NO_ERROR
-
-    @property
-    def host_bytes(self) -> int | None:
-        """Bytes that one rank may take of its host; None where unknown."""
-        if self.host_memory_bytes is None:
-            return None
-        return self.host_memory_bytes // min(self.per_node, self.inputs.world_size)
-
-    @property
-    def limit_bytes(self) -> int:
-        """Bytes that the model may take of a device."""
-        return limit_of(self.inputs, device_memory_bytes=self.device_memory_bytes)
 
 
 def solve_layout(problem: LayoutProblem) -> SolvedPlan:
@@ -101,15 +50,13 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
         InfeasiblePlanError: no layout fits into memory.
         ProfileError: every layout that fits needs an operation that was not measured.
     """
-    search, found = search_layouts(problem)
+    chosen = choose_layout(problem)
+    problem, search, found, layer = (
+        chosen.problem, chosen.search, chosen.found, chosen.layer.plan
+    )  # fmt: skip
     best = found.best[0]
-    solved = _layer(problem, search, best)
-    if solved.is_declined:
-        in_one = replace(problem, bounds=one_chunk_of(problem.bounds))
-        return _with_reason(solve_layout(in_one), solved.plan.decision.why)
     parts = parts_of(best, search.prices.stages(best.layout.pp))
     binding = binding_of(best, parts)
-    layer = solved.plan
     words = explain_layout(
         best=best,
         parts=parts,
@@ -133,89 +80,13 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
             *_losers(search, found, parts),
             *_too_large(search, found),
         ),
-        warnings=tuple(dict.fromkeys(_warnings(problem, found, solved))),
+        warnings=tuple(dict.fromkeys(_warnings(chosen))),
         transformer=replace(
             _transformer(problem, best, parts, binding, stages_of(search, best)),
-            confidence=judge_layout(search, found.best, problem.resamples, problem.error),
+            confidence=chosen.judge(problem.resamples),
         ),
     )
-    return SolvedPlan(plan=plan, step=solved.step, ranked=None)
-
-
-def _with_reason(solved: SolvedPlan, why: str) -> SolvedPlan:
-    """Return the plan with one chunk in each layer, and why that is so."""
-    plan = solved.plan
-    return replace(solved, plan=replace(plan, warnings=(why, *plan.warnings)))
-
-
-def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
-    """Return all layouts in the order of their time; at least one fits.
-
-    Raises:
-        InputError, InfeasiblePlanError, ProfileError: as `solve_layout`.
-    """
-    inputs, model = problem.inputs, problem.model
-    batch = whole_batch(
-        model=model, tokens_per_rank=inputs.tokens_per_rank, world_size=inputs.world_size
-    )
-    layouts = find_layouts(
-        model=model,
-        world_size=inputs.world_size,
-        batch=batch,
-        pins=problem.pins,
-        runtime=problem.runtime,
-    )
-    search = LayoutSearch(
-        prices=Prices(
-            model=model,
-            dtype=inputs.dtype,
-            costs=problem.costs,
-            bounds=problem.bounds,
-            per_node=problem.per_node,
-            runtime=problem.runtime,
-            runs_ahead=problem.runs_ahead,
-        ),
-        batch=batch,
-        pins=problem.pins,
-        limit_bytes=problem.limit_bytes,
-        host_bytes=problem.host_bytes,
-    )
-    found = try_all(search, layouts)
-    if not found.best and found.unpriced:
-        raise found.unpriced[0][1]
-    if not found.best:
-        hint = what_would_fit(search, inputs=inputs)
-        raise nothing_fits(
-            found.unfit[0], limit_bytes=search.limit_bytes, host_bytes=search.host_bytes, hint=hint
-        )
-    return search, found
-
-
-def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> SolvedPlan:
-    """Return the plan of one MoE layer in the layout.
-
-    It has no memory limit: the search over layouts has checked that it fits.
-    """
-    trial, inputs = search.trial(best.layout), problem.inputs
-    workload = trial.workload(best.setting)
-    kind = workload.expert_parallel
-    in_one = best.setting.one_chunk or problem.model.is_dense
-    bounds = one_chunk_of(problem.bounds) if in_one else problem.bounds
-    return solve_plan(
-        inputs=replace(
-            inputs,
-            world_size=workload.world_size,
-            tokens_per_rank=workload.tokens_per_rank,
-            memory_limit_bytes=None,
-            constraints={EXPERT_PARALLEL: kind} if kind == "tensor" else {},
-        ),
-        costs=problem.costs,
-        resamples=problem.resamples,
-        bounds=replace(bounds, strategy="none", dispatcher="flat"),
-        device_memory_bytes=UNLIMITED,
-        provenance=problem.provenance,
-        num_nodes=trial.groups.experts.num_nodes,
-    )
+    return SolvedPlan(plan=plan, step=chosen.layer.step, ranked=None)
 
 
 def _layer_memory(search: LayoutSearch, layer: Plan) -> Memory:
@@ -323,8 +194,11 @@ def _alternative(one: Candidate, lost_because: str) -> Alternative:
     )
 
 
-def _warnings(problem: LayoutProblem, found: SearchResult, solved: SolvedPlan) -> Iterator[str]:
+def _warnings(chosen: ChosenLayout) -> Iterator[str]:
+    problem, found, solved = chosen.problem, chosen.found, chosen.layer
     inputs, best = problem.inputs, found.best[0]
+    if chosen.why_declined:
+        yield chosen.why_declined
     if problem.provenance == "measured" and solved.ranked is not None:
         yield from layer_warnings(solved.ranked.best)  # the model's trust includes the layer's
     else:

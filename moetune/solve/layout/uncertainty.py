@@ -42,13 +42,14 @@ def judge_layout(
     found = []
     for draw, costs in enumerate(refits):
         times = [
-            _timed(search, one, costs) * draws.own(name_layout(one.layout), draw)
+            timed_under(search, one, costs).seconds * draws.own(name_layout(one.layout), draw)
             for one in contenders
         ]
         found.append((draws.common(draw) * times[0], draws.common(draw) * min(times)))
     return confidence_of(found)
 
 
-def _timed(search: LayoutSearch, one: Candidate, costs: Costs) -> float:
+def timed_under(search: LayoutSearch, one: Candidate, costs: Costs) -> Candidate:
+    """Return the candidate with its decisions, timed under other costs."""
     prices = search.prices.under(costs, degrees=one.priced.moe.step.degrees)
-    return replace(search, prices=prices).trial(one.layout).timed_again(one).seconds
+    return replace(search, prices=prices).trial(one.layout).timed_again(one)
