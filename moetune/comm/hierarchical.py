@@ -167,7 +167,7 @@ def _nodes(members: Sequence[int], ranks_per_node: int) -> list[list[int]]:
     for rank in members:
         found.setdefault(rank // ranks_per_node, []).append(rank)
     nodes = [found[node] for node in sorted(found)]
-    if [*chain.from_iterable(nodes)] != sorted(members) or list(members) != sorted(members):
+    if list(members) != sorted(members):
         raise InputError(f"the ranks {list(members)} of the group are not in ascending order")
     if len({len(ranks) for ranks in nodes}) > 1:
         sizes = ", ".join(str(len(ranks)) for ranks in nodes)

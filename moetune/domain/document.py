@@ -39,7 +39,7 @@ def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
 
 def _encoded_fields(value: Any) -> Iterator[str]:  # noqa: ANN401 - any dataclass
     for item in dataclasses.fields(value):
-        if item.metadata is not UNLESS_DEFAULT or getattr(value, item.name) != item.default:
+        if item.metadata != UNLESS_DEFAULT or getattr(value, item.name) != item.default:
             yield item.name
 
 

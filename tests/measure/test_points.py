@@ -134,6 +134,7 @@ def test_under_several_nodes_ranks_of_different_nodes_are_measured_too(preset: P
             found.setdefault(point.op, set()).add(point.group)
     everywhere = {(2, 0), (4, 0), (8, 0), (2, 2), (4, 4)}
     assert found.pop("send") == everywhere - {(4, 4)}
+    assert found.pop("all_to_all_2d") == {(4, 0), (8, 0)}  # several ranks of several nodes
     assert set(found) == {"all_to_all", "all_reduce", "all_gather", "reduce_scatter"}
     assert all(groups == everywhere for groups in found.values())
 

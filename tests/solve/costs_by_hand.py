@@ -78,7 +78,8 @@ class LinearCosts:
     ) -> LinearCost | None:
         assert group_size
         assert num_nodes >= 0
-        return None if self.is_measured else self._line(op)
+        is_known = op != "all_to_all_2d" or self.two_step_cost is not None
+        return self._line(op) if is_known and not self.is_measured else None
 
     def _line(self, op: CollectiveOp) -> LinearCost:
         if op == "all_to_all_2d":
