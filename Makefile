@@ -61,4 +61,3 @@ bench: $(READY) chromium
 
 gpu:
 	python3 -m benchmarks.gpu
-	python3 -m benchmarks.gpu_chunks

@@ -40,6 +40,8 @@ _DEGREES = (1, 2, 4, 8, 16)
 _CASES = ((500.0, 200.0), (200.0, 500.0), (1000.0, 400.0))
 _CHANGE_AT, _STEPS = 101, 181
 _ROUNDS = 9
+_OLD, _NEW = "planned", "limited"
+"""Names under which `benchmarks.netlab.ranks` runs a folder's plans."""
 _TIMEOUT_SECONDS = 300.0
 
 
@@ -99,13 +101,10 @@ def _measure(before_mbit: float, after_mbit: float) -> Case:
         _verify(lab, folder, old)
         new = _plan(_stored(folder, profile.name), folder / "new")
         variants = [f"ours:{degree}" for degree in _DEGREES]
-        variants += [f"planned:{folder / one}" for one in ("old", "new")]
+        variants += [f"{_OLD}:{folder / 'old'}", f"{_NEW}:{folder / 'new'}"]
         command = steps_command(layer=_LAYER, tokens=[_TOKENS], variants=variants, rounds=_ROUNDS)
         lines = measure_steps(lab, command, peer=None, echo=sys.stderr)
-    seconds = {
-        variant.rpartition("/")[2]: statistics.median(line.seconds)
-        for (_, variant), line in lines.items()
-    }
+    seconds = {variant: statistics.median(line.seconds) for (_, variant), line in lines.items()}
     return Case(
         rates_mbit=(before_mbit, after_mbit), warnings=warnings, old=old, new=new, seconds=seconds
     )
@@ -175,10 +174,10 @@ def _lines(cases: Sequence[Case]) -> Iterator[str]:
     for case in cases:
         before, after = case.rates_mbit
         alarm = "none" if case.alarm is None else f"{case.alarm[0]} steps"
-        old, new = (1e3 * case.seconds[one] for one in ("old", "new"))
+        old, new = (1e3 * case.seconds[one] for one in (_OLD, _NEW))
         yield (
             f"| {before:g} → {after:g} | {alarm} | {_degrees(case.old)} | {old:.1f} | "
-            f"{_degrees(case.new)} | {new:.1f} ({case.seconds['new'] / case.best_seconds - 1:+.1%})"
+            f"{_degrees(case.new)} | {new:.1f} ({case.seconds[_NEW] / case.best_seconds - 1:+.1%})"
             f" | {1e3 * case.best_seconds:.1f} ms ({_name_of_best(case)}) |"
         )
     yield from ("", "The alarms:", "")
@@ -202,7 +201,7 @@ def _degrees(plan: Plan) -> str:
 
 def _name_of_best(case: Case) -> str:
     best = min(case.seconds, key=lambda one: case.seconds[one])
-    return {"old": "the old plan", "new": "the new plan"}.get(best, f"degree {best[5:]}")
+    return {_OLD: "the old plan", _NEW: "the new plan"}.get(best, f"degree {best[5:]}")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from benchmarks.netlab.experiment import CellResult
 
-_MAX_MEDIAN_ERROR = 0.10
-_MAX_REGRET = 0.05
+_MAX_MEDIAN_ERROR, _MAX_ERROR = 0.04, 0.10
+_MAX_REGRET = 0.03
+_MAX_OVER_BOUND = 1.10
 _MIN_BEST_SPEED_UP = 1.7
 _MAX_SLOWDOWN = 0.02
 _MIN_PEER_RATIO = 1.5
 _PEER_SHARE = 1 / 3
-_MAX_OWN_COST = 0.10
+_MAX_OWN_COST = 0.06
 _SAFE = (1, 1)
 
 
@@ -86,6 +87,11 @@ class Summary:
         collectives, products = (self.measured(f"bare_{name}") for name in ("collectives", "gemms"))
         forward, backward = (max(collectives / 2, products * share) for share in (1 / 3, 2 / 3))
         return (collectives + products) / (forward + backward)
+
+    @property
+    def over_bound(self) -> float:
+        """The plan over the longer of its bare collectives and its products."""
+        return self.planned / max(self.measured("bare_collectives"), self.measured("bare_gemms"))
 
     @property
     def own_cost(self) -> float:
@@ -180,8 +186,13 @@ def _lab_targets(lab: Sequence[Summary]) -> Iterator[Target]:
     error = statistics.median(errors)
     yield Target(
         promise=f"median |predicted − measured| over cells and degrees ≤ {_MAX_MEDIAN_ERROR:.0%}",
-        found=f"{error:.1%} of {len(errors)}, largest {max(errors):.1%}",
+        found=f"{error:.1%} of {len(errors)}",
         is_met=error <= _MAX_MEDIAN_ERROR,
+    )
+    yield Target(
+        promise=f"the largest of them ≤ {_MAX_ERROR:.0%}",
+        found=f"{max(errors):.1%}",
+        is_met=max(errors) <= _MAX_ERROR,
     )
     worst = max(lab, key=lambda one: one.regret)
     yield Target(
@@ -195,6 +206,11 @@ def _lab_targets(lab: Sequence[Summary]) -> Iterator[Target]:
         found=f"{best.speed_up:.2f} × ({_name(best)}); perfect overlap would give "
         f"{best.ceiling:.2f} × there, and {max(one.ceiling for one in lab):.2f} × at best",
         is_met=best.speed_up >= _MIN_BEST_SPEED_UP,
+    )
+    yield Target(
+        promise=f"that cell takes ≤ {_MAX_OVER_BOUND} × its communication or its computation",
+        found=f"{best.over_bound:.2f} ×",
+        is_met=best.over_bound <= _MAX_OVER_BOUND,
     )
     plain = max(lab, key=lambda one: one.plain_speed_up)
     yield Target(

@@ -5,6 +5,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -14,24 +15,70 @@ from moetune.domain.errors import InputError, MoetuneError, RankMismatchError
 
 T = TypeVar("T")
 _HASH_BYTES = 7
+OPENING_VALUES = 4
+"""Numbers of a rank's `Opening`."""
 
 
-def agree_on_tokens(
-    communicator: Communicator,
-    *,
-    num_tokens: int,
-    signature: str,
-    problem: str,
-    device: torch.device,
-    note: int = 0,
-) -> tuple[tuple[int, ...], int]:
-    """Return every rank's number of tokens, and the first rank's note, once all ranks agree.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a rank tells the others at the beginning of a layer's step.
 
     Args:
+        num_tokens: of this rank.
         signature: describes what must be equal on all ranks: shapes, dtype, plan.
         problem: describes a fault of this rank's input, empty without one. The other ranks get
             it, and so do not wait for this one in the next collective.
         note: what the first rank has to tell the others with this call.
+    """
+
+    num_tokens: int
+    signature: str
+    problem: str
+    note: int = 0
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Numbers that travel: equal signatures have equal hashes."""
+        hashed = hashlib.sha256(self.signature.encode()).digest()[:_HASH_BYTES]
+        return self.num_tokens, int.from_bytes(hashed, "big"), bool(self.problem), self.note
+
+    def alone(self) -> tuple[tuple[int, ...], int]:
+        """Return the number of tokens and the note, in a group of one rank.
+
+        Raises:
+            InputError: the input has a problem.
+        """
+        if self.problem:
+            raise InputError(self.problem)
+        return (self.num_tokens,), self.note
+
+    def agree(
+        self, rows: Sequence[Sequence[int]], communicator: Communicator
+    ) -> tuple[tuple[int, ...], int]:
+        """Return every rank's number of tokens, and the first rank's note, if all ranks agree.
+
+        Args:
+            rows: the values of every rank.
+
+        Raises:
+            RankMismatchError: the ranks differ, or one has a problem; the same text on all.
+            CollectiveError: the exchange of the texts failed.
+        """
+        if any(row[2] for row in rows) or len({row[1] for row in rows}) > 1:
+            shown = f"error: {self.problem}" if self.problem else self.signature
+            texts = communicator.all_gather_object(shown, "the exchange of texts")
+            lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
+            raise RankMismatchError(
+                f"the ranks of the layer's group disagree\n{lines}",
+                "give every rank the same layer, plan and dtype, and tensors of the same width",
+            )
+        return tuple(int(row[0]) for row in rows), int(rows[0][3])
+
+
+def agree_on_tokens(
+    communicator: Communicator, opening: Opening, device: torch.device
+) -> tuple[tuple[int, ...], int]:
+    """Return every rank's number of tokens, and the first rank's note, once all ranks agree.
 
     Raises:
         InputError: the input has a problem, in a group of one rank.
@@ -39,21 +86,18 @@ def agree_on_tokens(
         CollectiveError: the exchange failed.
     """
     if communicator.num_ranks == 1:
-        if problem:
-            raise InputError(problem)
-        return (num_tokens,), note
-    hashed = int.from_bytes(hashlib.sha256(signature.encode()).digest()[:_HASH_BYTES], "big")
-    mine = torch.tensor([num_tokens, hashed, bool(problem), note], dtype=torch.int64, device=device)
+        return opening.alone()
+    mine = few_values(opening.values, device)
     rows = communicator.all_gather_values(mine, "the agreement on tokens").tolist()
-    if any(row[2] for row in rows) or len({row[1] for row in rows}) > 1:
-        shown = f"error: {problem}" if problem else signature
-        texts = communicator.all_gather_object(shown, "the exchange of texts")
-        lines = "\n".join(f"  rank {rank}: {text}" for rank, text in enumerate(texts))
-        raise RankMismatchError(
-            f"the ranks of the layer's group disagree\n{lines}",
-            "give every rank the same layer, plan and dtype, and tensors of the same width",
-        )
-    return tuple(int(row[0]) for row in rows), int(rows[0][3])
+    return opening.agree(rows, communicator)
+
+
+def few_values(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Return numbers of the host on a device, without a stop where it is a GPU."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=torch.int64, device=device)
+    on_host = torch.tensor(values, dtype=torch.int64, pin_memory=True)
+    return on_host.to(device, non_blocking=True)
 
 
 def agree_on_digest(communicator: Communicator, digest: str, what: str) -> None:

@@ -56,6 +56,23 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Burst:
+    """How far collectives are ahead of their rate when they begin after a pause of the link.
+
+    Args:
+        seconds: on the link at most; a pause of that length gives it back in full.
+        share: of the collectives' time at most: what was measured over a stream may be a rate that
+            holds for its while, as well as bytes that pass at once.
+    """
+
+    seconds: float = 0.0
+    share: float = 0.95
+
+
+NO_BURST = Burst()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A predicted time.
 
@@ -170,8 +187,13 @@ class Costs(Protocol):
         """
         ...
 
-    def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
-        """Return the link time by which collectives are ahead after a pause; 0 for none known."""
+    @property
+    def as_measured(self) -> "Costs":
+        """The same without corrections by later observations: of the time of the measurements."""
+        ...
+
+    def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
+        """Return what collectives gain by a pause of the link; nothing where it is not known."""
         ...
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:

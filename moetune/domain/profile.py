@@ -6,7 +6,7 @@ from typing import Literal
 
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.corrections import Correction
-from moetune.domain.costs import Interference, LinearCost
+from moetune.domain.costs import NO_BURST, Interference, LinearCost
 from moetune.domain.document import decode_schema, digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
@@ -92,17 +92,20 @@ class LinkBurst:
     """Time that collectives are ahead of their rate when they begin after a pause of the link.
 
     Args:
-        seconds: on the link; a pause of that length gives it back in full.
+        seconds, share: as of `Burst`.
     """
 
     op: CollectiveOp
     group_size: int
     seconds: float
     num_nodes: int = 0
+    share: float = NO_BURST.share
 
     def __post_init__(self) -> None:
         if not 0 < self.seconds < math.inf:
             raise InputError(f"a burst must take more than 0 s, got {self.seconds}")
+        if not 0 < self.share < 1:
+            raise InputError(f"a burst's share must be between 0 and 1, got {self.share}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,9 @@ class RowsPoint:
             top-k over `width` experts), "norm" (layer norm and the residual's sum) or
             "cross_entropy" (of `width` logits), most also as "…_backward"; "adam" (AdamW's step on
             rows · width parameters) or "host_adam" (the same on the host's float32 copy, written
-            back to the parameters; on a CPU "adam" stands for both); "dense_block" or "moe_block",
+            back to the parameters; on a CPU "adam" stands for both); "sustained_gemm" (rows times
+            a square matrix, after two seconds of nothing else: at the clock that a GPU keeps up,
+            where the GEMM points' short blocks run at its highest); "dense_block" or "moe_block",
             forward or as a whole "…_step", so small (`HOST_ROWS`, `HOST_WIDTH`) that their time is
             that of the host launching them.
     """

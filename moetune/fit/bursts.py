@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from moetune.domain.cluster import Group
+from moetune.domain.costs import NO_BURST, Burst
 from moetune.domain.profile import LinkBurst
 from moetune.domain.samples import BurstPoint, CollectiveOp, Sample, undisturbed
 from moetune.fit.curve import curve_through
@@ -29,29 +30,40 @@ def bursts_of(
     for sample in samples:
         if isinstance(sample.point, BurstPoint) and sample.seconds:
             visits.setdefault(sample.point, []).append(sample)
-    leads: dict[tuple[CollectiveOp, Group], list[float]] = {}
+    leads: dict[tuple[CollectiveOp, Group], list[Burst]] = {}
     for point, of_point in visits.items():
         series = collective.get((point.op, *point.group, point.in_flight))
         if series is not None:
             steady = curve_through(sizes=series.sizes, seconds=series.medians)
-            lead = _lead_seconds(of_point, steady.predict(point.num_bytes).seconds)
+            lead = _lead(of_point, steady.predict(point.num_bytes).seconds)
             leads.setdefault((point.op, point.group), []).append(lead)
+    middles = {
+        place: Burst(
+            seconds=statistics.median(one.seconds for one in found),
+            share=statistics.median(one.share for one in found),
+        )
+        for place, found in sorted(leads.items())
+    }
     return tuple(
-        LinkBurst(op=op, group_size=size, num_nodes=nodes, seconds=statistics.median(found))
-        for (op, (size, nodes)), found in sorted(leads.items())
-        if statistics.median(found) > 0
+        LinkBurst(
+            op=op, group_size=size, num_nodes=nodes, seconds=middle.seconds, share=middle.share
+        )
+        for (op, (size, nodes)), middle in middles.items()
+        if middle.seconds > 0
     )
 
 
-def _lead_seconds(visits: Sequence[Sample], steady_seconds: float) -> float:
-    """Return the time by which the streams were ahead; 0 where that may be noise."""
+def _lead(visits: Sequence[Sample], steady_seconds: float) -> Burst:
+    """Return by how much the streams were ahead; nothing where that may be noise."""
     kept = undisturbed(visits)
-    ahead = [1 - seconds / steady_seconds for visit in kept for seconds in visit.seconds]
-    if statistics.median(ahead) <= _LEAST_SHARE:
-        return 0.0
+    share = statistics.median(
+        1 - seconds / steady_seconds for visit in kept for seconds in visit.seconds
+    )
+    if share <= _LEAST_SHARE:
+        return NO_BURST
     leads = [
         visit.num_iterations * (steady_seconds - seconds)
         for visit in kept
         for seconds in visit.seconds
     ]
-    return statistics.median(leads)
+    return Burst(seconds=statistics.median(leads), share=min(share, NO_BURST.share))

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from moetune.domain.corrections import CorrectedOp, Correction, distance_octaves
 from moetune.domain.costs import (
+    Burst,
     CopyMode,
     Costs,
     Estimate,
@@ -62,6 +63,11 @@ class CorrectedCosts:
             self._known.setdefault((one.op, one.group_size), []).append(one)
 
     @property
+    def as_measured(self) -> Costs:
+        """The costs without their corrections."""
+        return self._costs.as_measured
+
+    @property
     def interference(self) -> Interference:
         """As measured: what operations cost each other is not corrected."""
         return self._costs.interference
@@ -77,9 +83,9 @@ class CorrectedCosts:
             exchange_bytes=exchange_bytes, exchange_seconds=exchange_seconds
         )
 
-    def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
+    def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
         """Return the measured lead of the link after a pause."""
-        return self._costs.burst_seconds(op=op, group_size=group_size, num_nodes=num_nodes)
+        return self._costs.burst(op=op, group_size=group_size, num_nodes=num_nodes)
 
     def step_errors(self, key: LayerKey, *, tokens: int) -> StepErrors:
         """As measured with the profile: what was observed since changes the operations."""

@@ -107,13 +107,16 @@ def _judge_size(calls: Sequence[_Call]) -> Correction | str | None:
     """Return the correction around one size, why there is none, or None where none is needed."""
     logs = [call.log_ratio for call in calls]
     newest = calls[-1].evidence
+    factor = math.exp(statistics.median(logs))
     if (levels := _two_levels(logs)) is not None:
         low, high = (math.exp(level) for level in levels)
-        return (
-            f"{_name(newest)}: observations contradict each other, {low:.2f} and {high:.2f} × the "
-            "prediction"
-        )
-    factor = math.exp(statistics.median(logs))
+        agreed = _agreed(levels)
+        if agreed is None:
+            return (
+                f"{_name(newest)}: observations contradict each other, {low:.2f} and {high:.2f} × "
+                "the prediction"
+            )
+        factor = math.exp(agreed)
     if not 1 / LARGEST_FACTOR <= factor <= LARGEST_FACTOR:
         return (
             f"{_name(newest)}: it takes {factor:.3g} × the prediction, too much to correct: "
@@ -125,6 +128,17 @@ def _judge_size(calls: Sequence[_Call]) -> Correction | str | None:
         op=newest.op, group_size=newest.group_size, size=newest.size, factor=factor,
         num_calls=len(calls), num_batches=len({call.evidence.batch for call in calls}),
     )  # fmt: skip
+
+
+def _agreed(levels: tuple[float, float]) -> float | None:
+    """Return what both of two levels say at least; None where they contradict each other.
+
+    They agree where they are on one side of the prediction, and farther from it than from each
+    other: a link that became 3 times as fast may show as 2.4 and 3.4 times in different chunks.
+    """
+    low, high = levels
+    nearer = min(levels, key=abs)
+    return nearer if low * high > 0 and high - low <= abs(nearer) else None
 
 
 def _newest_level(calls: Sequence[_Call]) -> Sequence[_Call]:

@@ -6,6 +6,8 @@ from typing import get_args
 
 from moetune.domain.cluster import Group, canonical
 from moetune.domain.costs import (
+    NO_BURST,
+    Burst,
     CopyMode,
     Costs,
     Estimate,
@@ -75,9 +77,14 @@ class ProfileCosts:
             else comm.stretched_speed(exchange_bytes, exchange_seconds),
         )
 
-    def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
-        """Return the link time by which collectives are ahead after a pause; 0 for none known."""
-        return self._index.bursts.get((op, self._canonical(group_size, num_nodes)), 0.0)
+    @property
+    def as_measured(self) -> Costs:
+        """These costs, which nothing corrects."""
+        return self
+
+    def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
+        """Return what collectives gain by a pause of the link; nothing where it is not known."""
+        return self._index.bursts.get((op, self._canonical(group_size, num_nodes)), NO_BURST)
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         """Return the α–β line over MACs; None where measured points predict."""

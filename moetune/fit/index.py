@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from moetune.domain.cluster import Group, nodes_of
+from moetune.domain.costs import Burst
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
@@ -69,10 +70,11 @@ class ProfileIndex:
         return pool(self.profile.samples)
 
     @cached_property
-    def bursts(self) -> Mapping[tuple[CollectiveOp, Group], float]:
-        """Seconds of each collective's burst, by its group."""
+    def bursts(self) -> Mapping[tuple[CollectiveOp, Group], Burst]:
+        """Each collective's burst, by its group."""
         return {
-            (one.op, (one.group_size, one.num_nodes)): one.seconds for one in self.profile.bursts
+            (one.op, (one.group_size, one.num_nodes)): Burst(seconds=one.seconds, share=one.share)
+            for one in self.profile.bursts
         }
 
     @cached_property

@@ -146,11 +146,27 @@ def read_cuda_device(facts: Facts) -> None:
 
 
 def read_cuda_software(facts: Facts, root: Path) -> None:
-    """Record the versions of CUDA, cuDNN, NCCL and the driver."""
+    """Record the versions of CUDA, cuDNN, NCCL and the driver, and what changes products' times.
+
+    float32 products are several times as fast with TF32, and a throttled GPU's slower; whether
+    either was so cannot be told from the times.
+    """
     facts.read("cuda", lambda: torch.version.cuda)
     facts.read("cudnn", torch.backends.cudnn.version)
     facts.read("nccl", lambda: ".".join(map(str, torch.cuda.nccl.version())))
     facts.read("driver", lambda: _driver(root))
+    facts.read("float32_products", torch.get_float32_matmul_precision)
+    facts.read("throttling", _throttling)
+
+
+def _throttling() -> str:
+    """Return that a low clock would be seen.
+
+    Raises:
+        ModuleNotFoundError: it would not, without nvidia-ml-py.
+    """
+    torch.cuda.clock_rate()
+    return "seen"
 
 
 def _peer_access() -> str:

@@ -1,8 +1,9 @@
 """The device to measure on, CPU or CUDA behind one protocol: clock, streams and buffers."""
 
+import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -10,6 +11,10 @@ import torch
 from moetune.domain.cluster import DeviceKind
 
 _FLUSHED_L2_SIZES = 2
+# Above every GPU's clock: a sleep of so many cycles is never too short.
+_CYCLES_PER_SECOND = 2.5e9
+# Longer ones fill the queue of launches, and the host waits.
+_LONGEST_HEAD_START_SECONDS = 0.02
 
 
 class Device(Protocol):
@@ -25,12 +30,29 @@ class Device(Protocol):
         """Its name in torch."""
         ...
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of a cache that no operation of a layer finds warm; 0 for none."""
+        ...
+
     def use(self) -> AbstractContextManager[object]:
         """Return a context in which this thread issues work on a stream of its own."""
         ...
 
-    def seconds(self, run: Callable[[], None]) -> float:
-        """Return the time that the work issued by `run` takes, to its very end."""
+    def seconds(
+        self,
+        run: Callable[[], None],
+        *,
+        lead_in: Callable[[], None] | None = None,
+        head_start_seconds: float = 0.0,
+    ) -> float:
+        """Return the time that the work issued by `run` takes, to its very end.
+
+        Args:
+            lead_in: issues work that runs before the clock starts, where a device can be told so.
+            head_start_seconds: time that the host needs to issue all of it; a device that runs
+                it meanwhile begins that much later.
+        """
         ...
 
     def synchronize(self) -> None:
@@ -67,12 +89,19 @@ class CpuDevice:
 
     kind: DeviceKind = "cpu"
     torch_device = torch.device("cpu")
+    cache_bytes = 0  # its operations take turns with operands themselves
 
     def use(self) -> AbstractContextManager[object]:
         """Return an empty context: there are no streams."""
         return nullcontext()
 
-    def seconds(self, run: Callable[[], None]) -> float:
+    def seconds(
+        self,
+        run: Callable[[], None],
+        *,
+        lead_in: Callable[[], None] | None = None,  # noqa: ARG002 - the barrier was just left
+        head_start_seconds: float = 0.0,  # noqa: ARG002 - the host itself computes
+    ) -> float:
         """Return the time of `run`."""
         start = time.perf_counter()
         run()
@@ -103,27 +132,59 @@ class CpuDevice:
 
 
 class CudaDevice:
-    """One CUDA device, timed by events on the calling thread's stream."""
+    """One CUDA device, timed by events on the calling thread's stream.
+
+    Threads take streams that earlier ones have left: torch's allocator keeps the memory of each
+    stream apart, and a new one for every point would hold what the last one freed.
+    """
 
     kind: DeviceKind = "cuda"
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
         properties = torch.cuda.get_device_properties(index)
-        l2_bytes = int(getattr(properties, "L2_cache_size", 0)) or 2**26
+        self.cache_bytes = int(getattr(properties, "L2_cache_size", 0)) or 2**26
         self._flushed = torch.empty(
-            _FLUSHED_L2_SIZES * l2_bytes, dtype=torch.uint8, device=self.torch_device
+            _FLUSHED_L2_SIZES * self.cache_bytes, dtype=torch.uint8, device=self.torch_device
         )
+        self._idle_streams: list[torch.cuda.Stream] = []
+        self._lock = threading.Lock()
+        self._thread = threading.local()
 
-    def use(self) -> AbstractContextManager[object]:
-        """Return the context of a new stream; threads start on device 0 otherwise."""
+    @contextmanager
+    def use(self) -> Iterator[object]:
+        """Take a stream for this thread, which starts on device 0 otherwise."""
         torch.cuda.set_device(self.torch_device)
-        return torch.cuda.stream(torch.cuda.Stream(self.torch_device))
+        with self._lock:
+            idle = self._idle_streams
+            stream = idle.pop() if idle else torch.cuda.Stream(self.torch_device)
+        try:
+            with torch.cuda.stream(stream):
+                self._thread.zero = _Zero()
+                yield stream
+        finally:
+            with self._lock:
+                self._idle_streams.append(stream)
 
-    def seconds(self, run: Callable[[], None]) -> float:
-        """Return the time between two events around `run`."""
+    def seconds(
+        self,
+        run: Callable[[], None],
+        *,
+        lead_in: Callable[[], None] | None = None,
+        head_start_seconds: float = 0.0,
+    ) -> float:
+        """Return the time between two events around `run`.
+
+        The stream sleeps first while the host issues everything: kernels that are shorter than
+        their launch would otherwise be timed by it.
+        """
         start = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)
+        if head_start_seconds:
+            asleep_seconds = min(head_start_seconds, _LONGEST_HEAD_START_SECONDS)
+            torch.cuda._sleep(int(asleep_seconds * _CYCLES_PER_SECOND))  # noqa: SLF001 - torch's own, for tests of streams
+        if lead_in is not None:
+            lead_in()
         start.record()
         run()
         end.record()
@@ -135,13 +196,14 @@ class CudaDevice:
         torch.cuda.current_stream(self.torch_device).synchronize()
 
     def mark(self) -> Callable[[], float]:
-        """Record an event; it is done no later than when the host has seen it."""
-        event = torch.cuda.Event()
+        """Record an event; its time is the device's, however late the host asks for it."""
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
+        zero: _Zero = self._thread.zero
 
         def done() -> float:
             event.synchronize()
-            return time.perf_counter()
+            return zero.host_seconds + float(zero.event.elapsed_time(event)) / 1e3
 
         return done
 
@@ -159,11 +221,24 @@ class CudaDevice:
         return free_bytes + torch.cuda.memory_reserved(self.torch_device)
 
     def clock_hertz(self) -> float | None:
-        """Return the SM clock, None where the driver's library for it is missing."""
+        """Return the SM clock, None without nvidia-ml-py, which the fingerprint then says."""
         try:
             return float(torch.cuda.clock_rate(self.torch_device)) * 1e6
         except Exception:  # noqa: BLE001 - the driver's library has errors of its own
             return None
+
+
+class _Zero:
+    """A moment on the current stream and on `perf_counter`; events count from it.
+
+    It is taken anew for each point, as they count in float32.
+    """
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record()
+        self.event.synchronize()
+        self.host_seconds = time.perf_counter()
 
 
 def open_device(local_rank: int = 0) -> Device:

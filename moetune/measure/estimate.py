@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from moetune.domain.cluster import DeviceKind, Group
 from moetune.domain.samples import (
@@ -18,7 +19,7 @@ from moetune.domain.samples import (
 from moetune.domain.units import dtype_bytes
 from moetune.measure.device import CpuDevice, Device
 from moetune.measure.expert_kernels import gemm
-from moetune.measure.grid import IN_FLIGHT, Preset, collective
+from moetune.measure.grid import IN_FLIGHT, SUSTAINED, SUSTAINED_SECONDS, Preset, collective
 from moetune.measure.operations import Representatives
 from moetune.measure.points import memory_bytes
 from moetune.measure.timing import (
@@ -33,12 +34,18 @@ from moetune.measure.timing import (
 
 _AGREEMENT_SECONDS = 2e-3
 _BLOCKS_TO_SETTLE = 2
+# Until two in a row agree. Noise may let it last as long as its limit; the clock ends a session.
+_WARM_UP_BLOCKS = 6
 # With those that warm it up.
 _BURST_BLOCKS = 5
 _OVERLAPPED_BLOCKS = 5
 _STREAM_BLOCKS = NUM_STREAM_BLOCKS + 3
-# Random numbers are drawn once for each tensor; a core draws a few hundred million a second.
-_FILL_BYTES_PER_SECOND = 1e9
+# Random numbers are drawn once for each tensor: a core draws a few hundred million a second, and
+# so does the one that writes each page of the host's memory once.
+_FILL_BYTES_PER_SECOND: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 1e9, "cuda": 2e11})
+_HOST_FILL_BYTES_PER_SECOND = 1e9
+# To allocate, and to issue what is timed.
+_START_SECONDS: Mapping[DeviceKind, float] = MappingProxyType({"cpu": 0.0, "cuda": 0.02})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +63,13 @@ class Rates:
     Args:
         macs_per_second: by dtype.
         wires: of each group that is measured.
+        kind: of device.
     """
 
     macs_per_second: Mapping[str, float]
     copy_bytes_per_second: float
     wires: Mapping[Group, Wire]
+    kind: DeviceKind = "cpu"
 
 
 def operation_seconds(point: Point, rates: Rates) -> float:
@@ -104,19 +113,32 @@ def visit_seconds(point: Point, rates: Rates, effort: Effort) -> float:
     if isinstance(point, InterferencePoint):
         blocks_seconds = _OVERLAPPED_BLOCKS * TURNS_IN_WINDOW * _turn_seconds(point, rates)
         longest = max(effort.max_seconds, OVERLAPPED_SECONDS, blocks_seconds)
-        return effort.warmup_seconds + longest
+        return _warm_up_seconds(effort, _turn_seconds(point, rates), rates.kind) + longest
     once = operation_seconds(point, rates)
-    filling = memory_bytes(point) / _FILL_BYTES_PER_SECOND
+    filling = _START_SECONDS[rates.kind] + memory_bytes(point) / (
+        _HOST_FILL_BYTES_PER_SECOND
+        if isinstance(point, CopyPoint)
+        else _FILL_BYTES_PER_SECOND[rates.kind]
+    )
     if isinstance(point, BurstPoint):
         return filling + _BURST_BLOCKS * (max(once, STREAM_BLOCK_SECONDS) + STREAM_BLOCK_SECONDS)
     if isinstance(point, CollectivePoint):
         return filling + _STREAM_BLOCKS * max(once, STREAM_BLOCK_SECONDS)
     block = max(once, effort.block_seconds) + _AGREEMENT_SECONDS
+    is_sustained = isinstance(point, RowsPoint) and point.op == SUSTAINED
     return (
         filling
-        + max(effort.warmup_seconds, 2 * block)
+        + (SUSTAINED_SECONDS if is_sustained else 0.0)
+        + _warm_up_seconds(effort, block, rates.kind)
         + max(min(_BLOCKS_TO_SETTLE * effort.min_blocks * block, effort.max_seconds), 3 * block)
     )
+
+
+def _warm_up_seconds(effort: Effort, block_seconds: float, kind: DeviceKind) -> float:
+    """Return a rough time of a warm-up: a CPU's blocks hardly ever agree before its limit."""
+    blocks = 2 if kind == "cpu" else _WARM_UP_BLOCKS
+    shortest = effort.warmup_seconds if kind == "cpu" else 0.0
+    return max(shortest, blocks * max(block_seconds, effort.block_seconds))
 
 
 _SMALL_BYTES, _LARGE_BYTES = 2**12, 2**20
@@ -151,7 +173,10 @@ def representatives(device: Device, world_size: int) -> Representatives:
 
 
 def probe(
-    points: Sequence[Point], representatives: Representatives, timed: Callable[[Point], Timing]
+    points: Sequence[Point],
+    representatives: Representatives,
+    timed: Callable[[Point], Timing],
+    kind: DeviceKind,
 ) -> Rates:
     """Return rough speeds from a few operations.
 
@@ -179,6 +204,7 @@ def probe(
         macs_per_second=macs,
         copy_bytes_per_second=copy.num_bytes / seconds(copy),
         wires={group: _wire(group, seconds) for group in groups},
+        kind=kind,
     )
 
 

@@ -32,12 +32,19 @@ def gemm(point: GemmPoint, device: Device) -> Callable[[], None]:
     rows = [(make(total_rows, point.d_in), make(total_rows, point.d_out)) for _ in range(num_rows)]
     turns = cycle([(weight, *one) for one in rows for weight in weights])
 
+    ends = range(point.rows, total_rows + 1, point.rows)
+    offsets = None
+    if point.num_experts > 1 and _has_grouped(rows[0][0], weights[0]):
+        offsets = torch.tensor(list(ends), dtype=torch.int32, device=device.torch_device)
+
     def run() -> None:
         weight, x, y = next(turns)
         if point.product == "forward":
-            _multiply(x, weight, point.rows, y)
+            _multiply(x, weight, point.rows, y, offsets)
         elif point.product == "grad_input":
-            _multiply(y, weight.transpose(1, 2), point.rows, x)
+            _multiply(y, weight.transpose(1, 2), point.rows, x, offsets)
+        elif offsets is not None:
+            torch._grouped_mm(x.T, y, offs=offsets)  # noqa: SLF001 - no public name in 2.10
         else:
             _accumulate(weight, x, y, point.rows)
 
@@ -53,11 +60,15 @@ def _num_operands(point: GemmPoint, device: Device) -> tuple[int, int]:
     return 2, min(max(num_rows, 2), _MOST_ROWS)
 
 
-def _multiply(x: torch.Tensor, weights: torch.Tensor, rows: int, out: torch.Tensor) -> None:
+def _multiply(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    rows: int,
+    out: torch.Tensor,
+    offsets: torch.Tensor | None,
+) -> None:
     """Multiply every expert's rows: one grouped kernel where there is one, else one by one."""
-    if len(weights) > 1 and _has_grouped(x, weights):
-        ends = [(expert + 1) * rows for expert in range(len(weights))]
-        offsets = torch.tensor(ends, dtype=torch.int32, device=x.device)
+    if offsets is not None:
         torch._grouped_mm(x, weights, offs=offsets)  # noqa: SLF001 - no public name in 2.10
         return
     for expert in range(len(weights)):
@@ -72,9 +83,15 @@ def _accumulate(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor, rows: int
 
 
 def _has_grouped(x: torch.Tensor, weights: torch.Tensor) -> bool:
-    """Return whether one kernel can take all experts: CUDA's grouped GEMM needs 16-byte rows."""
+    """Return whether one kernel takes all experts, as the layer asks: `moe.products.has_grouped`.
+
+    Measurements cannot import the runtime; a test compares both operation by operation.
+    """
+    if not x.is_cuda or x.dtype != torch.bfloat16 or not hasattr(torch, "_grouped_mm"):
+        return False
     aligned = all(size * x.element_size() % 16 == 0 for size in weights.shape[1:])
-    return x.is_cuda and x.dtype == torch.bfloat16 and aligned and hasattr(torch, "_grouped_mm")
+    properties = torch.cuda.get_device_properties(x.device)
+    return aligned and (properties.major, properties.minor) in {(9, 0), (10, 0)}
 
 
 def memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
@@ -124,7 +141,7 @@ def _memory_bound_op(point: RowsPoint, device: Device) -> Callable[[], None]:
 def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], None]:
     """act(x + b), or silu(x)·y for swiglu, which has no bias.
 
-    The bias is copied to every row first, for a GEMM to be added to it, as `addmm` does.
+    On a CPU the bias is copied to every row first, for a GEMM to be added to it, as `addmm` does.
     """
     make = tensor_maker(device, point.dtype)
     x, y, bias = make(point.rows, point.width), make(point.rows, point.width), make(point.width)
@@ -134,7 +151,10 @@ def _activation(point: RowsPoint, device: Device, name: str) -> Callable[[], Non
         if name == "swiglu":
             torch.ops.aten.silu.out(x, out=out).mul_(y)
             return
-        x.copy_(bias)
+        if x.is_cuda:
+            x.add_(bias)
+        else:
+            x.copy_(bias)
         if name == "relu":
             x.relu_()
         elif name == "gelu":
@@ -149,7 +169,8 @@ def _activation_grad(point: RowsPoint, device: Device, name: str) -> Callable[[]
     """grad·act'(x) and the bias's gradient; for swiglu both factors' gradients."""
     make = tensor_maker(device, point.dtype)
     x, grad, y = (make(point.rows, point.width) for _ in range(3))
-    total, out = make(point.width), torch.empty_like(x)
+    total, out = make(1, point.width), torch.empty_like(x)
+    ones = torch.ones(1, point.rows, dtype=x.dtype, device=x.device)
 
     def run() -> None:
         if name == "swiglu":
@@ -163,7 +184,7 @@ def _activation_grad(point: RowsPoint, device: Device, name: str) -> Callable[[]
             torch.ops.aten.gelu_backward.grad_input(grad, x, grad_input=out)
         else:
             torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=out)
-        torch.sum(out, dim=0, out=total)
+        torch.mm(ones, out, out=total)
 
     return run
 

@@ -16,6 +16,9 @@ STAGED = 1
 OPS: tuple[CollectiveOp, ...] = (
     "all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send",
 )  # fmt: skip
+SUSTAINED = "sustained_gemm"
+"""Operation of a `RowsPoint` that shows the clock which a GPU keeps up."""
+SUSTAINED_SECONDS = 2.0
 _GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 
 

@@ -28,7 +28,10 @@ from moetune.domain.samples import (
 )
 from moetune.measure import expert_kernels, model_kernels
 from moetune.measure.device import Device, drop
+from moetune.measure.grid import SUSTAINED, SUSTAINED_SECONDS
+from moetune.measure.points import memory_bytes
 from moetune.measure.ranks import MeasuringRanks
+from moetune.measure.rotation import in_turns
 
 _FLOAT_BYTES = 4
 _BURST_SECONDS = 0.05
@@ -72,12 +75,14 @@ class Experiment:
     Args:
         rest_seconds: pause of the link before each block.
         block_seconds: shortest block.
+        sustained_seconds: time for which the victim runs before anything is measured.
     """
 
     victim: TimedOperation
     background_loads: tuple[TimedOperation, ...] = ()
     rest_seconds: float = 0.0
     block_seconds: float = 0.0
+    sustained_seconds: float = 0.0
 
     @property
     def is_stream(self) -> bool:
@@ -153,10 +158,12 @@ def prepare_experiment(
             for name in (point.victim, *point.others)
         )
         return Experiment(victim=victim, background_loads=tuple(others))
-    if isinstance(point, RowsPoint) and point.op in makers.rows:
-        return Experiment(victim=local_operation(makers.rows[point.op](point, device)))
-    if isinstance(point, StepPoint):
-        return Experiment(victim=_step(point, device, ranks, makers))
+    if isinstance(point, RowsPoint) and point.op == SUSTAINED:
+        width = point.width
+        product = GemmPoint(dtype=point.dtype, rows=point.rows, d_in=width, d_out=width)
+        return Experiment(victim=operation(product), sustained_seconds=SUSTAINED_SECONDS)
+    if isinstance(point, StepPoint) or (isinstance(point, RowsPoint) and point.op in makers.rows):
+        return Experiment(victim=_made(point, device, ranks, makers))
     if isinstance(point, CopyPoint) and point.both_ways:
         opposite = CopyPoint(
             direction=_OPPOSITE[point.direction], pinned=point.pinned, num_bytes=point.num_bytes
@@ -172,12 +179,11 @@ def prepare_experiment(
 
 
 def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> TimedOperation:
-    if isinstance(point, GemmPoint):
-        return local_operation(expert_kernels.gemm(point, device))
-    if isinstance(point, RowsPoint):
-        return local_operation(expert_kernels.memory_bound_op(point, device))
-    if isinstance(point, AttentionPoint):
-        return local_operation(model_kernels.attention(point, device))
+    if isinstance(point, (GemmPoint, RowsPoint, AttentionPoint)):
+        run = in_turns(
+            lambda: _computation(point, device), num_bytes=memory_bytes(point), device=device
+        )
+        return local_operation(run)
     if isinstance(point, CopyPoint):
         return local_operation(_copy(point, device))
     if isinstance(point, CollectivePoint):
@@ -187,9 +193,22 @@ def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> TimedOper
     raise InputError(f"an interference point stands for no single operation: {point}")
 
 
-def _step(
-    point: StepPoint, device: Device, ranks: MeasuringRanks, makers: Makers
+def _computation(
+    point: GemmPoint | RowsPoint | AttentionPoint, device: Device
+) -> Callable[[], None]:
+    if isinstance(point, GemmPoint):
+        return expert_kernels.gemm(point, device)
+    if isinstance(point, RowsPoint):
+        return expert_kernels.memory_bound_op(point, device)
+    return model_kernels.attention(point, device)
+
+
+def _made(
+    point: StepPoint | RowsPoint, device: Device, ranks: MeasuringRanks, makers: Makers
 ) -> TimedOperation:
+    """Return an operation that the caller knows."""
+    if isinstance(point, RowsPoint):
+        return local_operation(makers.rows[point.op](point, device))
     if makers.step is None:
         raise InputError("steps of layers are not measured here")
     group = OneRank() if point.workload.world_size == 1 else ranks.group(point.group)

@@ -37,6 +37,7 @@ from moetune.measure.grid import (
     IN_FLIGHT,
     OPS,
     STAGED,
+    SUSTAINED,
     Grid,
     Preset,
     collective,
@@ -70,6 +71,8 @@ _COMM_BYTES: dict[DeviceKind, tuple[int, ...]] = {
 }
 _SMALLEST_BYTES = 2**10
 _SMALLEST_COPY_BYTES = 2**16
+_LARGEST_COPY_BYTES = 2**28
+_SUSTAINED_SHAPE = (8192, 4096)
 
 
 def default_group_sizes(world_size: int) -> tuple[int, ...]:
@@ -168,7 +171,12 @@ def choose_points(
     elif linked:
         others += overlap_points(_COMM_BYTES[machine.kind])
     needed += step_points(of_layers)
-    others += [*_interference(has_link=bool(linked)), *_copy_grid(machine.kind, grid)]
+    copies: list[CopyPoint] = list(_copy_grid(machine.kind, grid))
+    if machine.kind == "cuda" and workloads:
+        # Plans may offload activations, on streams beside computation and exchanges.
+        needed += [*_interference(has_link=bool(linked)), *(one for one in copies if one.pinned)]
+        needed += _sustained(dtypes)
+    others += [*_interference(has_link=bool(linked)), *copies]
     if not transformers:
         others += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
     if not workloads:
@@ -229,6 +237,14 @@ def _interference(*, has_link: bool) -> Iterator[Point]:
             yield InterferencePoint(victim=victim, others=others)
 
 
+def _sustained(dtypes: Sequence[str]) -> Iterator[Point]:
+    """Yield a product for seconds, in the fastest of the dtypes, and the same in short blocks."""
+    dtype = next((one for one in ("bfloat16", "float16") if one in dtypes), dtypes[0])
+    rows, width = _SUSTAINED_SHAPE
+    yield RowsPoint(op=SUSTAINED, dtype=dtype, rows=rows, width=width)
+    yield GemmPoint(dtype=dtype, rows=rows, d_in=width, d_out=width)
+
+
 def _gemm_grid(
     dtypes: Sequence[str], max_tokens: int, grid: Grid, *, forward_only: bool
 ) -> Iterator[Point]:
@@ -263,9 +279,11 @@ def _two_level_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
                 yield collective("all_to_all_2d", group, num_bytes, in_flight)
 
 
-def _copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[Point]:
+def _copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[CopyPoint]:
     """Yield copies both ways; a CPU does not pin memory: there "pinned" stands for both kinds."""
-    for num_bytes in ladder(_SMALLEST_COPY_BYTES, 4 * grid.max_bytes, grid.copy_bytes_step):
+    # Page-locked memory of a gigabyte takes as long to get as hundreds of copies.
+    largest = 4 * grid.max_bytes if kind == "cpu" else _LARGEST_COPY_BYTES
+    for num_bytes in ladder(_SMALLEST_COPY_BYTES, largest, grid.copy_bytes_step):
         for direction in _DIRECTIONS:
             for pinned in (True, False) if kind == "cuda" else (True,):
                 for both_ways in (False, True):

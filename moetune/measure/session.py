@@ -252,7 +252,10 @@ class _PointRunner:
 
     def probe(self, points: Sequence[Point]) -> Rates:
         """Return rough speeds."""
-        return probe(points, self._representatives, lambda point: self._timed(point, _PROBE))
+        return probe(
+            points, self._representatives, lambda point: self._timed(point, _PROBE),
+            self._device.kind,
+        )  # fmt: skip
 
     def sample(self, point: Point, effort: Effort) -> Sample:
         """Return the point's times, or its error."""

@@ -37,6 +37,9 @@ SHARED_SECONDS = 0.02
 # Within one or two turns a pause between turns would not show.
 TURNS_IN_WINDOW = 3
 STREAM_BLOCK_SECONDS = 0.05
+# Of the time that issuing a block took before: the next one may take longer.
+_HEAD_START = 1.3
+_SUSTAINED_RUNS = 20
 NUM_STREAM_BLOCKS = 4
 
 
@@ -120,6 +123,7 @@ class _Stopwatch:
         self._experiment, self._background = experiment, background
         self._device, self._control = device, ranks.control
         self._start = time.perf_counter()
+        self._issue_seconds = math.inf
 
     def restart(self) -> None:
         """Restart the elapsed time."""
@@ -138,7 +142,7 @@ class _Stopwatch:
         self._control.barrier("a block")
         opened = time.perf_counter()
         try:
-            seconds = self._device.seconds(lambda: self._repeat(iterations))
+            seconds = self._seconds(iterations)
             counts = self._background.ran_through((opened, time.perf_counter()))
             turn = self._background.slowest_turn_seconds()
         except (RuntimeError, MemoryError, MoetuneError) as error:
@@ -192,6 +196,21 @@ class _Stopwatch:
             for one, is_void in zip(slowest, uncounted, strict=True)
         ]  # fmt: skip
 
+    def _seconds(self, iterations: int) -> float:
+        """Return the time of a block's runs.
+
+        What ranks do together is done once before the clock starts: they leave the barrier at
+        different moments. After a pause of the link that one run would be what is measured.
+        """
+        victim = self._experiment.victim
+        shared = self._control.num_ranks > 1 and not self._experiment.rest_seconds
+        known = self._issue_seconds < math.inf
+        return self._device.seconds(
+            lambda: self._repeat(iterations),
+            lead_in=victim.run if shared else None,
+            head_start_seconds=_HEAD_START * iterations * self._issue_seconds if known else 0.0,
+        )
+
     def _marked(self, iterations: int) -> Callable[[], float]:
         self._repeat(iterations)
         return self._device.mark()
@@ -203,8 +222,19 @@ class _Stopwatch:
             pass
 
     def _repeat(self, iterations: int) -> None:
+        began = time.perf_counter()
         for _ in range(iterations):
             self._experiment.victim.run()
+        mean_seconds = (time.perf_counter() - began) / iterations
+        self._issue_seconds = min(self._issue_seconds, mean_seconds)
+
+    def sustain(self) -> None:
+        """Run the victim for as long as the experiment wants, as training does without end."""
+        until = time.perf_counter() + self._experiment.sustained_seconds
+        while time.perf_counter() < until:
+            for _ in range(_SUSTAINED_RUNS):
+                self._experiment.victim.run()
+            self._device.synchronize()
 
 
 def measure(
@@ -224,6 +254,7 @@ def measure(
         device.use(),
     ):
         watch = _Stopwatch(experiment, background, device, ranks)
+        watch.sustain()
         growth = _MAX_STREAM_GROWTH if experiment.is_stream else _MAX_GROWTH
         iterations = _warm_up(watch, effort, max_growth=growth)
         take = _stream_blocks if experiment.is_stream else _blocks

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from moetune.comm.agree import (
+    Opening,
     agree_on_digest,
     agree_on_tokens,
     decide_on_first,
@@ -88,9 +89,8 @@ def test_one_rank_has_nobody_to_send_to(one: OneRank) -> None:
 
 def test_one_rank_agrees_with_itself(one: OneRank) -> None:
     def agree(problem: str) -> tuple[tuple[int, ...], int]:
-        return agree_on_tokens(
-            one, num_tokens=5, signature="s", problem=problem, device=CPU, note=-7
-        )
+        opening = Opening(num_tokens=5, signature="s", problem=problem, note=-7)
+        return agree_on_tokens(one, opening, CPU)
 
     assert agree("") == ((5,), -7)
     with pytest.raises(InputError, match="7 columns"):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from moetune.comm.agree import (
+    Opening,
     agree_on_digest,
     agree_on_tokens,
     decide_on_first,
@@ -213,10 +214,9 @@ def a_wrong_size_is_told_before_it_travels(group: Communicator) -> None:
 
 
 def equal_signatures_agree(group: Communicator) -> None:
-    found = agree_on_tokens(
-        group, num_tokens=3 + group.rank, signature="same", problem="", device=CPU,
-        note=-7 if group.rank == 0 else 9,
-    )  # fmt: skip
+    note = -7 if group.rank == 0 else 9
+    opening = Opening(num_tokens=3 + group.rank, signature="same", problem="", note=note)
+    found = agree_on_tokens(group, opening, CPU)
     assert found == (tuple(3 + rank for rank in range(group.num_ranks)), -7)
     agree_on_digest(group, "abc", "plan books")
 
@@ -225,7 +225,7 @@ def unequal_signatures_raise_on_all(group: Communicator) -> None:
     last = group.num_ranks - 1
     signature = "degree 3" if group.rank == last else "degree 2"
     with pytest.raises(RankMismatchError) as failure:
-        agree_on_tokens(group, num_tokens=1, signature=signature, problem="", device=CPU)
+        agree_on_tokens(group, Opening(num_tokens=1, signature=signature, problem=""), CPU)
     assert "rank 0: degree 2" in str(failure.value)
     assert f"rank {last}: degree 3" in str(failure.value)
     with pytest.raises(RankMismatchError, match="plan books differ between ranks: 0, "):
@@ -235,7 +235,7 @@ def unequal_signatures_raise_on_all(group: Communicator) -> None:
 def one_ranks_problem_raises_on_all(group: Communicator) -> None:
     problem = "x has 7 columns" if group.rank == 1 else ""
     with pytest.raises(RankMismatchError, match="rank 1: error: x has 7 columns"):
-        agree_on_tokens(group, num_tokens=1, signature="same", problem=problem, device=CPU)
+        agree_on_tokens(group, Opening(num_tokens=1, signature="same", problem=problem), CPU)
 
 
 def the_first_decides(group: Communicator) -> None:

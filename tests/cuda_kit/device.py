@@ -12,11 +12,16 @@ import torch
 
 from tests.cuda_kit.lanes import Lane, Ledger, Operation, Point
 from tests.cuda_kit.patches import patch
+from tests.cuda_kit.products import wider_products
 from tests.cuda_kit.streams import Stream, Streams
 from tests.cuda_kit.tensors import HOST, Record, Tensors
 
 COSTS: Mapping[str, float] = MappingProxyType({"copy_": 2e-3, "_to_copy": 2e-3})
 """Simulated seconds of operations that do not take one millisecond."""
+
+
+CYCLES_PER_SECOND = 2e9
+"""Of a simulated GPU's clock."""
 
 
 class CudaFaultError(AssertionError):
@@ -99,6 +104,7 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (0, 0, 0))
         patch(monkeypatch, self.tensors, self.streams)
         monkeypatch.setattr(ThreadPoolExecutor, "submit", self._submit(ThreadPoolExecutor.submit))
+        self._stack.enter_context(wider_products())
         self._stack.enter_context(Record(self.tensors))
         return self
 
@@ -123,13 +129,21 @@ class FakeCuda:
             "current_stream": streams.current,
             "default_stream": lambda device=None: streams.default[streams.resolve(device).index],
             "synchronize": streams.synchronize,
+            "_sleep": self._sleep,
             "is_current_stream_capturing": lambda: False,
             "mem_get_info": lambda _=None: (free, total),
             "memory_reserved": lambda _=None: 0,
+            # Random numbers are the CPU's.
+            "get_rng_state": lambda _=None: torch.get_rng_state(),
+            "set_rng_state": lambda _, __=None: None,
             "get_device_properties": lambda _=None: SimpleNamespace(
                 name="a GPU that is none", total_memory=total, L2_cache_size=2**20, major=9, minor=0
             ),
         }
+
+    def _sleep(self, cycles: int) -> None:
+        lane = self.streams.current(None).lane
+        self.ledger.run(lane, self.host, "_sleep", seconds=cycles / CYCLES_PER_SECOND)
 
     def _submit(self, original: Callable[..., "Future[Any]"]) -> Callable[..., "_Joined"]:
         """Return a `submit` whose threads are recorded, too, and begin after their submitter."""

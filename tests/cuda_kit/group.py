@@ -113,6 +113,7 @@ class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # as above
         self.world, self.key = world, (self.members, number)
         self.name: Any = name  # torch's stubs have a type of their own for it
         self.desc = desc
+        self.options: object = None
         self.stash: dict[Issued, list[torch.Tensor]] = {}
         self._lanes: dict[object, Lane] = {}
 

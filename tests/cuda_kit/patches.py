@@ -6,21 +6,31 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _device as torch_device
 
 from tests.cuda_kit.streams import DeviceLike, Streams
 from tests.cuda_kit.tensors import HOST, Target, Tensors
 
 FACTORIES = (
     "empty", "zeros", "ones", "full", "tensor", "as_tensor", "arange", "rand", "randn", "randint",
-    "randperm", "eye", "linspace", "empty_strided", "empty_like", "zeros_like", "ones_like",
-    "full_like", "rand_like", "randn_like", "randint_like",
+    "randperm", "eye", "linspace", "empty_strided",
+)  # fmt: skip
+LIKES = (
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
 )  # fmt: skip
 METHODS = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor")
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, tensors: Tensors, streams: Streams) -> None:
     """Let torch's functions and tensors know the fake devices."""
+    # Torch keeps the set of functions that `with torch.device(…)` concerns; these ask it.
+    constructors = torch_device._device_constructors.__wrapped__()
+    constructors -= {getattr(torch, name) for name in FACTORIES}
+    monkeypatch.setattr(torch_device, "_device_constructors", lambda: constructors)
     for name in FACTORIES:
+        made = _factory(getattr(torch, name), tensors, streams, default=_device_of_context)
+        monkeypatch.setattr(torch, name, made)
+    for name in LIKES:
         monkeypatch.setattr(torch, name, _factory(getattr(torch, name), tensors, streams))
     for name in METHODS:
         made = _factory(getattr(torch.Tensor, name), tensors, streams)
@@ -67,11 +77,23 @@ def patch(monkeypatch: pytest.MonkeyPatch, tensors: Tensors, streams: Streams) -
     monkeypatch.setattr(torch.UntypedStorage, "resize_", resize_)
 
 
-def _factory(original: Callable[..., Any], tensors: Tensors, streams: Streams) -> Any:
+def _device_of_context() -> DeviceLike:
+    """Return the device of the innermost `with torch.device(…)`, None outside."""
+    modes = reversed(torch.overrides._get_current_function_mode_stack())
+    return next((one.device for one in modes if isinstance(one, torch_device.DeviceContext)), None)
+
+
+def _factory(
+    original: Callable[..., Any],
+    tensors: Tensors,
+    streams: Streams,
+    default: Callable[[], DeviceLike] = lambda: None,
+) -> Any:
     @functools.wraps(original)
     def make(
         *args: Any, device: DeviceLike = None, pin_memory: bool = False, **options: Any
     ) -> Any:
+        device = default() if device is None else device
         if device is None and not pin_memory:
             return original(*args, **options)
         target = Target(HOST if device is None else streams.resolve(device), pin_memory)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch.utils import _device as torch_device
 
 from tests.cuda_kit import CudaFaultError, FakeCuda
 
@@ -243,6 +244,20 @@ def test_work_runs_on_its_tensors_device_whatever_the_current_device_is() -> Non
         names = [one.lane.name for one in cuda.operations if one.label == "add_"]
         assert names == ["cuda:1's default stream"]
         del other
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+def test_the_device_of_a_context_is_that_of_what_is_made_in_it(*, used_before: bool) -> None:
+    torch_device._device_constructors.cache_clear()
+    if used_before:
+        with torch.device("cpu"):
+            torch.empty(2)
+    with FakeCuda(), torch.device(GPU):
+        assert torch.zeros(2).device == torch.empty_like(torch.ones(2)).device == GPU
+        assert nn.Linear(2, 2).weight.device == GPU
+        assert torch.zeros(2, device="cpu").device == torch.device("cpu")
+    with torch.device("meta"):
+        assert torch.zeros(2).device == torch.device("meta")
 
 
 def test_tensors_of_two_devices_do_not_meet() -> None:

@@ -9,6 +9,7 @@ expects. So values are plausible, and only real ranks can tell whether they are 
 A run of each rank gives one log of collectives each, which `orders.check_orders` compares.
 """
 
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import MappingProxyType
@@ -25,6 +26,17 @@ from tests.cuda_kit.group import Issued, MirrorGroup
 
 SECONDS = 4e-3
 """Simulated time of a collective."""
+
+
+class NcclGroup:
+    """What builds of torch with NCCL have."""
+
+    class Options:
+        """Options of a group."""
+
+        def __init__(self, is_high_priority_stream: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
+            self.is_high_priority_stream = is_high_priority_stream
+            self._timeout = dt.timedelta(minutes=10)
 
 
 class MirrorWorld:
@@ -65,6 +77,8 @@ class MirrorWorld:
         for module in (dist, c10d):
             monkeypatch.setattr(module, "new_group", self._new_group)
             monkeypatch.setattr(module, "batch_isend_irecv", self._batched(c10d.batch_isend_irecv))
+        # Builds of torch for the CPU lack it.
+        monkeypatch.setattr(dist, "ProcessGroupNCCL", NcclGroup, raising=False)
         monkeypatch.setattr(dist, "all_gather_object", self._gathered(dist.all_gather_object))
         c10d._update_default_pg(self._make(range(self.num_ranks), "the world"))
         return self
@@ -80,12 +94,15 @@ class MirrorWorld:
         ranks: Sequence[int] | None = None,
         *_: object,
         group_desc: str | None = None,
+        pg_options: object = None,
         **__: object,
     ) -> Any:
         members = range(self.num_ranks) if ranks is None else sorted(ranks)
         if self.rank not in members:
             return dist.GroupMember.NON_GROUP_MEMBER
-        return self._make(members, group_desc or "undefined")
+        group = self._make(members, group_desc or "undefined")
+        group.options = pg_options
+        return group
 
     def _make(self, members: Sequence[int], desc: str) -> MirrorGroup:
         number = sum(one.members == tuple(members) for one in self.groups)

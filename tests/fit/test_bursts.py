@@ -46,6 +46,21 @@ def test_streams_that_are_no_faster_or_hardly_have_no_burst(bucket_bytes: float)
     assert bursts_of(samples, pool(samples).collective) == ()
 
 
+def test_a_stream_from_rest_at_a_higher_rate_says_by_which_share() -> None:
+    samples = [
+        *steady(),
+        Sample(point=FROM_REST, seconds=(0.8 * BYTES / RATE,) * 3, num_iterations=4),
+    ]
+    (found,) = bursts_of(samples, pool(samples).collective)
+    assert found.share == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, float("nan")])
+def test_a_share_of_nothing_or_all_is_refused(share: float) -> None:
+    with pytest.raises(InputError, match="share"):
+        LinkBurst(op="all_to_all", group_size=2, seconds=1e-3, share=share)
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
 def test_a_burst_of_no_time_is_refused(seconds: float) -> None:
     with pytest.raises(InputError, match="burst"):

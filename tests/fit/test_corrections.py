@@ -87,6 +87,13 @@ def test_what_is_as_predicted_is_left_alone() -> None:
 
 def test_calls_that_contradict_each_other_are_refused() -> None:
     assert "contradict" in refusal(judge(evidence([1.0, 2.0] * 5, [2.0, 1.0] * 5)))
+    assert "contradict" in refusal(judge(evidence([1.5, 3.0] * 5, [3.0, 1.5] * 5)))
+
+
+@pytest.mark.parametrize(("near", "far"), [(0.42, 0.29), (2.4, 3.4)])
+def test_calls_that_agree_on_a_change_correct_by_the_smaller_one(near: float, far: float) -> None:
+    (found,) = judge(evidence([near, far] * 5, [far, near] * 5)).corrections
+    assert found.factor == pytest.approx(near)
 
 
 def test_after_a_lasting_change_only_the_newest_calls_count() -> None:
@@ -226,7 +233,7 @@ def test_corrected_costs_change_the_operation_that_was_observed_and_nothing_else
     speeds = {"exchange_bytes": SIZE, "exchange_seconds": 1e-3}
     assert found.overlap_speeds(**speeds) == base.overlap_speeds(**speeds)
     burst = {"op": "all_to_all", "group_size": 4}
-    assert found.burst_seconds(**burst) == base.burst_seconds(**burst)  # type: ignore[arg-type] # its arguments
+    assert found.burst(**burst) == base.burst(**burst)  # type: ignore[arg-type] # its arguments
     attention = {
         "dtype": "float32", "num_sequences": 1, "length": 64, "num_heads": 2, "head_dim": 16,
         "backward": False,

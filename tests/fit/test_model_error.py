@@ -22,7 +22,7 @@ Cells = list[list[float]]
 
 def record_of_layers() -> Cells:
     """log(measured / predicted) of each degree, by cell of the network lab."""
-    cells = json.loads((RESULTS / "netlab.json").read_text(encoding="utf-8"))
+    cells = json.loads((RESULTS / "netlab-sums.json").read_text(encoding="utf-8"))
     return [
         [
             math.log(statistics.median(one["seconds"][f"ours:{degree}"]) / predicted)

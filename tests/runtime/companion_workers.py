@@ -25,9 +25,9 @@ from moetune.comm.group import OneRank
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.domain.layout import Layout
-from moetune.runtime.moe.kernels import GradientSum
 from moetune.runtime.moe.layer import MoELayer
 from moetune.runtime.moe.tensor_layer import TensorExpertLayer
+from moetune.runtime.moe.weight_grads import GradientSum
 from moetune.runtime.parallel.groups import join
 from tests.runtime.companion_nets import (
     HIDDEN,
@@ -234,7 +234,7 @@ def _counted_products() -> Iterator[list[int]]:
     counts, honest = list[int](), GradientSum.add_gemm
 
     def add_gemm(self: GradientSum, *args: Any) -> None:
-        counts.append(len(args[-1]))
+        counts.append(len(args[-1].blocks))
         honest(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -211,6 +211,10 @@ def _nothing_more_happens(
     """Once all is settled a step is as one with a pinned degree: no search, no collective."""
     before = tuner.num_told, len(tuner.tasks), clock.num_intervals
     plain = make(pipeline=True, dtype=torch.float64)
+    for tokens in sizes:  # the first step of another decision exchanges its counts once more
+        train(layer, tokens)
+    plain.pin(layer.decision)
+    train(plain, sizes[0])  # and so does the ranks' first meeting
     for tokens in sizes:
         with counted_collectives() as names:
             train(layer, tokens)

@@ -118,7 +118,124 @@ def test_states_are_loaded_behind_the_gathers_that_still_read_the_old_ones(
             for name, value in loaded.items():
                 if name.startswith("model."):
                     value.as_subclass(torch.Tensor).mul_(1)  # in place, as a checkpoint is loaded
+            with torch.enable_grad():
+                model(x).sum().backward()  # whose gradients are on the way
             parts.load_state_dict(loaded)
             again = model(x)
         assert torch.equal(found.cpu(), wanted.cpu())
         assert torch.equal(again.cpu(), wanted.cpu())
+
+
+class Tied(nn.Module):
+    """Uses one layer twice, whose values its first gradients overwrite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in (0, 1, 2, 0, 3, 1):
+            x = torch.relu(self.layers[number](x))
+            if self.fails and number == 2:
+                x.register_hook(self._fail)
+        return x
+
+    def _fail(self, _: torch.Tensor) -> None:
+        raise StepError
+
+
+class StepError(Exception):
+    """As an out-of-memory error in the middle of a backward pass."""
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_unusual_steps_wait_as_well(num_ranks: int, *, offload: bool) -> None:
+    def program(_: FakeCuda) -> None:
+        model = Tied().to(GPU)
+        optimizer = moetune.shard(
+            model, torch.optim.AdamW(model.parameters()), chunk_bytes=1200, cache_bytes=2400,
+            offload=offload,
+        )[1]  # fmt: skip
+        x = torch.randn(24, 16, device=GPU)
+        for number in range(4):
+            for _pass in range(2):  # gradients add up
+                model(x).sum().backward()
+            model.fails = number == 1
+            if model.fails:
+                with pytest.raises(StepError):
+                    model(x).sum().backward()
+            model.fails = False
+            if number == 2:
+                optimizer.zero_grad()
+                model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    if num_ranks == 1:
+        with FakeCuda() as cuda:
+            program(cuda)
+    else:
+        on_every_rank(program)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_transfers_of_chunks_have_streams_of_their_own(num_ranks: int) -> None:
+    def program(cuda: FakeCuda) -> None:
+        model, optimizer = _dense_model(torch.float32, offload=True)
+        model(torch.randn(24, 16, device=GPU)).sum().backward()
+        optimizer.step()
+        copies = [one.lane for one in cuda.operations if one.label == "copy_"]
+        loads_and_stores = {lane for lane in copies if lane.name.startswith("cuda:1's stream")}
+        assert len(loads_and_stores) == 2
+
+    if num_ranks == 1:
+        with FakeCuda() as cuda:
+            program(cuda)
+    else:
+        on_every_rank(program)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_that_need_no_wider_dtype_are_reduce_scattered(dtype: torch.dtype) -> None:
+    def program(cuda: FakeCuda) -> None:
+        model, optimizer = _dense_model(dtype, offload=False)
+        before = len(cuda.operations)
+        model(torch.randn(24, 16, device=GPU, dtype=dtype)).sum().backward()
+        optimizer.step()
+        kinds = {one.label.partition(" of ")[0] for one in cuda.operations[before:]}
+        own = "reduce_scatter" if dtype == torch.float32 else "all_to_all"
+        assert kinds & {"reduce_scatter", "all_to_all"} == {own}
+
+    on_every_rank(program)
+
+
+def test_a_chunks_step_on_the_host_waits_for_its_own_gradients_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last chunk's gradients are stepped while the first one's are still travelling."""
+    walked: list[int] = []
+    known: list[float] = []
+    step = torch.optim.AdamW.step
+
+    with FakeCuda() as cuda:
+        model, optimizer = _dense_model(torch.float32, offload=True)
+        assert isinstance(optimizer, ChunkedOptimizer)
+
+        def spied(self: torch.optim.AdamW) -> None:
+            walked.append(sum(len(group["params"]) for group in self.param_groups))
+            known.append(cuda.host.seconds)
+            step(self)
+
+        monkeypatch.setattr(torch.optim.AdamW, "step", spied)
+        for _ in range(2):
+            walked.clear()
+            known.clear()
+            model(torch.randn(24, 16, device=GPU)).sum().backward()
+            last = max(one.end_seconds for one in cuda.operations if one.label == "copy_")
+            optimizer.step()
+            optimizer.zero_grad()
+            assert len(walked) > 1
+            assert sum(walked) == len(optimizer.shards)
+            assert known[0] < last

@@ -1,11 +1,14 @@
 """Layers and models that reach NCCL: by collectives alone, in the same order on every rank."""
 
+import datetime as dt
+import threading
 from collections.abc import Mapping
 
 import pytest
 import torch
 
-from moetune.comm.gloo import communicator_of
+from moetune.comm.gloo import communicator_of, new_communicator
+from moetune.comm.transfer import GroupRank, GroupTransfer
 from moetune.domain.constraints import Strategy
 from moetune.domain.errors import CollectiveError
 from moetune.domain.layout import Layout
@@ -116,6 +119,20 @@ def test_groups_say_what_they_are_for() -> None:
         assert {one.desc for one in world.groups[1:]} == {f"moetune: {name}" for name in purposes}
 
 
+def test_own_groups_have_streams_of_high_priority_where_gpus_take_part() -> None:
+    limit = dt.timedelta(seconds=7)
+    for backends, backend, is_first in (
+        (BOTH, None, True),
+        (NCCL, None, True),
+        (BOTH, "gloo", False),
+    ):
+        with FakeCuda() as cuda, MirrorWorld(cuda, backends=backends) as world:
+            new_communicator(purpose="one thing", backend=backend, timeout_seconds=7)
+            options = world.groups[-1].options
+            assert getattr(options, "is_high_priority_stream", False) == is_first
+            assert getattr(options, "_timeout", limit) == limit
+
+
 @pytest.mark.parametrize("offload", [False, True])
 @pytest.mark.parametrize("in_backward", [False, True])
 def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(
@@ -127,3 +144,25 @@ def test_chunks_and_tokens_travel_in_the_same_order_on_every_rank(
         assert len([kind for kind in kinds if kind.startswith("NCCL")]) == 2
 
     on_every_rank(program, says=experts_say)
+
+
+class SlowWork:
+    """A work of gloo, which has no future, and which ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.end = threading.Event()
+
+    def wait(self) -> None:
+        assert self.end.wait(10)
+
+
+def test_a_transfer_that_a_thread_watches_is_waited_for() -> None:
+    works = [SlowWork(), SlowWork()]
+    transfer = GroupTransfer(works, (), "send_receive", "it", GroupRank(0, (0, 1)))  # type: ignore[arg-type] # works alike
+    future = transfer.future()
+    timers = [threading.Timer(0.05, one.end.set) for one in works]
+    for timer in timers:
+        timer.start()
+    transfer.wait()
+    assert future.done()
+    assert all(one.end.is_set() for one in works)

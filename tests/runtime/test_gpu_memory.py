@@ -1,5 +1,7 @@
 """Memory beside a GPU's own: what torch takes for page-locked buffers, and on other devices."""
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,8 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.units import pinned_bytes
 from moetune.runtime.moe.gate import _blocks
 from moetune.runtime.moe.kernels import CombineWeights
+from moetune.runtime.moe.products import Part
+from moetune.runtime.moe.workspace import MemoryTracker
 from moetune.runtime.sharded import options as shard_options
 from moetune.solve.layer.peak import peak_bytes
 from tests.cuda_kit import FakeCuda
@@ -67,6 +71,26 @@ def test_the_host_memory_of_chunks_is_what_the_check_counts(
         shard()
 
 
+def test_numbers_of_rows_that_follow_the_routing_ask_for_few_sizes() -> None:
+    draw, tracker = random.Random(0), MemoryTracker("device")
+    numbers = [draw.randint(28_000, 37_000) for _ in range(100)]
+    with FakeCuda():
+        on_gpu, on_host = torch.empty(0, device=GPU), torch.empty(0)
+        sizes = [_room(tracker, rows, on_gpu) for rows in numbers]
+        assert len(set(sizes)) <= 5
+        assert all(rows <= size <= 1.13 * rows for rows, size in zip(numbers, sizes, strict=True))
+        assert [_room(tracker, rows, on_host) for rows in numbers] == numbers
+        assert [_room(tracker, rows, on_gpu) for rows in (0, 1, 33, 1023, 32768)] == [
+            0, 1, 33, 1023, 32768,
+        ]  # fmt: skip
+
+
+def _room(tracker: MemoryTracker, rows: int, like: torch.Tensor) -> int:
+    made = tracker.empty("rows", (rows, 8), like)
+    assert made.shape == (rows, 8)
+    return made.untyped_storage().nbytes() // (8 * 4)
+
+
 def test_a_device_of_another_kind_computes_in_a_gpus_blocks() -> None:
     def blocks(device: torch.device) -> list[slice]:
         return _blocks(torch.empty(9, 2**22, dtype=torch.bfloat16, device=device), torch.float32)
@@ -74,6 +98,7 @@ def test_a_device_of_another_kind_computes_in_a_gpus_blocks() -> None:
     other = torch.device("meta")  # any that is neither
     rows, hidden = (torch.empty(5, width, device=other) for width in (8, 16))
     weights, grads = torch.empty(2, 5, 1, device=other)
-    CombineWeights(weights, grads, None).apply(rows, hidden, torch.empty_like(hidden), ())
+    part = Part(rows=slice(0, 5), blocks=())
+    CombineWeights(weights, grads, None).apply(rows, hidden, torch.empty_like(hidden), part)
     with FakeCuda():
         assert blocks(other) == blocks(GPU) != blocks(torch.device("cpu"))

@@ -44,6 +44,31 @@ def test_so_does_one_with_other_experts(strategy: Strategy, activation: str) -> 
     on_every_rank(program)
 
 
+@pytest.mark.parametrize("degrees", [(4, 3), (2, 3), (5, 2)])
+@pytest.mark.parametrize("strategy", ["S1", "S2"])
+def test_so_do_chunks_of_which_only_some_are_regrouped(
+    strategy: Strategy, degrees: tuple[int, int]
+) -> None:
+    def program(_: FakeCuda) -> None:
+        layer = MoELayer(
+            8, 16, 2, device=GPU
+        )  # one expert a rank: a chunk of one piece is in order
+        layer.pin(decision(strategy, degrees))
+        for _number in range(2):
+            step(layer)
+
+    on_every_rank(program)
+
+
+def test_copies_of_activations_have_streams_of_their_own() -> None:
+    with FakeCuda() as cuda:
+        layer = moe_layer(communicator=OneRank())
+        layer.pin(decision("S1", (2, 2)))
+        step(layer)
+        lanes = {one.lane.name for one in cuda.operations if one.label == "copy_"}
+        assert len([name for name in lanes if name.startswith("cuda:1's stream")]) == 2
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_so_does_a_rank_alone(strategy: Strategy) -> None:
     with FakeCuda():

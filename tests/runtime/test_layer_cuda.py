@@ -74,15 +74,18 @@ def test_cuda_sums_wait_for_their_chunk_and_equal_the_cpu(*, sequence_parallel: 
 def test_bfloat16_grouped_products_agree_with_float32_experts_without_tokens_included() -> None:
     torch.manual_seed(0)
     exact = MoELayer(64, 128, 8, 2, device=CUDA, communicator=OneRank())
+    # Rounded before both layers see them: else ties of the gate's logits, which rounding decides,
+    # send some tokens to other experts.
     with torch.no_grad():
         exact.gate.weight[5] = -10
-    x, dy = torch.rand(2, 512, 64, device=CUDA)
+        exact.gate.weight.copy_(exact.gate.weight.bfloat16())
+    x, dy = torch.rand(2, 512, 64, device=CUDA).bfloat16().float()
     wanted = _run(exact, x, dy)
     rounded = MoELayer(64, 128, 8, 2, device=CUDA, dtype=torch.bfloat16, communicator=OneRank())
     rounded.load_state_dict(exact.state_dict())
     found = _run(rounded, x.bfloat16(), dy.bfloat16())
     for one, other in zip(found, wanted, strict=True):
-        assert relative_error(one.float(), other) <= 0.1
+        assert relative_error(one.float(), other) <= 0.02
 
 
 def test_repeated_steps_give_the_same_bits_whatever_the_allocator_does_between() -> None:

@@ -6,8 +6,9 @@ import torch
 from moetune.domain.errors import InputError, MoetuneError
 from moetune.domain.layer import Activation
 from moetune.domain.plan import Decision
-from moetune.runtime.moe.kernels import Blocks, GradientSum
 from moetune.runtime.moe.layer import MoELayer
+from moetune.runtime.moe.products import Part
+from moetune.runtime.moe.weight_grads import GradientSum
 from tests.ranks import run_ranks
 from tests.runtime import workers
 
@@ -138,9 +139,9 @@ def test_the_next_pre_activations_are_loaded_behind_the_last_two_gemms(
     degree, d_hidden, events = 3, 16, list[str]()
     honest = GradientSum.add_gemm
 
-    def add_gemm(self: GradientSum, x: torch.Tensor, y: torch.Tensor, blocks: Blocks) -> None:
+    def add_gemm(self: GradientSum, x: torch.Tensor, y: torch.Tensor, part: Part) -> None:
         events.append("w2" if x.shape[1] == d_hidden else "w1 or w3")
-        honest(self, x, y, blocks)
+        honest(self, x, y, part)
 
     monkeypatch.setattr(GradientSum, "add_gemm", add_gemm)
     layer = MoELayer(8, d_hidden, 1, activation=activation, pipeline=degree, memory_reuse="S2")

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from moetune.domain.costs import (
+    NO_BURST,
+    Burst,
     CopyMode,
     Doubt,
     Estimate,
@@ -53,6 +56,7 @@ class LinearCosts:
     doubts: tuple[Doubt, ...] = ()
     errors: StepErrors = NO_STEP_ERRORS
     pause_gain_seconds: float = 0.0
+    pause_gain_share: float = NO_BURST.share
 
     def overlap_speeds(self, *, exchange_bytes: float, exchange_seconds: float) -> OverlapSpeeds:
         assert exchange_bytes >= 0
@@ -63,11 +67,15 @@ class LinearCosts:
         """Return the same for every layer."""
         return self.errors
 
-    def burst_seconds(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> float:
+    @property
+    def as_measured(self) -> Self:
+        return self
+
+    def burst(self, *, op: CollectiveOp, group_size: int, num_nodes: int = 0) -> Burst:
         assert op
         assert group_size
         assert num_nodes >= 0
-        return self.pause_gain_seconds
+        return Burst(seconds=self.pause_gain_seconds, share=self.pause_gain_share)
 
     def gemm_line(self, *, dtype: str) -> LinearCost | None:
         assert dtype

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moetune.domain.costs import LinearCost
+from moetune.domain.costs import NO_BURST, LinearCost
 from moetune.domain.layer import LayerShape
 from moetune.solve.layer.parallelism import AllToAllCosts
 from moetune.solve.layer.times import phase_time
@@ -15,7 +15,9 @@ TOKENS = 1024
 MOVES_SECONDS = 2e-3
 
 
-def layer(burst_seconds: float, *, compute: float, wire: float) -> AllToAllCosts:
+def layer(
+    burst_seconds: float, *, compute: float, wire: float, share: float = NO_BURST.share
+) -> AllToAllCosts:
     """Return a layer whose experts and exchanges of all tokens take so long, in any cut."""
     macs = TOKENS * 64 * 128
     return AllToAllCosts(
@@ -24,7 +26,7 @@ def layer(burst_seconds: float, *, compute: float, wire: float) -> AllToAllCosts
             gemm_cost=LinearCost(alpha_seconds=0.0, beta_seconds=compute / macs / 2),
             transfer_cost=LinearCost(alpha_seconds=0.0, beta_seconds=wire / (TOKENS * 64 * 4)),
             rows_seconds=dict.fromkeys(("gather", "scatter_add"), MOVES_SECONDS / TOKENS / 64),
-            pause_gain_seconds=burst_seconds, is_measured=True,
+            pause_gain_seconds=burst_seconds, pause_gain_share=share, is_measured=True,
         ),
     )  # fmt: skip
 
@@ -86,3 +88,11 @@ def test_one_chunk_of_known_times_saves_its_pauses() -> None:
     )
     assert plain == pytest.approx(0.05 + 0.02 + 0.05)
     assert plain - ahead == pytest.approx(min(0.003, 2 * MOVES_SECONDS) + 0.003)
+
+
+@given(wire=st.floats(1e-3, 0.1), share=st.floats(0.05, 0.5))
+def test_short_exchanges_gain_no_more_than_their_share(wire: float, share: float) -> None:
+    costs = layer(1.0, compute=1.0, wire=wire, share=share)
+    found = phase_time(costs=costs, phase="forward", tokens=TOKENS, degree=1)
+    gained = min(share * wire, 2 * MOVES_SECONDS) + share * wire
+    assert found.seconds == pytest.approx(1.0 + 2 * wire - gained)

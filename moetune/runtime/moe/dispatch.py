@@ -1,10 +1,11 @@
 """Plan a step's dispatch: the rows of each chunk, their order, and every rank's counts of them.
 
 Between `gate` and `function` in `MoELayer.forward`: from the gate's choices alone, without the
-tokens, it makes the orders and counts that both phases follow.
+tokens, it makes the orders that both phases follow, on the device. `counts` reads what the host
+must know.
 
 T tokens of this rank, K choices a token, N rows to send (without dropped pairs), P ranks, C pieces,
-L local experts of a rank.
+L local experts of a rank, R rows that this rank receives.
 
 Tokens are cut into chunks of almost equal size. Forward and backward may have different degrees, so
 rows are counted by *pieces*: the finest cut of the tokens of which every chunk, of either phase, is
@@ -14,14 +15,15 @@ of an expert's rows in a run of pieces.
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from moetune.comm.group import Communicator
 from moetune.comm.relay import Counts, Relay
-from moetune.runtime.moe.kernels import Blocks, blocks_of
+from moetune.runtime.moe.counts import RowCounts
+from moetune.runtime.moe.products import Part, blocks_of
 
 
 def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
@@ -31,30 +33,93 @@ def slices_of(sizes: Iterable[int]) -> tuple[slice, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedRows:
+    """What grouped kernels need to know of all rows that this rank's experts compute.
+
+    Args:
+        ends_CL: (C, L) int32, one past the last row of each expert in each piece.
+        one_hot_RL: (R, L), each row's expert; None without biases.
+    """
+
+    ends_CL: torch.Tensor
+    one_hot_RL: torch.Tensor | None
+
+    @classmethod
+    def of(
+        cls, counts_CL: torch.Tensor, num_rows: int, *, like: torch.Tensor, bias: bool
+    ) -> "GroupedRows":
+        """Return that of rows ordered by (piece, local expert).
+
+        Args:
+            counts_CL: rows, on the device.
+            like: of the rows' dtype.
+            bias: whether experts add biases.
+        """
+        ends_CL = counts_CL.cumsum(1, dtype=torch.int32)
+        if not bias:
+            return cls(ends_CL=ends_CL, one_hot_RL=None)
+        experts_L = torch.arange(counts_CL.shape[1], device=counts_CL.device)
+        expert_R = experts_L.repeat(len(counts_CL)).repeat_interleave(
+            counts_CL.reshape(-1), output_size=num_rows
+        )
+        one_hot_RL = (expert_R.unsqueeze(1) == experts_L).to(like.dtype)
+        return cls(ends_CL=ends_CL, one_hot_RL=one_hot_RL)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Those that live until the backward pass."""
+        return (self.ends_CL,) if self.one_hot_RL is None else (self.ends_CL, self.one_hot_RL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLayout:
     """Places of each chunk's rows among all that this rank's experts compute in the step.
 
     Args:
         rows: of every chunk.
-        blocks: rows of each expert in every chunk, counted from the chunk's first row.
+        parts: of every chunk, which are computed one after another.
     """
 
     rows: tuple[slice, ...]
-    blocks: tuple[Blocks, ...]
+    parts: tuple[tuple[Part, ...], ...]
 
     @classmethod
-    def cut(cls, rows_CL: Sequence[Sequence[int]], chunk_pieces: tuple[int, ...]) -> "ChunkLayout":
+    def cut(
+        cls,
+        rows_CL: Sequence[Sequence[int]],
+        chunk_pieces: tuple[int, ...],
+        grouped: GroupedRows | None = None,
+    ) -> "ChunkLayout":
         """Return the chunks that are runs of pieces.
 
         Args:
             rows_CL: [piece][local expert] rows.
             chunk_pieces: bounds of the chunks, in pieces.
+            grouped: where each piece is a part; otherwise each chunk is one.
         """
-        chunks = [rows_CL[low:high] for low, high in itertools.pairwise(chunk_pieces)]
-        return cls(
-            rows=slices_of(sum(map(sum, rows)) for rows in chunks),
-            blocks=tuple(map(blocks_of, chunks)),
-        )
+        chunks = tuple(itertools.pairwise(chunk_pieces))
+        rows = slices_of(sum(map(sum, rows_CL[low:high])) for low, high in chunks)
+        if grouped is None:
+            parts = (
+                (Part(rows=mine, blocks=blocks_of(rows_CL[low:high])),)
+                for mine, (low, high) in zip(rows, chunks, strict=True)
+            )
+            return cls(rows=rows, parts=tuple(parts))
+        hot_RL, places = grouped.one_hot_RL, slices_of(map(sum, rows_CL))
+        pieces = [
+            Part(
+                rows=rows_of, blocks=blocks_of([rows_CL[piece]]), piece=piece,
+                ends_E=grouped.ends_CL[piece],
+                experts_RE=None if hot_RL is None else hot_RL[rows_of],
+            )
+            for piece, rows_of in enumerate(places)
+        ]  # fmt: skip
+        return cls(rows=rows, parts=tuple(tuple(pieces[low:high]) for low, high in chunks))
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of all chunks."""
+        return sum(map(len, self.parts))
 
     @property
     def most_rows(self) -> int:
@@ -69,14 +134,16 @@ class PhaseOrder:
 
     Args:
         pairs_N: the (token, choice) pair, token·K + choice, of every row in sending order.
-        num_pairs: T·K, dropped ones included.
+        tokens_N: the token of every row in sending order.
+        rows_TK: the row of every pair; N or more for dropped pairs.
         chunk_pieces: bounds of the chunks, in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
         relayed_counts: [chunk] rows that pass through this rank; empty where none do.
     """
 
     pairs_N: torch.Tensor
-    num_pairs: int
+    tokens_N: torch.Tensor
+    rows_TK: torch.Tensor
     chunk_pieces: tuple[int, ...]
     send_counts: tuple[tuple[int, ...], ...]
     receive_counts: tuple[tuple[int, ...], ...]
@@ -93,12 +160,17 @@ class PhaseOrder:
         """Number of chunks."""
         return len(self.send_counts)
 
-    def row_of_pair(self) -> torch.Tensor:
-        """Return the row of every pair (T·K,); N, one past the end, for dropped pairs."""
-        num_rows = len(self.pairs_N)
-        rows = self.pairs_N.new_full((self.num_pairs,), num_rows)
-        rows[self.pairs_N] = torch.arange(num_rows, device=rows.device)
-        return rows
+    @property
+    def num_pairs(self) -> int:
+        """T·K, dropped ones included."""
+        return self.rows_TK.numel()
+
+    @property
+    def chunk_tokens(self) -> tuple[slice, ...]:
+        """Tokens of every chunk: all pairs of a token are in the same one."""
+        num_tokens, degree = len(self.rows_TK), self.degree
+        bounds = [num_tokens * chunk // degree for chunk in range(degree + 1)]
+        return tuple(slice(low, high) for low, high in itertools.pairwise(bounds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +178,19 @@ class Dispatch:
     """One step's routing, for both phases.
 
     Args:
-        num_dropped: pairs over the capacity.
-        counts_PCL: [source rank][piece][local expert] rows that this rank receives.
-        rows_CL: [piece][local expert] the same, summed over the sources.
+        counts: rows that this rank sends and receives.
+        grouped: what grouped kernels need to know; None where products are computed one by one.
     """
 
     forward: PhaseOrder
     backward: PhaseOrder
-    num_dropped: int
-    counts_PCL: Sequence[Sequence[Sequence[int]]]
-    rows_CL: Sequence[Sequence[int]]
+    counts: RowCounts
+    grouped: GroupedRows | None = None
+
+    @property
+    def num_dropped(self) -> int:
+        """Pairs over the capacity."""
+        return self.forward.num_pairs - len(self.forward.pairs_N)
 
     @property
     def is_single_chunk(self) -> bool:
@@ -124,77 +199,100 @@ class Dispatch:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Tensors that live until the backward pass."""
+        """Tensors that live until the backward pass, each with a storage of its own."""
         orders = (self.forward,) if self.forward is self.backward else (self.forward, self.backward)
-        return tuple(order.pairs_N for order in orders)
+        found = [each for order in orders for each in (order.pairs_N, order.rows_TK)]
+        found += [order.tokens_N for order in orders if order.tokens_N is not order.pairs_N]
+        return (*found, *(() if self.grouped is None else self.grouped.tensors))
 
     @property
     def num_received(self) -> int:
         """Rows that this rank's experts see in the step."""
-        return sum(sum(rows) for rows in self.rows_CL)
+        return sum(map(sum, self.counts.rows_CL))
 
     def layout(self, order: PhaseOrder) -> ChunkLayout:
         """Return the places of a phase's chunks among the received rows."""
-        return ChunkLayout.cut(self.rows_CL, order.chunk_pieces)
+        return ChunkLayout.cut(self.counts.rows_CL, order.chunk_pieces, self.grouped)
 
 
-def plan_dispatch(
-    experts_TK: torch.Tensor,
-    kept_TK: torch.Tensor | None,
-    *,
-    num_experts: int,
-    forward_degree: int,
-    backward_degree: int,
-    communicator: Communicator,
-) -> Dispatch:
-    """Sort this rank's pairs and exchange the ranks' counts: one small all-to-all a step.
-
-    A hierarchical communicator exchanges those of relayed rows, too.
+class Cells:
+    """This rank's pairs by (piece, expert), before the exchange of their numbers.
 
     Args:
         experts_TK: chosen experts.
         kept_TK: as in `Routing`.
+        degrees: forward and backward.
 
-    Raises:
-        CollectiveError: the exchange failed.
+    Attributes:
+        counts_CPL: pairs of each cell, by target rank.
     """
-    places, forward_pieces, backward_pieces = common_pieces(forward_degree, backward_degree)
-    num_pieces, num_ranks = len(places) - 1, communicator.num_ranks
-    cells = _cells(experts_TK, kept_TK, places, num_experts)
-    num_cells = num_pieces * num_experts
-    counts = torch.bincount(cells, minlength=num_cells + 1)[:num_cells]
-    # Not in one exchange with the agreement on tokens, on which the degrees, and so the number of
-    # pieces, depend.
-    send_PCL = counts.view(num_pieces, num_ranks, -1).transpose(0, 1).contiguous()
-    receive_PCL = communicator.all_to_all_blocks(send_PCL, "the exchange of token counts")
-    relayed_NPC = communicator.relayed_blocks(send_PCL.sum(-1), "the exchange of relayed counts")
-    send, receive = torch.stack((send_PCL, receive_PCL)).tolist()
-    relayed = None if relayed_NPC is None else relayed_NPC.tolist()
 
-    def order(chunk_pieces: tuple[int, ...]) -> PhaseOrder:
-        send_counts = _per_chunk(send, chunk_pieces)
-        key = _sending_key(cells, chunk_pieces, num_experts, num_ranks)
+    def __init__(
+        self,
+        experts_TK: torch.Tensor,
+        kept_TK: torch.Tensor | None,
+        *,
+        num_experts: int,
+        num_ranks: int,
+        degrees: tuple[int, int],
+    ) -> None:
+        self.degrees = degrees
+        self._shape, self._num_ranks = experts_TK.shape, num_ranks
+        self._local_experts = num_experts // num_ranks
+        places, *self._chunk_pieces = common_pieces(*degrees)
+        num_pieces = len(places) - 1
+        self._num_cells = num_pieces * num_experts
+        piece_T, *self._chunk_T = _cuts(self._shape[0], degrees, experts_TK.device)
+        self._experts_TK = experts_TK
+        cells_TK = torch.add(experts_TK, piece_T.unsqueeze(1), alpha=num_experts)
+        if kept_TK is not None:
+            cells_TK = torch.where(kept_TK, cells_TK, self._num_cells)
+        self._cells = cells_TK.reshape(-1)
+        counts = self._cells.new_zeros(self._num_cells + 1)
+        counts.scatter_add_(0, self._cells, torch.ones_like(self._cells))
+        self.counts_CPL = counts[:-1].view(num_pieces, num_ranks, -1)
+
+    def dispatch(self, counts: RowCounts, *, grouped: GroupedRows | None = None) -> Dispatch:
+        """Return the step's dispatch, now that the ranks' numbers are known."""
+        forward, backward = self._chunk_pieces
+        order = self._order(counts, forward, self._chunk_T[0])
+        other = order
+        if self.degrees[0] != self.degrees[1]:
+            other = self._order(counts, backward, self._chunk_T[1])
+        return Dispatch(forward=order, backward=other, counts=counts, grouped=grouped)
+
+    def _order(
+        self, counts: RowCounts, chunk_pieces: tuple[int, ...], chunk_T: torch.Tensor
+    ) -> PhaseOrder:
+        send_counts = _per_chunk(counts.send_CP, chunk_pieces)
+        key = self._cells
+        if self.degrees[0] != self.degrees[1]:
+            key = self._sending_key(chunk_T)
         pairs = torch.sort(key, stable=True).indices
+        rows = torch.empty_like(pairs)
+        rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
+        pairs_N = pairs[: sum(map(sum, send_counts))]
+        top_k = self._shape[1]
         return PhaseOrder(
-            pairs_N=pairs[: sum(map(sum, send_counts))],
-            num_pairs=len(pairs),
+            pairs_N=pairs_N,
+            tokens_N=pairs_N if top_k == 1 else pairs_N // top_k,
+            rows_TK=rows.view(self._shape),
             chunk_pieces=chunk_pieces,
             send_counts=send_counts,
-            receive_counts=_per_chunk(receive, chunk_pieces),
-            relayed_counts=() if relayed is None else _relayed_per_chunk(relayed, chunk_pieces),
+            receive_counts=_per_chunk(counts.receive_CP, chunk_pieces),
+            relayed_counts=_relayed_per_chunk(counts.relayed_NLC, chunk_pieces),
         )
 
-    forward = order(forward_pieces)
-    return Dispatch(
-        forward=forward,
-        backward=forward if forward_degree == backward_degree else order(backward_pieces),
-        num_dropped=forward.num_pairs - len(forward.pairs_N),
-        counts_PCL=receive,
-        rows_CL=[
-            [sum(cell) for cell in zip(*sources, strict=True)]
-            for sources in zip(*receive, strict=True)
-        ],
-    )
+    def _sending_key(self, chunk_T: torch.Tensor) -> torch.Tensor:
+        """Return a key that sorts pairs by (chunk, target rank, piece, expert), dropped ones last.
+
+        Where each chunk is one piece, a pair's cell is such a key.
+        """
+        target_TK = self._experts_TK // self._local_experts
+        target_TK = target_TK.add_(chunk_T.unsqueeze(1), alpha=self._num_ranks)
+        key = torch.add(self._cells, target_TK.view(-1), alpha=self._num_cells + 1)
+        last = self._num_ranks * len(self.counts_CPL) * (self._num_cells + 1)
+        return key.masked_fill_(self._cells == self._num_cells, last)
 
 
 def common_pieces(
@@ -211,50 +309,42 @@ def common_pieces(
     return places, tuple(map(places.index, forward)), tuple(map(places.index, backward))
 
 
-def _cells(
-    experts_TK: torch.Tensor, kept_TK: torch.Tensor | None, places: list[int], num_experts: int
-) -> torch.Tensor:
-    """Return the cell, piece·experts + expert, of every pair (T·K,); one past the last if dropped.
+def _cuts(
+    num_tokens: int, degrees: tuple[int, int], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Return each token's piece, forward chunk and backward chunk, by arithmetic on the device.
 
-    Args:
-        places: bounds of the pieces, in units of tokens / places[-1].
+    Token t is behind the cut T·i // n, of n, where i ≤ ((t + 1)·n − 1) // T; f and b cuts are
+    every b-th and f-th of n = f·b, and where f·b / gcd divides they are the same.
     """
-    num_tokens = len(experts_TK)
-    bounds = [num_tokens * place // places[-1] for place in places[1:]]
-    tokens = torch.arange(num_tokens, device=experts_TK.device)
-    piece_T = torch.bucketize(tokens, torch.tensor(bounds, device=tokens.device), right=True)
-    cell_TK = piece_T.unsqueeze(1) * num_experts + experts_TK
-    if kept_TK is not None:
-        cell_TK = torch.where(kept_TK, cell_TK, len(bounds) * num_experts)
-    return cell_TK.reshape(-1)
-
-
-def _sending_key(
-    cells: torch.Tensor, chunk_pieces: tuple[int, ...], num_experts: int, num_ranks: int
-) -> torch.Tensor:
-    """Return a key that sorts pairs by (chunk, target rank, piece, expert), dropped ones last."""
-    num_cells = chunk_pieces[-1] * num_experts
-    bounds = torch.tensor(chunk_pieces[1:], device=cells.device) * num_experts
-    chunk = torch.bucketize(cells, bounds, right=True)
-    target = torch.remainder(cells, num_experts) // (num_experts // num_ranks)
-    return (chunk * num_ranks + target) * (num_cells + 1) + cells
+    forward, backward = degrees
+    num_cuts = forward if forward == backward else forward * backward
+    token_T = torch.arange(1, num_tokens + 1, device=device)
+    cut_T = token_T.mul_(num_cuts).sub_(1).floor_divide_(max(1, num_tokens))
+    if forward == backward:
+        return cut_T, cut_T, cut_T
+    forward_T, backward_T = cut_T // backward, cut_T // forward
+    piece_T = (forward_T + backward_T).sub_(cut_T // math.lcm(forward, backward))
+    return piece_T, forward_T, backward_T
 
 
 def _per_chunk(
-    counts: list[list[list[int]]], chunk_pieces: tuple[int, ...]
+    counts_CP: Sequence[Sequence[int]], chunk_pieces: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return [chunk][rank] from [rank][piece][local expert] counts."""
+    """Return [chunk][rank] from [piece][rank] counts."""
     return tuple(
-        tuple(sum(map(sum, pieces[low:high])) for pieces in counts)
+        tuple(map(sum, zip(*counts_CP[low:high], strict=True)))
         for low, high in itertools.pairwise(chunk_pieces)
     )
 
 
 def _relayed_per_chunk(
-    counts: list[list[list[int]]], chunk_pieces: tuple[int, ...]
+    counts_NLC: Sequence[Sequence[Sequence[int]]] | None, chunk_pieces: tuple[int, ...]
 ) -> tuple[Counts, ...]:
     """Return [chunk][node][rank of a node] from [node][rank of a node][piece] counts."""
+    if counts_NLC is None:
+        return ()
     return tuple(
-        [[sum(pieces[low:high]) for pieces in node] for node in counts]
+        [[sum(pieces[low:high]) for pieces in node] for node in counts_NLC]
         for low, high in itertools.pairwise(chunk_pieces)
     )

@@ -1,11 +1,13 @@
 """The base of all Mixture-of-Experts layers: parameters, plans, and the order of a forward pass.
 
-First step of a token's way: `forward` agrees with the other ranks, looks the plan up, runs the
-gate, and hands the tokens to `function` with the memory policy of the layer's kind.
+First step of a token's way: `forward` lets the layer's kind agree with the other ranks, look the
+plan up and run the gate, and hands the tokens to `function` with that kind's memory policy.
 """
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from moetune.comm.agree import agree_on_tokens
+from moetune.comm.agree import Opening
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
 from moetune.comm.hierarchical import hierarchical_of
@@ -41,6 +43,20 @@ from moetune.runtime.trace import NoRecorder, SpanRecorder
 _SEED_LIMIT = 2**62
 _MESH_DIMS = 2
 """Replicas and experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step that all ranks agree on, before its tokens leave.
+
+    Args:
+        num_tokens: to look plans up by.
+        policy: makes the memory policy, given the experts' tokens and the context.
+    """
+
+    num_tokens: int
+    routing: Routing
+    policy: Callable[[torch.Tensor, PipelineContext], MemoryPolicy]
 
 
 class ExpertLayer(nn.Module, ABC):
@@ -153,20 +169,17 @@ class ExpertLayer(nn.Module, ABC):
         self.experts.check_wrappers()
         dtype = self.experts.compute_dtype or _compute_dtype(x)
         width = x.shape[-1] if x.dim() else 0
-        num_tokens, note = agree_on_tokens(
-            self.communicator, num_tokens=x.numel() // width if width else 0,
-            signature=self._signature(x, dtype), problem=self._problem(x, dtype), device=x.device,
-            note=self._decisions.note(dtype),
+        opening = Opening(
+            num_tokens=x.numel() // width if width else 0, signature=self._signature(x, dtype),
+            problem=self._problem(x, dtype), note=self._decisions.note(dtype),
         )  # fmt: skip
-        self._decisions.heed(note, dtype)
-        tokens = self._planned_tokens(num_tokens)
-        self.decision = self._decisions.decide(tokens, dtype)
-        watch = self._decisions.watch(tokens, dtype, x.device)
         with self._tracker.explain("a forward pass"):
-            routing = self.gate(x.reshape(-1, width))
+            step = self._prepare(x, opening, dtype)
+            routing = step.routing
             self.aux_loss = routing.aux_loss
             x_TD = routing.x_TD.to(dtype)
-            policy = self._policy(x_TD, routing, num_tokens, self._context(watch.recorder))
+            watch = self._decisions.watch(step.num_tokens, dtype, x.device)
+            policy = step.policy(x_TD, self._context(watch.recorder))
             watch.begin()
             with torch.autocast(x.device.type, enabled=False):
                 y_TD: torch.Tensor = self.experts(x_TD, routing.weights_TK, policy)
@@ -207,18 +220,26 @@ class ExpertLayer(nn.Module, ABC):
         )
 
     @abstractmethod
-    def _policy(
-        self,
-        x_TD: torch.Tensor,
-        routing: Routing,
-        num_tokens: tuple[int, ...],
-        context: PipelineContext,
-    ) -> MemoryPolicy:
-        """Return this step's memory policy, after planning the dispatch.
+    def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> "Step":
+        """Agree with the other ranks, decide, and route the tokens.
+
+        Raises:
+            InputError: the input has a problem (one rank).
+            RankMismatchError: the ranks differ; the same on every rank.
+            CollectiveError: an exchange failed.
+        """
+
+    def _decide(self, num_tokens: tuple[int, ...], note: int, dtype: torch.dtype) -> int:
+        """Set this step's decision, once the ranks agree; return the tokens that it is for.
 
         Args:
             num_tokens: of every rank.
+            note: the first rank's.
         """
+        self._decisions.heed(note, dtype)
+        tokens = self._planned_tokens(num_tokens)
+        self.decision = self._decisions.decide(tokens, dtype)
+        return tokens
 
     def _context(self, recorder: SpanRecorder | None) -> PipelineContext:
         """Return the step's context, with the layer's own recorder if the user set one."""

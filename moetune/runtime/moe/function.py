@@ -18,7 +18,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from moetune.runtime.moe.executor import Executor, Handlers, PipelineContext, Schedule
-from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, WantedGrads
+from moetune.runtime.moe.experts import ExpertWeights, ParameterGrads, WantedGrads
 
 Saved = tuple[Any, ...]
 """Tensors, or None."""
@@ -66,7 +66,10 @@ class BackwardPhase(Handlers, Protocol):
 
     executor: Executor
     schedule: Schedule
-    grads: ExpertGrads
+
+    @property
+    def grads(self) -> ParameterGrads:
+        """The experts' backward."""
 
     def begin(self) -> None:
         """Prepare the inputs of the first step."""
@@ -139,6 +142,7 @@ class ExpertFunction(torch.autograd.Function):
                 phase = policy.backward(inputs)
                 phase.begin()
                 phase.executor.run(phase.schedule, phase)
+                phase.grads.finish()  # while the last results travel
                 grad_x_TD, grad_weights_TK = phase.finish()
             finally:
                 policy.release()

@@ -19,6 +19,7 @@ from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import LayerShape
 from moetune.runtime.moe.placement import cut, local_part
+from moetune.runtime.moe.products import widened_mm
 from moetune.runtime.moe.workspace import MemoryTracker
 
 _WIDENED_VALUES = MappingProxyType({"cpu": 2**15, "cuda": 2**24})
@@ -65,11 +66,7 @@ class _GateFunction(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """Return weights and experts (T, K), mean probabilities and shares of pairs (E,), and x."""
         dtype = torch.float64 if x_TD.dtype == torch.float64 else torch.float32
-        logits_TE = x_TD.new_empty((len(x_TD), len(weight_ED)), dtype=dtype)
-        transposed_DE = weight_ED.to(dtype).T
-        for some in _blocks(x_TD, dtype):
-            torch.mm(x_TD[some].to(dtype), transposed_DE, out=logits_TE[some])
-        probabilities_TE = torch.softmax(logits_TE, dim=-1)
+        probabilities_TE = torch.softmax(_logits(x_TD, weight_ED, dtype), dim=-1)
         weights_TK, experts_TK = torch.topk(probabilities_TE, top_k, dim=-1)
         if normalize:
             weights_TK = weights_TK / weights_TK.sum(dim=-1, keepdim=True)
@@ -98,6 +95,22 @@ class _GateFunction(torch.autograd.Function):
             return _gate_grads(ctx, grad_TK, grad_E, grad_x_TD)
 
 
+def _has_wide_products(x_TD: torch.Tensor, weight_ED: torch.Tensor) -> bool:
+    """Return whether products of both need no wider factors: a GPU's have wider results."""
+    return x_TD.is_cuda and x_TD.dtype == weight_ED.dtype == torch.bfloat16
+
+
+def _logits(x_TD: torch.Tensor, weight_ED: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return x weightᵀ, of unrounded products."""
+    if _has_wide_products(x_TD, weight_ED):
+        return widened_mm(x_TD, weight_ED.T, dtype)
+    logits_TE = x_TD.new_empty((len(x_TD), len(weight_ED)), dtype=dtype)
+    transposed_DE = weight_ED.to(dtype).T
+    for some in _blocks(x_TD, dtype):
+        torch.mm(x_TD[some].to(dtype), transposed_DE, out=logits_TE[some])
+    return logits_TE
+
+
 def _balance(
     probabilities_TE: torch.Tensor, experts_TK: torch.Tensor, communicator: Communicator | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -108,13 +121,19 @@ def _balance(
     """
     num_experts, top_k = probabilities_TE.shape[1], experts_TK.shape[1]
     sum_E = probabilities_TE.sum(dim=0)
-    counts_E = torch.bincount(experts_TK.reshape(-1), minlength=num_experts)
+    counts_E = _counts(experts_TK.reshape(-1), num_experts)
     if communicator is not None:
         sums_2E = torch.stack((sum_E.double(), counts_E.double()))
         communicator.all_reduce(sums_2E, "the sum of the balance loss").wait()
         sum_E, counts_E = sums_2E[0].to(sum_E.dtype), sums_2E[1].to(counts_E.dtype)
     num_tokens = (counts_E.sum() // top_k).clamp(min=1)
     return sum_E / num_tokens, counts_E.to(sum_E.dtype) / (num_tokens * top_k), num_tokens
+
+
+def _counts(experts_N: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """Return how often each expert occurs; `bincount` would look for the largest one first."""
+    counts_E = experts_N.new_zeros(num_experts)
+    return counts_E.scatter_add_(0, experts_N, torch.ones_like(experts_N))
 
 
 def _gate_grads(
@@ -139,10 +158,16 @@ def _gate_grads(
     grad_TE *= probabilities_TE
     grad_TE.addcmul_(probabilities_TE, grad_TE.sum(dim=-1, keepdim=True), value=-1)
     with torch.autocast(x_TD.device.type, enabled=False):
-        grad_ED = _grad_of_weight(grad_TE, x_TD) if ctx.needs_input_grad[1] else None
+        halves_T2E = _halves(grad_TE) if _has_wide_products(x_TD, weight_ED) else None
+        grad_ED = None
+        if ctx.needs_input_grad[1]:
+            grad_ED = _grad_of_weight(grad_TE, halves_T2E, x_TD)
         if ctx.needs_input_grad[0]:
             grad_x_TD = torch.zeros_like(x_TD) if grad_x_TD is None else grad_x_TD
-            _add_gemm(grad_x_TD, grad_TE, weight_ED)
+            if halves_T2E is not None:
+                grad_x_TD.addmm_(halves_T2E, torch.cat((weight_ED, weight_ED)))
+            else:
+                _add_gemm(grad_x_TD, grad_TE, weight_ED)
     if grad_ED is not None:
         if ctx.communicator is not None:
             ctx.communicator.all_reduce(grad_ED, "the sum of the gate's gradient").wait()
@@ -158,7 +183,18 @@ def _blocks(x_TD: torch.Tensor, dtype: torch.dtype) -> list[slice]:
     return [slice(low, low + step) for low in range(0, num_tokens, step)]
 
 
-def _grad_of_weight(grad_TE: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
+def _halves(grad_TE: torch.Tensor) -> torch.Tensor:
+    """Return a float32 gradient as the sum of two bfloat16 ones (T, 2E), to 16 bits of mantissa."""
+    high_TE = grad_TE.bfloat16()
+    return torch.cat((high_TE, (grad_TE - high_TE).bfloat16()), dim=1)
+
+
+def _grad_of_weight(
+    grad_TE: torch.Tensor, halves_T2E: torch.Tensor | None, x_TD: torch.Tensor
+) -> torch.Tensor:
+    if halves_T2E is not None:
+        both_2ED = widened_mm(halves_T2E.T, x_TD, grad_TE.dtype)
+        return both_2ED.view(2, -1, x_TD.shape[1]).sum(0)
     grad_ED = grad_TE.new_zeros((grad_TE.shape[1], x_TD.shape[1]))
     for some in _blocks(x_TD, grad_TE.dtype):
         grad_ED.addmm_(grad_TE[some].T, x_TD[some].to(grad_TE.dtype))
@@ -256,7 +292,7 @@ class Gate(nn.Module):
         capacity = math.ceil(self.capacity_factor * num_tokens * top_k / self.layer.num_experts)
         by_choice = experts_TK.T.reshape(-1)
         ranked = torch.sort(by_choice, stable=True)
-        counts = torch.bincount(by_choice, minlength=self.layer.num_experts)
+        counts = _counts(by_choice, self.layer.num_experts)
         first = torch.cumsum(counts, 0) - counts
         place = torch.arange(len(by_choice), device=first.device) - first[ranked.values]
         kept = torch.empty_like(by_choice, dtype=torch.bool)

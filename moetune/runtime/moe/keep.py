@@ -15,9 +15,17 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, slices_of
 from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_schedule
-from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
+from moetune.runtime.moe.experts import (
+    DeferredGrads,
+    ExpertGrads,
+    ParameterGrads,
+    SavedActivations,
+)
 from moetune.runtime.moe.function import PhaseInputs, Saved
-from moetune.runtime.moe.regroup import Regroup, regroups
+from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum
+from moetune.runtime.moe.products import Part
+from moetune.runtime.moe.regroup import by_expert, by_expert_in_step
+from moetune.runtime.moe.weight_grads import DeferredProducts
 from moetune.runtime.moe.workspace import Shape
 
 
@@ -46,84 +54,89 @@ class KeepActivations:
         """Do nothing: the policy borrows no memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkBuffers:
-    """One chunk's rows at the experts; `rows` and `results` are in the order of the experts.
-
-    `arrival` and `departure` are in the order of the ranks. They are the same memory as `rows` and
-    `results` where regrouping changes nothing.
-    """
-
-    rows: torch.Tensor
-    arrival: torch.Tensor
-    departure: torch.Tensor
-    results: torch.Tensor
-    regroup: Regroup | None
-
-
 class _KeepPhase(ABC):
     """The common part of both phases: rows leave from a buffer to which results come back."""
+
+    _received_RD: torch.Tensor  # the rows at the experts, of all chunks
 
     def __init__(self, policy: KeepActivations, phase: Phase, inputs: PhaseInputs) -> None:
         self._values_TD, self._weights_TK = inputs.values_TD, inputs.weights_TK
         dispatch, like_TD = policy.dispatch, inputs.values_TD
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
-        self._regroups = regroups(dispatch, self._order)
+        self._is_grouped = dispatch.grouped is not None
+        self._places_R = by_expert(dispatch, self._order.chunk_pieces)
         self._sent = slices_of(map(sum, self._order.send_counts))
-        is_backward, degree = phase == "backward", self._order.degree
-        received = dispatch.num_received, like_TD.shape[1]
-        shapes: dict[str, Shape] = {"rows": (self._order.num_pairs, like_TD.shape[1])}
-        shapes["received" if is_backward else "results"] = received
-        if any(not one.changes_nothing for one in self._regroups):
-            shapes["wire"] = received
-        shapes |= inputs.experts.hidden_shapes(self._layout.most_rows, backward=is_backward)
-        self._buffers = policy.context.workspace.buffers(shapes, like_TD)
         self._tracker = policy.context.tracker
-        self.executor = Executor(policy.context, phase, degree)
-        self.schedule = pipelined_schedule(degree, policy.order)
+        self._buffers = policy.context.workspace.buffers(
+            self._shapes(dispatch, inputs, is_backward=phase == "backward"), like_TD
+        )
+        self.executor = Executor(policy.context, phase, self._order.degree)
+        self.schedule = pipelined_schedule(self._order.degree, policy.order)
         self._returning: list[Transfer] = []
+        self._departures: list[torch.Tensor] = []
         self._rows_ND = self._buffers["rows"][: len(self._order.pairs_N)]
-        self._chunks: list[_ChunkBuffers] = []
+
+    def _shapes(
+        self, dispatch: Dispatch, inputs: PhaseInputs, *, is_backward: bool
+    ) -> dict[str, Shape]:
+        width = inputs.values_TD.shape[1]
+        received = dispatch.num_received, width
+        shapes: dict[str, Shape] = {"rows": (self._order.num_pairs, width)}
+        if self._places_R is not None:
+            shapes["wire"] = received
+        if is_backward:
+            shapes["received"] = received
+        if self._is_grouped:  # results are what the kernels make
+            return shapes
+        if not is_backward:
+            shapes["results"] = received
+        most = self._layout.most_rows
+        return shapes | inputs.experts.hidden_shapes(most, backward=is_backward)
 
     def dispatch(self, chunk: int) -> None:
         """Send the chunk's rows."""
-        rows = self._rows_ND[self._sent[chunk]]
-        self.executor.dispatch(chunk, self._order, rows, self._chunks[chunk].arrival)
+        mine = self._sent[chunk]
+        rows = self._rows_ND[mine]
+        self._gather(mine, rows)
+        into = self._received_RD if self._places_R is None else self._buffers["wire"]
+        self.executor.dispatch(chunk, self._order, rows, into[self._layout.rows[chunk]])
 
     def compute(self, chunk: int) -> None:
         """Compute the experts on the rows that arrived."""
-        buffers = self._chunks[chunk]
-        if buffers.regroup is not None:
-            buffers.regroup.by_expert(buffers.arrival, buffers.rows)
-        self._run_experts(chunk, buffers.rows, buffers.results)
-        if buffers.regroup is not None:
-            buffers.regroup.by_source(buffers.results, buffers.departure)
+        mine = self._layout.rows[chunk]
+        rows = self._received_RD[mine]
+        if self._places_R is None:
+            self._departures.append(self._run_experts(chunk, rows))
+            return
+        wire, places = self._buffers["wire"][mine], self._places_R[mine]
+        torch.index_select(wire, 0, places, out=rows)
+        self._departures.append(wire.index_copy_(0, places, self._run_experts(chunk, rows)))
 
     def combine(self, chunk: int) -> None:
         """Send the results back to where the rows were."""
         rows = self._rows_ND[self._sent[chunk]]
-        departure = self._chunks[chunk].departure
+        departure = self._departures[chunk]
         self._returning.append(self.executor.combine(chunk, self._order, departure, rows))
 
     @abstractmethod
-    def _run_experts(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> None:
-        """Compute on the chunk's rows (R, D), with the result in `out`, which may be `rows`."""
+    def _gather(self, mine: slice, out: torch.Tensor) -> None:
+        """Write some rows in sending order."""
 
-    def _cut(self, received_RD: torch.Tensor, results_RD: torch.Tensor) -> None:
-        """Cut the chunks' buffers; `results_RD` may be `received_RD`, to overwrite it."""
-        for mine, regroup in zip(self._layout.rows, self._regroups, strict=True):
-            rows, results = received_RD[mine], results_RD[mine]
-            if regroup.changes_nothing:
-                buffers = _ChunkBuffers(rows, rows, results, results, None)
-            else:
-                wire = self._buffers["wire"][mine]
-                buffers = _ChunkBuffers(rows, wire, wire, results, regroup)
-            self._chunks.append(buffers)
+    @abstractmethod
+    def _run_part(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
+        """Return the results of a part's rows (R, D)."""
+
+    def _run_experts(self, chunk: int, rows: torch.Tensor) -> torch.Tensor:
+        """Return the results of the chunk's rows (R, D)."""
+        parts, mine = self._layout.parts[chunk], self._layout.rows[chunk]
+        results = [self._run_part(rows[part.within(mine)], part) for part in parts]
+        return results[0] if len(results) == 1 else torch.cat(results)
 
     def _wait(self) -> None:
         for transfer in self._returning:
             transfer.wait()
+        self._departures.clear()
 
 
 class _KeepForward(_KeepPhase):
@@ -138,28 +151,38 @@ class _KeepForward(_KeepPhase):
         self._received_RD = self._tracker.empty(
             "the experts' inputs", (num_rows, x_TD.shape[1]), x_TD
         )
-        self._activations = inputs.experts.save_activations(num_rows, x_TD, self._tracker)
-        self._cut(self._received_RD, self._buffers["results"])
+        self._activations: list[SavedActivations] = []
+        if not self._is_grouped:
+            saved = inputs.experts.save_activations(num_rows, x_TD, self._tracker)
+            self._activations.append(saved)
 
     def begin(self) -> None:
-        """Gather the tokens' rows."""
-        _gather(self._values_TD, self._order, self._weights_TK.shape[1], self._rows_ND)
+        """Do nothing: each dispatch gathers its own rows."""
 
     def finish(self) -> torch.Tensor:
         """Return the weighted sums of the results."""
         self._wait()
-        picked_TKD = _pick(self._rows_ND, self._order, self._weights_TK.shape[1])
-        y_TD = _weighted_sum(picked_TKD, self._weights_TK.to(self._values_TD.dtype))
+        drops = len(self._rows_ND) < self._order.num_pairs
+        picked_TKD = pick(self._rows_ND, self._order.rows_TK, drops=drops)
+        y_TD = weighted_sum(picked_TKD, self._weights_TK)
         self._tracker.add(picked_TKD, y_TD)
-        activations = self._activations
-        self.saved = picked_TKD, self._received_RD, activations.pre_RH, activations.gate_RH
+        tensors = [each for one in self._activations for each in (one.pre_RH, one.gate_RH)]
+        self.saved = picked_TKD, self._received_RD, *tensors
         return y_TD
 
-    def _run_experts(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> None:
-        blocks, experts = self._layout.blocks[chunk], self._experts
-        activations = self._activations.chunk(self._layout.rows[chunk])
-        experts.project_up(rows, activations, blocks)
-        experts.project_down(experts.activate(activations, self._buffers), out, blocks)
+    def _gather(self, mine: slice, out: torch.Tensor) -> None:
+        torch.index_select(self._values_TD, 0, self._order.tokens_N[mine], out=out)
+
+    def _run_part(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
+        experts = self._experts
+        if self._is_grouped:
+            saved = experts.project_up(rows, None, part)
+            self._tracker.add(*(each for each in (saved.pre_RH, saved.gate_RH) if each is not None))
+            self._activations.append(saved)
+            return experts.project_down(experts.activate(saved, {}), None, part)
+        saved = experts.project_up(rows, self._activations[0].chunk(part.rows), part)
+        hidden = experts.activate(saved, self._buffers)
+        return experts.project_down(hidden, self._buffers["results"][part.rows], part)
 
 
 class _KeepBackward(_KeepPhase):
@@ -167,67 +190,56 @@ class _KeepBackward(_KeepPhase):
 
     def __init__(self, policy: KeepActivations, inputs: PhaseInputs) -> None:
         super().__init__(policy, "backward", inputs)
-        self._picked_TKD, self._inputs_RD, pre_RH, gate_RH = inputs.saved
-        self._activations = SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
-        self.grads = ExpertGrads(
-            inputs.experts, inputs.wanted, self._order.degree, self._buffers, self._tracker
-        )
-        self._cut(self._buffers["received"], self._buffers["received"])
+        self._received_RD = self._buffers["received"]
+        self._picked_TKD, self._inputs_RD, *tensors = inputs.saved
+        self._activations = [
+            SavedActivations(pre_RH=pre_RH, gate_RH=gate_RH)
+            for pre_RH, gate_RH in zip(tensors[::2], tensors[1::2], strict=True)
+        ]
+        self._grad_weights_TK = torch.empty_like(self._weights_TK)
+        self._num_ahead = self.schedule.index(("compute", 0))
+        self.grads = self._make_grads(policy.dispatch, inputs)
 
     def begin(self) -> None:
-        """Weight and gather the gradients' rows."""
-        grad_TD, top_k = self._values_TD, self._weights_TK.shape[1]
-        scratch_TKD = self._buffers["rows"].view(self._picked_TKD.shape)
-        torch.mul(self._picked_TKD, grad_TD.unsqueeze(1), out=scratch_TKD)
-        self._grad_weights_TK = scratch_TKD.sum(dim=2)
-        _gather(grad_TD, self._order, top_k, self._rows_ND)
-        self._rows_ND *= _of_rows(self._weights_TK, self._order).to(grad_TD.dtype)
+        """Order the weights by row; each dispatch gathers its own rows."""
+        weights_N = self._weights_TK.reshape(-1).index_select(0, self._order.pairs_N)
+        self._weights_N1 = weights_N.unsqueeze(1).to(self._values_TD.dtype)
+
+    def dispatch(self, chunk: int) -> None:
+        """Send the chunk's rows; behind the first ones, make the weights' gradients."""
+        super().dispatch(chunk)
+        if chunk == self._num_ahead - 1:  # the first rows travel meanwhile
+            dots(self._picked_TKD, self._values_TD, self._grad_weights_TK)
 
     def finish(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of x and of the weights."""
         self._wait()
-        grad_TD, order, top_k = self._values_TD, self._order, self._weights_TK.shape[1]
-        if top_k == 1:
-            grad_x_TD = _pick(self._rows_ND, order, top_k).squeeze(1)
-            self._tracker.add(grad_x_TD)
-        else:
-            grad_x_TD = self._tracker.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
-            grad_x_TD.index_add_(0, order.pairs_N // top_k, self._rows_ND)
+        grad_TD = self._values_TD
+        grad_x_TD = self._tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
+        sum_pairs(self._rows_ND, self._order.rows_TK, grad_x_TD)
         return grad_x_TD, self._grad_weights_TK
 
-    def _run_experts(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> None:
-        mine = self._layout.rows[chunk]
-        self.grads.run(
-            rows, self._inputs_RD[mine], self._activations.chunk(mine), self._layout.blocks[chunk],
-            out,
+    def _gather(self, mine: slice, out: torch.Tensor) -> None:
+        torch.index_select(self._values_TD, 0, self._order.tokens_N[mine], out=out)
+        out.mul_(self._weights_N1[mine])
+
+    def _run_part(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
+        inputs = self._inputs_RD[part.rows]
+        if self._is_grouped:
+            saved = self._activations[part.piece]
+            return self.grads.run(rows, inputs, saved, part, None)
+        return self.grads.run(rows, inputs, self._activations[0].chunk(part.rows), part, rows)
+
+    def _make_grads(self, dispatch: Dispatch, inputs: PhaseInputs) -> ParameterGrads:
+        if dispatch.grouped is None:
+            return ExpertGrads(
+                inputs.experts, inputs.wanted, self._order.degree, self._buffers, self._tracker
+            )
+        products = DeferredProducts(
+            dispatch.counts.rows_CL, dispatch.counts.receive_PCL.sum((0, 1)),
+            by_expert_in_step(dispatch), dispatch.grouped.one_hot_RL, self._tracker,
+            scale=inputs.wanted.scale,
         )  # fmt: skip
-
-
-def _weighted_sum(picked_TKD: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-    y_TD = picked_TKD[:, 0] * weights_TK[:, :1]
-    for choice in range(1, weights_TK.shape[1]):
-        y_TD.addcmul_(picked_TKD[:, choice], weights_TK[:, choice, None])
-    return y_TD
-
-
-def _gather(x_TD: torch.Tensor, order: PhaseOrder, top_k: int, out_ND: torch.Tensor) -> None:
-    """Write the tokens' rows in sending order."""
-    tokens_N = order.pairs_N if top_k == 1 else order.pairs_N // top_k
-    torch.index_select(x_TD, 0, tokens_N, out=out_ND)
-
-
-def _of_rows(weights_TK: torch.Tensor, order: PhaseOrder) -> torch.Tensor:
-    return weights_TK.reshape(-1).index_select(0, order.pairs_N).unsqueeze(1)
-
-
-def _pick(rows_ND: torch.Tensor, order: PhaseOrder, top_k: int) -> torch.Tensor:
-    """Return every pair's row (T, K, D), zeros for dropped pairs."""
-    num_rows, width = rows_ND.shape
-    shape = (order.num_pairs // top_k, top_k, width)
-    if not num_rows:
-        return rows_ND.new_zeros(shape)
-    row_of_pair = order.row_of_pair()
-    if num_rows == order.num_pairs:
-        return rows_ND.index_select(0, row_of_pair).view(shape)
-    picked = rows_ND.index_select(0, row_of_pair.clamp(max=num_rows - 1))
-    return picked.masked_fill_((row_of_pair == num_rows).unsqueeze(1), 0).view(shape)
+        return DeferredGrads(
+            inputs.experts, inputs.wanted, self._inputs_RD, self._received_RD, products
+        )

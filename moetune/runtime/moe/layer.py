@@ -4,20 +4,25 @@ First step of a token's way: as in `expert_layer`, with the policies of `keep` a
 """
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
 
+from moetune.comm.agree import Opening, agree_on_tokens
 from moetune.domain.layer import ExpertParallel
-from moetune.runtime.moe.dispatch import plan_dispatch
+from moetune.runtime.moe.counts import RowCounts, exchange_counts, open_with_counts
+from moetune.runtime.moe.dispatch import Cells, GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.expert_layer import ExpertLayer, Step
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepActivations
 from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
+from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.reuse import ReuseBuffers
+
+_MOST_EXPECTED = 4096
 
 
 class MoELayer(ExpertLayer):
@@ -60,6 +65,8 @@ class MoELayer(ExpertLayer):
     """
 
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
+    _has_met = False
+    """Whether the ranks have compared their layers, whose shape is the size of an exchange."""
 
     def offload_with(self, copies: Copies) -> None:
         """Copy to and from the host with `copies` from now on."""
@@ -69,19 +76,84 @@ class MoELayer(ExpertLayer):
     def _host(self) -> Host:
         return Host(pool=HostPool(self._host_tracker), copies=DeviceCopies())
 
-    def _policy(
-        self,
-        x_TD: torch.Tensor,
-        routing: Routing,
-        num_tokens: tuple[int, ...],  # noqa: ARG002 - the dispatch exchanges counts of its own
-        context: PipelineContext,
-    ) -> MemoryPolicy:
-        decision = self.decision
-        dispatch = plan_dispatch(
+    def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> Step:
+        """Agree, decide and route, with one stop of the host from the second call on.
+
+        Counts of rows travel with the opening, for the chunks that this number of tokens had
+        before. Only if the ranks agree on others is there a second exchange.
+        """
+        if self.communicator.num_ranks == 1:
+            planned = self._decide(*opening.alone(), dtype)
+            routing = self._route(x)
+            return self._step(planned, routing, self._cells(routing, self._degrees), None)
+        if not self._has_met:
+            agreed = agree_on_tokens(self.communicator, opening, x.device)
+            self._has_met = True
+            planned = self._decide(*agreed, dtype)
+            routing = self._route(x)
+            return self._step(planned, routing, self._cells(routing, self._degrees), None)
+        return self._prepare_at_once(x, opening, dtype)
+
+    def _prepare_at_once(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> Step:
+        degrees = self._expected.get(opening.num_tokens, self._degrees)
+        routing = None if opening.problem else self._route(x)
+        cells = None if routing is None else self._cells(routing, degrees)
+        sent = cells.counts_CPL if cells is not None else self._no_counts(x.device)
+        rows, counts = open_with_counts(opening, sent, degrees, self.communicator)
+        planned = self._decide(*opening.agree(rows, self.communicator), dtype)
+        # A problem on any rank has raised on all.
+        assert routing is not None  # noqa: S101
+        assert cells is not None  # noqa: S101
+        if counts is None or degrees != self._degrees:
+            cells, counts = self._cells(routing, self._degrees), None
+        if len(self._expected) >= _MOST_EXPECTED:
+            self._expected.clear()
+        self._expected[opening.num_tokens] = self._degrees
+        return self._step(planned, routing, cells, counts)
+
+    @property
+    def _degrees(self) -> tuple[int, int]:
+        return self.decision.forward_degree, self.decision.backward_degree
+
+    @cached_property
+    def _expected(self) -> dict[int, tuple[int, int]]:
+        """Degrees that this rank's numbers of tokens had before; a guess, never relied on."""
+        return {}
+
+    def _route(self, x: torch.Tensor) -> Routing:
+        routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))
+        return routing
+
+    def _cells(self, routing: Routing, degrees: tuple[int, int]) -> Cells:
+        return Cells(
             routing.experts_TK, routing.kept_TK, num_experts=self.shape.num_experts,
-            forward_degree=decision.forward_degree, backward_degree=decision.backward_degree,
-            communicator=context.communicator,
+            num_ranks=self.communicator.num_ranks, degrees=degrees,
         )  # fmt: skip
+
+    def _no_counts(self, device: torch.device) -> torch.Tensor:
+        """Return the counts of a rank whose input has a problem."""
+        shape = 1, self.communicator.num_ranks, self.experts.local_experts
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+
+    def _step(
+        self, num_tokens: int, routing: Routing, cells: Cells, counts: RowCounts | None
+    ) -> Step:
+        if counts is None:
+            counts = exchange_counts(cells.counts_CPL, self.communicator)
+        return Step(
+            num_tokens=num_tokens, routing=routing, policy=partial(self._policy, cells, counts)
+        )
+
+    def _policy(
+        self, cells: Cells, counts: RowCounts, x_TD: torch.Tensor, context: PipelineContext
+    ) -> MemoryPolicy:
+        decision, bias = self.decision, self.experts.b1 is not None
+        grouped = None
+        if has_grouped(x_TD, self.experts.w1):
+            num_rows = sum(map(sum, counts.rows_CL))
+            on_device_CL = counts.receive_PCL.sum(0)
+            grouped = GroupedRows.of(on_device_CL, num_rows, like=x_TD, bias=bias)
+        dispatch = cells.dispatch(counts, grouped=grouped)
         self.num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
         if dispatch.is_single_chunk or decision.strategy == "none":

@@ -1,8 +1,9 @@
 """Reorder received rows: by source rank on the wire, by expert for the GEMMs.
 
-The memory policies `keep` and `reuse` do this before and after a chunk's computation.
+The memory policies `keep` and `reuse` do this before and after a chunk's computation, each time by
+one index that was made on the device.
 
-N rows this rank sends, R rows it receives, K choices a token.
+P ranks, C pieces, L local experts, N rows this rank sends, R rows it receives, K choices a token.
 """
 
 import itertools
@@ -11,44 +12,72 @@ from collections.abc import Sequence
 import torch
 
 from moetune.comm.group import Communicator
-from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder
+from moetune.runtime.moe.dispatch import Dispatch
 
 
-class Regroup:
-    """One chunk's reordering between (source, piece, expert) and (piece, expert, source).
+def by_expert(dispatch: Dispatch, chunk_pieces: Sequence[int]) -> torch.Tensor | None:
+    """Return for each row by (piece, expert, source) its place by (source, piece, expert).
+
+    `rows.index_select(0, places)` sorts by expert, and `index_copy_` with the same places sorts
+    back. Places count from the beginning of the row's chunk.
 
     Args:
-        counts_PCL: [source][piece][local expert] rows of the whole step.
-        pieces: first and one past the last piece of the chunk.
+        chunk_pieces: bounds of the chunks, in pieces.
 
-    Attributes:
-        changes_nothing: with one source rank or one local expert both orders are the same.
+    Returns:
+        (R,); None where both orders are the same: with one source rank, or with one expert and
+        piece in every chunk.
     """
-
-    def __init__(
-        self, counts_PCL: Sequence[Sequence[Sequence[int]]], pieces: Sequence[int]
-    ) -> None:
-        low, high = pieces
-        self._by_source = [
-            [count for cells in by_piece[low:high] for count in cells] for by_piece in counts_PCL
-        ]
-        self._by_expert = list(zip(*self._by_source, strict=True))
-        self.changes_nothing = len(self._by_source) == 1 or len(self._by_expert) == 1
-
-    def by_expert(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Return the rows (R, D) in the order of the experts, in `out`."""
-        return transpose_blocks(rows, self._by_source, out)
-
-    def by_source(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Return the rows (R, D) in the order of the sources, in `out`."""
-        return transpose_blocks(rows, self._by_expert, out)
+    counts_PCL = dispatch.counts.receive_PCL
+    num_ranks, num_pieces, num_local = counts_PCL.shape
+    is_piece_each = len(chunk_pieces) - 1 == num_pieces
+    if num_ranks == 1 or (num_local == 1 and is_piece_each):
+        return None
+    if is_piece_each:
+        starts_CPL = _before(counts_PCL.transpose(0, 1).flatten(1))
+        starts_CLP = starts_CPL.view(num_pieces, num_ranks, num_local).transpose(1, 2)
+    else:
+        starts_CLP = torch.cat([
+            _before(counts_PCL[:, low:high].reshape(-1))
+            .view(num_ranks, high - low, num_local).permute(1, 2, 0)
+            for low, high in itertools.pairwise(chunk_pieces)
+        ])  # fmt: skip
+    counts_CLP = counts_PCL.permute(1, 2, 0)
+    return _places(starts_CLP, counts_CLP, dispatch.num_received)
 
 
-def regroups(dispatch: Dispatch, order: PhaseOrder) -> list[Regroup]:
-    """Return the reordering of every chunk of a phase."""
-    return [
-        Regroup(dispatch.counts_PCL, pieces) for pieces in itertools.pairwise(order.chunk_pieces)
-    ]
+def by_expert_in_step(dispatch: Dispatch) -> torch.Tensor | None:
+    """Return for each received row by (piece, expert) its place by (expert, piece).
+
+    Returns:
+        (R,); None with one piece, where both orders are the same.
+    """
+    counts_CL = dispatch.counts.receive_PCL.sum(0)
+    if len(counts_CL) == 1:
+        return None
+    starts_CL = _before(counts_CL.T.reshape(-1)).view(counts_CL.T.shape).T
+    return _places(starts_CL, counts_CL, dispatch.num_received)
+
+
+def _places(starts: torch.Tensor, counts: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return each row's place in another order.
+
+    Args:
+        starts: of the rows of every cell in the other order.
+        counts: rows of every cell, in the order of the rows.
+        num_rows: their sum.
+    """
+    flat = counts.reshape(-1)
+    shift = starts.reshape(-1) - _before(flat)
+    # Without the size the host would wait for the counts.
+    places_R = shift.repeat_interleave(flat, output_size=num_rows)
+    places_R += torch.arange(num_rows, device=flat.device)
+    return places_R
+
+
+def _before(counts: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the counts before each one in its line."""
+    return counts.cumsum(-1).sub_(counts)
 
 
 def transpose_blocks(
@@ -74,7 +103,7 @@ class WeightExchange:
         self._rank_counts = list(zip(*order.send_counts, strict=True))
         self._send = [sum(counts) for counts in self._rank_counts]
         self._receive = [sum(counts) for counts in zip(*order.receive_counts, strict=True)]
-        self._regroup = Regroup(dispatch.counts_PCL, (0, order.chunk_pieces[-1]))
+        self._places_R = by_expert(dispatch, (0, order.chunk_pieces[-1]))
 
     def send(self, weights_TK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of the rows that this rank receives, (R, 1) by piece and expert."""
@@ -82,14 +111,14 @@ class WeightExchange:
         rows_N1 = transpose_blocks(rows_N1, self._chunk_counts, torch.empty_like(rows_N1))
         arrived_R1 = rows_N1.new_empty(sum(self._receive), 1)
         self._exchange(arrived_R1, rows_N1, self._receive, self._send, "the exchange of weights")
-        if self._regroup.changes_nothing:
+        if self._places_R is None:
             return arrived_R1
-        return self._regroup.by_expert(arrived_R1, torch.empty_like(arrived_R1))
+        return arrived_R1.index_select(0, self._places_R)
 
     def return_grads(self, grads_R1: torch.Tensor, like_TK: torch.Tensor) -> torch.Tensor:
         """Return the gradients of the weights, 0 for dropped pairs, shaped as `like_TK`."""
-        if not self._regroup.changes_nothing:
-            grads_R1 = self._regroup.by_source(grads_R1, torch.empty_like(grads_R1))
+        if self._places_R is not None:
+            grads_R1 = torch.empty_like(grads_R1).index_copy_(0, self._places_R, grads_R1)
         arrived_N1 = grads_R1.new_empty(sum(self._send), 1)
         name = "the exchange of the weights' gradients"
         self._exchange(arrived_N1, grads_R1, self._send, self._receive, name)

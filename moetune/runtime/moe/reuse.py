@@ -26,7 +26,7 @@ from moetune.runtime.moe.experts import ExpertGrads, SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.kernels import CombineWeights
 from moetune.runtime.moe.offload import Copy, Offload
-from moetune.runtime.moe.regroup import WeightExchange, regroups
+from moetune.runtime.moe.regroup import WeightExchange, by_expert
 from moetune.runtime.moe.rings import Ring, RingShape, TokenExchange, make_rings
 
 _AT_EXPERTS = 2
@@ -73,15 +73,11 @@ class _ReusePhase:
         self._experts, self._offload = inputs.experts, policy.offload
         self._order: PhaseOrder = getattr(dispatch, phase)
         self._layout = dispatch.layout(self._order)
-        self._regroups = regroups(dispatch, self._order)
+        self._places_R = by_expert(dispatch, self._order.chunk_pieces)
         self._num_received = [sum(counts) for counts in self._order.receive_counts]
         self._weight_exchange = partial(WeightExchange, dispatch, context.communicator)
         self._context = context
         self.executor = Executor(context, phase, self._order.degree)
-        self._tokens_N = self._order.pairs_N
-        if inputs.weights_TK.shape[1] > 1:
-            self._tokens_N = self._order.pairs_N // inputs.weights_TK.shape[1]
-            context.tracker.add(self._tokens_N)
 
     def _make_rings(self, num_travelling: int, at_experts: dict[str, int]) -> dict[str, Ring]:
         """Return the phase's rings, all made at once.
@@ -103,7 +99,7 @@ class _ReusePhase:
             },
             **dict.fromkeys(hidden, RingShape(num_buffers=1, rows=most, width=d_hidden)),
         }
-        if any(not one.changes_nothing for one in self._regroups):
+        if self._places_R is not None:
             shapes["grouped"] = RingShape(num_buffers=1, rows=most, width=width)
         rings = make_rings(self._context.workspace, shapes, self._values_TD)
         self._buffers = {name: rings[name].whole for name in hidden}
@@ -111,7 +107,7 @@ class _ReusePhase:
         return rings
 
     def _token_exchange(self, ring: Ring, sum_TD: torch.Tensor) -> TokenExchange:
-        return TokenExchange(self.executor, self._order, self._tokens_N, ring, sum_TD)
+        return TokenExchange(self.executor, self._order, ring, sum_TD)
 
     def _take_saved(self, chunk: int) -> SavedActivations:
         """Return the buffers for the chunk's pre-activations, uninitialised."""
@@ -121,9 +117,21 @@ class _ReusePhase:
 
     def _project_up(self, chunk: int, rows: torch.Tensor) -> SavedActivations:
         """Return the pre-activations of the chunk's rows."""
-        saved = self._take_saved(chunk)
-        self._experts.project_up(rows, saved, self._layout.blocks[chunk])
+        saved, mine = self._take_saved(chunk), self._layout.rows[chunk]
+        for part in self._layout.parts[chunk]:
+            some = part.within(mine)
+            self._experts.project_up(rows[some], saved.chunk(some), part)
         return saved
+
+    def _by_expert(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write the chunk's rows, given by source, by expert."""
+        assert self._places_R is not None  # noqa: S101 - asked before
+        return torch.index_select(rows, 0, self._places_R[self._layout.rows[chunk]], out=out)
+
+    def _by_source(self, chunk: int, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write the chunk's rows, given by expert, by source."""
+        assert self._places_R is not None  # noqa: S101 - asked before
+        return out.index_copy_(0, self._places_R[self._layout.rows[chunk]], rows)
 
 
 class _ReuseForward(_ReusePhase):
@@ -137,7 +145,7 @@ class _ReuseForward(_ReusePhase):
         self.schedule = ring_schedule(degree)
         at_experts = {"arrivals": _AT_EXPERTS, "departures": _AT_EXPERTS}
         self._rings = self._make_rings(min(_TRAVELLING, degree), at_experts)
-        y_TD = policy.context.tracker.empty("the results", x_TD.shape, x_TD).zero_()
+        y_TD = policy.context.tracker.empty("the results", x_TD.shape, x_TD)
         self._tokens = self._token_exchange(self._rings["travelling"], y_TD)
 
     def begin(self) -> None:
@@ -163,12 +171,12 @@ class _ReuseForward(_ReusePhase):
         num_rows, mine = self._num_received[chunk], self._layout.rows[chunk]
         arrived = rows = self._rings["arrivals"].of(chunk, num_rows)
         input_buffer = chunk % _AT_EXPERTS
-        is_grouped = "grouped" in self._rings and not self._regroups[chunk].changes_nothing
+        is_grouped = self._places_R is not None
         if is_grouped:
             input_buffer = 0
             self._offload.wait_for_save("input", input_buffer)
             rows = self._rings["grouped"].take(chunk, num_rows)
-            self._regroups[chunk].by_expert(arrived, rows)
+            self._by_expert(chunk, arrived, rows)
         self._offload.save("input", input_buffer, rows, mine)
         hidden = self._hidden(chunk, rows)
         if is_grouped:  # the results overwrite the rows, whose copy to the host must have ended
@@ -177,10 +185,12 @@ class _ReuseForward(_ReusePhase):
         self._tokens.wait_for(chunk - _AT_EXPERTS)
         departure = self._rings["departures"].take(chunk, num_rows)
         out = rows if is_grouped else departure
-        self._experts.project_down(hidden, out, self._layout.blocks[chunk])
+        for part in self._layout.parts[chunk]:
+            some = part.within(mine)
+            self._experts.project_down(hidden[some], out[some], part)
         out.mul_(self._weights_R1[mine])
         if is_grouped:
-            self._regroups[chunk].by_source(out, departure)
+            self._by_source(chunk, out, departure)
 
     def combine(self, chunk: int) -> None:
         """Send the results back."""
@@ -212,9 +222,11 @@ class _ReuseBackward(_ReusePhase):
         at_experts = {"grads": _LEAVING, "inputs": _AT_EXPERTS}
         self._rings = self._make_rings(num_travelling, at_experts)
         tracker = policy.context.tracker
-        self.grads = ExpertGrads(inputs.experts, inputs.wanted, degree, self._buffers, tracker)
+        self.grads = ExpertGrads(
+            inputs.experts, inputs.wanted, self._layout.num_parts, self._buffers, tracker
+        )
         self._grad_weights_R1 = tracker.empty("gradients", self._weights_R1.shape, self._weights_R1)
-        grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD).zero_()
+        grad_x_TD = tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
         self._tokens = self._token_exchange(self._rings["travelling"], grad_x_TD)
         self._loading_inputs: dict[int, Copy] = {}
         self._loading_saved: dict[int, tuple[SavedActivations, list[Copy]]] = {}
@@ -245,23 +257,26 @@ class _ReuseBackward(_ReusePhase):
         num_rows, mine = self._num_received[chunk], self._layout.rows[chunk]
         arrived = grads = self._rings["grads"].of(chunk, num_rows)
         inputs = self._rings["inputs"].of(chunk, num_rows)
-        regroup = self._regroups[chunk]
-        if "grouped" in self._rings and not regroup.changes_nothing:
+        if self._places_R is not None:
             grads = self._rings["grouped"].take(chunk, num_rows)
             if self._x_TD is not None:
-                inputs, grads = regroup.by_expert(inputs, grads), inputs
-            regroup.by_expert(arrived, grads)
+                inputs, grads = self._by_expert(chunk, inputs, grads), inputs
+            self._by_expert(chunk, arrived, grads)
         if chunk in self._loading_inputs:
             self._loading_inputs.pop(chunk).wait()
         saved = self._restore(chunk, inputs)
-        b2 = self._experts.b2
-        self.grads.run(
-            grads, inputs, saved, self._layout.blocks[chunk], grads,
-            combine_weights=CombineWeights(self._weights_R1[mine], self._grad_weights_R1[mine], b2),
-            saved_is_free=partial(self._load_saved, chunk + 1),
-        )  # fmt: skip
+        b2, parts = self._experts.b2, self._layout.parts[chunk]
+        for part in parts:
+            some, rows = part.within(mine), part.rows
+            self.grads.run(
+                grads[some], inputs[some], saved.chunk(some), part, grads[some],
+                combine_weights=CombineWeights(
+                    self._weights_R1[rows], self._grad_weights_R1[rows], b2
+                ),
+                saved_is_free=partial(self._load_saved, chunk + 1) if part is parts[-1] else _stay,
+            )  # fmt: skip
         if grads is not arrived:
-            regroup.by_source(grads, arrived)
+            self._by_source(chunk, grads, arrived)
 
     def combine(self, chunk: int) -> None:
         """Send the gradients of the rows back."""
@@ -289,3 +304,7 @@ class _ReuseBackward(_ReusePhase):
         if self._experts.activation == "relu":
             saved.pre_RH.relu_()
         return saved
+
+
+def _stay() -> None:
+    """Load nothing: the chunk's other parts still need the buffer."""

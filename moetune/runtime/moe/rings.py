@@ -14,6 +14,7 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.runtime.moe.dispatch import PhaseOrder, slices_of
 from moetune.runtime.moe.executor import Executor
+from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.workspace import Workspace
 
 
@@ -116,7 +117,7 @@ class Rotation:
 
 
 class TokenExchange:
-    """Sends the tokens' rows and adds up what comes back, in one rotation of buffers for both.
+    """Sends the tokens' rows and sums what comes back, in one rotation of buffers for both.
 
     Where combines go first, one buffer more than a chunk has dispatches is enough, and transfers
     never wait for a buffer. The next chunk's rows overwrite rows whose arrival the experts wait
@@ -124,28 +125,27 @@ class TokenExchange:
     or rows that have arrived, while the next chunk's rows travel.
 
     Args:
-        tokens_N: the token of every row in sending order.
-        sum_TD: (T, D), zeros, to which the results are added.
+        sum_TD: (T, D), to which the sums of each token's results are written.
     """
 
     def __init__(
         self,
         executor: Executor,
         order: PhaseOrder,
-        tokens_N: torch.Tensor,
         ring: Ring,
         sum_TD: torch.Tensor,
     ) -> None:
         self._executor, self._order = executor, order
         self._num_sent = [sum(counts) for counts in order.send_counts]
-        self._tokens = [tokens_N[rows] for rows in slices_of(self._num_sent)]
+        self._sent = slices_of(self._num_sent)
         self._rotation, self._sum_TD = Rotation(ring), sum_TD
         self._use_of: dict[int, int] = {}
 
     def dispatch(self, chunk: int, values_TD: torch.Tensor, into: torch.Tensor) -> None:
         """Send the chunk's rows of `values_TD`; those of this rank's experts go to `into`."""
         rows = self._rotation.take(self._num_sent[chunk])
-        torch.index_select(values_TD, 0, self._tokens[chunk], out=rows)
+        tokens = self._order.tokens_N[self._sent[chunk]]
+        torch.index_select(values_TD, 0, tokens, out=rows)
         transfer = self._executor.dispatch(chunk, self._order, rows, into)
         self._rotation.until(transfer.wait)
 
@@ -167,4 +167,6 @@ class TokenExchange:
 
     def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
         transfer.wait()
-        self._sum_TD.index_add_(0, self._tokens[chunk], rows)
+        tokens, first = self._order.chunk_tokens[chunk], self._sent[chunk].start
+        rows_TK = self._order.rows_TK[tokens]
+        sum_pairs(rows, rows_TK - first if first else rows_TK, self._sum_TD[tokens])

@@ -137,12 +137,14 @@ class _TensorForward(_TensorPhase):
     def compute(self, chunk: int) -> None:
         """Add the experts' weighted results to their tokens."""
         layout, experts, tokens = self._chunks.layout, self._experts, self._tokens(chunk)
-        mine, blocks = layout.rows[chunk], layout.blocks[chunk]
+        mine = layout.rows[chunk]
         rows = _gather(self._x_TD, tokens, self._buffers["rows"])
-        activations = self._activations.chunk(mine)
-        experts.project_up(rows, activations, blocks)
-        hidden = experts.activate(activations, self._buffers)
-        results = experts.project_down(hidden, self._buffers["results"][: len(rows)], blocks)
+        results = self._buffers["results"][: len(rows)]
+        for part in layout.parts[chunk]:
+            some = part.within(mine)
+            activations = experts.project_up(rows[some], self._activations.chunk(part.rows), part)
+            hidden = experts.activate(activations, self._buffers)
+            experts.project_down(hidden, results[some], part)
         self._sums_TD.index_add_(0, tokens, results.mul_(self._weights_R1[mine]))
 
 
@@ -156,7 +158,11 @@ class _TensorBackward(_TensorPhase):
         super().__init__(policy, "backward", self._grad_TD, inputs.experts)
         self._weights_SK, self._b2 = inputs.weights_TK, inputs.experts.b2
         self.grads = ExpertGrads(
-            inputs.experts, inputs.wanted, self._chunks.degree, self._buffers, self._tracker
+            inputs.experts,
+            inputs.wanted,
+            self._chunks.layout.num_parts,
+            self._buffers,
+            self._tracker,
         )
         self._grad_weights_R1 = self._tracker.empty(
             "the gradients of weights", self._weights_R1.shape, self._weights_R1
@@ -185,11 +191,17 @@ class _TensorBackward(_TensorPhase):
         mine, tokens = self._chunks.layout.rows[chunk], self._tokens(chunk)
         rows = _gather(self._x_TD, tokens, self._buffers["rows"])
         grads = _gather(self._grad_TD, tokens, self._buffers["grads"])
-        weights = CombineWeights(self._weights_R1[mine], self._grad_weights_R1[mine], self._b2)
-        self.grads.run(
-            grads, rows, self._activations.chunk(mine), self._chunks.layout.blocks[chunk], grads,
-            combine_weights=weights,
-        )  # fmt: skip
+        for part in self._chunks.layout.parts[chunk]:
+            some, places = part.within(mine), part.rows
+            weights = self._weights_R1[places], self._grad_weights_R1[places]
+            self.grads.run(
+                grads[some],
+                rows[some],
+                self._activations.chunk(places),
+                part,
+                grads[some],
+                combine_weights=CombineWeights(*weights, self._b2),
+            )
         self._sums_TD.index_add_(0, tokens, grads)
 
 

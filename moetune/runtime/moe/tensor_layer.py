@@ -4,21 +4,25 @@ First step of a token's way: as in `expert_layer`, with the policy of `tensor`.
 """
 
 import os
+from functools import partial
 from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from moetune.comm.agree import Opening, agree_on_tokens
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.plan import Plan
 from moetune.runtime.moe.decisions import forced_strategy
+from moetune.runtime.moe.dispatch import GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
-from moetune.runtime.moe.expert_layer import ExpertLayer
+from moetune.runtime.moe.expert_layer import ExpertLayer, Step
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.tensor import TensorParallel
 from moetune.runtime.moe.tensor_tokens import (
     ReplicatedTokens,
@@ -103,15 +107,21 @@ class TensorExpertLayer(ExpertLayer):
         if sequence_parallel:
             self.gate.use_sequence_shards(self.communicator)
 
+    def _prepare(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> Step:
+        """Agree, decide and route; shards are gathered by their sizes, which the host must know."""
+        num_tokens, note = agree_on_tokens(self.communicator, opening, x.device)
+        planned = self._decide(num_tokens, note, dtype)
+        routing: Routing = self.gate(x.reshape(-1, self.shape.d_model))
+        return Step(
+            num_tokens=planned, routing=routing,
+            policy=partial(self._policy, routing, self._sharing(num_tokens)),
+        )  # fmt: skip
+
     def _policy(
-        self,
-        x_TD: torch.Tensor,  # noqa: ARG002 - the policy gathers its own
-        routing: Routing,
-        num_tokens: tuple[int, ...],
-        context: PipelineContext,
+        self, routing: Routing, sharing: TokenSharing, x_TD: torch.Tensor, context: PipelineContext
     ) -> MemoryPolicy:
-        local = self.experts.local_experts
-        sharing = self._sharing(num_tokens)
+        local, bias = self.experts.local_experts, self.experts.b1 is not None
+        groups = partial(GroupedRows.of, like=x_TD, bias=bias)
         pairs = local_pairs(
             sharing.gather(routing.experts_TK, "the gathering of choices"),
             num_tokens=sharing.num_tokens,
@@ -119,6 +129,7 @@ class TensorExpertLayer(ExpertLayer):
             num_experts=local,
             forward_degree=self.decision.forward_degree,
             backward_degree=self.decision.backward_degree,
+            groups=groups if has_grouped(x_TD, self.experts.w1) else None,
         )
         self._tracker.add(pairs.pairs_R, pairs.tokens_R)
         return TensorParallel(context=context, sharing=sharing, pairs=pairs)

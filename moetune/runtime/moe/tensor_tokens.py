@@ -6,15 +6,16 @@ T tokens of the group, S of this rank, K choices, R pairs of this rank's experts
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from moetune.comm.agree import few_values
 from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
-from moetune.runtime.moe.dispatch import ChunkLayout, common_pieces
+from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows, common_pieces
 from moetune.runtime.moe.workspace import MemoryTracker
 
 Parts = tuple[slice, ...]
@@ -144,12 +145,15 @@ def local_pairs(
     num_experts: int,
     forward_degree: int,
     backward_degree: int,
+    groups: Callable[[torch.Tensor, int], GroupedRows] | None = None,
 ) -> LocalPairs:
     """Return the pairs whose expert is one of `num_experts` from `first_expert` on.
 
     Args:
         experts_TK: chosen experts, shard after shard.
         num_tokens: of every shard.
+        groups: makes what grouped kernels need to know, of the counts and the number of rows;
+            None without such kernels.
     """
     places, *phases = common_pieces(forward_degree, backward_degree)
     num_pieces, device = len(places) - 1, experts_TK.device
@@ -158,18 +162,21 @@ def local_pairs(
         for shard, num in zip(all_tokens(num_tokens), num_tokens, strict=True)
     ]
     sizes = [high - low for shard in bounds for low, high in itertools.pairwise(shard)]
+    lengths = few_values(sizes, device)
     piece_T = torch.arange(num_pieces, device=device).repeat(len(bounds))
-    piece_T = piece_T.repeat_interleave(
-        torch.tensor(sizes, device=device), output_size=len(experts_TK)
-    )
+    piece_T = piece_T.repeat_interleave(lengths, output_size=len(experts_TK))
     local_TK = experts_TK - first_expert
     is_local_TK = (local_TK >= 0) & (local_TK < num_experts)
     cell_TK = piece_T.unsqueeze(1) * num_experts + local_TK
     cells = torch.where(is_local_TK, cell_TK, num_pieces * num_experts).reshape(-1)
-    counts = torch.bincount(cells, minlength=num_pieces * num_experts + 1)[:-1]
-    counts_CL: list[list[int]] = counts.view(num_pieces, num_experts).tolist()
-    pairs_R = torch.sort(cells, stable=True).indices[: sum(map(sum, counts_CL))]
-    forward, backward = (_chunks(counts_CL, bounds, pieces) for pieces in phases)
+    counts = cells.new_zeros(num_pieces * num_experts + 1)
+    counts.scatter_add_(0, cells, torch.ones_like(cells))
+    on_device_CL = counts[:-1].view(num_pieces, num_experts)
+    counts_CL: list[list[int]] = on_device_CL.tolist()
+    num_rows = sum(map(sum, counts_CL))
+    pairs_R = torch.sort(cells, stable=True).indices[:num_rows]
+    grouped = None if groups is None else groups(on_device_CL, num_rows)
+    forward, backward = (_chunks(counts_CL, bounds, pieces, grouped) for pieces in phases)
     return LocalPairs(
         pairs_R=pairs_R,
         tokens_R=pairs_R // experts_TK.shape[1],
@@ -179,7 +186,10 @@ def local_pairs(
 
 
 def _chunks(
-    counts_CL: list[list[int]], bounds: Sequence[Sequence[int]], pieces: tuple[int, ...]
+    counts_CL: list[list[int]],
+    bounds: Sequence[Sequence[int]],
+    pieces: tuple[int, ...],
+    grouped: GroupedRows | None,
 ) -> TensorChunks:
     """Return a phase's chunks.
 
@@ -188,7 +198,7 @@ def _chunks(
         pieces: bounds of the chunks in pieces.
     """
     return TensorChunks(
-        layout=ChunkLayout.cut(counts_CL, pieces),
+        layout=ChunkLayout.cut(counts_CL, pieces, grouped),
         tokens=tuple(
             tuple(slice(shard[low], shard[high]) for shard in bounds)
             for low, high in itertools.pairwise(pieces)

@@ -16,6 +16,7 @@ from moetune.domain.units import format_bytes
 
 Shape = tuple[int, int]
 _ALIGNMENT_BYTES = 64
+_SIGNIFICANT_BITS, _MANY_ROWS = 4, 1024
 _ADVICE = "fewer tokens a step, more chunks, or another strategy of memory reuse need less"
 
 
@@ -79,6 +80,9 @@ class MemoryTracker:
     ) -> torch.Tensor:
         """Return an uninitialised tensor on the device of `like`, counted.
 
+        On a GPU it has room for more rows, up to an eighth: rows follow the routing, and sizes
+        that are new in each step would leave holes in the memory of torch's allocator.
+
         Args:
             what: purpose of the tensor, for the error.
             dtype: default, that of `like`.
@@ -87,15 +91,17 @@ class MemoryTracker:
             AllocationError: there is no memory for it.
         """
         dtype = like.dtype if dtype is None else dtype
+        rows, *rest = shape
+        room = rows if like.device.type == "cpu" or not rest else _few_sizes(rows)
         try:
-            made = torch.empty(tuple(shape), dtype=dtype, device=like.device)
+            made = torch.empty((room, *rest), dtype=dtype, device=like.device)
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
             num_bytes = math.prod(shape) * dtype.itemsize
             raise self.short_of(f"{what}: {format_bytes(num_bytes)} ({num_bytes} bytes)") from error
         self.add(made)
-        return made
+        return made if room == rows else made[:rows]
 
     def __reduce__(self) -> tuple[type["MemoryTracker"], tuple[str]]:
         """Copies and pickles are empty: they hold no tensors."""
@@ -123,6 +129,14 @@ class MemoryTracker:
             "that this layer holds",
             _ADVICE,
         )
+
+
+def _few_sizes(rows: int) -> int:
+    """Return the next number with at most four significant bits; of few rows, the number."""
+    if rows < _MANY_ROWS:  # as those of parameters, which do not change
+        return rows
+    step = 1 << max(0, rows.bit_length() - _SIGNIFICANT_BITS)
+    return -(-rows // step) * step
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -19,6 +19,8 @@ from torch.nn import functional
 
 from moetune.comm.group import Communicator
 
+_GRADIENT = "the sum of a tensor-parallel gradient"
+
 
 class ColumnParallelLinear(nn.Module):
     """A linear layer with outputs cut over the ranks: (…, in) to (…, out / ranks)."""
@@ -40,7 +42,7 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's outputs."""
-        return functional.linear(copy_to_ranks(x, self.communicator), self.weight, self.bias)
+        return linear_of_copies(x, self.weight, self.bias, self.communicator)
 
 
 class RowParallelLinear(nn.Module):
@@ -68,11 +70,19 @@ class RowParallelLinear(nn.Module):
         return reduce_from_ranks(functional.linear(x, self.weight), self.communicator) + self.bias
 
 
-def copy_to_ranks(x: torch.Tensor, communicator: Communicator) -> torch.Tensor:
-    """Return x; backward, sum the ranks' gradients by an all-reduce."""
+def linear_of_copies(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, communicator: Communicator
+) -> torch.Tensor:
+    """Return x·weightᵀ + bias for an x that all ranks have.
+
+    Backward, the ranks' gradients of x are summed by an all-reduce, beside the weight's gradient.
+    """
     if communicator.num_ranks == 1:
-        return x
-    y: torch.Tensor = _CopyToRanks.apply(x, communicator)  # type: ignore[no-untyped-call]
+        return functional.linear(x, weight, bias)
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):  # whose choice a function of one's own does not see
+        x, weight, bias = (one.to(torch.get_autocast_dtype(kind)) for one in (x, weight, bias))
+    y: torch.Tensor = _LinearOfCopies.apply(x, weight, bias, communicator)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -84,22 +94,41 @@ def reduce_from_ranks(x: torch.Tensor, communicator: Communicator) -> torch.Tens
     return y
 
 
-class _CopyToRanks(torch.autograd.Function):
-    """The identity; backward, the sum of the ranks' gradients.
+class _LinearOfCopies(torch.autograd.Function):
+    """A linear layer of an input that all ranks have; backward, the input's gradient is a sum.
 
-    It overwrites the gradient: the result of one GEMM, which no other operation reads.
+    The sum travels while the weight's gradient is computed, as in Megatron-LM.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, communicator: Communicator) -> torch.Tensor:  # noqa: ANN401
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        communicator: Communicator,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
         ctx.communicator = communicator
-        return x.view_as(x)
+        return functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401
-        grad = grad.contiguous()
-        ctx.communicator.all_reduce(grad, "the sum of a tensor-parallel gradient").wait()
-        return grad, None
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        grad: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        grad_x = grad_weight = grad_bias = transfer = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad.matmul(weight).contiguous()
+            transfer = ctx.communicator.all_reduce(grad_x, _GRADIENT)
+        if ctx.needs_input_grad[1]:
+            grad_weight = grad.flatten(0, -2).T.mm(x.flatten(0, -2))
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad.flatten(0, -2).sum(dim=0)
+        if transfer is not None:
+            transfer.wait()
+        return grad_x, grad_weight, grad_bias, None
 
 
 class _ReduceFromRanks(torch.autograd.Function):
@@ -174,7 +203,7 @@ class VocabParallelHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's logits."""
-        return functional.linear(copy_to_ranks(x, self.communicator), self.weight, self.bias)
+        return linear_of_copies(x, self.weight, self.bias, self.communicator)
 
 
 def vocab_parallel_cross_entropy(

@@ -94,6 +94,9 @@ class ChunkedOptimizer(Optimizer):
         self._groups = [
             tuple(names[id(each)] for each in group["params"]) for group in optimizer.param_groups
         ]
+        self._group_number = {
+            name: number for number, members in enumerate(self._groups) for name in members
+        }
         self._find_shards()
         values = [self._values_of(members) for members in self._groups]
         self._inner = over_shards(optimizer, values)
@@ -147,19 +150,25 @@ class ChunkedOptimizer(Optimizer):
             )
         self._manager.finish_reductions()
         self._reduce_stream.synchronize()
-        total = torch.zeros((), dtype=torch.float64)
-        for shard in self.shards:
-            if shard.chunk.has_gradient and shard.chunk.gradient is not None:
-                part = shard.chunk.gradient[shard.low : shard.high]
-                copies = shard.chunk.replicas.num_ranks if shard.chunk.is_resident else 1
-                total += part.double().square().sum().cpu() / copies
-        norm = self._replicas.all_reduce_sum(total).sqrt()
+        norm = self._replicas.all_reduce_sum(self._square_sum()).sqrt()
         scale = float(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         if scale < 1:
             for chunk in self._manager.chunks:
                 if chunk.has_gradient and chunk.gradient is not None:
                     chunk.gradient.mul_(scale)
         return norm
+
+    def _square_sum(self) -> torch.Tensor:
+        """Return this rank's part of the squared norm on the CPU: one wait for each device."""
+        totals: dict[torch.device, torch.Tensor] = {}
+        for shard in self.shards:
+            if shard.chunk.has_gradient and shard.chunk.gradient is not None:
+                part = shard.chunk.gradient[shard.low : shard.high]
+                copies = shard.chunk.replicas.num_ranks if shard.chunk.is_resident else 1
+                square = part.double().square().sum() / copies
+                totals[part.device] = totals.get(part.device, torch.zeros_like(square)) + square
+        zero = torch.zeros((), dtype=torch.float64)
+        return sum((each.cpu() for each in totals.values()), start=zero)
 
     def _step_in_backward(self, chunk: StoredChunk) -> None:
         """Step a chunk within the backward pass, once all its gradients are reduced."""
@@ -260,17 +269,32 @@ class ChunkedOptimizer(Optimizer):
         """Step this rank's shard of a chunk: the parameters in `got`, or all."""
         if not chunk.has_gradient or chunk.gradient is None:
             return
-        if chunk.is_offloaded:
-            self._reduce_stream.synchronize()
+        chunk.make_readable()
         chunk.make_writable()
         shards = self.shards_in(chunk)
         for shard in shards:
             if got is None or shard.name in got:
                 shard.values.grad = chunk.gradient[shard.low : shard.high]
-        self._inner.step()
+        self._step_inner(shards)
         for shard in shards:
             shard.values.grad = None
         chunk.publish()
+
+    def _step_inner(self, shards: Sequence[ParameterShard]) -> None:
+        """Step these shards: the whole model's groups would be walked once for every chunk.
+
+        By an optimizer of the same states and settings, as another thread may step another chunk.
+        """
+        members: dict[int, list[nn.Parameter]] = {}
+        for shard in shards:
+            if shard.name in self._group_number:  # else the optimizer never had it
+                members.setdefault(self._group_number[shard.name], []).append(shard.values)
+        groups = [
+            {**self.param_groups[number], "params": values} for number, values in members.items()
+        ]
+        one = object.__new__(type(self._inner))
+        one.__dict__.update(self._inner.__dict__, param_groups=groups)
+        one.step()
 
     def _agree(self) -> set[str]:
         """Return the parameters that got a gradient on some rank, once the orders are equal."""

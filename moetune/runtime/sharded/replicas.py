@@ -29,28 +29,50 @@ class ReplicaGroup:
         """Start filling `whole` with the ranks' shards; return the function that waits for it."""
         return self._communicator.all_gather(whole, shard, "the gathering of a chunk").wait
 
-    def reduce_scatter(
-        self, whole: torch.Tensor, received: torch.Tensor
-    ) -> Callable[[torch.dtype], torch.Tensor]:
-        """Start a reduce-scatter of `whole`; return the function that waits for this rank's sum.
-
-        It is an all-to-all and a local sum: gloo's own reduce-scatter is an all-reduce, which sends
-        at least twice as much, and a local sum may have a wider dtype.
+    def arrivals(self, whole: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return a buffer, not filled, for the reduce-scatter of `whole`.
 
         Args:
-            received: a buffer as large as `whole`.
+            dtype: of the sum.
         """
+        is_one = self._has_reduce_scatter(whole, dtype)
+        return whole.new_empty(whole.numel() // self.num_ranks if is_one else whole.numel())
+
+    def reduce_scatter(
+        self, whole: torch.Tensor, received: torch.Tensor, dtype: torch.dtype
+    ) -> Callable[[], torch.Tensor]:
+        """Start a reduce-scatter of `whole`; return the function that waits for this rank's sum.
+
+        Where the backend's own sends as little and its sum has the dtype, it is that. Else it is
+        an all-to-all and a local sum: gloo's own is an all-reduce, which sends at least twice as
+        much, and a sum of bfloat16 values on the way would be rounded at every rank.
+
+        Args:
+            received: what `arrivals` returned.
+            dtype: of the sum.
+        """
+        name = "the reduction of a chunk"
+        if self._has_reduce_scatter(whole, dtype):
+            reduction = self._communicator.reduce_scatter(received, whole, name)
+
+            def arrived() -> torch.Tensor:
+                reduction.wait()
+                return received
+
+            return arrived
         # As bytes: backends lack some dtypes that need only be moved.
         transfer = self._communicator.all_to_all(
-            received.view(torch.uint8), whole.view(torch.uint8), None, None,
-            "the reduction of a chunk",
-        )  # fmt: skip
+            received.view(torch.uint8), whole.view(torch.uint8), None, None, name
+        )
 
-        def total(dtype: torch.dtype) -> torch.Tensor:
+        def total() -> torch.Tensor:
             transfer.wait()
             return received.view(self.num_ranks, -1).sum(dim=0, dtype=dtype)
 
         return total
+
+    def _has_reduce_scatter(self, whole: torch.Tensor, dtype: torch.dtype) -> bool:
+        return whole.is_cuda and whole.dtype == dtype and whole.is_floating_point()
 
     def all_reduce(self, whole: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start summing over the ranks in place; return the function that waits for the sum."""

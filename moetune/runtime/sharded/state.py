@@ -187,6 +187,7 @@ class ShardedStates:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Publish the values that were loaded in place into the slices."""
         for stored in self._chunks.stored:
+            stored.make_writable()
             stored.publish()
         self._chunks.invalidate()
         self._optimizer.settings = state[_GROUPS]

@@ -55,6 +55,7 @@ class StoredChunk:
         self._placement, self._stats = placement, stats
         self._wait: Wait | None = None
         self._end_last_gather: Wait = nothing
+        self._end_last_reduce: Wait = nothing
         self._received: torch.Tensor | None = None
         dtype = getattr(torch, chunk.group.dtype)
         self.whole = torch.zeros(chunk.num_elements, dtype=dtype, device=placement.device)
@@ -159,7 +160,9 @@ class StoredChunk:
         for name in set(self.names) - self.arrived:
             self._slots[name].zero_()
         total = self._begin_sum()
-        self._wait = self._placement.reduce_stream.run_late(lambda: self._accumulate(total()))
+        stream = self._placement.reduce_stream
+        self._wait = stream.run_late(lambda: self._accumulate(total()))
+        self._end_last_reduce = stream.mark()
         self.phase = "reducing"
         times = 2 if self.is_resident else 1
         self._stats.reduced(
@@ -173,10 +176,9 @@ class StoredChunk:
             return lambda: self._gradients[self.low : self.high]
         if self.is_resident:
             return self.replicas.all_reduce(self._gradients)
-        self._received = torch.empty_like(self.whole)
-        self._stats.allocated(self.chunk.num_bytes)
-        total = self.replicas.reduce_scatter(self.whole, self._received)
-        return lambda: total(self.master.dtype)
+        self._received = self.replicas.arrivals(self.whole, self.master.dtype)
+        self._stats.allocated(_bytes(self._received))
+        return self.replicas.reduce_scatter(self.whole, self._received, self.master.dtype)
 
     def finish_reduce(self) -> None:
         """Wait for the sum, add its mean to this rank's gradient and free the buffer."""
@@ -184,8 +186,8 @@ class StoredChunk:
             return
         self._finish_wait()
         if self._received is not None:
+            self._stats.allocated(-_bytes(self._received))
             self._received = None
-            self._stats.allocated(-self.chunk.num_bytes)
         if self.is_resident:
             _free(self._gradients)
             self._stats.allocated(-self.chunk.num_bytes)
@@ -195,8 +197,7 @@ class StoredChunk:
             self.drop()
 
     def discard_gradients(self) -> None:
-        """Discard gradients of a backward pass that did not end."""
-        self.finish_reduce()
+        """Discard gradients of a backward pass that did not end; none is being reduced."""
         if self.is_resident and self.arrived:
             _free(self._gradients)
             self._stats.allocated(-self.chunk.num_bytes)
@@ -204,6 +205,11 @@ class StoredChunk:
         elif self.arrived or self.phase == "gradients":
             self.drop()
         self.num_readers = 0
+
+    def make_readable(self) -> None:
+        """Block the host until this chunk's gradient is in its memory; others may be on the way."""
+        if self.is_offloaded:
+            self._end_last_reduce()
 
     def make_writable(self) -> None:
         """Block the host, which waited for no gather, until none reads a shard in its memory."""

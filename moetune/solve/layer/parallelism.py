@@ -29,8 +29,6 @@ _WEIGHT_BYTES = 4
 _CHOICE_BYTES = 8
 _BALANCE_BYTES = 16
 """Of an expert in the balance loss: its probability and its number of pairs, as float64."""
-_LEAST_SHARE = 0.05
-"""Of an exchange's time: its start-up remains, however much a burst saves."""
 _ROW_MOVES = ("gather", "scatter_add")
 """Outside the pipeline: rows are brought into the order of experts, and back."""
 
@@ -73,16 +71,15 @@ class AllToAllCosts(LayerCosts):
         """
         in_flight = 1 if degree <= ALONE_CHUNKS else degree
         found = self.collective(self.exchange_op, rows * self.bytes_per_row, in_flight=in_flight)
-        burst_seconds = self.costs.burst_seconds(
+        burst = self.costs.burst(
             op=self.exchange_op, group_size=self.world_size, num_nodes=self.num_nodes
         )
-        if not burst_seconds:
+        if not burst.seconds:
             return found
+        most = min(burst.seconds, burst.share * degree * found.seconds)
         pauses = self._pause_seconds(rows, degree, found.seconds)
-        ahead = sum(min(burst_seconds, pause) for pause in pauses)
-        share = ahead / (self.num_transfers * degree)
-        seconds = max(found.seconds - share, found.seconds * _LEAST_SHARE)
-        return Estimate(seconds=seconds, trust=found.trust, doubts=found.doubts)
+        ahead = sum(min(most, pause) for pause in pauses) / (self.num_transfers * degree)
+        return Estimate(seconds=found.seconds - ahead, trust=found.trust, doubts=found.doubts)
 
     def _pause_seconds(self, rows: float, degree: int, seconds: float) -> tuple[float, float]:
         """Return how long the link pauses before a phase, and while it waits for experts.

@@ -13,6 +13,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.layer import Workload
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes, pinned_bytes
+from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.memory import (
     middle_elements,
     tensor_parallel_hidden,
@@ -22,6 +23,8 @@ from moetune.solve.layer.memory import (
 from moetune.solve.runtime import FULL_BYTES, StateBytes
 
 _INDEX_BYTES = 8
+_DOT_VALUES = 2**25
+"""Products of float32 that are in memory at once for the weights' gradients, on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,22 +66,29 @@ def peak_bytes(
     capacity_factor: float | None = None,
     states: StateBytes | None = None,
     pins_host: bool = False,
+    is_grouped: bool = False,
 ) -> Peak:
     """Return the peak of a training step, forward and backward.
 
         reused    2·T·M (x, y) + 2·T·M (their gradients) + chunks of M and H in rings
         none      2·T·M + N·(M + H) + T·k·M saved, 2·T·M + T·k·M + N·M + chunks of H in buffers
 
-    with H twice for swiglu. In one chunk, forward and backward, every strategy is "none". In a
-    tensor-parallel group strategy and capacity do not matter: see `solve.layer.memory`.
+    with H twice for swiglu. Grouped kernels make their results anew: strategies that reuse memory
+    have one more of a chunk's, and "none" has a second H for every row, by expert, from which the
+    gradients of the parameters are one product. In one chunk, forward and backward, every strategy
+    is "none". In a tensor-parallel group strategy and capacity do not matter: see
+    `solve.layer.memory`.
 
     Args:
         bias: whether experts add biases (swiglu never does).
         capacity_factor: as the layer's; above 1 it drops nothing of balanced rows.
         states: of one parameter; default, those of a layer by itself.
         pins_host: host memory is page-locked.
+        is_grouped: one kernel of the device takes the rows of all local experts.
     """
-    kind = _TensorParallelCounts if workload.expert_parallel == "tensor" else _Counts
+    kind: type[_Counts] = _GroupedCounts if is_grouped else _Counts
+    if workload.expert_parallel == "tensor":
+        kind = _TensorParallelCounts
     counts = kind(
         workload, forward_degree, backward_degree, strategy, bias=bias,
         share=1.0 if capacity_factor is None else min(1.0, capacity_factor),
@@ -92,6 +102,11 @@ def peak_bytes(
         routing_bytes=counts.routing_bytes(),
         host_bytes=pinned_bytes(counts.host_bytes()) if pins_host else counts.host_bytes(),
     )
+
+
+def has_grouped(workload: Workload, costs: LayerCosts) -> bool:
+    """Return whether the layer may run grouped kernels: in bfloat16, on a GPU."""
+    return workload.dtype == "bfloat16" and costs.costs.copy_mode == "pinned"
 
 
 class _Counts:
@@ -154,8 +169,7 @@ class _Counts:
 
     def ring_bytes(self, *, backward: bool) -> int:
         degree, layer = self._degrees[backward], self._layer
-        chunk_tokens = -(-self._workload.tokens_per_rank // degree)
-        chunk_rows = math.ceil(chunk_tokens * layer.top_k * self._share)
+        chunk_rows = self._chunk_rows(backward=backward)
         hidden = backward * layer.d_hidden + (layer.activation != "relu") * layer.d_hidden
         if not self._reuses:
             return chunk_rows * hidden * self._element
@@ -165,18 +179,21 @@ class _Counts:
         buffers = travelling + at_experts + self._regroups(backward)
         return chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element
 
+    def _chunk_rows(self, *, backward: bool) -> int:
+        chunk_tokens = -(-self._workload.tokens_per_rank // self._degrees[backward])
+        return math.ceil(chunk_tokens * self._layer.top_k * self._share)
+
     def routing_bytes(self) -> int:
         gate = max(self._element, FULL_BYTES)
         probabilities = self._workload.tokens_per_rank * self._layer.num_experts * gate
         orders = 1 if self._degrees[0] == self._degrees[1] else 2
-        saved = probabilities + self._pairs * (gate + _INDEX_BYTES * (1 + orders))
+        indices = 1 + orders * (2 + (self._layer.top_k > 1))  # pairs, rows and tokens of each order
+        saved = probabilities + self._pairs * (gate + _INDEX_BYTES * indices)
         if not self._reuses:
-            drops = self._share < 1
-            return saved + self._pairs * (self._element + _INDEX_BYTES * (1 + drops))
-        tokens = self._rows * _INDEX_BYTES * (self._layer.top_k > 1)
+            return saved + self._pairs * (gate + self._element)
         weights = 2 * self._rows * self._element
         returned = 2 * self._rows * self._element
-        return saved + tokens + self._pairs * gate + max(weights + returned, probabilities)
+        return saved + self._pairs * gate + max(weights + returned, probabilities)
 
     def host_bytes(self) -> int:
         width = self._layer.d_model * self._keeps_input + self._middle * self._keeps_middle
@@ -191,6 +208,37 @@ class _Counts:
         own, other = self._degrees[phase], self._degrees[1 - phase]
         cells = self._workload.local_experts > 1 or own % other > 0
         return self._workload.world_size > 1 and cells
+
+
+class _GroupedCounts(_Counts):
+    """Counts where grouped kernels make the results, and parameters have one product each."""
+
+    def buffer_bytes(self) -> int:
+        if self._reuses:
+            return super().buffer_bytes()
+        layer = self._layer
+        rows = self._pairs + 2 * self._rows  # what arrives, and what leaves
+        by_expert = 0
+        if max(self._degrees) > 1:
+            by_expert = self._rows * (self._middle + layer.d_model)
+        values = rows * layer.d_model + by_expert
+        return 2 * self._tokens_bytes + values * self._element
+
+    def gradient_sum_bytes(self, states: StateBytes) -> int:
+        return super().gradient_sum_bytes(states) if self._reuses else 0
+
+    def ring_bytes(self, *, backward: bool) -> int:
+        layer = self._layer
+        rows = self._chunk_rows(backward=backward)
+        if self._reuses:
+            made = rows * max(layer.d_model, layer.d_hidden)
+            return super().ring_bytes(backward=backward) + made * self._element
+        if not backward:
+            hidden = (layer.activation != "relu") * layer.d_hidden
+            return rows * (hidden + layer.d_model) * self._element
+        # The dot products are over before the first chunk's rows are computed.
+        dots = min(_DOT_VALUES, self._pairs * layer.d_model) * FULL_BYTES
+        return max(dots, rows * (self._middle + layer.d_hidden + layer.d_model) * self._element)
 
 
 class _TensorParallelCounts(_Counts):

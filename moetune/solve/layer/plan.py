@@ -22,7 +22,7 @@ from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.doubts import doubt_warnings, profile_command
 from moetune.solve.layer.memory import limit_of, total_bytes
 from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
-from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
@@ -221,6 +221,7 @@ def layer_warnings(ranking: Ranking) -> Iterator[str]:
         forward_degree=best.forward.degree,
         backward_degree=best.backward.degree,
         strategy=ranking.strategy,
+        is_grouped=has_grouped(ranking.budget.workload, ranking.costs),
     )
     # The limit bounds the papers' formulas, so that plans compare with theirs; the peak only warns.
     if peak.device_bytes > limit:

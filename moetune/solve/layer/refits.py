@@ -47,7 +47,9 @@ def refits_of(
 
 def _residual(record: StepRecord, costs: Costs) -> float:
     load = record.workload
-    summed = replace(layer_costs(workload=load, costs=costs), errors=NO_STEP_ERRORS)
+    # Corrections are of a later time than the measured step.
+    measured = layer_costs(workload=load, costs=costs.as_measured)
+    summed = replace(measured, errors=NO_STEP_ERRORS)
     step = step_time(
         costs=summed,
         tokens=load.tokens_per_rank,

@@ -17,7 +17,7 @@ from moetune.solve.layer.costs import LayerCosts
 from moetune.solve.layer.degree import TIE
 from moetune.solve.layer.doubts import Declined, decline_chunks, in_one_chunk
 from moetune.solve.layer.memory import MemoryBudget, total_bytes
-from moetune.solve.layer.peak import peak_bytes
+from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranking import Ranking, rank_degrees
 from moetune.solve.layer.times import PhaseTime, StepTime, paper_seconds
 from moetune.solve.layer.words import explain_strategy_loss
@@ -329,6 +329,7 @@ def _row(
         backward_degree=backward_degree,
         strategy=one.strategy,
         pins_host=ranked.best.costs.costs.copy_mode == "pinned",
+        is_grouped=has_grouped(budget.workload, ranked.best.costs),
     )
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(

@@ -1,0 +1,227 @@
+"""Waits taken out of the runtime one at a time: does the test kit notice every one?
+
+    python -m benchmarks.cuda_waits            # every site, and the table of the results page
+    python -m benchmarks.cuda_waits stored.py  # the sites of files with that name
+
+A site is a wait for a stream, an event, a transfer or a thread; the record of an event; a stream
+that work is put on; or the device of a stream that is asked for. Each is removed in a copy of the
+tree, whose tests on fake GPUs (`tests/cuda_kit`) then run until the first failure.
+"""
+
+import argparse
+import ast
+import copy
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("moetune/comm", "moetune/runtime")
+TESTS = (
+    ("tests/runtime/test_gpu_*.py", "tests/workflows/test_gpu_*.py"),
+    # Waits of chunks on a CPU start what a GPU has begun by then: its streams need some less.
+    ("tests/runtime/test_chunked_alone.py",),
+)
+"""Tests of the kit, and for what they let through those that run on the CPU."""
+FIRST = {"moe": "streams", "parallel": "parallel", "sharded": "chunks", "comm": "parallel"}
+"""Tests that most probably notice what is removed from a package."""
+PATIENCE_SECONDS = 600
+WAITS = frozenset({
+    "wait", "wait_event", "wait_stream", "synchronize", "result",
+    # moetune's own, which wait by those above
+    "drain", "finish", "finish_gather", "finish_reduce", "finish_reductions", "make_writable",
+    "wait_for", "wait_for_save", "wait_for_saves", "_end_last_gather", "_finish_wait", "_wait",
+})  # fmt: skip
+RECORDS = frozenset({"record", "record_event"})
+ALSO = frozenset({("rings.py", "self._rotation.end")})
+"""Waits with a name that elsewhere means something else."""
+NOT_SITES = frozenset({
+    # These build something, and return it.
+    ("function.py", "phase.finish"), ("repacking.py", "move.finish"),
+    ("reuse.py", "self._tokens.finish"),
+    # The host's own: threads that talk to a service, and the recorder for CPUs.
+    ("client.py", "outcome.result"), ("reports.py", "self._changed.wait_for"),
+    ("trace.py", "one.ended.wait"),
+})  # fmt: skip
+_NOTHING = ast.parse("(lambda *_: None)", mode="eval").body
+_NEVER_RECORDED = ast.parse("torch.cuda.Event()", mode="eval").body
+_NO_STREAM = ast.parse("torch.cuda.stream(None)", mode="eval").body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One place at which something is removed.
+
+    Args:
+        kind: "wait", "record", "stream" or "device".
+        number: among the file's sites.
+        text: what stands there.
+    """
+
+    path: str
+    line: int
+    kind: str
+    number: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of it.
+
+    Args:
+        noticed_by: the first test that failed; empty if none did.
+        how: the first line of its complaint.
+    """
+
+    site: Site
+    noticed_by: str
+    how: str
+
+
+class _Remover(ast.NodeTransformer):
+    """Finds the sites of a file in order, and removes the one whose number is given."""
+
+    def __init__(self, path: str, number: int | None = None) -> None:
+        self._path, self._number = path, number
+        self.sites: list[Site] = []
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        name = _name(node.func)
+        if isinstance(node.func, ast.Attribute):  # its own name is no site beside the call's
+            node.func.value = self.visit(node.func.value)
+        node.args = [self.visit(one) for one in node.args]
+        node.keywords = [self.visit(one) for one in node.keywords]
+        if self._is_wait(node, name):
+            receiver = node.func.value if isinstance(node.func, ast.Attribute) else _NOTHING
+            return self._removed("wait", node, receiver)
+        if name in RECORDS:
+            return self._removed("record", node, _NEVER_RECORDED)
+        if name == "stream" and ast.unparse(node.func) == "torch.cuda.stream":
+            return self._removed("stream", node, _NO_STREAM)
+        if name == "current_stream" and node.args:
+            anywhere = copy.deepcopy(node)
+            anywhere.args = []
+            return self._removed("device", node, anywhere)
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        node.value = self.visit(node.value)
+        is_handed_on = isinstance(node.ctx, ast.Load) and node.attr in {"wait", "synchronize"}
+        return self._removed("wait", node, _NOTHING) if is_handed_on else node
+
+    def _is_wait(self, node: ast.Call, name: str) -> bool:
+        place = Path(self._path).name, ast.unparse(node.func)
+        return place in ALSO or (name in WAITS and place not in NOT_SITES)
+
+    def _removed(self, kind: str, node: ast.expr, instead: ast.expr) -> ast.AST:
+        number = len(self.sites)
+        text = ast.unparse(node)
+        self.sites.append(
+            Site(path=self._path, line=node.lineno, kind=kind, number=number, text=text)
+        )
+        return copy.deepcopy(instead) if number == self._number else node
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def sites_of(root: Path) -> Iterator[Site]:
+    """Yield every site."""
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            remover = _Remover(str(path.relative_to(root)))
+            remover.visit(ast.parse(path.read_text()))
+            yield from remover.sites
+
+
+def judge(site: Site, tree: Path) -> Verdict:
+    """Remove it in the copy of the tree, run the tests, and put it back."""
+    path = tree / site.path
+    before = path.read_text()
+    changed = _Remover(site.path, site.number).visit(ast.parse(before))
+    path.write_text(ast.unparse(ast.fix_missing_locations(changed)))
+    noticed_by, how = "", ""
+    try:
+        for patterns in TESTS:
+            if not noticed_by:
+                noticed_by, how = _first_failure(tree, patterns, path.parent.name)
+    finally:
+        path.write_text(before)
+    return Verdict(site=site, noticed_by=noticed_by, how=how)
+
+
+def _first_failure(tree: Path, patterns: Sequence[str], package: str) -> tuple[str, str]:
+    found = [file for pattern in patterns for file in sorted(tree.glob(pattern))]
+    likely = FIRST.get(package, "")
+    tests = [str(file) for file in sorted(found, key=lambda file: likely not in file.name)]
+    command = [
+        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60",
+        "--tb=short", *tests,
+    ]  # fmt: skip
+    variables = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, check=False, cwd=tree, env=variables, capture_output=True, text=True,
+            timeout=PATIENCE_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return "no end", ""
+    if done.returncode == 0:
+        return "", ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    how = re.search(r"^E +(\S.*)$", done.stdout, re.MULTILINE)
+    return failed[1] if failed else "no start", how[1] if how else ""
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """Return what was noticed, by kind and site by site, as Markdown."""
+    lines = ["| removed | sites | noticed |", "|---|---:|---:|"]
+    found = Counter(one.site.kind for one in verdicts)
+    noticed = Counter(one.site.kind for one in verdicts if one.noticed_by)
+    lines += [f"| {kind} | {found[kind]} | {noticed[kind]} |" for kind in sorted(found)]
+    lines += ["", "| where | removed | noticed by |", "|---|---|---|"]
+    for one in verdicts:
+        where = f"{one.site.path.removeprefix('moetune/')}:{one.site.line}"
+        text = " ".join(one.site.text.split())
+        shown = text if len(text) <= 60 else text[:57] + "…"  # noqa: PLR2004 - a column's width
+        removed = f"the device of `{shown}`" if one.site.kind == "device" else f"`{shown}`"
+        file, _, test = one.noticed_by.rpartition("::")
+        by = f"{test.partition('[')[0]}{'' if 'gpu' in file else ' (on a CPU)'}" or "**nothing**"
+        by = by if one.noticed_by else "**nothing**"
+        lines.append("| " + " | ".join((where, removed.replace("|", "\\|"), by)) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Judge the sites, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", help="names of files; default, all")
+    names = parser.parse_args().files
+    sites = [one for one in sites_of(ROOT) if not names or Path(one.path).name in names]
+    verdicts = []
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(
+            ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "site")
+        )
+        for site in sites:
+            verdicts.append(judge(site, tree))
+            last = verdicts[-1]
+            print(f"{site.path}:{site.line} {site.kind} {site.text[:60]!r}", file=sys.stderr)
+            print(f"    {last.noticed_by or 'NOTHING'}: {last.how[:160]}", file=sys.stderr)
+    print(table(verdicts))
+
+
+if __name__ == "__main__":
+    main()

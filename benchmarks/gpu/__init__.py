@@ -1,0 +1,1 @@
+"""Every check that needs a GPU, in one command: see `__main__`."""

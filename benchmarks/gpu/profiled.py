@@ -1,0 +1,96 @@
+"""The part that profiles: GEMM, row operations, copies, interference, and the loopback."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.gpu.rows import Row, Rows
+from benchmarks.gpu.scale import Scale
+from moetune import config
+from moetune.domain.profile import Profile
+from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, RowsPoint
+from moetune.fit.costs import costs_of
+from moetune.measure.grid import SUSTAINED
+from moetune.workflows.files import load_profile_file, profile_to_toml, write_text
+from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
+
+FILE = "profile.toml"
+
+
+def run_profile(scale: Scale, folder: Path) -> None:
+    """Measure within the budget, write the profile, and a row for each kind of figure."""
+    profile = measure_profile(
+        ProfileRequest(
+            name=folder.name,
+            num_ranks=scale.num_ranks,
+            preset="full" if scale.device == "cuda" else "quick",
+            dtypes=scale.dtypes,
+            layers=tuple(scale.workload(model, 1, scale.num_ranks).layer for model in scale.models),
+            max_tokens=scale.tokens[-1],
+            budget_seconds=scale.budget_seconds,
+        ),
+        MeasurementSetting(environment=config.environment()),
+    )
+    write_text(folder / FILE, profile_to_toml(profile))
+    rows = Rows(folder, "profile")
+    for row in profile_rows(profile):
+        rows.add(**row)
+
+
+def profile_rows(profile: Profile) -> Iterator[Row]:
+    """Yield the best products, what they become when they go on, copies, and slowdowns."""
+    for dtype in sorted(_dtypes(profile)):
+        peak = peak_macs_per_second(profile, dtype)
+        yield {"kind": "gemm", "dtype": dtype, "macs_per_second": peak}
+    yield from _sustained(profile)
+    for sample in profile.samples:
+        point = sample.point
+        if isinstance(point, CopyPoint) and not sample.error:
+            yield {
+                "kind": "copy", "direction": point.direction, "pinned": point.pinned,
+                "both_ways": point.both_ways, "num_bytes": point.num_bytes,
+                "seconds": sample.median_seconds,
+            }  # fmt: skip
+    if any(isinstance(one.point, InterferencePoint) for one in profile.samples):
+        yield {"kind": "interference", **asdict(costs_of(profile).interference)}
+    for sample in profile.samples:
+        if sample.error:
+            yield {"kind": "failure", "point": repr(sample.point), "error": sample.error}
+
+
+def _sustained(profile: Profile) -> Iterator[Row]:
+    brief = {
+        (one.point.dtype, one.point.rows, one.point.d_in): one.median_seconds
+        for one in profile.samples
+        if isinstance(one.point, GemmPoint) and one.point.d_in == one.point.d_out and not one.error
+    }
+    for one in profile.samples:
+        if isinstance(one.point, RowsPoint) and one.point.op == SUSTAINED and not one.error:
+            key = (one.point.dtype, one.point.rows, one.point.width)
+            yield {
+                "kind": "sustained", "dtype": one.point.dtype,
+                "seconds": one.median_seconds, "brief_seconds": brief.get(key),
+            }  # fmt: skip
+
+
+def _dtypes(profile: Profile) -> set[str]:
+    return {
+        one.point.dtype
+        for one in profile.samples
+        if isinstance(one.point, GemmPoint) and not one.error
+    }
+
+
+def peak_macs_per_second(profile: Profile, dtype: str) -> float:
+    """Return the rate of the best product."""
+    return max(
+        one.point.macs / one.median_seconds
+        for one in profile.samples
+        if isinstance(one.point, GemmPoint) and one.point.dtype == dtype and not one.error
+    )
+
+
+def load(folder: Path) -> Profile | None:
+    """Return the profile that was written; None if its part failed."""
+    path = folder / FILE
+    return load_profile_file(path) if path.exists() else None

@@ -1,0 +1,126 @@
+"""Sizes of a run: those of one large GPU, and small ones that take every path on a CPU.
+
+Each part's time is estimated from its sizes, so that all of them fit the limit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.gpu.jobs import Job, gpu_jobs, small_jobs
+from moetune.domain.layer import LayerShape, Workload
+from moetune.domain.model import MODELS
+
+LIMIT_SECONDS = 480.0
+"""Of all parts together."""
+_MODELS = ("gpt-s", "bert-l", "gpt-xl")
+# Of an H200's 495 TMAC/s (bf16, without sparsity): a layer's small chunks reach a part of it.
+_MACS_PER_SECOND = 1e14
+_START_SECONDS = 12.0
+_STEPS_A_DECISION = 16
+_STRATEGIES, _REUSE_DEGREES = 5, 2
+_JOB_SECONDS = 30.0
+_TEST_SECONDS = 40.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Sizes of a run.
+
+    Args:
+        device: "cuda" or "cpu".
+        num_ranks: of the profile and of the layers that exchange over a real link.
+        models: of MPipeMoE's Table III, each as one of 64 ranks sees it.
+        tokens: of a step on one rank.
+        budget_seconds: of the profile.
+        jobs: models in chunks.
+        tests: files of tests that need a GPU, and are skipped without one.
+    """
+
+    device: str
+    num_ranks: int
+    models: Mapping[str, LayerShape]
+    tokens: tuple[int, ...]
+    degrees: tuple[int, ...]
+    reuse_degrees: tuple[int, ...]
+    num_rounds: int
+    dtype: str
+    dtypes: tuple[str, ...]
+    budget_seconds: float
+    jobs: tuple[Job, ...]
+    tests: tuple[str, ...]
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device that this process computes on."""
+        return torch.device(self.device)
+
+    def workload(self, model: str, tokens: int, num_ranks: int = 1) -> Workload:
+        """Return the share of one rank: its only expert sees as many rows as it sends."""
+        shape = self.models[model]
+        layer = LayerShape(
+            d_model=shape.d_model, d_hidden=shape.d_hidden, num_experts=num_ranks, top_k=1,
+            activation=shape.activation,
+        )  # fmt: skip
+        return Workload(layer=layer, world_size=num_ranks, tokens_per_rank=tokens, dtype=self.dtype)
+
+    def estimates(self) -> dict[str, float]:
+        """Return the seconds of each part on an H200, its start included; rough ones."""
+        macs = sum(
+            6 * self.workload(model, tokens).macs for model in self.models for tokens in self.tokens
+        )
+        largest = 6 * self.workload(list(self.models)[-1], self.tokens[-1]).macs
+        worlds = 1 + (self.num_ranks > 1)
+        steps = worlds * _STEPS_A_DECISION * len(self.degrees)
+        reused = _STEPS_A_DECISION * _STRATEGIES * _REUSE_DEGREES
+        return {
+            "tests": _START_SECONDS + _TEST_SECONDS,
+            "profile": _START_SECONDS + self.budget_seconds,
+            "layers": worlds * _START_SECONDS + steps * macs / _MACS_PER_SECOND,
+            "reuse": _START_SECONDS + reused * largest / _MACS_PER_SECOND,
+            "chunks": len(self.jobs) * (_START_SECONDS + _JOB_SECONDS),
+        }
+
+
+def gpu_scale() -> Scale:
+    """Return the sizes for one GPU with at least 40 GB, or several."""
+    return Scale(
+        device="cuda",
+        num_ranks=max(torch.cuda.device_count(), 1),
+        models={
+            name: LayerShape(
+                d_model=MODELS[name].d_model, d_hidden=MODELS[name].d_hidden, num_experts=1,
+                top_k=1, activation=MODELS[name].activation,
+            )
+            for name in _MODELS
+        },
+        tokens=(4096, 8192, 16384),
+        degrees=(1, 2, 4, 8, 16),
+        reuse_degrees=(4, 8),
+        num_rounds=7,
+        dtype="bfloat16",
+        dtypes=("float32", "bfloat16"),
+        budget_seconds=130.0,
+        jobs=gpu_jobs(),
+        tests=("tests/runtime/test_layer_cuda.py",),
+    )  # fmt: skip
+
+
+def dry_scale() -> Scale:
+    """Return sizes of milliseconds on a CPU, with two ranks over gloo where there is a link."""
+    layer = LayerShape(d_model=32, d_hidden=64, num_experts=1, top_k=1)
+    return Scale(
+        device="cpu",
+        num_ranks=2,
+        models={"small": layer},
+        tokens=(64,),
+        degrees=(1, 2),
+        reuse_degrees=(2,),
+        num_rounds=2,
+        dtype="float32",
+        dtypes=("float32",),
+        budget_seconds=8.0,
+        jobs=small_jobs(),
+        tests=("tests/runtime/test_layer_cuda.py",),
+    )

@@ -1,0 +1,154 @@
+"""Products of rows with the local experts' matrices: one kernel for all experts, or one for each.
+
+`experts` and `weight_grads` call this on the rows of one part of a chunk. Where a GPU has grouped
+kernels a part is one piece, whose rows of each expert the kernel finds by offsets on the device: no
+expert is left out and no matrix copied, also where an expert has no row. Elsewhere a part is the
+whole chunk, in blocks of one expert each.
+
+R rows, E local experts.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Blocks = Sequence[tuple[int, int, int]]
+"""(expert, low, high): rows low..high of a part belong to that local expert."""
+
+_ALIGNED_BYTES = 16
+_GROUPED_CAPABILITIES = frozenset({(9, 0), (10, 0)})
+"""GPUs that torch has a grouped kernel for; on others it reads offsets and loops over experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Rows whose products are computed at once, ordered by expert.
+
+    Args:
+        rows: their places among all rows that this rank's experts compute in the step.
+        blocks: of one expert each, counted from the part's first row; for products one by one.
+        piece: number of the piece that the part is; 0 where it is a whole chunk.
+        ends_E: (E,) int32, one past each expert's last row; None without grouped kernels.
+        experts_RE: one-hot rows of each row's expert, in the rows' dtype; only with grouped
+            kernels, and biases.
+    """
+
+    rows: slice
+    blocks: Blocks
+    piece: int = 0
+    ends_E: torch.Tensor | None = None
+    experts_RE: torch.Tensor | None = None
+
+    def within(self, chunk: slice) -> slice:
+        """Return the part's places among the rows of its chunk."""
+        return slice(self.rows.start - chunk.start, self.rows.stop - chunk.start)
+
+
+def blocks_of(rows_CL: Sequence[Sequence[int]]) -> Blocks:
+    """Return the non-empty blocks of rows ordered by (piece, local expert).
+
+    Neighbouring blocks of one expert become one, so that one GEMM takes them.
+    """
+    return tuple(_merged(rows_CL))
+
+
+def _merged(rows_CL: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int]]:
+    cells = [(expert, rows) for pieces in rows_CL for expert, rows in enumerate(pieces) if rows]
+    low = 0
+    for expert, run in itertools.groupby(cells, key=lambda cell: cell[0]):
+        high = low + sum(rows for _, rows in run)
+        yield expert, low, high
+        low = high
+
+
+def has_grouped(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Return whether one kernel takes the rows of several experts: in bfloat16, by 16 bytes.
+
+    Args:
+        w: (E, in, out).
+    """
+    if not x.is_cuda or x.dtype != torch.bfloat16 or len(w) == 1:
+        return False
+    aligned = all(size * x.element_size() % _ALIGNED_BYTES == 0 for size in w.shape[1:])
+    properties = torch.cuda.get_device_properties(x.device)
+    is_known = hasattr(torch, "_grouped_mm")
+    return is_known and aligned and (properties.major, properties.minor) in _GROUPED_CAPABILITIES
+
+
+def multiply(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    part: Part,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    *,
+    adds: bool = False,
+) -> torch.Tensor:
+    """Return every row times its expert's matrix, plus its bias.
+
+    Args:
+        x: (R, in), of one part.
+        w: (E, in, out).
+        out: (R, out), for the result; with grouped kernels None takes what the kernel made.
+        bias: (E, out).
+        adds: add to the values in `out`; without a bias.
+    """
+    if part.ends_E is None or not len(x):
+        return _one_by_one(x, w, part.blocks, out, bias, adds=adds)
+    result = torch._grouped_mm(x, w, offs=part.ends_E)  # noqa: SLF001 - no public name in 2.10
+    if bias is not None and part.experts_RE is not None:
+        result.addmm_(part.experts_RE, bias)
+    if out is None:
+        return result
+    return out.add_(result) if adds else out.copy_(result)
+
+
+def _one_by_one(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    blocks: Blocks,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *,
+    adds: bool,
+) -> torch.Tensor:
+    if out is None:
+        out = x.new_empty((len(x), w.shape[2]))
+    for expert, low, high in blocks:
+        if adds:
+            out[low:high].addmm_(x[low:high], w[expert])
+        elif bias is None:
+            torch.mm(x[low:high], w[expert], out=out[low:high])
+        else:
+            torch.addmm(bias[expert], x[low:high], w[expert], out=out[low:high])
+    return out
+
+
+def add_product(
+    total: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, is_first: bool, scale: float = 1.0
+) -> None:
+    """Add scale · a b to a total, or write it there first: unrounded, if the total is wider.
+
+    A total that is not written yet may hold anything, NaN too.
+    """
+    beta = 0 if is_first else 1
+    if total.dtype == a.dtype:
+        if is_first and scale == 1:
+            torch.mm(a, b, out=total)
+        else:
+            total.addmm_(a, b, beta=beta, alpha=scale)
+    elif total.is_cuda:
+        torch.addmm(total, a, b, beta=beta, alpha=scale, out_dtype=total.dtype, out=total)
+    else:  # no GEMM of a CPU has a wider output
+        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta, alpha=scale)
+
+
+def widened_mm(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a b in a dtype that is wider than theirs, of unrounded products."""
+    if a.dtype == dtype:
+        return torch.mm(a, b)
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=dtype)
+    return torch.mm(a.to(dtype), b.to(dtype))

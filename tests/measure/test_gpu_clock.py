@@ -1,0 +1,198 @@
+"""Times of a GPU are its own: of kernels, not of launches, and of operands from memory."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from moetune.domain.samples import GemmPoint, RowsPoint
+from moetune.hardware import detect
+from moetune.measure import expert_kernels
+from moetune.measure.device import CpuDevice, CudaDevice, Device, open_device
+from moetune.measure.estimate import representatives
+from moetune.measure.grid import SUSTAINED
+from moetune.measure.operations import (
+    Experiment,
+    Makers,
+    TimedOperation,
+    local_operation,
+    prepare_experiment,
+)
+from moetune.measure.ranks import MeasuringRanks
+from moetune.measure.rotation import in_turns, num_sets
+from moetune.measure.timing import Effort, measure
+from tests.cuda_kit import FakeCuda, MirrorWorld
+
+KERNEL_SECONDS, LAUNCH_SECONDS = 2e-5, 4e-5
+EFFORT = Effort(min_blocks=4, max_blocks=4, max_seconds=1.0, warmup_seconds=0.05)
+
+
+def _launch_bound(cuda: FakeCuda) -> Callable[[], None]:
+    """Return an operation that takes the simulated host longer than the GPU."""
+    x = torch.zeros(4, device="cuda:0")
+
+    def run() -> None:
+        cuda.host.seconds += LAUNCH_SECONDS
+        x.mul_(2)
+
+    return run
+
+
+def _cost(name: str) -> float:
+    return KERNEL_SECONDS if name == "mul_" else 0.0
+
+
+def test_kernels_that_are_shorter_than_their_launch_are_timed_without_it() -> None:
+    with FakeCuda(cost=_cost) as cuda:
+        experiment = Experiment(victim=local_operation(_launch_bound(cuda)))
+        timing = measure(
+            experiment, device=open_device(), ranks=MeasuringRanks(), effort=EFFORT
+        )  # fmt: skip
+    assert timing.seconds == pytest.approx([KERNEL_SECONDS] * 4)
+
+
+def test_a_mark_is_the_devices_time_however_late_the_host_asks() -> None:
+    with FakeCuda(cost=_cost) as cuda:
+        device = CudaDevice(0)
+        with device.use():
+            run, marks = _launch_bound(cuda), []
+            for _ in range(3):
+                for _ in range(100):
+                    run()
+                marks.append(device.mark())
+            cuda.host.seconds += 1.0
+            ends = [done() for done in marks]
+        assert ends[2] - ends[1] == pytest.approx(100 * LAUNCH_SECONDS)
+        assert abs(ends[0] - time.perf_counter()) < 60  # on the host's clock
+
+
+def test_what_ranks_do_together_is_done_once_before_the_clock_starts() -> None:
+    costs = {"mul_": 1e-5, "add_": 1e-3}
+    with FakeCuda(cost=lambda name: costs.get(name, 0.0)) as cuda, MirrorWorld(cuda):
+        ranks, x = MeasuringRanks(), torch.zeros(4, device="cuda:0")
+        left_barrier = [False]
+        barrier = ranks.control.barrier
+
+        def noted(name: str) -> None:
+            barrier(name)
+            left_barrier[0] = True
+
+        ranks.control.barrier = noted  # type: ignore[method-assign] # to see when ranks leave it
+
+        def issue() -> Callable[[], None]:
+            if left_barrier[0]:  # the others are late
+                x.add_(1)
+            left_barrier[0] = False
+            x.mul_(2)
+            return lambda: None
+
+        shared = Experiment(victim=TimedOperation(issue=issue))
+        timing = measure(shared, device=open_device(), ranks=ranks, effort=EFFORT)
+        assert timing.seconds == pytest.approx([1e-5] * 4)
+        rested = Experiment(victim=shared.victim, rest_seconds=1e-4)
+        timing = measure(rested, device=open_device(), ranks=ranks, effort=EFFORT)
+        assert min(timing.seconds) > 1e-5
+
+
+def test_threads_take_the_streams_that_earlier_ones_have_left() -> None:
+    with FakeCuda():
+        device = CudaDevice(1)
+        used = []
+
+        def take() -> None:
+            with device.use():
+                used.append(torch.cuda.current_stream(device.torch_device))
+
+        with device.use():
+            own = torch.cuda.current_stream(device.torch_device)
+            for _ in range(2):
+                thread = threading.Thread(target=take)
+                thread.start()
+                thread.join()
+        take()
+        assert used[0] is used[1] is not own
+        assert used[2] in {own, used[0]}
+
+
+def test_operands_take_turns_until_the_cache_has_been_filled_twice() -> None:
+    with FakeCuda():
+        device = CudaDevice(0)
+        cache = device.cache_bytes
+        assert [num_sets(n, device) for n in (2 * cache, 2 * cache - 1, cache // 2, 1)] == [
+            1, 2, 4, 64,
+        ]  # fmt: skip
+        made: list[int] = []
+        ran: list[int] = []
+
+        def make() -> Callable[[], None]:
+            made.append(len(made))
+            return lambda number=made[-1]: ran.append(number)  # type: ignore[misc] # bound now
+
+        run = in_turns(make, num_bytes=cache // 2, device=device)
+        for _ in range(6):
+            run()
+        assert ran == [0, 1, 2, 3, 0, 1]
+    assert num_sets(1, CpuDevice()) == 1
+
+
+def test_a_products_runs_are_on_other_tensors_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = GemmPoint(dtype="float32", rows=64, d_in=64, d_out=64)
+    with FakeCuda() as cuda:
+        device = CudaDevice(0)
+        made = []
+        real = expert_kernels.gemm
+
+        def counted(one: GemmPoint, device: Device) -> Callable[[], None]:
+            made.append(one)
+            return real(one, device)
+
+        monkeypatch.setattr(expert_kernels, "gemm", counted)
+        experiment = prepare_experiment(
+            point, device=device, ranks=MeasuringRanks(),
+            representatives=representatives(device, 1), makers=Makers(),
+        )  # fmt: skip
+        experiment.victim.run()
+        assert cuda.operations
+    assert len(made) == -(-2 * device.cache_bytes // (3 * 64 * 64 * 4))
+
+
+def test_a_sustained_product_runs_before_anything_is_measured() -> None:
+    device = CpuDevice()
+    experiment = prepare_experiment(
+        RowsPoint(op=SUSTAINED, dtype="float32", rows=8, width=16), device=device,
+        ranks=MeasuringRanks(), representatives=representatives(device, 1), makers=Makers(),
+    )  # fmt: skip
+    assert experiment.sustained_seconds == 2
+    runs: list[float] = []
+    brief = Experiment(
+        victim=local_operation(lambda: runs.append(time.perf_counter())), sustained_seconds=0.03
+    )
+    effort = Effort(
+        min_blocks=3, max_blocks=3, max_seconds=0.01, warmup_seconds=0.0, block_seconds=1e-5
+    )
+    measure(brief, device=device, ranks=MeasuringRanks(), effort=effort)
+    assert runs[-1] - runs[0] >= 0.03
+
+
+def test_the_fingerprint_tells_products_with_tf32_and_whether_clocks_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeCuda():
+
+        def blind(_: object = None) -> int:
+            raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+        monkeypatch.setattr(torch.cuda, "clock_rate", blind)
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+        exact = detect()
+        assert exact.fingerprint.software["throttling"] == "unknown"
+        assert any("throttling could not be read" in note for note in exact.notes)
+        assert any("nvidia-ml-py" in note for note in exact.notes)
+        monkeypatch.setattr(torch.cuda, "clock_rate", lambda _=None: 1980)
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+        fast = detect()
+        assert fast.fingerprint.software["throttling"] == "seen"
+        assert fast.fingerprint.software["float32_products"] == "high"
+        assert fast.fingerprint.software_id != exact.fingerprint.software_id

@@ -1,0 +1,96 @@
+"""What is measured is what the layer runs: the same operations on the same sizes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moetune.domain.samples import GemmForm, GemmPoint
+from moetune.measure import expert_kernels
+from moetune.measure.device import open_device
+from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows
+from moetune.runtime.moe.products import Part, has_grouped, multiply
+from moetune.runtime.moe.weight_grads import DeferredProducts, GradientSum
+from moetune.runtime.moe.workspace import MemoryTracker
+from tests.cuda_kit import FakeCuda
+
+EXPERTS, ROWS, D_IN, D_OUT = 3, 4, 8, 16
+FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
+
+
+class Listed(TorchDispatchMode):
+    """Lists operations that are no views, with the shapes of what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        self.found: list[tuple[str, tuple[torch.Size, ...]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if "mm" in func._schema.name or func._schema.name == "aten::copy_":
+            shapes = tuple(one.shape for one in args if isinstance(one, torch.Tensor))
+            self.found.append((func._schema.name, shapes))
+        return result
+
+
+def listed(run: Callable[[], object]) -> list[tuple[str, tuple[torch.Size, ...]]]:
+    mode = Listed()
+    with mode:
+        run()
+    return mode.found
+
+
+def of_the_layer(form: GemmForm, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    """Return one chunk's product as the layer runs it; of gradients, of a later chunk."""
+    x, y = (torch.ones(EXPERTS * ROWS, width).to(device, dtype) for width in (D_IN, D_OUT))
+    w = torch.ones(EXPERTS, D_IN, D_OUT).to(device, dtype)
+    counts_CL, on_device_CL = [[ROWS] * EXPERTS], torch.full((1, EXPERTS), ROWS).to(device)
+    grouped = None
+    if has_grouped(x, w):
+        grouped = GroupedRows.of(on_device_CL, len(x), like=x, bias=False)
+    ((part,),) = ChunkLayout.cut(counts_CL, (0, 1), grouped).parts
+    if form == "forward":
+        return lambda: multiply(x, w, part, None if grouped else y)
+    if form == "grad_input":
+        return lambda: multiply(y, w.transpose(1, 2), part, None if grouped else x)
+    return _gradient(x, y, w, part, on_device_CL)
+
+
+def _gradient(
+    x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, part: Part, counts_CL: torch.Tensor
+) -> Callable[[], object]:
+    tracker = MemoryTracker("device")
+    if part.ends_E is not None:
+        products = DeferredProducts([[ROWS] * EXPERTS], counts_CL[0], None, None, tracker)
+        return lambda: products.matrix(x, y, x.dtype)
+    total = GradientSum(w, 2, tracker, dtype=w.dtype)
+    total.add_gemm(x, y, part)
+    return lambda: total.add_gemm(x, y, part)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cpus_products_are_those_of_the_layer(form: GemmForm) -> None:
+    point = GemmPoint(
+        dtype="float32", product=form, num_experts=EXPERTS, rows=ROWS, d_in=D_IN, d_out=D_OUT
+    )
+    device = open_device()
+    measured = listed(expert_kernels.gemm(point, device))
+    assert measured == listed(of_the_layer(form, torch.device("cpu"), torch.float32))
+    assert len(measured) == EXPERTS
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_gpus_products_are_those_of_the_layer(form: GemmForm) -> None:
+    point = GemmPoint(
+        dtype="bfloat16", product=form, num_experts=EXPERTS, rows=ROWS, d_in=D_IN, d_out=D_OUT
+    )
+    with FakeCuda(1):
+        device = open_device()
+        measured = listed(expert_kernels.gemm(point, device))
+        ran = listed(of_the_layer(form, torch.device("cuda", 0), torch.bfloat16))
+    assert measured == ran
+    assert [name for name, _ in ran] == ["aten::_grouped_mm"]
