@@ -12,31 +12,30 @@ So the network carries what a rank's own tokens need, however uneven the experts
 popular expert's rows arrive over all links of its node; inside the node, then across (Tutel's 2DH)
 would bring them all over the link of one rank. DeepEP takes this way, too.
 
-The steps of successive exchanges overlap: each level has a group and a thread of its own, and every
-thread does its part of the exchanges in the order of issue, which is that of all ranks.
+The steps of successive exchanges overlap, on gloo by threads and on NCCL by streams: see `steps`.
 
 Source: Tutel §3.4 (2DH, arXiv 2206.03382); DeepSpeed-MoE §5.3 (hierarchical all-to-all).
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
 
 import torch
 import torch.distributed as dist
 
+from moetune.comm.agree import few_values
 from moetune.comm.gloo import ReceivesFirst, new_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
 from moetune.comm.relay import Counts, Relay, columns, sums, transposed
-from moetune.comm.transfer import GroupRank, Transfer
+from moetune.comm.steps import Exchange, OnStreams, OnThreads, Step
+from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError
 
 
 class HierarchicalCommunicator(ReceivesFirst):
-    """A group whose all-to-alls of CPU tensors travel in two steps; all else is as in the group.
+    """A group whose all-to-alls travel in two steps; all else is as in the group.
 
     Args:
         group: rank r is rank r mod L of node r // L.
@@ -49,6 +48,7 @@ class HierarchicalCommunicator(ReceivesFirst):
     ) -> None:
         super().__init__(group)
         self._across, self._inside = across, inside
+        self._streams: dict[torch.device, OnStreams] = {}
 
     @property
     def levels(self) -> tuple[Communicator, Communicator]:
@@ -56,8 +56,15 @@ class HierarchicalCommunicator(ReceivesFirst):
         return self._across, self._inside
 
     @cached_property
-    def _threads(self) -> "_Threads":
-        return _Threads(self._across, self._inside)
+    def _threads(self) -> OnThreads:
+        return OnThreads(self._across, self._inside)
+
+    def _carrier(self, device: torch.device) -> OnThreads | OnStreams:
+        if device.type != "cuda":
+            return self._threads
+        if device not in self._streams:
+            self._streams[device] = OnStreams(self._across, self._inside, device=device)
+        return self._streams[device]
 
     def relayed_blocks(self, blocks: torch.Tensor, name: str) -> torch.Tensor:
         """Return the blocks that pass through this rank on their way out; blocking.
@@ -70,9 +77,8 @@ class HierarchicalCommunicator(ReceivesFirst):
             rank of this node.
         """
         by_node = blocks.unflatten(0, (self._across.num_ranks, self._inside.num_ranks))
-        exchange = self._across.all_to_all_blocks
-        # In the level's thread, so that it keeps its place among the exchanges.
-        return self._threads.of(self._across).submit(exchange, by_node, name).result()
+        exchange = partial(self._across.all_to_all_blocks, by_node, name)
+        return self._carrier(blocks.device).in_order(self._across, exchange)
 
     def all_to_all(
         self,
@@ -92,27 +98,27 @@ class HierarchicalCommunicator(ReceivesFirst):
                 ranks tell each other first, which blocks, unless all parts are equal.
 
         Raises:
-            InputError: the rows are not on a CPU.
+            InputError: the rows are neither on a CPU nor on a GPU.
         """
-        if rows.device.type != "cpu":
+        if rows.device.type not in {"cpu", "cuda"}:
             raise InputError(
-                f"a hierarchical exchange is of CPU tensors, and the rows are on {rows.device}",
+                f"a hierarchical exchange is of rows on a CPU or a GPU, not on {rows.device}",
                 "take a plan with the flat dispatcher",
             )
         give, take = self._by_node(input_splits, rows), self._by_node(output_splits, output)
         if relay is None:
-            relay = Relay(counts=give if input_splits is None else self._counts(give, name))
+            relay = Relay(counts=give if input_splits is None else self._counts(give, rows, name))
         first, second = self._steps(give, take, relay, name, is_alone=is_alone)
-        exchange = _Exchange(
+        exchange = Exchange(
             output=output, rows=rows, first=first, second=second, is_homeward=relay.is_homeward
         )
-        return _RelayedTransfer(self._threads.start(exchange), exchange, name, self._group_rank)
+        return self._carrier(rows.device).start(exchange, name, self._group_rank)
 
     def _steps(
         self, give: Counts, take: Counts, relay: Relay, name: str, *, is_alone: bool
-    ) -> tuple["_Step", "_Step"]:
-        across = partial(_Step, level=self._across, name=f"{name}, across nodes", is_alone=is_alone)
-        inside = partial(_Step, level=self._inside, name=f"{name}, in a node", is_alone=is_alone)
+    ) -> tuple[Step, Step]:
+        across = partial(Step, level=self._across, name=f"{name}, across nodes", is_alone=is_alone)
+        inside = partial(Step, level=self._inside, name=f"{name}, in a node", is_alone=is_alone)
         passing = columns(relay.counts)
         if relay.is_homeward:
             first = inside(give=columns(give), take=passing)
@@ -125,8 +131,8 @@ class HierarchicalCommunicator(ReceivesFirst):
         flat, here = equal if splits is None else splits, self._inside.num_ranks
         return tuple(tuple(flat[low : low + here]) for low in range(0, self.num_ranks, here))
 
-    def _counts(self, give: Counts, name: str) -> Counts:
-        mine = torch.tensor([*chain.from_iterable(give)])
+    def _counts(self, give: Counts, rows: torch.Tensor, name: str) -> Counts:
+        mine = few_values([*chain.from_iterable(give)], rows.device)
         counts: Counts = self.relayed_blocks(mine, f"{name}: rows that pass through").tolist()
         return counts
 
@@ -176,119 +182,3 @@ def _nodes(members: Sequence[int], ranks_per_node: int) -> list[list[int]]:
             "take a plan with the flat dispatcher",
         )
     return nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """One of an exchange's two steps, with the blocks that it moves.
-
-    Args:
-        give: [target of the level][rank of the other level] rows.
-        take: [source of the level][rank of the other level] rows.
-    """
-
-    level: Communicator
-    name: str
-    is_alone: bool
-    give: Counts
-    take: Counts
-
-    def start(self, rows: torch.Tensor, output: torch.Tensor) -> Transfer:
-        """Start the level's all-to-all."""
-        give, take = sums(self.give), sums(self.take)
-        return self.level.all_to_all(output, rows, take, give, self.name, is_alone=self.is_alone)
-
-
-class _Threads:
-    """The threads of a communicator: one issues each level's exchanges, one completes outputs."""
-
-    def __init__(self, *levels: Communicator) -> None:
-        self._levels = {id(level): _thread("exchange") for level in levels}
-        self._arrivals = _thread("arrivals")
-
-    def of(self, level: Communicator) -> ThreadPoolExecutor:
-        """Return the thread that alone issues the level's exchanges."""
-        return self._levels[id(level)]
-
-    def start(self, exchange: "_Exchange") -> "Future[None]":
-        """Start an exchange's parts, each in its thread behind those of earlier exchanges."""
-        begun = self.of(exchange.first.level).submit(exchange.begin)
-        passed = self.of(exchange.second.level).submit(lambda: exchange.pass_on(*begun.result()))
-        return self._arrivals.submit(lambda: exchange.finish(*passed.result()))
-
-
-def _thread(name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"moetune {name}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Exchange:
-    """The parts of one exchange; `begin` and `pass_on` return a transfer and its output."""
-
-    output: torch.Tensor
-    rows: torch.Tensor
-    first: _Step
-    second: _Step
-    is_homeward: bool
-
-    def begin(self) -> tuple[Transfer, torch.Tensor]:
-        """Issue the first step."""
-        rows = self.rows.detach()
-        if self.is_homeward:
-            rows = transposed(rows, columns(self.first.give))
-        received = self._empty(self.first.take)
-        return self.first.start(rows, received), received
-
-    def pass_on(self, transfer: Transfer, received: torch.Tensor) -> tuple[Transfer, torch.Tensor]:
-        """Issue the second step, of the rows that came in the first."""
-        transfer.wait()
-        rows = transposed(received, self.first.take)
-        into = self.output if self.is_homeward else self._empty(self.second.take)
-        return self.second.start(rows, into), into
-
-    def finish(self, transfer: Transfer, received: torch.Tensor) -> None:
-        """Complete the output."""
-        transfer.wait()
-        if not self.is_homeward:
-            # The mode of the caller, which this thread does not have.
-            with torch.inference_mode(self.output.is_inference()):
-                transposed(received, self.second.take, out=self.output.detach())
-
-    def _empty(self, counts: Counts) -> torch.Tensor:
-        return self.rows.new_empty(sum(sums(counts)), *self.rows.shape[1:])
-
-
-class _RelayedTransfer:
-    """An exchange in two steps, under way."""
-
-    def __init__(
-        self, done: "Future[None]", exchange: _Exchange, name: str, group_rank: GroupRank
-    ) -> None:
-        self._done, self._name, self._group_rank = done, name, group_rank
-        self._tensors: tuple[torch.Tensor, ...] = (exchange.output, exchange.rows)
-
-    def wait(self) -> None:
-        """Wait for both steps.
-
-        Raises:
-            CollectiveError: one failed.
-        """
-        try:
-            self._done.result()
-        except RuntimeError as error:
-            raise self._group_rank.error("all_to_all", self._name, self._tensors, error) from error
-        self._tensors = ()
-
-    def future(self) -> torch.futures.Future[object]:
-        """Return a future that completes with the output."""
-        watched: torch.futures.Future[object] = torch.futures.Future()
-
-        def end(done: "Future[None]") -> None:
-            error = done.exception()
-            if error is None:
-                watched.set_result(None)
-            else:
-                watched.set_exception(error)
-
-        self._done.add_done_callback(end)
-        return watched

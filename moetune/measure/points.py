@@ -156,9 +156,7 @@ def choose_points(
         for model in transformers
         for dtype in dtypes
     )  # fmt: skip
-    two_level: list[Group] = []
-    if machine.kind == "cpu":  # where the runtime has exchanges in two steps
-        two_level = [(size, 0) for size in linked if is_two_level((size, 0), machine)]
+    two_level = [(size, 0) for size in linked if is_two_level((size, 0), machine)]
     needed: list[Point] = [*layer_points(workloads, groups, grid), *chain.from_iterable(around)]
     needed += two_level_points(of_layers, two_level, grid)
     others = list(tensor_points(workloads, groups, grid))

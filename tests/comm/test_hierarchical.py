@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -11,30 +9,14 @@ from tests.comm import hierarchical_workers as workers
 from tests.ranks import run_ranks
 
 
-@pytest.mark.parametrize("num_ranks", [4, 6])
-@pytest.mark.parametrize(
-    "worker",
-    [
-        workers.exchanges_equal_the_flat_ones,
-        workers.many_are_under_way_both_ways,
-        workers.equal_parts_and_blocks,
-        workers.other_collectives_are_the_groups,
-        workers.every_transfer_is_waited_for,
-    ],
-)
-def test_hierarchical_exchanges_of_two_nodes(worker: Callable[[], None], num_ranks: int) -> None:
-    assert run_ranks(worker, num_ranks) == [""] * num_ranks
+def test_four_ranks_on_two_nodes_exchange_and_say_what_goes_wrong() -> None:
+    """One start of ranks: in the end one of them dies, and the others say so."""
+    dead = "the rank was killed or hung"
+    assert run_ranks(workers.every_check_and_a_death, 4) == ["", "", "", dead]
 
 
-@pytest.mark.parametrize(
-    "worker", [workers.what_cannot_be_is_refused, workers.a_wrong_size_is_told]
-)
-def test_what_goes_wrong_is_told_by_name(worker: Callable[[], None]) -> None:
-    assert run_ranks(worker, 4) == [""] * 4
-
-
-def test_a_death_is_told_to_the_others() -> None:
-    assert run_ranks(workers.a_rank_dies, 4) == ["", "", "", "the rank was killed or hung"]
+def test_six_ranks_on_two_nodes_exchange() -> None:
+    assert run_ranks(workers.exchanges_of_three_ranks_a_node, 6) == [""] * 6
 
 
 def test_one_rank_has_no_hierarchy() -> None:

@@ -242,4 +242,4 @@ def test_exchanges_in_two_steps_are_measured_where_nodes_have_several_ranks() ->
 
     assert two_step("cpu", 2, layer) == two_step("cpu", 2) == {(4, 0)}
     assert two_step("cpu", 1, layer) == two_step("cpu", 4, layer) == set()
-    assert two_step("cuda", 2, layer) == set()  # CUDA tensors are exchanged flat
+    assert two_step("cuda", 2, layer) == {(4, 0)}

@@ -71,3 +71,9 @@ def both_are_verified(plan: Plan) -> None:
     assert all(one.deviation < 1e-5 for one in found)
     spans = steps.record(decisions[-1])
     assert {span.name for span in spans} >= {"dispatch", "experts", "combine"}
+
+
+def every_check(plan: Plan) -> None:
+    hierarchical_layers_equal_flat_ones()
+    a_plan_is_followed(plan)
+    both_are_verified(plan)

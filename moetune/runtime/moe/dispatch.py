@@ -155,6 +155,14 @@ class PhaseOrder:
             return None
         return Relay(counts=self.relayed_counts[chunk], is_homeward=is_homeward)
 
+    def relay_of_all(self, *, is_homeward: bool = False) -> Relay | None:
+        """Return the rows of all chunks together that pass through this rank."""
+        if not self.relayed_counts:
+            return None
+        nodes = zip(*self.relayed_counts, strict=True)
+        counts = [[sum(chunks) for chunks in zip(*node, strict=True)] for node in nodes]
+        return Relay(counts=counts, is_homeward=is_homeward)
+
     @property
     def degree(self) -> int:
         """Number of chunks."""
