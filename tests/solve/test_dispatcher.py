@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from moetune.domain.constraints import Bounds, Constraints, Dispatcher
+from moetune.domain.constraints import Bounds, Constraints, Dispatcher, parse_dispatcher
 from moetune.domain.costs import LinearCost
 from moetune.domain.document import canonical_json, encode
 from moetune.domain.errors import InputError, ProfileError
@@ -120,3 +120,14 @@ def test_tensor_parallel_layers_have_no_hierarchical_exchange() -> None:
     assert plan.pipeline.dispatcher == "flat"
     work = plan_inputs().workload(plan.layout)
     assert layer_costs(workload=work, costs=MEASURED).dispatcher == "flat"
+
+
+@pytest.mark.parametrize("name", ["symmetric_memory", "deep_ep"])
+def test_dispatchers_that_nobody_ran_are_refused_by_name(name: str) -> None:
+    with pytest.raises(InputError, match=f"--dispatcher {name} is not supported: ") as refused:
+        parse_dispatcher(name)
+    assert "take flat or hierarchical" in str(refused.value.hint)
+    with pytest.raises(InputError, match=f"constraints.dispatcher {name} is not supported"):
+        Constraints.decode({"dispatcher": name})
+    with pytest.raises(InputError, match="must be one of flat, hierarchical, got 'fast'"):
+        parse_dispatcher("fast")
