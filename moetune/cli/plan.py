@@ -130,7 +130,7 @@ def plan(
         typer.Option(
             metavar=f"[{'|'.join(DISPATCHERS)}]",
             help="Pin the exchange: to all ranks at once, or across nodes, then inside them. "
-            "Default: the faster of those measured."
+            "Default: the faster of those measured.",
         ),
     ] = None,
     allow_modelled: Annotated[

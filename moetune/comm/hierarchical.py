@@ -28,7 +28,7 @@ from moetune.comm.agree import few_values
 from moetune.comm.gloo import ReceivesFirst, new_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.process_group import GroupCommunicator
-from moetune.comm.relay import Counts, Relay, columns, sums, transposed
+from moetune.comm.relay import Counts, Relay, columns
 from moetune.comm.steps import Exchange, OnStreams, OnThreads, Step
 from moetune.comm.transfer import Transfer
 from moetune.domain.errors import InputError

@@ -3,14 +3,13 @@
 import datetime as dt
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 import torch
 
 from moetune.comm.gloo import communicator_of, new_communicator
 from moetune.comm.transfer import GroupRank, GroupTransfer
-from moetune.domain.constraints import Dispatcher, Strategy
+from moetune.domain.constraints import Strategy
 from moetune.domain.errors import CollectiveError
 from moetune.domain.layout import Layout
 from moetune.runtime.moe.layer import MoELayer
@@ -44,27 +43,6 @@ def test_a_layer_made_on_the_cpu_exchanges_by_collectives_on_the_gpu(
     for machine in on_every_rank(program, backends=backends):
         exchanges = [one.label for one in machine.operations if " of group" in one.label]
         assert {label.partition(" ")[0] for label in exchanges} == {"all_to_all", "all_gather"}
-
-
-@pytest.mark.parametrize("strategy", ["none", "S1", "S4"])
-def test_hierarchical_layers_are_in_order_and_stop_the_host_no_more_often(
-    monkeypatch: pytest.MonkeyPatch, strategy: Strategy
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-
-    def stops(dispatcher: Dispatcher) -> list[list[str]]:
-        def program(cuda: FakeCuda) -> None:
-            torch.cuda.set_device(GPU)
-            layer = moe_layer()
-            layer.pin(replace(decision(strategy), dispatcher=dispatcher))
-            step(layer)
-            cuda.syncs.clear()
-            step(layer)
-            step(layer, num_tokens=17)
-
-        return [one.syncs for one in on_every_rank(program, num_ranks=4)]
-
-    assert stops("hierarchical") == stops("flat")
 
 
 def test_a_lone_exchange_on_the_cpu_still_posts_its_receives_first() -> None:

@@ -222,6 +222,7 @@ def layer_warnings(ranking: Ranking) -> Iterator[str]:
         backward_degree=best.backward.degree,
         strategy=ranking.strategy,
         is_grouped=has_grouped(ranking.budget.workload, ranking.costs),
+        dispatcher=ranking.costs.dispatcher,
     )
     # The limit bounds the papers' formulas, so that plans compare with theirs; the peak only warns.
     if peak.device_bytes > limit:

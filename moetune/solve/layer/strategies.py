@@ -330,6 +330,7 @@ def _row(
         strategy=one.strategy,
         pins_host=ranked.best.costs.costs.copy_mode == "pinned",
         is_grouped=has_grouped(budget.workload, ranked.best.costs),
+        dispatcher=ranked.best.costs.dispatcher,
     )
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(
