@@ -7,7 +7,15 @@ import typer
 
 from moetune.cli.flags import LayerFlags, model_sizes, parsed, tokens_of
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
-from moetune.domain.constraints import Bounds, Constraints, LayoutPins, Order, Strategy
+from moetune.domain.constraints import (
+    DISPATCHERS,
+    Bounds,
+    Constraints,
+    LayoutPins,
+    Order,
+    Strategy,
+    parse_dispatcher,
+)
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.request import PlanRequest
 from moetune.domain.units import parse_bytes, parse_count
@@ -117,6 +125,14 @@ def plan(
     order: Annotated[
         Order | None, typer.Option(help="Pin the order of the transfers on the link.")
     ] = None,
+    dispatcher: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(DISPATCHERS)}]",
+            help="Pin the exchange: to all ranks at once, or across nodes, then inside them. "
+            "Default: the faster of those measured.",
+        ),
+    ] = None,
     allow_modelled: Annotated[
         bool | None,
         typer.Option(
@@ -154,6 +170,7 @@ def plan(
             max_degree=max_degree or settings.max_degree,
             min_chunk_tokens=min_chunk_tokens or settings.min_chunk_tokens,
             order=order, strategy=strategy,
+            dispatcher=parsed(dispatcher, parse_dispatcher),
         ),
         pins=LayoutPins(
             dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,

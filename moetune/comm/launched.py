@@ -1,4 +1,4 @@
-"""Find out that a launcher started several ranks that have not joined a process group."""
+"""What a launcher says: how many ranks it started, and how many on each node."""
 
 import os
 
@@ -24,3 +24,12 @@ def check_joined(what: str) -> None:
         "process group yet",
         "call torch.distributed.init_process_group() before",
     )
+
+
+def ranks_per_node(num_ranks: int) -> int:
+    """Return the ranks of each node, as torchrun has started them.
+
+    Args:
+        num_ranks: all on one node, where the launcher says nothing.
+    """
+    return int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))  # noqa: TID251 - the launcher's

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from moetune.comm.exit import exit_cleanly
 from moetune.comm.group import Communicator, ReduceOp
+from moetune.comm.relay import Relay
 from moetune.comm.transfer import GroupRank, GroupTransfer, Transfer
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class GroupCommunicator(Communicator):
         name: str,
         *,
         is_alone: bool = False,  # noqa: ARG002 - NCCL orders both alike
+        relay: Relay | None = None,  # noqa: ARG002 - nothing passes through in a flat exchange
     ) -> Transfer:
         """Start one all_to_all_single."""
         into = None if output_splits is None else list(output_splits)

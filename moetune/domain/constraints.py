@@ -18,6 +18,18 @@ from moetune.domain.model import Transformer, find_model
 from moetune.domain.spelling import AS_FLAGS, AS_KEYS, Spelling, check_range
 
 Order = Literal["dispatch_first", "interleaved"]
+Dispatcher = Literal["flat", "hierarchical"]
+"""How rows travel to their experts: to all ranks at once, or across nodes and then inside them."""
+DISPATCHERS: tuple[Dispatcher, ...] = get_args(Dispatcher)
+_NOT_RUN: Mapping[str, str] = MappingProxyType(
+    {
+        "symmetric_memory": "torch's all_to_all_vdev_2d has not been run with this runtime, and "
+        "writes what arrives into a buffer of fixed size without comparing the two",
+        "deep_ep": "DeepEP has not been run with this runtime, and adds up results itself, in "
+        "bfloat16, so that numbers would differ from the other dispatchers'",
+    }
+)
+"""Dispatchers of others, and why they are refused: decision 0068."""
 Strategy = Literal["none", "S1", "S2", "S3", "S4"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 MAX_DEGREE = 64
@@ -43,6 +55,7 @@ class Bounds:
     min_chunk_tokens: int = 1
     order: Order | None = None
     strategy: Strategy | None = None
+    dispatcher: Dispatcher | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "forward_degree", "backward_degree", "max_degree", "min_chunk_tokens")
@@ -231,6 +244,7 @@ _PLACES: Mapping[str, tuple[_Part, str]] = MappingProxyType(
         "min-chunk-tokens": ("bounds", "min_chunk_tokens"),
         "order": ("bounds", "order"),
         "strategy": ("bounds", "strategy"),
+        "dispatcher": ("bounds", "dispatcher"),
         "num-layers": ("sizes", "num_layers"),
         "num-heads": ("sizes", "num_heads"),
         "seq": ("sizes", "length"),
@@ -264,7 +278,11 @@ _NUMBERS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )  # fmt: skip
 """Smallest and largest value of the flags with a number."""
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"order": get_args(Order), "strategy": STRATEGIES, EXPERT_PARALLEL: get_args(ExpertParallel)}
+    {
+        "order": get_args(Order),
+        "strategy": STRATEGIES,
+        EXPERT_PARALLEL: get_args(ExpertParallel),
+    }
 )
 _MOST_DIGITS = 18
 
@@ -284,6 +302,8 @@ def _text(value: object) -> str:
 
 
 def _value(flag: str, text: str, spelling: Spelling) -> int | bool | str:
+    if flag == "dispatcher":
+        return parse_dispatcher(text, spelling)
     if flag in _CHOICES:
         if text not in _CHOICES[flag]:
             known = ", ".join(_CHOICES[flag])
@@ -301,6 +321,24 @@ def _value(flag: str, text: str, spelling: Spelling) -> int | bool | str:
             f"got {shown(text)}"
         )
     return int(text)
+
+
+def parse_dispatcher(text: str, spelling: Spelling = AS_FLAGS) -> Dispatcher:
+    """Return the dispatcher of that name.
+
+    Raises:
+        InputError: there is none, or it is one that others have and this runtime does not run.
+    """
+    for known in DISPATCHERS:
+        if text == known:
+            return known
+    if text in _NOT_RUN:
+        raise InputError(
+            f"{spelling('dispatcher')} {text} is not supported: {_NOT_RUN[text]}",
+            f"take {' or '.join(DISPATCHERS)}, or omit it for the faster of those measured",
+        )
+    names = ", ".join(DISPATCHERS)
+    raise InputError(f"{spelling('dispatcher')} must be one of {names}, got {shown(text)}")
 
 
 def _unknown(flag: str, spelling: Spelling) -> InputError:

@@ -12,26 +12,35 @@ import json
 import math
 import reprlib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from moetune.domain.errors import InputError
 
 T = TypeVar("T")
 _LONGEST_KEY = 60
+UNLESS_DEFAULT = MappingProxyType({"encoded": "unless default"})
+"""Metadata of a field that documents had not from the start: absent while it has its default."""
 LARGEST = 2**63 - 1
 """The largest whole number of a document: what a database's column holds."""
 
 
 def encode(value: object) -> Any:  # noqa: ANN401 - plain values of any shape
-    """Return the value as dicts, lists and scalars; every field is present."""
+    """Return the value as dicts, lists and scalars: every field, but see `UNLESS_DEFAULT`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: encode(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {name: encode(getattr(value, name)) for name in _encoded_fields(value)}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [encode(item) for item in value]
     return value
+
+
+def _encoded_fields(value: Any) -> Iterator[str]:  # noqa: ANN401 - any dataclass
+    for item in dataclasses.fields(value):
+        if item.metadata != UNLESS_DEFAULT or getattr(value, item.name) != item.default:
+            yield item.name
 
 
 def decode(cls: type[T], plain: object, where: str) -> T:

@@ -4,12 +4,12 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from moetune.domain.constraints import Order, Strategy
+from moetune.domain.constraints import Dispatcher, Order, Strategy
 from moetune.domain.costs import Trust
-from moetune.domain.document import decode_schema
+from moetune.domain.document import UNLESS_DEFAULT, decode_schema
 from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 from moetune.domain.layout import Layout
@@ -136,6 +136,7 @@ class Pipeline:
     backward_degree: int
     order: Order
     ranges: tuple[Range, ...]
+    dispatcher: Dispatcher = field(default="flat", metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,13 +190,14 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Degrees, order and strategy that could be chosen, with their predicted step."""
+    """Degrees, order, strategy and dispatcher that could be chosen, with their predicted step."""
 
     forward_degree: int
     backward_degree: int
     order: Order
     strategy: Strategy
     step_seconds: float
+    dispatcher: Dispatcher = field(default="flat", metadata=UNLESS_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,12 +232,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Degrees, order and memory strategy of a layer for one number of tokens."""
+    """Degrees, order, memory strategy and dispatcher of a layer for one number of tokens."""
 
     forward_degree: int
     backward_degree: int
     order: Order = "dispatch_first"
     strategy: Strategy = "none"
+    dispatcher: Dispatcher = field(default="flat", metadata=UNLESS_DEFAULT)
 
 
 SAFE_DECISION = Decision(forward_degree=1, backward_degree=1)
@@ -301,6 +304,7 @@ class Plan:
             backward_degree=backward,
             order=pipeline.order,
             strategy=self.memory.strategy,
+            dispatcher=pipeline.dispatcher,
         )
 
 

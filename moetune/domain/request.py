@@ -74,7 +74,9 @@ class PlanRequest:
             _check_shards(self)
         if self.whole is None:
             _check_pins_of_layer(self)
-        elif self.constraints.bounds.strategy not in {None, "none"}:
+            return
+        _check_dispatcher(self)
+        if self.constraints.bounds.strategy not in {None, "none"}:
             raise InputError(
                 f"{self.spelling('strategy')} {self.constraints.bounds.strategy} is not planned "
                 "in a whole model",
@@ -271,6 +273,17 @@ def _check_shards(request: PlanRequest) -> None:
         )
 
 
+def _check_dispatcher(request: PlanRequest) -> None:
+    """Raise InputError where a whole model has a pin of the dispatcher: its layers are flat."""
+    spelling, pinned = request.spelling, request.constraints.bounds.dispatcher
+    if pinned not in {None, "flat"}:
+        raise InputError(
+            f"{spelling('dispatcher')} {pinned} is for one layer, and this is a whole model, whose "
+            "exchanges are flat",
+            f"omit it, or plan its layer: {spelling('layer')}",
+        )
+
+
 def _check_pins_of_layer(request: PlanRequest) -> None:
     """Raise InputError where one layer gets a layout, or a tensor group pins of dispatches."""
     spelling, constraints = request.spelling, request.constraints
@@ -287,9 +300,10 @@ def _check_pins_of_layer(request: PlanRequest) -> None:
     reasons = {
         "strategy": (bounds.strategy, "nothing is dispatched and no memory reused"),
         "order": (bounds.order, "a chunk has one transfer"),
+        "dispatcher": (bounds.dispatcher, "nothing is dispatched"),
     }
     for flag, (value, reason) in reasons.items():
-        if value not in {None, "none"}:
+        if value not in {None, "none", "flat"}:
             raise InputError(
                 f"{spelling(flag)} {value} excludes {experts} tensor, where {reason}",
                 f"omit {spelling(flag)}, or take {experts} all_to_all",

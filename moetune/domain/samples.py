@@ -11,7 +11,10 @@ from moetune.domain.errors import InputError
 from moetune.domain.layer import Workload
 
 GemmForm = Literal["forward", "grad_input", "grad_weight"]
-CollectiveOp = Literal["all_to_all", "all_reduce", "all_gather", "reduce_scatter", "send"]
+CollectiveOp = Literal[
+    "all_to_all", "all_to_all_2d", "all_reduce", "all_gather", "reduce_scatter", "send"
+]
+"""torch's names; "all_to_all_2d" is the all-to-all in two steps, across nodes and inside them."""
 Direction = Literal["h2d", "d2h"]
 ResourceClass = Literal["comp", "comm", "mem"]
 Quality = Literal["good", "usable", "suspect"]

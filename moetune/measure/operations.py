@@ -6,6 +6,7 @@ buffers that were used before, as the layer does: fresh ones would measure page 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -245,7 +246,8 @@ def _collective(point: CollectivePoint, device: Device, ranks: MeasuringRanks) -
         raise InputError(
             f"{point.op} of {point.num_bytes} bytes does not divide into {point.group_size} ranks"
         )
-    group = ranks.group(point.group)
+    is_two_level = point.op == "all_to_all_2d"
+    group = ranks.two_level(point.group) if is_two_level else ranks.group(point.group)
     starters = (
         [] if group is None else [_starter(point, device, group) for _ in range(point.in_flight)]
     )
@@ -270,11 +272,13 @@ def _starter(point: CollectivePoint, device: Device, group: Communicator) -> Cal
         return _neighbour_exchange(sent, group)
     num_received = {"all_gather": count * size, "reduce_scatter": count // size}
     received = torch.zeros(num_received.get(op, count), device=device.torch_device)
+    # Issued as the layer issues one chunk, or several in a queue: see comm/gloo.py.
+    exchange = partial(
+        group.all_to_all, received, sent, None, None, op, is_alone=point.in_flight == 1
+    )
     start: dict[str, Callable[[], Transfer]] = {
-        # Issued as the layer issues one chunk, or several in a queue: see comm/gloo.py.
-        "all_to_all": lambda: group.all_to_all(
-            received, sent, None, None, op, is_alone=point.in_flight == 1
-        ),
+        "all_to_all": exchange,
+        "all_to_all_2d": exchange,
         "all_reduce": lambda: group.all_reduce(sent, op),
         "all_gather": lambda: group.all_gather(received, sent, op),
         "reduce_scatter": lambda: group.reduce_scatter(received, sent, op),

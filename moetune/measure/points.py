@@ -7,7 +7,14 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from moetune.domain.cluster import Cluster, DeviceKind, Group, Machine, spread_groups
+from moetune.domain.cluster import (
+    Cluster,
+    DeviceKind,
+    Group,
+    Machine,
+    is_two_level,
+    spread_groups,
+)
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
 from moetune.domain.model import Transformer
@@ -45,6 +52,7 @@ from moetune.measure.layer_points import (
     quantized_points,
     step_points,
     tensor_points,
+    two_level_points,
 )
 from moetune.measure.transformer_points import transformer_points
 
@@ -156,11 +164,15 @@ def choose_points(
         for model in transformers
         for dtype in dtypes
     )  # fmt: skip
+    two_level = [(size, 0) for size in linked if is_two_level((size, 0), machine)]
     needed: list[Point] = [*layer_points(workloads, groups, grid), *chain.from_iterable(around)]
     needed += quantized_points(workloads, quantizations, grid)
+    needed += two_level_points(of_layers, two_level, grid)
     others = list(tensor_points(workloads, groups, grid))
     of_model = needed if transformers else others
     of_model += _collective_grid(groups, grid)
+    if not transformers:
+        others += _two_level_grid(two_level, grid)
     if linked and workloads:
         needed += overlap_points(overlapped_bytes(workloads, grid, num_ranks=machine.num_devices))
     elif linked:
@@ -283,6 +295,13 @@ def _collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
             for num_bytes in ladder(_SMALLEST_BYTES, grid.max_bytes, step):
                 for in_flight in (1, IN_FLIGHT) if op in grid.queued else (1,):
                     yield collective(op, group, num_bytes, in_flight)
+
+
+def _two_level_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
+    for group in groups:
+        for num_bytes in ladder(_SMALLEST_BYTES, grid.max_bytes, grid.bytes_step):
+            for in_flight in (1, IN_FLIGHT):
+                yield collective("all_to_all_2d", group, num_bytes, in_flight)
 
 
 def _copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[CopyPoint]:

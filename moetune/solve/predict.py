@@ -34,7 +34,9 @@ def plan_step(
     workload = plan.workload
     own = decision or plan.decide(workload.tokens_per_rank)
     return step_time(
-        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
+        costs=layer_costs(
+            workload=workload, costs=costs, num_nodes=num_nodes, dispatcher=own.dispatcher
+        ),
         tokens=workload.tokens_per_rank,
         forward_degree=own.forward_degree,
         backward_degree=own.backward_degree,
@@ -51,8 +53,10 @@ def plan_timelines(*, plan: Plan, costs: Costs, num_nodes: int = 0) -> tuple[Tim
         costs: the ones it was solved with, for the times it predicted.
         num_nodes: that the layer's ranks are spread over evenly; 0 for consecutive ranks.
     """
-    layer = layer_costs(workload=plan.workload, costs=costs, num_nodes=num_nodes)
     pipeline = plan.pipeline
+    layer = layer_costs(
+        workload=plan.workload, costs=costs, num_nodes=num_nodes, dispatcher=pipeline.dispatcher
+    )
     return (
         _timeline(plan, layer, "forward", pipeline.forward_degree),
         _timeline(plan, layer, "backward", pipeline.backward_degree),

@@ -160,6 +160,7 @@ def settled_values(settled: Settled) -> Values:
     values: Values = encode(settled)
     decision: Values = values.pop("decision")
     decision["issue_order"] = decision.pop("order")
+    decision.pop("dispatcher", None)  # the plan's, which a search does not change
     median_seconds = settled.median_seconds
     return {**values, **decision, "median_seconds": median_seconds, "created_at": utc_now()}
 

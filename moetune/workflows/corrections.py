@@ -127,6 +127,9 @@ class _Judging:
             f"it has {observation.tokens_per_rank:,} tokens, its plan another number": (
                 observation.tokens_per_rank != plan.tokens_per_rank
             ),
+            "its exchanges are hierarchical, and corrections are of flat ones": (
+                plan.pipeline.dispatcher != "flat"
+            ),
             f"its operations are not those of plan {short}": (not operations.issubset(expected)),
         }
         return tuple(words for words, is_so in problems.items() if is_so)

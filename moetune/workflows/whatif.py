@@ -56,6 +56,7 @@ def compare_decisions(before: Plan, after: Plan) -> Iterator[str]:
     if after.transformer is None or after.transformer.moe_every:
         yield _chunks(before, after)
     yield from _strategy(before, after)
+    yield from _dispatcher(before, after)
 
 
 def step_seconds(plan: Plan) -> float:
@@ -126,6 +127,12 @@ def _strategy(before: Plan, after: Plan) -> Iterator[str]:
     then, now = before.memory.strategy, after.memory.strategy
     if now != then:
         yield f"The strategy is {now} instead of {then}: {STRATEGY_WORDS[now]}."
+
+
+def _dispatcher(before: Plan, after: Plan) -> Iterator[str]:
+    then, now = before.pipeline.dispatcher, after.pipeline.dispatcher
+    if now != then:
+        yield f"The dispatcher is {now} instead of {then}."
 
 
 def _binding(before: Plan, after: Plan) -> str:

@@ -8,6 +8,7 @@ P ranks, C pieces, L local experts of a rank.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +18,7 @@ from moetune.comm.group import Communicator
 _MOST_PIECES = 32
 """Pieces that fit into an opening's exchange, whose size must not depend on the degrees."""
 _DEGREES = 2
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +29,15 @@ class RowCounts:
         send_CP, receive_CP: [piece][rank] rows.
         rows_CL: [piece][local expert] rows that this rank receives.
         receive_PCL: the same by source rank, (P, C, L) on the device.
+        relayed_NLC: [node][rank of a node][piece] rows that pass through this rank, where a
+            hierarchical communicator has any.
     """
 
     send_CP: Sequence[Sequence[int]]
     receive_CP: Sequence[Sequence[int]]
     rows_CL: Sequence[Sequence[int]]
     receive_PCL: torch.Tensor
+    relayed_NLC: Sequence[Sequence[Sequence[int]]] | None = None
 
 
 def exchange_counts(send_CPL: torch.Tensor, communicator: Communicator) -> RowCounts:
@@ -51,8 +56,9 @@ def exchange_counts(send_CPL: torch.Tensor, communicator: Communicator) -> RowCo
         return RowCounts(send_CP=sums, receive_CP=sums, rows_CL=rows_CL, receive_PCL=receive_PCL)
     send_PCL = send_CPL.transpose(0, 1).contiguous()
     receive_PCL = communicator.all_to_all_blocks(send_PCL, "the exchange of token counts")
-    values = torch.cat(_sums(send_PCL, receive_PCL)).tolist()
-    return _read(values, receive_PCL)
+    relayed_NLC = _relayed(send_PCL, send_CPL.shape[0], communicator)
+    values = torch.cat(_sums(send_PCL, receive_PCL, relayed_NLC)).tolist()
+    return _read(values, receive_PCL, relayed_NLC)
 
 
 def open_with_counts(
@@ -93,29 +99,57 @@ def open_with_counts(
         if used else each.new_empty((num_ranks, 0, num_local))
         for each in (send, received)
     )  # fmt: skip
-    values = torch.cat((heads.reshape(-1), *_sums(send_PCL, receive_PCL))).tolist()
+    relayed_NLC = _relayed(send_PCL, _MOST_PIECES, communicator)
+    sums = _sums(send_PCL, receive_PCL, relayed_NLC)
+    values = torch.cat((heads.reshape(-1), *sums)).tolist()
     rows = [values[low : low + len(mine)] for low in range(0, heads.numel(), len(mine))]
     is_common = used and all(tuple(row[-_DEGREES:]) == degrees for row in rows)
-    counts = _read(values[heads.numel() :], receive_PCL) if is_common else None
+    counts = _read(values[heads.numel() :], receive_PCL, relayed_NLC) if is_common else None
     return [row[:OPENING_VALUES] for row in rows], counts
 
 
-def _sums(send_PCL: torch.Tensor, receive_PCL: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return (
+def _relayed(
+    send_PCL: torch.Tensor, most_pieces: int, communicator: Communicator
+) -> torch.Tensor | None:
+    """Exchange the rows that pass through each rank, (N, L, C); None where no rows do.
+
+    Args:
+        most_pieces: that travel, equally many on all ranks.
+    """
+    num_ranks, num_pieces, _ = send_PCL.shape
+    blocks = send_PCL.new_zeros((num_ranks, most_pieces))
+    blocks[:, :num_pieces] = send_PCL.sum(2)
+    relayed = communicator.relayed_blocks(blocks, "the exchange of relayed counts")
+    return None if relayed is None else relayed[..., :num_pieces]
+
+
+def _sums(
+    send_PCL: torch.Tensor, receive_PCL: torch.Tensor, relayed_NLC: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    sums = (
         send_PCL.sum(2).T.reshape(-1), receive_PCL.sum(2).T.reshape(-1),
         receive_PCL.sum(0).reshape(-1),
     )  # fmt: skip
+    return sums if relayed_NLC is None else (*sums, relayed_NLC.reshape(-1))
 
 
-def _read(values: Sequence[int], receive_PCL: torch.Tensor) -> RowCounts:
+def _read(
+    values: Sequence[int], receive_PCL: torch.Tensor, relayed_NLC: torch.Tensor | None
+) -> RowCounts:
     num_ranks, num_pieces, num_local = receive_PCL.shape
     num_sums = num_pieces * num_ranks
-    send, receive = values[:num_sums], values[num_sums : 2 * num_sums]
+    ends = num_sums, 2 * num_sums, 2 * num_sums + num_pieces * num_local
+    relayed = None
+    if relayed_NLC is not None:
+        _, ranks_per_node, _ = relayed_NLC.shape
+        relayed = _rows_of(_rows_of(values[ends[2] :], num_pieces), ranks_per_node)
     return RowCounts(
-        send_CP=_rows_of(send, num_ranks), receive_CP=_rows_of(receive, num_ranks),
-        rows_CL=_rows_of(values[2 * num_sums :], num_local), receive_PCL=receive_PCL,
+        send_CP=_rows_of(values[: ends[0]], num_ranks),
+        receive_CP=_rows_of(values[ends[0] : ends[1]], num_ranks),
+        rows_CL=_rows_of(values[ends[1] : ends[2]], num_local),
+        receive_PCL=receive_PCL, relayed_NLC=relayed,
     )  # fmt: skip
 
 
-def _rows_of(values: Sequence[int], width: int) -> list[Sequence[int]]:
+def _rows_of(values: Sequence[_T], width: int) -> list[Sequence[_T]]:
     return [values[low : low + width] for low in range(0, len(values), width)]

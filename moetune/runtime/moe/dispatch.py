@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from moetune.comm.relay import Counts, Relay
 from moetune.runtime.moe.counts import RowCounts
 from moetune.runtime.moe.products import Part, blocks_of
 
@@ -137,6 +138,7 @@ class PhaseOrder:
         rows_TK: the row of every pair; N or more for dropped pairs.
         chunk_pieces: bounds of the chunks, in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
+        relayed_counts: [chunk] rows that pass through this rank; empty where none do.
     """
 
     pairs_N: torch.Tensor
@@ -145,6 +147,21 @@ class PhaseOrder:
     chunk_pieces: tuple[int, ...]
     send_counts: tuple[tuple[int, ...], ...]
     receive_counts: tuple[tuple[int, ...], ...]
+    relayed_counts: tuple[Counts, ...] = ()
+
+    def relay(self, chunk: int, *, is_homeward: bool = False) -> Relay | None:
+        """Return the rows of a chunk that pass through this rank, None where none do."""
+        if not self.relayed_counts:
+            return None
+        return Relay(counts=self.relayed_counts[chunk], is_homeward=is_homeward)
+
+    def relay_of_all(self, *, is_homeward: bool = False) -> Relay | None:
+        """Return the rows of all chunks together that pass through this rank."""
+        if not self.relayed_counts:
+            return None
+        nodes = zip(*self.relayed_counts, strict=True)
+        counts = [[sum(chunks) for chunks in zip(*node, strict=True)] for node in nodes]
+        return Relay(counts=counts, is_homeward=is_homeward)
 
     @property
     def degree(self) -> int:
@@ -271,6 +288,7 @@ class Cells:
             chunk_pieces=chunk_pieces,
             send_counts=send_counts,
             receive_counts=_per_chunk(counts.receive_CP, chunk_pieces),
+            relayed_counts=_relayed_per_chunk(counts.relayed_NLC, chunk_pieces),
         )
 
     def _sending_key(self, chunk_T: torch.Tensor) -> torch.Tensor:
@@ -324,5 +342,17 @@ def _per_chunk(
     """Return [chunk][rank] from [piece][rank] counts."""
     return tuple(
         tuple(map(sum, zip(*counts_CP[low:high], strict=True)))
+        for low, high in itertools.pairwise(chunk_pieces)
+    )
+
+
+def _relayed_per_chunk(
+    counts_NLC: Sequence[Sequence[Sequence[int]]] | None, chunk_pieces: tuple[int, ...]
+) -> tuple[Counts, ...]:
+    """Return [chunk][node][rank of a node] from [node][rank of a node][piece] counts."""
+    if counts_NLC is None:
+        return ()
+    return tuple(
+        [[sum(pieces[low:high]) for pieces in node] for node in counts_NLC]
         for low, high in itertools.pairwise(chunk_pieces)
     )

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 import torch
 
 from moetune.comm.group import Communicator, OneRank
+from moetune.comm.relay import Relay
 from moetune.comm.transfer import Transfer
 from moetune.domain.constraints import Order
 from moetune.domain.layer import Activation, Phase
@@ -147,7 +148,8 @@ class Executor:
     ) -> Transfer:
         """Start sending a chunk's rows to their experts; its computation waits for them."""
         give, take = order.send_counts[chunk], order.receive_counts[chunk]
-        transfer = self._all_to_all("dispatch", chunk, rows, into, give, take)
+        relay = order.relay(chunk)
+        transfer = self._all_to_all("dispatch", chunk, rows, into, give, take, relay)
         self._arriving.setdefault(chunk, []).append(transfer)
         return transfer
 
@@ -156,7 +158,8 @@ class Executor:
     ) -> Transfer:
         """Start sending a chunk's results back."""
         give, take = order.receive_counts[chunk], order.send_counts[chunk]
-        return self._all_to_all("combine", chunk, results, into, give, take)
+        relay = order.relay(chunk, is_homeward=True)
+        return self._all_to_all("combine", chunk, results, into, give, take, relay)
 
     def start(self, step: str, chunk: int, issue: Callable[[str], Transfer]) -> Transfer:
         """Start a transfer and record it.
@@ -176,10 +179,12 @@ class Executor:
         into: torch.Tensor,
         give: tuple[int, ...],
         take: tuple[int, ...],
+        relay: Relay | None,
     ) -> Transfer:
         exchange = self._context.communicator.all_to_all
         # Receives first are faster up to this many chunks, and slower above it: see comm/gloo.py.
         is_alone = self._degree <= ALONE_CHUNKS
         return self.start(
-            step, chunk, lambda name: exchange(into, rows, take, give, name, is_alone=is_alone)
-        )
+            step, chunk,
+            lambda name: exchange(into, rows, take, give, name, is_alone=is_alone, relay=relay),
+        )  # fmt: skip

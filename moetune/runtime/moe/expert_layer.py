@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from moetune.comm.agree import Opening
 from moetune.comm.gloo import communicator_of
 from moetune.comm.group import Communicator
-from moetune.comm.launched import check_joined
+from moetune.comm.hierarchical import hierarchical_of
+from moetune.comm.launched import check_joined, ranks_per_node
 from moetune.domain.errors import InputError
 from moetune.domain.layer import (
     Activation,
@@ -114,6 +115,7 @@ class ExpertLayer(nn.Module, ABC):
             check_joined("the layer")
             communicator = communicator_of(group)
         self.communicator, self.mesh = communicator, mesh
+        self._hierarchical: Communicator | None = None
         check_divisible(num_experts, self.communicator.num_ranks)
         self._tracker, self._host_tracker = MemoryTracker("device"), MemoryTracker("host")
         self.gate = Gate(
@@ -257,10 +259,22 @@ class ExpertLayer(nn.Module, ABC):
         if recorder is None or not isinstance(self.recorder, NoRecorder):
             recorder = self.recorder
         return PipelineContext(
-            communicator=self.communicator, activation=self.shape.activation,
-            recorder=recorder, workspace=self._workspace, gradients=self.experts.gradients,
+            communicator=self._exchanging, activation=self.shape.activation, recorder=recorder,
+            workspace=self._workspace, gradients=self.experts.gradients,
             quantization=self.quantization,
         )  # fmt: skip
+
+    @property
+    def _exchanging(self) -> Communicator:
+        """The communicator of the step's dispatcher; the hierarchical one is made at its first."""
+        if self.decision.dispatcher == "flat":
+            return self.communicator
+        if self._hierarchical is None:
+            # All ranks have the same decision, so that they make its groups together.
+            self._hierarchical = hierarchical_of(
+                self.communicator, ranks_per_node=ranks_per_node(self.communicator.num_ranks)
+            )
+        return self._hierarchical
 
     def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
         """Return the number of tokens to look plans up by, from those of every rank."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 
 from moetune.comm.agree import Opening, agree_on_tokens
+from moetune.comm.group import Communicator
 from moetune.domain.layer import ExpertParallel
 from moetune.runtime.moe.counts import RowCounts, exchange_counts, open_with_counts
 from moetune.runtime.moe.dispatch import Cells, GroupedRows
@@ -69,6 +70,8 @@ class MoELayer(ExpertLayer):
     expert_parallel: ClassVar[ExpertParallel] = "all_to_all"
     _has_met = False
     """Whether the ranks have compared their layers, whose shape is the size of an exchange."""
+    _counting: Communicator | None = None
+    """That of the last step: the next one's counts travel before the ranks agree on another."""
 
     def offload_with(self, copies: Copies) -> None:
         """Copy to and from the host with `copies` from now on."""
@@ -101,12 +104,13 @@ class MoELayer(ExpertLayer):
         routing = None if opening.problem else self._route(x)
         cells = None if routing is None else self._cells(routing, degrees)
         sent = cells.counts_CPL if cells is not None else self._no_counts(x.device)
-        rows, counts = open_with_counts(opening, sent, degrees, self.communicator)
+        counting = self._counting or self.communicator
+        rows, counts = open_with_counts(opening, sent, degrees, counting)
         planned = self._decide(*opening.agree(rows, self.communicator), dtype)
         # A problem on any rank has raised on all.
         assert routing is not None  # noqa: S101
         assert cells is not None  # noqa: S101
-        if counts is None or degrees != self._degrees:
+        if counts is None or degrees != self._degrees or counting is not self._exchanging:
             cells, counts = self._cells(routing, self._degrees), None
         if len(self._expected) >= _MOST_EXPECTED:
             self._expected.clear()
@@ -141,7 +145,8 @@ class MoELayer(ExpertLayer):
         self, num_tokens: int, routing: Routing, cells: Cells, counts: RowCounts | None
     ) -> Step:
         if counts is None:
-            counts = exchange_counts(cells.counts_CPL, self.communicator)
+            counts = exchange_counts(cells.counts_CPL, self._exchanging)
+        self._counting = self._exchanging
         return Step(
             num_tokens=num_tokens, routing=routing, policy=partial(self._policy, cells, counts)
         )

@@ -110,7 +110,10 @@ class WeightExchange:
         rows_N1 = weights_TK.reshape(-1)[self._dispatch.forward.pairs_N].to(dtype).unsqueeze(1)
         rows_N1 = transpose_blocks(rows_N1, self._chunk_counts, torch.empty_like(rows_N1))
         arrived_R1 = rows_N1.new_empty(sum(self._receive), 1)
-        self._exchange(arrived_R1, rows_N1, self._receive, self._send, "the exchange of weights")
+        relay, name = self._dispatch.forward.relay_of_all(), "the exchange of weights"
+        self._communicator.all_to_all(
+            arrived_R1, rows_N1, self._receive, self._send, name, is_alone=True, relay=relay
+        ).wait()
         if self._places_R is None:
             return arrived_R1
         return arrived_R1.index_select(0, self._places_R)
@@ -121,19 +124,12 @@ class WeightExchange:
             grads_R1 = torch.empty_like(grads_R1).index_copy_(0, self._places_R, grads_R1)
         arrived_N1 = grads_R1.new_empty(sum(self._send), 1)
         name = "the exchange of the weights' gradients"
-        self._exchange(arrived_N1, grads_R1, self._send, self._receive, name)
+        relay = self._dispatch.forward.relay_of_all(is_homeward=True)
+        self._communicator.all_to_all(
+            arrived_N1, grads_R1, self._send, self._receive, name, is_alone=True, relay=relay
+        ).wait()
         rows_N1 = transpose_blocks(arrived_N1, self._rank_counts, torch.empty_like(arrived_N1))
         grads_TK = torch.zeros_like(like_TK)
         pairs_N = self._dispatch.forward.pairs_N
         grads_TK.view(-1)[pairs_N] = rows_N1.squeeze(1).to(like_TK.dtype)
         return grads_TK
-
-    def _exchange(
-        self,
-        output: torch.Tensor,
-        rows: torch.Tensor,
-        take: list[int],
-        give: list[int],
-        name: str,
-    ) -> None:
-        self._communicator.all_to_all(output, rows, take, give, name, is_alone=True).wait()

@@ -7,7 +7,7 @@ differently. A look-up is a dictionary access and exchanges nothing.
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -103,11 +103,12 @@ class LayerPlans:
         self._known.pop(abs(note), None)
 
     def _look_up(self, tokens: int) -> Decision:
-        if self._search is not None:
-            return self._search.decide(tokens)
         if not self._plans:
             return SAFE_DECISION
         plan = nearest_plan(self._plans, tokens)
+        if self._search is not None:
+            found = self._search.decide(tokens)
+            return replace(found, dispatcher=plan.pipeline.dispatcher)
         return one_chunk_of(plan) if tokens in self._in_one_chunk else plan.decide(tokens)
 
 

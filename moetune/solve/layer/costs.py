@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from moetune.domain.constraints import Order
+from moetune.domain.constraints import Dispatcher, Order
 from moetune.domain.costs import (
     Costs,
     Doubt,
@@ -47,6 +47,7 @@ class LayerCosts(ABC):
         world_size: P, the ranks that share the experts.
         num_nodes: that the ranks are spread over evenly; 0 for consecutive ranks.
         errors: of whole steps, where they are not those of the costs.
+        dispatcher: of all-to-alls.
     """
 
     layer: LayerShape
@@ -55,6 +56,7 @@ class LayerCosts(ABC):
     costs: Costs
     num_nodes: int = 0
     errors: StepErrors | None = None
+    dispatcher: Dispatcher = "flat"
     _transfers: dict[tuple[float, int], Estimate] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

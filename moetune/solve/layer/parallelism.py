@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moetune.domain.constraints import Order
+from moetune.domain.constraints import Dispatcher, Order
 from moetune.domain.costs import Costs, Estimate, LinearCost
+from moetune.domain.errors import ProfileError
 from moetune.domain.layer import LayerKey, Phase, Workload
 from moetune.domain.samples import ALONE_CHUNKS, CollectiveOp
 from moetune.domain.units import dtype_bytes
@@ -35,6 +36,11 @@ _ROW_MOVES = ("gather", "scatter_add")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllToAllCosts(LayerCosts):
     """Costs where tokens travel to the experts: dispatch and combine are all-to-alls."""
+
+    @property
+    def exchange_op(self) -> CollectiveOp:
+        """The collective of dispatch and combine."""
+        return "all_to_all" if self.dispatcher == "flat" else "all_to_all_2d"
 
     @property
     def key(self) -> LayerKey:
@@ -64,9 +70,9 @@ class AllToAllCosts(LayerCosts):
         among the exchanges of the phase.
         """
         in_flight = 1 if degree <= ALONE_CHUNKS else degree
-        found = self.collective("all_to_all", rows * self.bytes_per_row, in_flight=in_flight)
+        found = self.collective(self.exchange_op, rows * self.bytes_per_row, in_flight=in_flight)
         burst = self.costs.burst(
-            op="all_to_all", group_size=self.world_size, num_nodes=self.num_nodes
+            op=self.exchange_op, group_size=self.world_size, num_nodes=self.num_nodes
         )
         if not burst.seconds:
             return found
@@ -102,18 +108,19 @@ class AllToAllCosts(LayerCosts):
     def phase_overhead(self, phase: Phase, *, tokens: float) -> Estimate:
         """Return gate and permutation, and forward two small exchanges.
 
-        They are of the ranks' numbers of tokens, and of the counts of all chunks.
+        They are of the ranks' numbers of tokens, and of the counts of all chunks; in a hierarchical
+        exchange also of the counts of rows that pass through.
         """
         rows = tokens * self.layer.top_k
-        small = NOTHING
         gate = self.gate(phase, tokens=tokens)
+        small: list[Estimate] = []
         if phase == "forward" and gate.seconds:
-            small = self.collective("all_to_all", self.layer.num_experts * COUNT_BYTES)
+            ops: tuple[CollectiveOp, ...] = ("all_to_all", self.exchange_op)
+            if self.dispatcher == "hierarchical":
+                ops = (*ops, self.exchange_op)
+            small = [self.collective(op, self.layer.num_experts * COUNT_BYTES) for op in ops]
         return total(
-            gate,
-            *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES),
-            small,
-            small,
+            gate, *(self.rows_op(op, rows, self.layer.d_model) for op in _ROW_MOVES), *small
         )
 
     def makespan(
@@ -149,7 +156,7 @@ class AllToAllCosts(LayerCosts):
 
     def lines(self, phase: Phase) -> tuple[LinearCost, LinearCost] | None:
         """Return the lines of all-to-all and GEMMs; None where rows are sorted, too."""
-        transfer = self.collective_line("all_to_all")
+        transfer = self.collective_line(self.exchange_op)
         compute = self.gemm_line(phase)
         if transfer is None or compute is None or self.sorting(1.0).seconds:
             return None
@@ -337,11 +344,18 @@ class SequenceShardCosts(TensorParallelCosts):
         )
 
 
-def layer_costs(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> LayerCosts:
+def layer_costs(
+    *,
+    workload: Workload,
+    costs: Costs,
+    num_nodes: int = 0,
+    dispatcher: Dispatcher = "flat",
+) -> LayerCosts:
     """Return the costs of the workload's layer.
 
     Args:
         num_nodes: that its ranks are spread over evenly; 0 for consecutive ranks.
+        dispatcher: of all-to-alls.
     """
     kind: type[LayerCosts] = AllToAllCosts
     if workload.expert_parallel == "tensor":
@@ -352,4 +366,23 @@ def layer_costs(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> Laye
         dtype=workload.dtype,
         costs=costs,
         num_nodes=num_nodes,
+        dispatcher=dispatcher,
     )
+
+
+def is_hierarchy_measured(*, workload: Workload, costs: Costs, num_nodes: int = 0) -> bool:
+    """Return whether exchanges in two steps were measured among the workload's ranks.
+
+    Args:
+        num_nodes: as in `layer_costs`.
+    """
+    if workload.expert_parallel == "tensor" or workload.world_size == 1:
+        return False
+    try:
+        found = costs.collective(
+            op="all_to_all_2d", group_size=workload.world_size,
+            num_bytes=workload.payload_bytes, num_nodes=num_nodes,
+        )  # fmt: skip
+    except ProfileError:
+        return False
+    return found.trust != "modelled"

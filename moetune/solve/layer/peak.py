@@ -9,7 +9,7 @@ value. Rows are spread evenly over the ranks; a rank that receives more of them 
 import math
 from dataclasses import dataclass
 
-from moetune.domain.constraints import Strategy
+from moetune.domain.constraints import Dispatcher, Strategy
 from moetune.domain.layer import Workload
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE
 from moetune.domain.units import dtype_bytes, pinned_bytes
@@ -23,6 +23,7 @@ from moetune.solve.layer.memory import (
 from moetune.solve.runtime import FULL_BYTES, StateBytes
 
 _INDEX_BYTES = 8
+_BUFFERS_UNDER_WAY = 3
 _DOT_VALUES = 2**25
 """Products of float32 that are in memory at once for the weights' gradients, on a GPU."""
 
@@ -67,6 +68,7 @@ def peak_bytes(
     states: StateBytes | None = None,
     pins_host: bool = False,
     is_grouped: bool = False,
+    dispatcher: Dispatcher = "flat",
 ) -> Peak:
     """Return the peak of a training step, forward and backward.
 
@@ -85,6 +87,7 @@ def peak_bytes(
         states: of one parameter; default, those of a layer by itself.
         pins_host: host memory is page-locked.
         is_grouped: one kernel of the device takes the rows of all local experts.
+        dispatcher: a hierarchical one has three buffers for each exchange that is under way.
     """
     kind: type[_Counts] = _GroupedCounts if is_grouped else _Counts
     if workload.expert_parallel == "tensor":
@@ -98,7 +101,11 @@ def peak_bytes(
         state_bytes=counts.parameters * states.total,
         activation_bytes=counts.activation_bytes(),
         buffer_bytes=counts.buffer_bytes() + counts.gradient_sum_bytes(states),
-        ring_bytes=max(counts.ring_bytes(backward=False), counts.ring_bytes(backward=True)),
+        ring_bytes=max(
+            counts.ring_bytes(backward=backward)
+            + (counts.relay_bytes(backward=backward) if dispatcher == "hierarchical" else 0)
+            for backward in (False, True)
+        ),
         routing_bytes=counts.routing_bytes(),
         host_bytes=pinned_bytes(counts.host_bytes()) if pins_host else counts.host_bytes(),
     )
@@ -173,11 +180,22 @@ class _Counts:
         hidden = backward * layer.d_hidden + (layer.activation != "relu") * layer.d_hidden
         if not self._reuses:
             return chunk_rows * hidden * self._element
-        dispatches = 1 if self._keeps_input else 2
-        travelling = dispatches + (degree > 1) if backward else min(3, degree)
         at_experts = min(3, degree) + min(2, degree) if backward else 2 * min(2, degree)
-        buffers = travelling + at_experts + self._regroups(backward)
+        buffers = self._under_way(backward=backward) + at_experts + self._regroups(backward)
         return chunk_rows * (buffers * layer.d_model + hidden + self._middle) * self._element
+
+    def relay_bytes(self, *, backward: bool) -> int:
+        """Return the bytes of rows between the two steps of exchanges: comm.steps.Buffers."""
+        rows = _BUFFERS_UNDER_WAY * self._under_way(backward=backward)
+        return rows * self._chunk_rows(backward=backward) * self._layer.d_model * self._element
+
+    def _under_way(self, *, backward: bool) -> int:
+        """Return the most exchanges of a phase that were issued and not waited for."""
+        degree = self._degrees[backward]
+        if not self._reuses:
+            return degree
+        dispatches = 1 if self._keeps_input else 2
+        return dispatches + (degree > 1) if backward else min(3, degree)
 
     def _chunk_rows(self, *, backward: bool) -> int:
         chunk_tokens = -(-self._workload.tokens_per_rank // self._degrees[backward])

@@ -1,9 +1,9 @@
 """Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from moetune.domain.constraints import Bounds, Order
+from moetune.domain.constraints import Bounds, Dispatcher, Order
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layout import Layout
 from moetune.domain.plan import (
@@ -21,13 +21,14 @@ from moetune.domain.terms import LayerTerms, StrategyTerms
 from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.doubts import doubt_warnings, profile_command
 from moetune.solve.layer.memory import limit_of, total_bytes
-from moetune.solve.layer.parallelism import layer_costs
+from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
 from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
     Contender,
     RankedLayer,
+    choose_dispatcher,
     choose_safely,
     choose_strategy,
     phase_terms,
@@ -110,12 +111,23 @@ def rank_layer(
     """
     check_pins(bounds=bounds, tokens=inputs.tokens_per_rank)
     workload = inputs.workload(Layout.of_layer(inputs.expert_parallel, inputs.world_size))
-    return choose_strategy(
-        workload=workload,
-        costs=layer_costs(workload=workload, costs=costs, num_nodes=num_nodes),
-        bounds=bounds,
-        limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
-    )
+
+    def rank(dispatcher: Dispatcher) -> RankedLayer:
+        return choose_strategy(
+            workload=workload,
+            costs=layer_costs(
+                workload=workload, costs=costs, num_nodes=num_nodes, dispatcher=dispatcher
+            ),
+            bounds=bounds,
+            limit_bytes=limit_of(inputs, device_memory_bytes=device_memory_bytes),
+        )
+
+    if bounds.dispatcher is not None:
+        return rank(bounds.dispatcher)
+    flat = rank("flat")
+    if not is_hierarchy_measured(workload=workload, costs=costs, num_nodes=num_nodes):
+        return flat
+    return choose_dispatcher(flat, rank("hierarchical"))
 
 
 def solve_plan(
@@ -177,6 +189,7 @@ def _plan_of(
         alternatives=(
             *(_alternative(ranking, other) for other in others),
             *(_other_strategy(ranking, loser) for loser in ranked.losers),
+            *_other_dispatcher(ranked),
         ),
         warnings=(
             *_trust_warnings(ranked, inputs, provenance, has_refits=bool(resamples)),
@@ -209,6 +222,7 @@ def layer_warnings(ranking: Ranking) -> Iterator[str]:
         backward_degree=best.backward.degree,
         strategy=ranking.strategy,
         is_grouped=has_grouped(ranking.budget.workload, ranking.costs),
+        dispatcher=ranking.costs.dispatcher,
     )
     # The limit bounds the papers' formulas, so that plans compare with theirs; the peak only warns.
     if peak.device_bytes > limit:
@@ -243,6 +257,7 @@ def _pipeline(ranking: Ranking) -> Pipeline:
         forward_degree=forward_degree,
         backward_degree=backward_degree,
         order=ranking.order,
+        dispatcher=ranking.costs.dispatcher,
         ranges=solve_ranges(
             chooser=ranking.chooser,
             tokens=ranking.tokens,
@@ -275,6 +290,7 @@ def _alternative(ranking: Ranking, other: StepTime) -> Alternative:
         order=ranking.order,
         strategy=other.strategy,
         step_seconds=other.seconds,
+        dispatcher=ranking.costs.dispatcher,
         lost_because=explain_loss(other=other, best=ranking.best),
     )
 
@@ -286,6 +302,7 @@ def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
         order=_order(ranking, loser.step),
         strategy=loser.strategy,
         step_seconds=loser.step.seconds,
+        dispatcher=ranking.costs.dispatcher,
         lost_because=explain_strategy_loss(
             other=loser.step,
             needed_bytes=total_bytes(loser.memory),
@@ -293,6 +310,15 @@ def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
             best=ranking.best,
         ),
     )
+
+
+def _other_dispatcher(ranked: RankedLayer) -> Iterator[Alternative]:
+    other, limit_bytes = ranked.other_dispatcher, ranked.best.budget.limit_bytes
+    if other is not None:
+        lost = explain_strategy_loss(
+            other=other.best, needed_bytes=0, limit_bytes=limit_bytes, best=ranked.step
+        )
+        yield replace(_alternative(other, other.best), lost_because=lost)
 
 
 def _order(ranking: Ranking, step: StepTime) -> Order:
@@ -311,6 +337,7 @@ def _verdict(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepT
             order=_order(ranking, runner_up),
             strategy=runner_up.strategy,
             step_seconds=runner_up.seconds,
+            dispatcher=ranking.costs.dispatcher,
         )
     return Verdict(
         probability_best=confidence.probability_best,

@@ -51,11 +51,13 @@ class RankedLayer:
         contenders: every strategy whose operations were measured, the chosen one too, in the
             order of their names; empty where the caller pinned the strategy.
         declined: several chunks that would have been the choice, had they been measured.
+        other_dispatcher: the best choice with the other dispatcher; None where there was none.
     """
 
     best: Ranking
     contenders: tuple[Contender, ...]
     declined: Declined | None = None
+    other_dispatcher: Ranking | None = None
 
     @property
     def step(self) -> StepTime:
@@ -112,6 +114,16 @@ def choose_strategy(
     )
 
 
+def choose_dispatcher(flat: RankedLayer, hierarchical: RankedLayer) -> RankedLayer:
+    """Return the hierarchical exchange's choice where it gains `choose.WORTH`, else the flat one's.
+
+    Steps were measured with the flat exchange, so that its predictions are the surer ones.
+    """
+    if hierarchical.step.seconds < flat.step.seconds * (1 - WORTH):
+        return replace(hierarchical, other_dispatcher=flat.best)
+    return replace(flat, other_dispatcher=hierarchical.best)
+
+
 def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLayer:
     """Return one chunk where several rest on what was not measured and may lose more.
 
@@ -126,7 +138,7 @@ def choose_safely(ranked: RankedLayer, resamples: Sequence[Costs]) -> RankedLaye
         _contender(one.strategy, best, [best]) if one.strategy == best.strategy else one
         for one in ranked.contenders
     )
-    return RankedLayer(best=best, contenders=contenders, declined=declined)
+    return replace(ranked, best=best, contenders=contenders, declined=declined)
 
 
 def _allowed(costs: LayerCosts, bounds: Bounds) -> Sequence[Strategy]:
@@ -318,6 +330,7 @@ def _row(
         strategy=one.strategy,
         pins_host=ranked.best.costs.costs.copy_mode == "pinned",
         is_grouped=has_grouped(budget.workload, ranked.best.costs),
+        dispatcher=ranked.best.costs.dispatcher,
     )
     is_chosen = one.strategy == ranked.best.strategy
     lost = explain_strategy_loss(

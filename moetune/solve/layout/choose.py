@@ -160,7 +160,7 @@ def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> Sol
         ),
         costs=problem.costs,
         resamples=problem.resamples,
-        bounds=replace(bounds, strategy="none"),
+        bounds=replace(bounds, strategy="none", dispatcher="flat"),
         device_memory_bytes=UNLIMITED,
         provenance=problem.provenance,
         num_nodes=trial.groups.experts.num_nodes,

@@ -111,7 +111,7 @@ def _layouts(plan: Plan) -> Iterator[Option]:
 def _ways(plan: Plan, costs: Costs, strategies: Sequence[Strategy]) -> Iterator[Option]:
     """Yield the plan's choice, then the others; in one chunk there is nothing to reuse."""
     workload, pipeline = plan.workload, plan.pipeline
-    layer = layer_costs(workload=workload, costs=costs)
+    layer = layer_costs(workload=workload, costs=costs, dispatcher=pipeline.dispatcher)
     chosen = plan.memory.strategy, pipeline.forward_degree, pipeline.backward_degree
     most = plan.inputs.pinned.bounds.largest(workload.tokens_per_rank)
     ways = [

@@ -107,13 +107,17 @@ def _step(step: VerifiedStep) -> tuple[Cell, ...]:
     unknown = step.predicted_seconds is None
     return (
         Cell.words("plan" if step.is_planned else ""),
-        Cell.words(step.strategy),
+        Cell.words(_dispatched(step.strategy, step.dispatcher)),
         Cell.count(step.forward_degree),
         Cell.count(step.backward_degree),
         Cell(text="–") if unknown else Cell.seconds(step.predicted_seconds),
         Cell.seconds(step.step_seconds),
         Cell(text="–") if unknown else Cell.share(step.error, sign=True),
     )
+
+
+def _dispatched(strategy: str, dispatcher: str) -> str:
+    return strategy if dispatcher == "flat" else f"{strategy}, {dispatcher}"
 
 
 def _expected(planned: VerifiedStep) -> str:
@@ -142,8 +146,9 @@ def _best(found: Verification) -> str:
     if fastest is planned:
         return "No other degree was faster."
     gap = planned.step_seconds / fastest.step_seconds - 1
+    exchange = "" if fastest.dispatcher == planned.dispatcher else f", {fastest.dispatcher}"
     return (
-        f"The fastest was {fastest.forward_degree} and {fastest.backward_degree} chunks, "
+        f"The fastest was {fastest.forward_degree} and {fastest.backward_degree} chunks{exchange}, "
         f"by {gap:.1%}."
     )
 

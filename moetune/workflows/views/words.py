@@ -54,10 +54,18 @@ def plan_decision(plan: Plan) -> str:
     if strategy != "none":
         memory = f"reuse memory with strategy {strategy}: {STRATEGY_WORDS[strategy]}"
     if is_one_chunk(plan):
-        return f"Leave the tokens in one chunk, forward and backward, and {memory}."
+        return f"Leave the tokens in one chunk, forward and backward, and {memory}.{_steps(plan)}"
     is_usual = pipeline.order == "dispatch_first" or strategy != "none"
     order = "" if is_usual else f", {_ORDERS[pipeline.order]}"
-    return f"Cut the tokens into {degrees_words(plan)}{order}, and {memory}."
+    return f"Cut the tokens into {degrees_words(plan)}{order}, and {memory}.{_steps(plan)}"
+
+
+def _steps(plan: Plan) -> str:
+    if plan.pipeline.dispatcher == "flat":
+        return ""
+    return (
+        " Exchange them in two steps, across the nodes and inside each (dispatcher hierarchical)."
+    )
 
 
 def how_sure(plan: Plan) -> str:
