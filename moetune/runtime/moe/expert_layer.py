@@ -37,6 +37,7 @@ from moetune.runtime.moe.gate import Gate, Routing
 from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.timers import NoWatch, Watch
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 _SEED_LIMIT = 2**62
@@ -93,8 +94,12 @@ class ExpertLayer(nn.Module, ABC):
         dtype: torch.dtype | None = None,
         communicator: Communicator | None = None,
         sequence_parallel: bool = False,
+        pad_to_capacity: bool = False,
     ) -> None:
         super().__init__()
+        if pad_to_capacity and capacity_factor is None:
+            raise InputError("pad_to_capacity needs a capacity", "give capacity_factor, as 1.25")
+        self.pad_to_capacity = pad_to_capacity
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         self.sequence_parallel = sequence_parallel
         self.shape = LayerShape(
@@ -121,7 +126,7 @@ class ExpertLayer(nn.Module, ABC):
         )  # fmt: skip
         self.recorder: SpanRecorder = NoRecorder()
         self.decision = SAFE_DECISION
-        self.num_dropped = 0
+        self._num_dropped: int | torch.Tensor = 0
         key = LayerKey(
             layer=self.shape, num_ranks=self.communicator.num_ranks,
             dtype=dtype_name(self.experts.w1.dtype), expert_parallel=self.expert_parallel,
@@ -176,7 +181,9 @@ class ExpertLayer(nn.Module, ABC):
             routing = step.routing
             self.aux_loss = routing.aux_loss
             x_TD = routing.x_TD.to(dtype)
-            watch = self._decisions.watch(step.num_tokens, dtype, x.device)
+            watch: Watch = NoWatch()
+            if not is_capturing(x):
+                watch = self._decisions.watch(step.num_tokens, dtype, x.device)
             policy = step.policy(x_TD, self._context(watch.recorder))
             watch.begin()
             with torch.autocast(x.device.type, enabled=False):
@@ -193,6 +200,11 @@ class ExpertLayer(nn.Module, ABC):
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
         self._workspace = Workspace(self._tracker, poison=True)
+
+    @property
+    def num_dropped(self) -> int:
+        """Pairs over the capacity in the last forward pass."""
+        return int(self._num_dropped)
 
     @property
     def memory(self) -> MemoryUse:
@@ -289,6 +301,11 @@ def _expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
         )
     experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
     return experts
+
+
+def is_capturing(x: torch.Tensor) -> bool:
+    """Return whether what is issued goes into a CUDA graph, in which the host must not wait."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:
