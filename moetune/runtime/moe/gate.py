@@ -49,7 +49,7 @@ class Routing:
     aux_loss: torch.Tensor
 
     @property
-    def kept_TK(self) -> torch.Tensor | None:
+    def kept(self) -> torch.Tensor | None:
         """False where a pair is over the capacity; None without a capacity."""
         if self.places_TK is None or self.capacity is None:
             return None

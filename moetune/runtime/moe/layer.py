@@ -173,7 +173,7 @@ class MoELayer(ExpertLayer):
 
     def _cells(self, routing: Routing, degrees: tuple[int, int]) -> Cells:
         return Cells(
-            routing.experts_TK, routing.kept_TK, num_experts=self.shape.num_experts,
+            routing.experts_TK, routing.kept, num_experts=self.shape.num_experts,
             num_ranks=self.communicator.num_ranks, degrees=degrees,
         )  # fmt: skip
 

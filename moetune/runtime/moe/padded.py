@@ -100,7 +100,7 @@ def _order(
     filled_EC = torch.where(padding_EC, first_E1, pairs_EC)
     cell_N = torch.arange(num_cells, device=pairs_EC.device)
     rows_TK = cells_TK
-    if len(bounds) > 2:
+    if len(counts.send_CP) > 1:
         cell_N = _sending_order(cell_N.view(num_ranks, -1, pairs_EC.shape[1]), bounds, chunk_pieces)
         row_of_cell = cell_N.new_full((num_cells + 1,), num_cells)
         row_of_cell.scatter_(0, cell_N, torch.arange(num_cells, device=cell_N.device))

@@ -56,11 +56,11 @@ def sum_pairs(
     step = _step(_SUM_VALUES, rows_ND, top_k * rows_ND.shape[1])
     for low in range(0, num_tokens, step):
         some = slice(low, low + step)
-        picked_TKD = pick(rows_ND, rows_TK[some], drops=drops)
+        # Without a name, so that one block's rows are gone when the next one's are picked.
         if adds:
-            out_TD[some] += picked_TKD.sum(dim=1)
+            out_TD[some] += pick(rows_ND, rows_TK[some], drops=drops).sum(dim=1)
         else:
-            torch.sum(picked_TKD, dim=1, out=out_TD[some])
+            torch.sum(pick(rows_ND, rows_TK[some], drops=drops), dim=1, out=out_TD[some])
 
 
 def weighted_sum(picked_TKD: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
