@@ -128,3 +128,13 @@ def test_a_plan_of_a_whole_model_is_found_by_the_ranks_that_share_the_experts() 
     key = partial(LayerKey, layer=LAYER, expert_parallel="tensor", dtype="float32")
     assert book.layer_plans(key(num_ranks=2)) is not None
     assert book.layer_plans(key(num_ranks=8)) is None
+
+
+def test_sums_of_many_choices_are_rounded_once_as_behind_a_dispatch() -> None:
+    layers = []
+    for kind in (MoELayer, TensorExpertLayer):
+        torch.manual_seed(0)
+        layers.append(kind(16, 24, 6, 5, dtype=torch.bfloat16, pipeline=2))
+    x = torch.randn(40, 16).bfloat16()
+    outputs = [layer(x) for layer in layers]
+    assert torch.equal(*outputs)

@@ -182,9 +182,9 @@ class Executor:
         is_equal: bool,
     ) -> Transfer:
         exchange = self._context.communicator.all_to_all
-        splits = (None, None) if is_equal else (take, give)
+        outputs, inputs = (None, None) if is_equal else (take, give)
         # Receives first are faster up to this many chunks, and slower above it: see comm/gloo.py.
         is_alone = self._degree <= ALONE_CHUNKS
         return self.start(
-            step, chunk, lambda name: exchange(into, rows, *splits, name, is_alone=is_alone)
+            step, chunk, lambda name: exchange(into, rows, outputs, inputs, name, is_alone=is_alone)
         )

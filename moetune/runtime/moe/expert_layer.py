@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening
-from moetune.comm.gloo import communicator_of
+from moetune.comm.gloo import communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.launched import check_joined
 from moetune.domain.errors import InputError
@@ -110,7 +110,7 @@ class ExpertLayer(nn.Module, ABC):
             group = _expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
             check_joined("the layer")
-            communicator = communicator_of(group)
+            communicator = shared_communicator() if group is None else communicator_of(group)
         self.communicator, self.mesh = communicator, mesh
         check_divisible(num_experts, self.communicator.num_ranks)
         self._tracker, self._host_tracker = MemoryTracker("device"), MemoryTracker("host")
