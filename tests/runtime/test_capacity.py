@@ -139,3 +139,23 @@ def test_the_predicted_peak_has_the_padded_rows(
     )  # fmt: skip
     # Without the temporaries of single operations, as of steps without padding.
     assert 0.99 <= predicted.device_bytes / found.account_bytes <= 1.01
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_nan_reaches_no_expert_but_the_tokens_own(strategy: Strategy) -> None:
+    torch.manual_seed(0)
+    layer = MoELayer(
+        8, 16, 8, 2, capacity_factor=3.0, pad_to_capacity=True, pipeline=3, memory_reuse=strategy
+    )
+    x = torch.randn(64, 8)
+    chosen = set(layer.gate(x).experts_TK.unique().tolist())
+    assert chosen == set(range(8))
+    x[0] = torch.nan
+    own = set(layer.gate(x).experts_TK[0].tolist())
+    y = layer(x)
+    assert y[1:].isfinite().all()
+    y.sum().backward()
+    for parameter in layer.experts.parameters():
+        assert parameter.grad is not None
+        flat = parameter.grad.flatten(1).isfinite().all(1).tolist()
+        assert {expert for expert, is_finite in enumerate(flat) if not is_finite} <= own
