@@ -12,6 +12,7 @@ CPU tensors it is an all-to-all and a sum instead, always in the order of the ra
 """
 
 import datetime as dt
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -108,6 +109,26 @@ def communicator_of(group: dist.ProcessGroup | None) -> Communicator:
     if dist.get_world_size(group) == 1:
         return OneRank()
     return ReceivesFirst(group)
+
+
+def shared_communicator() -> Communicator:
+    """Return the world's communicator for layers without a group of their own, made once.
+
+    Where NCCL takes part it is a group of its own, with a stream of high priority: in the world's
+    own group exchanges would queue behind other code's collectives, as gradients of a data-parallel
+    wrapper. All ranks of the world call this together the first time.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return OneRank()
+    if dist.get_world_size() == 1 or "nccl" not in dist.get_backend_config():
+        return communicator_of(None)
+    return _shared_of(dist.group.WORLD)
+
+
+@functools.lru_cache(maxsize=1)
+def _shared_of(_: dist.ProcessGroup) -> Communicator:
+    """Make the group of one world; of the next world it is made anew."""
+    return new_communicator(purpose="experts of the world")
 
 
 def new_communicator(

@@ -41,7 +41,10 @@ def dense_moe(
     normalize: bool,
     capacity_factor: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return one rank's output (T, D), its balance loss and the pairs over the capacity."""
+    """Return one rank's output (T, D), its balance loss and the pairs over the capacity.
+
+    An expert takes the pairs with the largest weights.
+    """
     num_tokens, num_experts = len(x), len(weights.gate)
     probabilities = torch.softmax(x @ weights.gate.T, -1)
     chosen = probabilities.detach().argsort(dim=-1, descending=True)[:, :top_k]
@@ -55,14 +58,14 @@ def dense_moe(
     share = torch.zeros(num_tokens, num_experts, dtype=x.dtype)
     mask = torch.zeros(num_tokens, top_k, dtype=x.dtype)
     dropped = 0
-    for choice in range(top_k):
-        for token in range(num_tokens):
-            e = int(chosen[token, choice])
-            if taken[e] < capacity:
-                taken[e] += 1
-                mask[token, choice] = 1
-            else:
-                dropped += 1
+    for pair in picked.detach().reshape(-1).argsort(descending=True, stable=True).tolist():
+        token, choice = divmod(pair, top_k)
+        e = int(chosen[token, choice])
+        if taken[e] < capacity:
+            taken[e] += 1
+            mask[token, choice] = 1
+        else:
+            dropped += 1
     share = share.scatter(1, chosen, picked * mask)
     y = torch.zeros_like(x)
     for e in range(num_experts):

@@ -24,6 +24,7 @@ from tests.runtime.gpu_runs import (
     moe_layer,
     on_every_rank,
     step,
+    tensor_layer,
     train_sharded,
 )
 
@@ -112,7 +113,9 @@ def test_a_failure_to_issue_names_the_exchange_and_where_torch_says_more() -> No
 def test_groups_say_what_they_are_for() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, says=experts_say) as world:
         train_sharded(dtype=torch.float32, offload=False, in_backward=False, num_steps=1)
-        assert {one.desc for one in world.groups} == {"the world", "moetune: a model's chunks"}
+        assert {one.desc for one in world.groups} == {
+            "the world", "moetune: experts of the world", "moetune: a model's chunks",
+        }  # fmt: skip
     with FakeCuda() as cuda, MirrorWorld(cuda, num_ranks=8) as world:
         join(Layout(pp=2, dp=4, tp=1, ep=2, expert_parallel="all_to_all"), device_type="cuda")
         purposes = ("pp", "dp", "tp", "experts", "replicas of experts")
@@ -131,6 +134,25 @@ def test_own_groups_have_streams_of_high_priority_where_gpus_take_part() -> None
             options = world.groups[-1].options
             assert getattr(options, "is_high_priority_stream", False) == is_first
             assert getattr(options, "_timeout", limit) == limit
+
+
+def test_layers_without_a_group_share_one_of_high_priority() -> None:
+    shared = []
+    for _ in range(2):  # worlds, one behind the other
+        with FakeCuda() as cuda, MirrorWorld(cuda, rank=1) as world:
+            layers = [moe_layer(), moe_layer(), tensor_layer(sequence_parallel=False)]
+            groups = {id(layer.communicator.group) for layer in layers}  # type: ignore[attr-defined]
+            assert [one.desc for one in world.groups] == [
+                "the world", "moetune: experts of the world",
+            ]  # fmt: skip
+            assert groups == {id(world.groups[1])}
+            assert world.groups[1].options.is_high_priority_stream  # type: ignore[attr-defined]
+            shared.append(world.groups[1])
+    assert shared[0] is not shared[1]
+    gloo = {"cpu": "gloo"}
+    with FakeCuda() as cuda, MirrorWorld(cuda, backends=gloo) as world:
+        MoELayer(8, 16, 4)
+        assert len(world.groups) == 1
 
 
 @pytest.mark.parametrize("offload", [False, True])

@@ -14,8 +14,10 @@ from moetune.runtime.moe.tensor_layer import TensorExpertLayer
 from moetune.runtime.plans.book import PlanBook
 from moetune.workflows.steps import random_steps
 from moetune.workflows.trace import overlap_of
+from tests.cuda_kit import FakeCuda, MirrorWorld
 from tests.ranks import run_ranks
 from tests.runtime import tensor_workers
+from tests.runtime.gpu_runs import GPU, step
 from tests.runtime.plans import small_plan
 from tests.runtime.slow_link import SlowLink
 
@@ -128,3 +130,20 @@ def test_a_plan_of_a_whole_model_is_found_by_the_ranks_that_share_the_experts() 
     key = partial(LayerKey, layer=LAYER, expert_parallel="tensor", dtype="float32")
     assert book.layer_plans(key(num_ranks=2)) is not None
     assert book.layer_plans(key(num_ranks=8)) is None
+
+
+def test_sums_of_many_choices_are_rounded_once_as_behind_a_dispatch() -> None:
+    layers = []
+    for kind in (MoELayer, TensorExpertLayer):
+        torch.manual_seed(0)
+        layers.append(kind(16, 24, 6, 5, dtype=torch.bfloat16, pipeline=2))
+    x = torch.randn(40, 16).bfloat16()
+    outputs = [layer(x) for layer in layers]
+    assert torch.equal(*outputs)
+
+
+def test_a_gpu_adds_nothing_up_by_atomics_where_their_order_is_seen() -> None:
+    with FakeCuda() as cuda, MirrorWorld(cuda, rank=1):
+        layer = TensorExpertLayer(8, 16, 8, 4, device=GPU, pipeline=2)
+        step(layer)
+        assert not [one for one in cuda.operations if one.label.startswith("index_add")]

@@ -139,6 +139,8 @@ class PhaseOrder:
         chunk_pieces: bounds of the chunks, in pieces.
         send_counts, receive_counts: [chunk][rank] rows.
         relayed_counts: [chunk] rows that pass through this rank; empty where none do.
+        padding_N: True where a row is of no pair, with a capacity whose rows are always as many;
+            None without such rows. Chunks are then of places at the experts, not of tokens.
     """
 
     pairs_N: torch.Tensor
@@ -148,6 +150,7 @@ class PhaseOrder:
     send_counts: tuple[tuple[int, ...], ...]
     receive_counts: tuple[tuple[int, ...], ...]
     relayed_counts: tuple[Counts, ...] = ()
+    padding_N: torch.Tensor | None = None
 
     def relay(self, chunk: int, *, is_homeward: bool = False) -> Relay | None:
         """Return the rows of a chunk that pass through this rank, None where none do."""
@@ -164,6 +167,21 @@ class PhaseOrder:
         return Relay(counts=counts, is_homeward=is_homeward)
 
     @property
+    def is_padded(self) -> bool:
+        """Whether rows are as many as experts can take, whatever the routing."""
+        return self.padding_N is not None
+
+    @property
+    def drops(self) -> bool:
+        """Whether pairs may be without a row."""
+        return self.is_padded or len(self.pairs_N) < self.num_pairs
+
+    def weights_of_rows(self, weights_TK: torch.Tensor) -> torch.Tensor:
+        """Return the combine weight of every row (N,), 0 for padding."""
+        weights_N = weights_TK.reshape(-1).index_select(0, self.pairs_N)
+        return weights_N if self.padding_N is None else weights_N.masked_fill_(self.padding_N, 0)
+
+    @property
     def degree(self) -> int:
         """Number of chunks."""
         return len(self.send_counts)
@@ -175,7 +193,7 @@ class PhaseOrder:
 
     @property
     def chunk_tokens(self) -> tuple[slice, ...]:
-        """Tokens of every chunk: all pairs of a token are in the same one."""
+        """Tokens of every chunk: all pairs of a token are in the same one, without padding."""
         num_tokens, degree = len(self.rows_TK), self.degree
         bounds = [num_tokens * chunk // degree for chunk in range(degree + 1)]
         return tuple(slice(low, high) for low, high in itertools.pairwise(bounds))
@@ -196,9 +214,11 @@ class Dispatch:
     grouped: GroupedRows | None = None
 
     @property
-    def num_dropped(self) -> int:
-        """Pairs over the capacity."""
-        return self.forward.num_pairs - len(self.forward.pairs_N)
+    def num_dropped(self) -> int | torch.Tensor:
+        """Pairs over the capacity; on the device where only that knows."""
+        padding_N = self.forward.padding_N
+        num_empty: int | torch.Tensor = 0 if padding_N is None else padding_N.sum()
+        return self.forward.num_pairs - len(self.forward.pairs_N) + num_empty
 
     @property
     def is_single_chunk(self) -> bool:
@@ -211,6 +231,7 @@ class Dispatch:
         orders = (self.forward,) if self.forward is self.backward else (self.forward, self.backward)
         found = [each for order in orders for each in (order.pairs_N, order.rows_TK)]
         found += [order.tokens_N for order in orders if order.tokens_N is not order.pairs_N]
+        found += [order.padding_N for order in orders if order.padding_N is not None]
         return (*found, *(() if self.grouped is None else self.grouped.tensors))
 
     @property

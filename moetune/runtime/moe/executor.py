@@ -148,8 +148,9 @@ class Executor:
     ) -> Transfer:
         """Start sending a chunk's rows to their experts; its computation waits for them."""
         give, take = order.send_counts[chunk], order.receive_counts[chunk]
-        relay = order.relay(chunk)
-        transfer = self._all_to_all("dispatch", chunk, rows, into, give, take, relay)
+        transfer = self._all_to_all(
+            "dispatch", chunk, rows, into, give, take, order.relay(chunk), is_equal=order.is_padded
+        )
         self._arriving.setdefault(chunk, []).append(transfer)
         return transfer
 
@@ -159,7 +160,9 @@ class Executor:
         """Start sending a chunk's results back."""
         give, take = order.receive_counts[chunk], order.send_counts[chunk]
         relay = order.relay(chunk, is_homeward=True)
-        return self._all_to_all("combine", chunk, results, into, give, take, relay)
+        return self._all_to_all(
+            "combine", chunk, results, into, give, take, relay, is_equal=order.is_padded
+        )
 
     def start(self, step: str, chunk: int, issue: Callable[[str], Transfer]) -> Transfer:
         """Start a transfer and record it.
@@ -180,11 +183,16 @@ class Executor:
         give: tuple[int, ...],
         take: tuple[int, ...],
         relay: Relay | None,
+        *,
+        is_equal: bool,
     ) -> Transfer:
         exchange = self._context.communicator.all_to_all
+        outputs, inputs = (None, None) if is_equal else (take, give)
         # Receives first are faster up to this many chunks, and slower above it: see comm/gloo.py.
         is_alone = self._degree <= ALONE_CHUNKS
         return self.start(
             step, chunk,
-            lambda name: exchange(into, rows, take, give, name, is_alone=is_alone, relay=relay),
+            lambda name: exchange(
+                into, rows, outputs, inputs, name, is_alone=is_alone, relay=relay
+            ),
         )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening
-from moetune.comm.gloo import communicator_of
+from moetune.comm.gloo import communicator_of, shared_communicator
 from moetune.comm.group import Communicator
 from moetune.comm.hierarchical import hierarchical_of
 from moetune.comm.launched import check_joined, ranks_per_node
@@ -40,6 +40,7 @@ from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
 from moetune.runtime.moe.quantized import check_keeps, checked_quantization, problem_of
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
+from moetune.runtime.plans.timers import NoWatch, Watch
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 _SEED_LIMIT = 2**62
@@ -98,8 +99,17 @@ class ExpertLayer(nn.Module, ABC):
         communicator: Communicator | None = None,
         sequence_parallel: bool = False,
         quantization: Quantization | str | None = None,
+        pad_to_capacity: bool = False,
     ) -> None:
         super().__init__()
+        if pad_to_capacity and capacity_factor is None:
+            raise InputError("pad_to_capacity needs a capacity", "give capacity_factor, as 1.25")
+        if pad_to_capacity and quantization is not None:
+            raise InputError(
+                "experts in 8 bits have no fixed numbers of rows",
+                "leave pad_to_capacity or quantization out",
+            )
+        self.pad_to_capacity = pad_to_capacity
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         self.sequence_parallel = sequence_parallel
         self.shape = LayerShape(
@@ -113,7 +123,7 @@ class ExpertLayer(nn.Module, ABC):
             group = _expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
             check_joined("the layer")
-            communicator = communicator_of(group)
+            communicator = shared_communicator() if group is None else communicator_of(group)
         self.communicator, self.mesh = communicator, mesh
         self._hierarchical: Communicator | None = None
         check_divisible(num_experts, self.communicator.num_ranks)
@@ -130,7 +140,7 @@ class ExpertLayer(nn.Module, ABC):
         )  # fmt: skip
         self.recorder: SpanRecorder = NoRecorder()
         self.decision = SAFE_DECISION
-        self.num_dropped = 0
+        self._num_dropped: int | torch.Tensor = 0
         key = LayerKey(
             layer=self.shape, num_ranks=self.communicator.num_ranks,
             dtype=dtype_name(self.experts.w1.dtype), expert_parallel=self.expert_parallel,
@@ -185,7 +195,9 @@ class ExpertLayer(nn.Module, ABC):
             routing = step.routing
             self.aux_loss = routing.aux_loss
             x_TD = routing.x_TD.to(dtype)
-            watch = self._decisions.watch(step.num_tokens, dtype, x.device)
+            watch: Watch = NoWatch()
+            if not is_capturing(x):
+                watch = self._decisions.watch(step.num_tokens, dtype, x.device)
             policy = step.policy(x_TD, self._context(watch.recorder))
             watch.begin()
             with torch.autocast(x.device.type, enabled=False):
@@ -208,6 +220,11 @@ class ExpertLayer(nn.Module, ABC):
     def poison_buffers(self) -> None:
         """Fill every reused buffer with NaN before its use, to find reads of old values; slow."""
         self._workspace = Workspace(self._tracker, poison=True)
+
+    @property
+    def num_dropped(self) -> int:
+        """Pairs over the capacity in the last forward pass."""
+        return int(self._num_dropped)
 
     @property
     def memory(self) -> MemoryUse:
@@ -269,6 +286,11 @@ class ExpertLayer(nn.Module, ABC):
         """The communicator of the step's dispatcher; the hierarchical one is made at its first."""
         if self.decision.dispatcher == "flat":
             return self.communicator
+        if self.pad_to_capacity:
+            raise InputError(
+                "rows that are padded to a capacity do not travel in two steps",
+                'pin or plan the dispatcher "flat", or leave pad_to_capacity out',
+            )
         if self._hierarchical is None:
             # All ranks have the same decision, so that they make its groups together.
             self._hierarchical = hierarchical_of(
@@ -317,6 +339,11 @@ def _expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
         )
     experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
     return experts
+
+
+def is_capturing(x: torch.Tensor) -> bool:
+    """Return whether what is issued goes into a CUDA graph, in which the host must not wait."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _compute_dtype(x: torch.Tensor) -> torch.dtype:

@@ -34,7 +34,9 @@ class Routing:
     Args:
         x_TD: the tokens for the experts: x itself, through a node of autograd's graph where the
             gate adds its gradient in place to that of the experts.
-        kept_TK: False where a pair is over the capacity; None without a capacity.
+        places_TK: each pair's place among those of its expert, the heaviest weight first; None
+            without a capacity.
+        capacity: pairs of this rank that an expert takes at most; None takes all.
         aux_loss: E · Σₑ fₑ·pₑ over this rank's tokens, before any drop; with sequence shards,
             over those of all ranks.
     """
@@ -42,8 +44,16 @@ class Routing:
     x_TD: torch.Tensor
     weights_TK: torch.Tensor
     experts_TK: torch.Tensor
-    kept_TK: torch.Tensor | None
+    places_TK: torch.Tensor | None
+    capacity: int | None
     aux_loss: torch.Tensor
+
+    @property
+    def kept(self) -> torch.Tensor | None:
+        """False where a pair is over the capacity; None without a capacity."""
+        if self.places_TK is None or self.capacity is None:
+            return None
+        return self.places_TK < self.capacity
 
 
 class _GateFunction(torch.autograd.Function):
@@ -226,7 +236,8 @@ class Gate(nn.Module):
     Args:
         normalize_topk: divide the chosen probabilities by their sum; None where K > 1.
         capacity_factor: an expert takes at most ceil(factor · T·K / E) of this rank's pairs,
-            first choices before second ones, in the order of the tokens; None takes all.
+            those with the largest weights (Megatron-Core's `moe_token_drop_policy`, "probs", its
+            default); of equal ones, the first tokens. None takes all.
         tracker: counts the tensors that the gate saves for the backward pass.
 
     Raises:
@@ -281,20 +292,27 @@ class Gate(nn.Module):
                 x_TD=passed_TD,
                 weights_TK=weights_TK,
                 experts_TK=experts_TK,
-                kept_TK=self._kept(experts_TK),
+                places_TK=self._places(weights_TK.detach(), experts_TK),
+                capacity=self._capacity(len(x_TD)),
                 aux_loss=self.layer.num_experts * (share_E * mean_E).sum(),
             )
 
-    def _kept(self, experts_TK: torch.Tensor) -> torch.Tensor | None:
+    def _capacity(self, num_tokens: int) -> int | None:
         if self.capacity_factor is None:
             return None
-        num_tokens, top_k = experts_TK.shape
-        capacity = math.ceil(self.capacity_factor * num_tokens * top_k / self.layer.num_experts)
-        by_choice = experts_TK.T.reshape(-1)
-        ranked = torch.sort(by_choice, stable=True)
-        counts = _counts(by_choice, self.layer.num_experts)
-        first = torch.cumsum(counts, 0) - counts
-        place = torch.arange(len(by_choice), device=first.device) - first[ranked.values]
-        kept = torch.empty_like(by_choice, dtype=torch.bool)
-        kept[ranked.indices] = place < capacity
-        return kept.view(top_k, num_tokens).T
+        num_pairs = num_tokens * self.layer.top_k
+        return math.ceil(self.capacity_factor * num_pairs / self.layer.num_experts)
+
+    def _places(self, weights_TK: torch.Tensor, experts_TK: torch.Tensor) -> torch.Tensor | None:
+        if self.capacity_factor is None:
+            return None
+        # NaN would sort before all numbers, and take the place of another token's pair.
+        weights = weights_TK.reshape(-1).nan_to_num(nan=-1.0)
+        by_weight = torch.sort(weights, descending=True, stable=True).indices
+        ranked = torch.sort(experts_TK.reshape(-1)[by_weight], stable=True)
+        counts_E = _counts(ranked.values, self.layer.num_experts)
+        first_E = torch.cumsum(counts_E, 0) - counts_E
+        places = torch.arange(len(by_weight), device=first_E.device) - first_E[ranked.values]
+        places_TK = torch.empty_like(experts_TK)
+        places_TK.view(-1)[by_weight[ranked.indices]] = places
+        return places_TK

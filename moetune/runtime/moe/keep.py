@@ -84,7 +84,9 @@ class _KeepPhase(ABC):
     ) -> dict[str, Shape]:
         width = inputs.values_TD.shape[1]
         received = dispatch.num_received, width
-        shapes: dict[str, Shape] = {"rows": (self._order.num_pairs, width)}
+        order = self._order
+        num_rows = len(order.pairs_N) if order.is_padded else order.num_pairs
+        shapes: dict[str, Shape] = {"rows": (num_rows, width)}
         if self._places_R is not None:
             shapes["wire"] = received
         if is_backward:
@@ -170,8 +172,7 @@ class _KeepForward(_KeepPhase):
     def finish(self) -> torch.Tensor:
         """Return the weighted sums of the results."""
         self._wait()
-        drops = len(self._rows_ND) < self._order.num_pairs
-        picked_TKD = pick(self._rows_ND, self._order.rows_TK, drops=drops)
+        picked_TKD = pick(self._rows_ND, self._order.rows_TK, drops=self._order.drops)
         y_TD = weighted_sum(picked_TKD, self._weights_TK)
         self._tracker.add(picked_TKD, y_TD)
         tensors = [each for one in self._activations for each in (one.pre_RH, one.gate_RH)]
@@ -210,7 +211,7 @@ class _KeepBackward(_KeepPhase):
 
     def begin(self) -> None:
         """Order the weights by row; each dispatch gathers its own rows."""
-        weights_N = self._weights_TK.reshape(-1).index_select(0, self._order.pairs_N)
+        weights_N = self._order.weights_of_rows(self._weights_TK)
         self._weights_N1 = weights_N.unsqueeze(1).to(self._values_TD.dtype)
 
     def dispatch(self, chunk: int) -> None:
@@ -224,7 +225,7 @@ class _KeepBackward(_KeepPhase):
         self._wait()
         grad_TD = self._values_TD
         grad_x_TD = self._tracker.empty("the gradient of x", grad_TD.shape, grad_TD)
-        sum_pairs(self._rows_ND, self._order.rows_TK, grad_x_TD)
+        sum_pairs(self._rows_ND, self._order.rows_TK, grad_x_TD, drops=self._order.drops)
         return grad_x_TD, self._grad_weights_TK
 
     def _gather(self, mine: slice, out: torch.Tensor) -> None:

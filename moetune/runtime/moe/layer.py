@@ -3,6 +3,7 @@
 First step of a token's way: as in `expert_layer`, with the policies of `keep` and `reuse`.
 """
 
+import math
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import ClassVar
@@ -11,15 +12,17 @@ import torch
 
 from moetune.comm.agree import Opening, agree_on_tokens
 from moetune.comm.group import Communicator
+from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
 from moetune.runtime.moe.counts import RowCounts, exchange_counts, open_with_counts
-from moetune.runtime.moe.dispatch import Cells, GroupedRows
+from moetune.runtime.moe.dispatch import Cells, Dispatch, GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
-from moetune.runtime.moe.expert_layer import ExpertLayer, Step
+from moetune.runtime.moe.expert_layer import ExpertLayer, Step, is_capturing
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
 from moetune.runtime.moe.keep import KeepActivations
 from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
+from moetune.runtime.moe.padded import padded_dispatch
 from moetune.runtime.moe.products import has_grouped
 from moetune.runtime.moe.reuse import ReuseBuffers
 
@@ -38,7 +41,13 @@ class MoELayer(ExpertLayer):
         activation: "relu", "gelu", "silu" or "swiglu" (gated, no biases).
         bias: whether experts add biases.
         capacity_factor: None drops no token; otherwise an expert takes at most
-            ceil(factor · tokens · top_k / num_experts) pairs of each rank.
+            ceil(factor · tokens · top_k / num_experts) pairs of each rank, those with the largest
+            weights, as Megatron-Core by default.
+        pad_to_capacity: an expert always gets so many rows, some of them of no pair. No size then
+            depends on the routing, the host never waits, and a CUDA graph can hold the step; all
+            ranks give the same number of tokens. Ranks compare their layers and tokens in their
+            first call with a number of tokens, which must not be captured. Plans are looked up by
+            the rows that are computed: for ceil(factor · tokens) tokens.
         normalize_topk: divide the chosen probabilities by their sum; default top_k > 1.
         group: expert-parallel group, default the world. All its ranks construct the layer.
         mesh: in place of a group: experts are spread over its last dimension, and a first one
@@ -59,7 +68,8 @@ class MoELayer(ExpertLayer):
     Attributes:
         aux_loss: balance loss of the last forward pass, a scalar.
         decision: what the last forward pass ran with.
-        num_dropped: pairs over the capacity in the last forward pass.
+        num_dropped: pairs over the capacity in the last forward pass; with padding the host waits
+            for them, when they are read.
         recorder: records when each step of forward and backward ran; see
             `moetune.runtime.trace`.
 
@@ -87,6 +97,8 @@ class MoELayer(ExpertLayer):
         Counts of rows travel with the opening, for the chunks that this number of tokens had
         before. Only if the ranks agree on others is there a second exchange.
         """
+        if self.pad_to_capacity:
+            return self._prepare_padded(x, opening, dtype)
         if self.communicator.num_ranks == 1:
             planned = self._decide(*opening.alone(), dtype)
             routing = self._route(x)
@@ -117,6 +129,41 @@ class MoELayer(ExpertLayer):
         self._expected[opening.num_tokens] = self._degrees
         return self._step(planned, routing, cells, counts)
 
+    def _prepare_padded(self, x: torch.Tensor, opening: Opening, dtype: torch.dtype) -> Step:
+        """Decide and route, without a stop of the host but in the ranks' first such call."""
+        agreed: tuple[tuple[int, ...], int] = (opening.num_tokens,) * self.communicator.num_ranks, 0
+        # Ranks with other tokens must not go on: their exchanges would have other sizes.
+        opening = replace(opening, signature=f"{opening.signature}, {opening.num_tokens} tokens")
+        if self.communicator.num_ranks == 1:
+            agreed = opening.alone()
+        elif opening.problem or opening.signature not in self._agreed:
+            if is_capturing(x):
+                raise InputError(
+                    "a CUDA graph cannot hold the first call with a new number of tokens, dtype or "
+                    "plan, in which the ranks compare them",
+                    "run one step outside of the capture before",
+                )
+            agreed = agree_on_tokens(self.communicator, opening, x.device)
+            self._agreed.add(opening.signature)
+        planned = self._decide(*agreed, dtype)
+        routing = self._route(x)
+        return Step(
+            num_tokens=planned, routing=routing, policy=partial(self._policy_padded, routing)
+        )
+
+    @cached_property
+    def _agreed(self) -> set[str]:
+        """Signatures that all ranks had in the same call."""
+        return set()
+
+    def _planned_tokens(self, num_tokens: tuple[int, ...]) -> int:
+        """Return the most tokens of a rank, with padding those that would be as many rows."""
+        most = super()._planned_tokens(num_tokens)
+        if not self.pad_to_capacity:
+            return most
+        assert self.gate.capacity_factor is not None  # noqa: S101 - checked with the arguments
+        return math.ceil(self.gate.capacity_factor * most)
+
     @property
     def _degrees(self) -> tuple[int, int]:
         return self.decision.forward_degree, self.decision.backward_degree
@@ -132,7 +179,7 @@ class MoELayer(ExpertLayer):
 
     def _cells(self, routing: Routing, degrees: tuple[int, int]) -> Cells:
         return Cells(
-            routing.experts_TK, routing.kept_TK, num_experts=self.shape.num_experts,
+            routing.experts_TK, routing.kept, num_experts=self.shape.num_experts,
             num_ranks=self.communicator.num_ranks, degrees=degrees,
         )  # fmt: skip
 
@@ -154,15 +201,33 @@ class MoELayer(ExpertLayer):
     def _policy(
         self, cells: Cells, counts: RowCounts, x_TD: torch.Tensor, context: PipelineContext
     ) -> MemoryPolicy:
-        decision, bias = self.decision, self.experts.b1 is not None
+        bias = self.experts.b1 is not None
         grouped = None
         is_scaled = self.quantization is not None and self.quantization.multiplies
         if is_scaled or has_grouped(x_TD, self.experts.w1):
             num_rows = sum(map(sum, counts.rows_CL))
             on_device_CL = counts.receive_PCL.sum(0)
             grouped = GroupedRows.of(on_device_CL, num_rows, like=x_TD, bias=bias)
-        dispatch = cells.dispatch(counts, grouped=grouped)
-        self.num_dropped = dispatch.num_dropped
+        return self._policy_of(cells.dispatch(counts, grouped=grouped), x_TD, context)
+
+    def _policy_padded(
+        self, routing: Routing, x_TD: torch.Tensor, context: PipelineContext
+    ) -> MemoryPolicy:
+        assert routing.places_TK is not None  # noqa: S101 - there is a capacity
+        assert routing.capacity is not None  # noqa: S101
+        groups = partial(GroupedRows.of, like=x_TD, bias=self.experts.b1 is not None)
+        dispatch = padded_dispatch(
+            routing.experts_TK, routing.places_TK, capacity=routing.capacity,
+            num_experts=self.shape.num_experts, num_ranks=self.communicator.num_ranks,
+            degrees=self._degrees, groups=groups if has_grouped(x_TD, self.experts.w1) else None,
+        )  # fmt: skip
+        return self._policy_of(dispatch, x_TD, context)
+
+    def _policy_of(
+        self, dispatch: Dispatch, x_TD: torch.Tensor, context: PipelineContext
+    ) -> MemoryPolicy:
+        decision = self.decision
+        self._num_dropped = dispatch.num_dropped
         self._tracker.add(*dispatch.tensors)
         if dispatch.is_single_chunk or decision.strategy == "none":
             return KeepActivations(context=context, dispatch=dispatch, order=decision.order)

@@ -21,7 +21,7 @@ def pick(rows_ND: torch.Tensor, rows_TK: torch.Tensor, *, drops: bool) -> torch.
     """Return every pair's row (T, K, D), zeros for dropped pairs.
 
     Args:
-        rows_TK: the row of every pair; N or more for dropped pairs.
+        rows_TK: the row of every pair; below 0, or N or more, for dropped pairs.
         drops: whether there are any.
     """
     num_rows, width = rows_ND.shape
@@ -30,25 +30,37 @@ def pick(rows_ND: torch.Tensor, rows_TK: torch.Tensor, *, drops: bool) -> torch.
         return rows_ND.new_zeros(shape)
     if not drops:
         return rows_ND.index_select(0, rows_TK.reshape(-1)).view(shape)
-    picked = rows_ND.index_select(0, rows_TK.clamp(max=num_rows - 1).view(-1)).view(shape)
-    return picked.masked_fill_((rows_TK >= num_rows).unsqueeze(2), 0)
+    picked = rows_ND.index_select(0, rows_TK.clamp(0, num_rows - 1).view(-1)).view(shape)
+    is_dropped_TK = (rows_TK < 0) | (rows_TK >= num_rows)
+    return picked.masked_fill_(is_dropped_TK.unsqueeze(2), 0)
 
 
-def sum_pairs(rows_ND: torch.Tensor, rows_TK: torch.Tensor, out_TD: torch.Tensor) -> None:
+def sum_pairs(
+    rows_ND: torch.Tensor,
+    rows_TK: torch.Tensor,
+    out_TD: torch.Tensor,
+    *,
+    drops: bool,
+    adds: bool = False,
+) -> None:
     """Write the sum of every token's rows.
 
     Args:
-        rows_TK: as in `pick`.
+        rows_TK, drops: as in `pick`.
+        adds: add it to what is there.
     """
     num_tokens, top_k = rows_TK.shape
-    drops = len(rows_ND) < rows_TK.numel()
-    if top_k == 1 and not drops:
+    if top_k == 1 and not drops and not adds:
         torch.index_select(rows_ND, 0, rows_TK.view(-1), out=out_TD)
         return
     step = _step(_SUM_VALUES, rows_ND, top_k * rows_ND.shape[1])
     for low in range(0, num_tokens, step):
         some = slice(low, low + step)
-        torch.sum(pick(rows_ND, rows_TK[some], drops=drops), dim=1, out=out_TD[some])
+        # Without a name, so that one block's rows are gone when the next one's are picked.
+        if adds:
+            out_TD[some] += pick(rows_ND, rows_TK[some], drops=drops).sum(dim=1)
+        else:
+            torch.sum(pick(rows_ND, rows_TK[some], drops=drops), dim=1, out=out_TD[some])
 
 
 def weighted_sum(picked_TKD: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 
 from moetune.comm.group import Communicator
 from moetune.runtime.moe.dispatch import Dispatch
+from moetune.runtime.moe.pairs import pick
 
 
 def by_expert(dispatch: Dispatch, chunk_pieces: Sequence[int]) -> torch.Tensor | None:
@@ -107,7 +108,7 @@ class WeightExchange:
 
     def send(self, weights_TK: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights of the rows that this rank receives, (R, 1) by piece and expert."""
-        rows_N1 = weights_TK.reshape(-1)[self._dispatch.forward.pairs_N].to(dtype).unsqueeze(1)
+        rows_N1 = self._dispatch.forward.weights_of_rows(weights_TK).to(dtype).unsqueeze(1)
         rows_N1 = transpose_blocks(rows_N1, self._chunk_counts, torch.empty_like(rows_N1))
         arrived_R1 = rows_N1.new_empty(sum(self._receive), 1)
         relay, name = self._dispatch.forward.relay_of_all(), "the exchange of weights"
@@ -129,7 +130,5 @@ class WeightExchange:
             arrived_N1, grads_R1, self._send, self._receive, name, is_alone=True, relay=relay
         ).wait()
         rows_N1 = transpose_blocks(arrived_N1, self._rank_counts, torch.empty_like(arrived_N1))
-        grads_TK = torch.zeros_like(like_TK)
-        pairs_N = self._dispatch.forward.pairs_N
-        grads_TK.view(-1)[pairs_N] = rows_N1.squeeze(1).to(like_TK.dtype)
-        return grads_TK
+        order = self._dispatch.forward
+        return pick(rows_N1, order.rows_TK, drops=order.drops).squeeze(2).to(like_TK.dtype)

@@ -173,8 +173,7 @@ class _ReuseForward(_ReusePhase):
         input_buffer = chunk % _AT_EXPERTS
         is_grouped = self._places_R is not None
         if is_grouped:
-            input_buffer = 0
-            self._offload.wait_for_save("input", input_buffer)
+            input_buffer = 0  # whose last save ended before the last chunk's results
             rows = self._rings["grouped"].take(chunk, num_rows)
             self._by_expert(chunk, arrived, rows)
         self._offload.save("input", input_buffer, rows, mine)

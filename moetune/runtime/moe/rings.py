@@ -167,6 +167,11 @@ class TokenExchange:
 
     def _add(self, chunk: int, rows: torch.Tensor, transfer: Transfer) -> None:
         transfer.wait()
-        tokens, first = self._order.chunk_tokens[chunk], self._sent[chunk].start
-        rows_TK = self._order.rows_TK[tokens]
-        sum_pairs(rows, rows_TK - first if first else rows_TK, self._sum_TD[tokens])
+        order, first = self._order, self._sent[chunk].start
+        # A chunk of padded rows has rows of any token: each adds its own.
+        tokens = slice(None) if order.is_padded else order.chunk_tokens[chunk]
+        rows_TK = order.rows_TK[tokens] - first if first else order.rows_TK[tokens]
+        sum_pairs(
+            rows, rows_TK, self._sum_TD[tokens], drops=order.drops,
+            adds=order.is_padded and chunk > 0,
+        )  # fmt: skip

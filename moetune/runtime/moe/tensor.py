@@ -18,8 +18,12 @@ from moetune.runtime.moe.executor import Executor, PipelineContext, local_schedu
 from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.kernels import CombineWeights
+from moetune.runtime.moe.pairs import sum_pairs
 from moetune.runtime.moe.tensor_tokens import LocalPairs, TensorChunks, TokenSharing, all_tokens
 from moetune.runtime.moe.workspace import Shape
+
+_ANY_ORDER = 2
+"""Addends whose sum, from zero, has the same bits in any order, and is rounded once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,8 @@ class _TensorPhase:
         self.executor = Executor(policy.context, phase, self._chunks.degree)
         self.schedule = local_schedule(self._chunks.degree)
         self._reductions: list[Transfer] = []
+        most_addends = min(policy.pairs.rows_TK.shape[1], len(experts.w1))
+        self._adds = most_addends <= _ANY_ORDER
         is_backward, most = phase == "backward", self._chunks.layout.most_rows
         names = ("rows", "grads" if is_backward else "results")
         shapes: dict[str, Shape] = dict.fromkeys(names, (most, like_TD.shape[1]))
@@ -92,8 +98,20 @@ class _TensorPhase:
         )  # fmt: skip
 
     def _make_sums(self, what: str, like_TD: torch.Tensor) -> None:
-        self._sums_TD = self._tracker.empty(what, like_TD.shape, like_TD).zero_()
+        self._sums_TD = self._tracker.empty(what, like_TD.shape, like_TD)
+        if self._adds:
+            self._sums_TD.zero_()
         self._own_SD = self._sharing.output(what, self._sums_TD, self._tracker)
+
+    def _sum(self, chunk: int, rows: torch.Tensor) -> None:
+        """Write the sums of the rows at the chunk's tokens, which no other chunk has."""
+        if self._adds:  # touches this rank's rows alone, not all ranks' pairs
+            self._sums_TD.index_add_(0, self._tokens(chunk), rows)
+            return
+        first = self._chunks.layout.rows[chunk].start
+        for part in self._chunks.tokens[chunk]:
+            rows_TK = self._pairs.rows_TK[part]
+            sum_pairs(rows, rows_TK - first if first else rows_TK, self._sums_TD[part], drops=True)
 
     def _tokens(self, chunk: int) -> torch.Tensor:
         """Return the tokens of the chunk's rows."""
@@ -135,7 +153,7 @@ class _TensorForward(_TensorPhase):
         return self._reduced()
 
     def compute(self, chunk: int) -> None:
-        """Add the experts' weighted results to their tokens."""
+        """Sum the experts' weighted results at their tokens."""
         layout, experts, tokens = self._chunks.layout, self._experts, self._tokens(chunk)
         mine = layout.rows[chunk]
         rows = _gather(self._x_TD, tokens, self._buffers["rows"])
@@ -145,7 +163,7 @@ class _TensorForward(_TensorPhase):
             activations = experts.project_up(rows[some], self._activations.chunk(part.rows), part)
             hidden = experts.activate(activations, self._buffers)
             experts.project_down(hidden, results[some], part)
-        self._sums_TD.index_add_(0, tokens, results.mul_(self._weights_R1[mine]))
+        self._sum(chunk, results.mul_(self._weights_R1[mine]))
 
 
 class _TensorBackward(_TensorPhase):
@@ -187,7 +205,7 @@ class _TensorBackward(_TensorPhase):
         return self._reduced(), grads_SK
 
     def compute(self, chunk: int) -> None:
-        """Add the gradients of the experts' rows to their tokens."""
+        """Sum the gradients of the experts' rows at their tokens."""
         mine, tokens = self._chunks.layout.rows[chunk], self._tokens(chunk)
         rows = _gather(self._x_TD, tokens, self._buffers["rows"])
         grads = _gather(self._grad_TD, tokens, self._buffers["grads"])
@@ -202,7 +220,7 @@ class _TensorBackward(_TensorPhase):
                 grads[some],
                 combine_weights=CombineWeights(*weights, self._b2),
             )
-        self._sums_TD.index_add_(0, tokens, grads)
+        self._sum(chunk, grads)
 
 
 def _gather(values_TD: torch.Tensor, tokens: torch.Tensor, into: torch.Tensor) -> torch.Tensor:

@@ -139,7 +139,7 @@ class TensorExpertLayer(ExpertLayer):
             backward_degree=self.decision.backward_degree,
             groups=groups if has_grouped(x_TD, self.experts.w1) else None,
         )
-        self._tracker.add(pairs.pairs_R, pairs.tokens_R)
+        self._tracker.add(pairs.pairs_R, pairs.tokens_R, pairs.rows_TK)
         return TensorParallel(context=context, sharing=sharing, pairs=pairs)
 
     def _sharing(self, num_tokens: tuple[int, ...]) -> TokenSharing:

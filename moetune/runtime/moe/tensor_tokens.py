@@ -129,10 +129,12 @@ class LocalPairs:
     Args:
         pairs_R: the pair of every row, token·K + choice.
         tokens_R: the token of every row.
+        rows_TK: the row of every pair; R or more for other ranks' pairs.
     """
 
     pairs_R: torch.Tensor
     tokens_R: torch.Tensor
+    rows_TK: torch.Tensor
     forward: TensorChunks
     backward: TensorChunks
 
@@ -174,12 +176,16 @@ def local_pairs(
     on_device_CL = counts[:-1].view(num_pieces, num_experts)
     counts_CL: list[list[int]] = on_device_CL.tolist()
     num_rows = sum(map(sum, counts_CL))
-    pairs_R = torch.sort(cells, stable=True).indices[:num_rows]
+    pairs = torch.sort(cells, stable=True).indices
+    rows = torch.empty_like(pairs)
+    rows.scatter_(0, pairs, torch.arange(len(pairs), device=device))
+    pairs_R = pairs[:num_rows]
     grouped = None if groups is None else groups(on_device_CL, num_rows)
     forward, backward = (_chunks(counts_CL, bounds, pieces, grouped) for pieces in phases)
     return LocalPairs(
         pairs_R=pairs_R,
         tokens_R=pairs_R // experts_TK.shape[1],
+        rows_TK=rows.view(experts_TK.shape),
         forward=forward,
         backward=backward,
     )

@@ -65,6 +65,7 @@ def peak_bytes(
     strategy: Strategy = "none",
     bias: bool = True,
     capacity_factor: float | None = None,
+    pad_to_capacity: bool = False,
     states: StateBytes | None = None,
     pins_host: bool = False,
     is_grouped: bool = False,
@@ -84,6 +85,7 @@ def peak_bytes(
     Args:
         bias: whether experts add biases (swiglu never does).
         capacity_factor: as the layer's; above 1 it drops nothing of balanced rows.
+        pad_to_capacity: as the layer's; rows are those that the experts can take.
         states: of one parameter; default, those of a layer by itself.
         pins_host: host memory is page-locked.
         is_grouped: one kernel of the device takes the rows of all local experts.
@@ -92,9 +94,10 @@ def peak_bytes(
     kind: type[_Counts] = _GroupedCounts if is_grouped else _Counts
     if workload.expert_parallel == "tensor":
         kind = _TensorParallelCounts
+    share = 1.0 if capacity_factor is None else capacity_factor
     counts = kind(
         workload, forward_degree, backward_degree, strategy, bias=bias,
-        share=1.0 if capacity_factor is None else min(1.0, capacity_factor),
+        share=share if pad_to_capacity else min(1.0, share), is_padded=pad_to_capacity,
     )  # fmt: skip
     states = states or StateBytes.of_layer(workload.dtype)
     return Peak(
@@ -126,6 +129,7 @@ class _Counts:
         *,
         bias: bool,
         share: float,
+        is_padded: bool,
     ) -> None:
         self._workload, self._layer = workload, workload.layer
         self._degrees = forward_degree, backward_degree
@@ -136,6 +140,7 @@ class _Counts:
         self._element = dtype_bytes(workload.dtype)
         self._pairs = workload.rows
         self._rows = math.ceil(workload.rows * share)
+        self._sent = self._rows if is_padded else self._pairs
 
     @property
     def parameters(self) -> int:
@@ -164,7 +169,7 @@ class _Counts:
         if self._reuses:
             return 2 * self._tokens_bytes
         regroups = self._regroups(0) or self._regroups(1)
-        rows = self._pairs + self._rows * (2 if regroups else 1)
+        rows = self._sent + self._rows * (2 if regroups else 1)
         return 2 * self._tokens_bytes + rows * self._layer.d_model * self._element
 
     def gradient_sum_bytes(self, states: StateBytes) -> int:
@@ -235,7 +240,7 @@ class _GroupedCounts(_Counts):
         if self._reuses:
             return super().buffer_bytes()
         layer = self._layer
-        rows = self._pairs + 2 * self._rows  # what arrives, and what leaves
+        rows = self._sent + 2 * self._rows  # what arrives, and what leaves
         by_expert = 0
         if max(self._degrees) > 1:
             by_expert = self._rows * (self._middle + layer.d_model)
