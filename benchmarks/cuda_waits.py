@@ -1,28 +1,29 @@
 """Waits taken out of the runtime one at a time: does the test kit notice every one?
 
-    python -m benchmarks.cuda_waits            # every site, and the table of the results page
-    python -m benchmarks.cuda_waits stored.py  # the sites of files with that name
+    python -m benchmarks.cuda_waits            # every site, and the results page
+    python -m benchmarks.cuda_waits stored.py  # the sites of files with that name first
 
 A site is a wait for a stream, an event, a transfer or a thread; the record of an event; a stream
 that work is put on; or the device of a stream that is asked for. Each is removed in a copy of the
-tree, whose tests on fake GPUs (`tests/cuda_kit`) then run until the first failure.
+tree, whose tests on fake GPUs (`tests/cuda_kit`) then run until the first failure. Verdicts are
+kept, so a run that was broken off goes on with the rest; a site that has moved since is judged
+again. Once all are judged, docs/results/cuda-waits.md is written.
 """
 
 import argparse
 import ast
 import copy
-import os
-import re
-import shutil
-import subprocess
-import sys
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.tree_tests import ROOT, copy_tree, first_failure
+
+KEPT = ROOT / ".mutants-waits.jsonl"
+RESULT = ROOT / "docs/results/cuda-waits.md"
 PACKAGES = ("moetune/comm", "moetune/runtime")
 TESTS = (
     ("tests/runtime/test_gpu_*.py", "tests/workflows/test_gpu_*.py"),
@@ -30,9 +31,11 @@ TESTS = (
     ("tests/runtime/test_chunked_alone.py",),
 )
 """Tests of the kit, and for what they let through those that run on the CPU."""
-FIRST = {"moe": "streams", "parallel": "parallel", "sharded": "chunks", "comm": "parallel"}
+FIRST = {
+    "moe": "streams", "parallel": "parallel", "sharded": "chunks", "comm": "parallel",
+    "plans": "times", "runtime": "times",
+}  # fmt: skip
 """Tests that most probably notice what is removed from a package."""
-PATIENCE_SECONDS = 600
 WAITS = frozenset({
     "wait", "wait_event", "wait_stream", "synchronize", "result",
     # moetune's own, which wait by those above
@@ -44,7 +47,8 @@ ALSO = frozenset({("rings.py", "self._rotation.end")})
 """Waits with a name that elsewhere means something else."""
 NOT_SITES = frozenset({
     # These build something, and return it.
-    ("function.py", "phase.finish"), ("repacking.py", "move.finish"),
+    ("function.py", "phase.finish"), ("function.py", "phase.grads.finish"),
+    ("repacking.py", "move.finish"),
     ("reuse.py", "self._tokens.finish"),
     # The host's own: threads that talk to a service, and the recorder for CPUs.
     ("client.py", "outcome.result"), ("reports.py", "self._changed.wait_for"),
@@ -151,37 +155,40 @@ def judge(site: Site, tree: Path) -> Verdict:
     before = path.read_text()
     changed = _Remover(site.path, site.number).visit(ast.parse(before))
     path.write_text(ast.unparse(ast.fix_missing_locations(changed)))
-    noticed_by, how = "", ""
+    likely = FIRST.get(path.parent.name, "")
     try:
-        for patterns in TESTS:
-            if not noticed_by:
-                noticed_by, how = _first_failure(tree, patterns, path.parent.name)
+        failures = (first_failure(_tests(tree, one, likely), tree) for one in TESTS)
+        failure = next((one for one in failures if one is not None), None)
     finally:
         path.write_text(before)
-    return Verdict(site=site, noticed_by=noticed_by, how=how)
+    if failure is None:
+        return Verdict(site=site, noticed_by="", how="")
+    return Verdict(site=site, noticed_by=failure.test, how=failure.complaint)
 
 
-def _first_failure(tree: Path, patterns: Sequence[str], package: str) -> tuple[str, str]:
+def _tests(tree: Path, patterns: Sequence[str], likely: str) -> list[str]:
     found = [file for pattern in patterns for file in sorted(tree.glob(pattern))]
-    likely = FIRST.get(package, "")
-    tests = [str(file) for file in sorted(found, key=lambda file: likely not in file.name)]
-    command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60",
-        "--tb=short", *tests,
-    ]  # fmt: skip
-    variables = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            command, check=False, cwd=tree, env=variables, capture_output=True, text=True,
-            timeout=PATIENCE_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "no end", ""
-    if done.returncode == 0:
-        return "", ""
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    how = re.search(r"^E +(\S.*)$", done.stdout, re.MULTILINE)
-    return failed[1] if failed else "no start", how[1] if how else ""
+    return [str(file) for file in sorted(found, key=lambda file: likely not in file.name)]
+
+
+_PREFACE = """# Waits taken out
+
+Would the test kit of fake GPUs notice a missing wait? `python -m benchmarks.cuda_waits` takes out
+one wait for a stream, an event, a transfer or a thread at a time, or the record of an event, the
+stream that work is put on, or the device whose stream is asked for, and runs the kit's tests until
+the first one fails. What those let through, the tests of chunks on a CPU get to see.
+
+"""
+
+
+def page(verdicts: Sequence[Verdict]) -> str:
+    """Return the results page."""
+    missed = sum(not one.noticed_by for one in verdicts)
+    so = "Every one is noticed." if not missed else f"**{missed} are not noticed.**"
+    return (
+        f"{_PREFACE}`moetune/comm` and `moetune/runtime` have {len(verdicts)} sites. {so}\n\n"
+        f"{table(verdicts)}\n"
+    )
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -203,24 +210,33 @@ def table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
+def verdicts_of(root: Path) -> dict[Site, Verdict]:
+    """Return what is kept about the sites of files that are as they were."""
+    lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else []
+    kept = [Verdict(**{**one, "site": Site(**one["site"])}) for one in map(json.loads, lines)]
+    there = set(sites_of(root))
+    return {one.site: one for one in kept if one.site in there}
+
+
 def main() -> None:
-    """Judge the sites, and print the table."""
+    """Judge the sites that are not judged yet, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", help="names of files; default, all")
-    names = parser.parse_args().files
-    sites = [one for one in sites_of(ROOT) if not names or Path(one.path).name in names]
-    verdicts = []
+    parser.add_argument("files", nargs="*", help="names of files to begin with")
+    first = parser.parse_args().files
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        shutil.copytree(
-            ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "site")
-        )
-        for site in sites:
-            verdicts.append(judge(site, tree))
-            last = verdicts[-1]
-            print(f"{site.path}:{site.line} {site.kind} {site.text[:60]!r}", file=sys.stderr)
-            print(f"    {last.noticed_by or 'NOTHING'}: {last.how[:160]}", file=sys.stderr)
-    print(table(verdicts))
+        copy_tree(tree)
+        judged = verdicts_of(tree)
+        sites = list(sites_of(tree))
+        for site in sorted(sites, key=lambda one: Path(one.path).name not in first):
+            if site in judged:
+                continue
+            judged[site] = last = judge(site, tree)
+            with KEPT.open("a", encoding="utf-8") as kept:
+                kept.write(json.dumps(asdict(last)) + "\n")
+            print(f"{site.path}:{site.line} {site.kind} {site.text[:60]!r}")
+            print(f"    {last.noticed_by or 'NOTHING'}: {last.how[:160]}", flush=True)
+        RESULT.write_text(page([judged[site] for site in sites]), encoding="utf-8")
 
 
 if __name__ == "__main__":
