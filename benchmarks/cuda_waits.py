@@ -39,7 +39,8 @@ FIRST = {
 WAITS = frozenset({
     "wait", "wait_event", "wait_stream", "synchronize", "result",
     # moetune's own, which wait by those above
-    "drain", "finish", "finish_gather", "finish_reduce", "finish_reductions", "make_writable",
+    "drain", "finish", "finish_gather", "finish_reduce", "finish_reductions", "finish_step",
+    "make_writable",
     "wait_for", "wait_for_save", "wait_for_saves", "_end_last_gather", "_finish_wait", "_wait",
 })  # fmt: skip
 RECORDS = frozenset({"record", "record_event"})
@@ -55,6 +56,8 @@ NOT_SITES = frozenset({
     ("trace.py", "one.ended.wait"),
 })  # fmt: skip
 _NOTHING = ast.parse("(lambda *_: None)", mode="eval").body
+_HANDED_ON = "({}, lambda *_: None)[1]"
+"""What would be waited for, and in place of its wait nothing."""
 _NEVER_RECORDED = ast.parse("torch.cuda.Event()", mode="eval").body
 _NO_STREAM = ast.parse("torch.cuda.stream(None)", mode="eval").body
 
@@ -119,7 +122,9 @@ class _Remover(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         node.value = self.visit(node.value)
         is_handed_on = isinstance(node.ctx, ast.Load) and node.attr in {"wait", "synchronize"}
-        return self._removed("wait", node, _NOTHING) if is_handed_on else node
+        without = _HANDED_ON.format(ast.unparse(node.value))
+        unwaited = ast.parse(without, mode="eval").body
+        return self._removed("wait", node, unwaited) if is_handed_on else node
 
     def _is_wait(self, node: ast.Call, name: str) -> bool:
         place = Path(self._path).name, ast.unparse(node.func)
