@@ -20,7 +20,6 @@ from moetune.runtime.sharded.replicas import ReplicaGroup
 from moetune.runtime.sharded.schedule import ParameterUses
 from moetune.runtime.sharded.stored import StoredChunk
 
-
 Repack = Callable[["ChunkedOptimizer", ParameterUses], None]
 
 
