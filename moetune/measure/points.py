@@ -157,18 +157,34 @@ def choose_points(
     elif linked:
         others += overlap_points(_COMM_BYTES[machine.kind])
     needed += step_points(of_layers)
-    copies: list[CopyPoint] = list(_copy_grid(machine.kind, grid))
-    if machine.kind == "cuda" and workloads:
-        # Plans may offload activations, on streams beside computation and exchanges.
-        needed += [*_interference(has_link=bool(linked)), *(one for one in copies if one.pinned)]
-        needed += _sustained(dtypes)
-    others += [*_interference(has_link=bool(linked)), *copies]
+    offloading = _offloading(
+        machine.kind, dtypes, grid, has_link=bool(linked), is_planned=bool(workloads)
+    )
+    needed += offloading.needed
+    others += offloading.others
     if not transformers:
         others += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
     if not workloads:
         others += _rows_grid(dtypes, max_tokens, grid)
     chosen = PointChoice(needed=that_fit(needed, machine), others=that_fit(others, machine))
     return replace(chosen, others=chosen.without(frozenset(chosen.needed)).others)
+
+
+def _offloading(
+    kind: DeviceKind, dtypes: Sequence[str], grid: Grid, *, has_link: bool, is_planned: bool
+) -> PointChoice:
+    """Return copies, and what computation, exchanges and copies lose to each other.
+
+    Args:
+        is_planned: for given layers, whose plans may offload activations from a GPU, on streams
+            beside computation and exchanges.
+    """
+    copies = tuple(_copy_grid(kind, grid))
+    losses = tuple(_interference(has_link=has_link))
+    needed: tuple[Point, ...] = ()
+    if kind == "cuda" and is_planned:
+        needed = (*losses, *(one for one in copies if one.pinned), *_sustained(dtypes))
+    return PointChoice(needed=needed, others=(*losses, *copies))
 
 
 def that_fit(points: Iterable[Point], machine: Machine) -> tuple[Point, ...]:
