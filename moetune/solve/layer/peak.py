@@ -93,7 +93,10 @@ def peak_bytes(
         workload, forward_degree, backward_degree, strategy, bias=bias,
         share=1.0 if capacity_factor is None else min(1.0, capacity_factor),
     )  # fmt: skip
-    states = states or StateBytes.of_layer(workload.dtype)
+    return _peak(counts, states or StateBytes.of_layer(workload.dtype), pins_host=pins_host)
+
+
+def _peak(counts: "_Counts", states: StateBytes, *, pins_host: bool) -> Peak:
     return Peak(
         state_bytes=counts.parameters * states.total,
         activation_bytes=counts.activation_bytes(),
