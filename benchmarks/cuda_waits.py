@@ -6,8 +6,8 @@
 A site is a wait for a stream, an event, a transfer or a thread; the record of an event; a stream
 that work is put on; or the device of a stream that is asked for. Each is removed in a copy of the
 tree, whose tests on fake GPUs (`tests/cuda_kit`) then run until the first failure. Verdicts are
-kept, so a run that was broken off goes on with the rest; a site that has moved since is judged
-again. Once all are judged, docs/results/cuda-waits.md is written.
+kept, so a run that was broken off goes on with the rest; a site that has moved since, or that
+nothing noticed, is judged again. Once all are judged, docs/results/cuda-waits.md is written.
 """
 
 import argparse
@@ -216,11 +216,11 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 
 def verdicts_of(root: Path) -> dict[Site, Verdict]:
-    """Return what is kept about the sites of files that are as they were."""
+    """Return what is kept about sites that were noticed, and are where they were."""
     lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else []
     kept = [Verdict(**{**one, "site": Site(**one["site"])}) for one in map(json.loads, lines)]
     there = set(sites_of(root))
-    return {one.site: one for one in kept if one.site in there}
+    return {one.site: one for one in kept if one.site in there and one.noticed_by}
 
 
 def main() -> None:
