@@ -15,7 +15,7 @@ from moetune.domain.request import PlanRequest
 from moetune.workflows.plan import make_plan
 
 _GOOD = {
-    "ours:1": 200.0, "ours:4": 100.0, "planned": 102.0, "bare": 190.0,
+    "ours:1": 200.0, "ours:4": 100.0, "planned": 102.0, "bare": 190.0, "ffn": 192.0,
     "bare_collectives": 90.0, "bare_gemms": 100.0, "deepspeed": 240.0,
 }  # fmt: skip
 
@@ -28,6 +28,7 @@ def test_figures_are_ratios_of_medians() -> None:
     assert one.regret == pytest.approx(0.02)
     assert one.speed_up == pytest.approx(200 / 102)
     assert one.own_cost == pytest.approx(10 / 190)
+    assert one.own_cost_over_ffn == pytest.approx(8 / 192)
     assert one.peer_ratio == pytest.approx(240 / 102)
     assert one.peer_share == pytest.approx(90 / 240)
 
@@ -44,7 +45,7 @@ def test_one_slow_round_does_not_move_a_figure() -> None:
 
 def test_every_target_is_met_by_a_good_cell() -> None:
     targets = check_targets([Summary(cell=_cell(_GOOD, predicted={1: 0.194, 4: 0.103}))])
-    assert len(targets) == 10
+    assert len(targets) == 11
     assert [target.promise for target in targets if not target.is_met] == []
 
 
@@ -52,11 +53,12 @@ def test_every_target_is_met_by_a_good_cell() -> None:
     ("change", "promise"),
     [
         ({"planned": 106.0}, "within 3% of the best"),
-        ({"ours:1": 170.0, "bare": 170.0}, "1.7 × as fast"),
+        ({"ours:1": 170.0, "bare": 170.0, "ffn": 170.0}, "1.7 × as fast"),
         ({"planned": 205.0}, "nowhere slower than degree 1"),
         ({"deepspeed": 152.0}, "third or more"),
         ({"deepspeed": 101.0}, "nowhere faster"),
         ({"bare": 180.0}, "bare products"),
+        ({"ffn": 185.0}, "torch's own FFNs"),
     ],
 )
 def test_a_broken_promise_is_named(change: Mapping[str, float], promise: str) -> None:

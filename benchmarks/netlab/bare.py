@@ -1,30 +1,32 @@
 """What no layer can beat at one chunk, and the simplest chunked forward.
 
 The floor: the two GEMMs of the forward and the four of the backward pass, two all-to-alls in
-each, one after the other, of the sizes that a balanced layer has; no gate, no permutation, no
-activation function. The floor's all-to-alls are those of our link, which are faster than gloo's
-own; the plain ones are what DeepSpeed uses.
+each, one after the other, of the rows that the rank's experts really have; no gate, no permutation,
+no bias, no activation function. The floor's all-to-alls are those of our link, which are faster
+than gloo's own; the plain ones are what DeepSpeed uses. `ffn_step` has torch's own modules in
+place of the GEMMs: what the experts cost without a layer around them.
 """
-
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from benchmarks.netlab.cell import Cell, Step
 from moetune.comm.gloo import ReceivesFirst
 
-# N rows of this rank after dispatch, R rows of one of its experts, D model, H hidden, L experts
+# N rows that this rank sends, M that it receives, R rows of one of its experts, D model, H hidden
+ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 
 
 def collectives_step(cell: Cell) -> Step:
     """Return the four all-to-alls of a step, over our link."""
-    exchange, received_ND = _exchange(cell)
+    exchange = _Exchange(cell)
 
     def step() -> torch.Tensor:
-        for _ in range(4):
-            exchange()
-        return received_ND
+        for _ in range(2):
+            exchange.dispatch()
+            exchange.combine()
+        return exchange.rows_ND
 
     return step
 
@@ -44,7 +46,7 @@ def plain_collectives_step(cell: Cell) -> Step:
 
 def gemms_step(cell: Cell) -> Step:
     """Return the six products of every local expert."""
-    experts = [_Expert(cell) for _ in range(cell.local_experts)]
+    experts = [_Expert(cell, rows) for rows in _Exchange(cell).expert_rows]
 
     def step() -> torch.Tensor:
         for expert in experts:
@@ -58,19 +60,48 @@ def gemms_step(cell: Cell) -> Step:
 
 def sequential_step(cell: Cell) -> Step:
     """Return collectives and products in the order of a layer with one chunk."""
-    experts = [_Expert(cell) for _ in range(cell.local_experts)]
-    exchange, received_ND = _exchange(cell)
+    exchange = _Exchange(cell)
+    experts = [_Expert(cell, rows) for rows in exchange.expert_rows]
 
     def step() -> torch.Tensor:
-        exchange()
+        exchange.dispatch()
         for expert in experts:
             expert.forward()
-        exchange()
-        exchange()
+        exchange.combine()
+        exchange.dispatch()
         for expert in experts:
             expert.backward()
-        exchange()
-        return received_ND
+        exchange.combine()
+        return exchange.rows_ND
+
+    return step
+
+
+def ffn_step(cell: Cell) -> Step:
+    """Return the same with torch's own FFNs, biases and activations included."""
+    layer, exchange = cell.layer, _Exchange(cell)
+    experts = nn.ModuleList(
+        nn.Sequential(
+            nn.Linear(layer.d_model, layer.d_hidden),
+            ACTIVATIONS[layer.activation](),
+            nn.Linear(layer.d_hidden, layer.d_model),
+        )
+        for _ in exchange.expert_rows
+    )
+    inputs = [torch.randn(rows, layer.d_model).requires_grad_() for rows in exchange.expert_rows]
+    grads = [torch.randn(rows, layer.d_model) for rows in exchange.expert_rows]
+
+    def step() -> torch.Tensor:
+        experts.zero_grad(set_to_none=True)
+        for one in inputs:
+            one.grad = None
+        exchange.dispatch()
+        outputs = [expert(one) for expert, one in zip(experts, inputs, strict=True)]
+        exchange.combine()
+        exchange.dispatch()
+        torch.autograd.backward(outputs, grads)
+        exchange.combine()
+        return exchange.rows_ND
 
     return step
 
@@ -100,24 +131,43 @@ def chunked_forward_step(cell: Cell, degree: int) -> Step:
     return step
 
 
-def _exchange(cell: Cell) -> tuple[Callable[[], None], torch.Tensor]:
-    """Return one balanced all-to-all over our link, and where it lands."""
-    communicator = ReceivesFirst(None)
-    rows_ND = cell.inputs().repeat_interleave(cell.layer.top_k, dim=0)
-    received_ND = torch.empty_like(rows_ND)
-    splits = [len(rows_ND) // communicator.num_ranks] * communicator.num_ranks
+class _Exchange:
+    """All-to-alls over our link of the rows that the cell's tokens choose experts for.
 
-    def exchange() -> None:
-        communicator.all_to_all(received_ND, rows_ND, splits, splits, "bare", is_alone=True).wait()
+    Attributes:
+        rows_ND: what is sent, and where it comes back.
+        expert_rows: rows of each of this rank's experts.
+    """
 
-    return exchange, received_ND
+    def __init__(self, cell: Cell) -> None:
+        self._communicator = ReceivesFirst(None)
+        ranks, rank = self._communicator.num_ranks, self._communicator.rank
+        counts_PPL = cell.routed_rows().view(ranks, ranks, -1)
+        self._sent: list[int] = counts_PPL[rank].sum(-1).tolist()
+        self._received: list[int] = counts_PPL[:, rank].sum(-1).tolist()
+        self.expert_rows: list[int] = counts_PPL[:, rank].sum(0).tolist()
+        self.rows_ND = cell.inputs().repeat_interleave(cell.layer.top_k, dim=0)
+        self._arrived_MD = self.rows_ND.new_empty(sum(self._received), cell.layer.d_model)
+
+    def dispatch(self) -> None:
+        """Send every row to its expert's rank."""
+        self._move(self._arrived_MD, self.rows_ND, self._received, self._sent)
+
+    def combine(self) -> None:
+        """Send every row back."""
+        self._move(self.rows_ND, self._arrived_MD, self._sent, self._received)
+
+    def _move(
+        self, into: torch.Tensor, rows: torch.Tensor, received: list[int], sent: list[int]
+    ) -> None:
+        self._communicator.all_to_all(into, rows, received, sent, "bare", is_alone=True).wait()
 
 
 class _Expert:
     """The operands of one expert's products, allocated once."""
 
-    def __init__(self, cell: Cell) -> None:
-        rows, d_model, d_hidden = cell.rows_per_expert, cell.layer.d_model, cell.layer.d_hidden
+    def __init__(self, cell: Cell, rows: int) -> None:
+        d_model, d_hidden = cell.layer.d_model, cell.layer.d_hidden
         self.input_RD = torch.randn(rows, d_model)
         self.hidden_RH = torch.randn(rows, d_hidden)
         self.output_RD = torch.randn(rows, d_model)

@@ -26,11 +26,6 @@ class Cell:
         """Experts on one rank."""
         return self.layer.num_experts // dist.get_world_size()
 
-    @property
-    def rows_per_expert(self) -> int:
-        """Rows of one expert when the routing is balanced."""
-        return self.tokens * self.layer.top_k // self.local_experts
-
     def inputs(self) -> torch.Tensor:
         """Return this rank's tokens (T, D); every rank has others."""
         generator = torch.Generator().manual_seed(_SEED + 1 + dist.get_rank())
@@ -71,12 +66,18 @@ class Cell:
             for name, value in self.all_weights().items()
         }
 
-    def imbalance(self) -> float:
-        """Return the busiest expert's rows over the mean, over all ranks' tokens."""
+    def routed_rows(self) -> torch.Tensor:
+        """Return the rows (P, E) that every rank has for every expert."""
         logits_TE = self.inputs() @ self.weights()["gate.weight"].T
         choices = logits_TE.topk(self.layer.top_k, dim=1).indices.flatten()
-        counts_E = torch.bincount(choices, minlength=self.layer.num_experts)
-        dist.all_reduce(counts_E)
+        counts_PE = torch.zeros(dist.get_world_size(), self.layer.num_experts, dtype=torch.int64)
+        counts_PE[dist.get_rank()] = torch.bincount(choices, minlength=self.layer.num_experts)
+        dist.all_reduce(counts_PE)
+        return counts_PE
+
+    def imbalance(self) -> float:
+        """Return the busiest expert's rows over the mean, over all ranks' tokens."""
+        counts_E = self.routed_rows().sum(0)
         return float(counts_E.max() / counts_E.double().mean())
 
 

@@ -21,7 +21,7 @@ from moetune.workflows.plan import make_plan
 from moetune.workflows.wiring import configure, open_store
 
 _TIMEOUT_SECONDS = 1200.0
-_FLOOR = ("bare", "bare_collectives", "bare_gemms", "plain_collectives", "plain")
+_FLOOR = ("bare", "ffn", "bare_collectives", "bare_gemms", "plain_collectives", "plain")
 NUM_RANKS = 2
 _PROFILE = "netlab"
 DTYPE = "float32"

@@ -10,9 +10,8 @@ experts are cut from (ranks, experts, rows, d_model) and run one after the other
 import torch
 from torch import nn
 
+from benchmarks.netlab.bare import ACTIVATIONS
 from benchmarks.netlab.cell import Cell, Step, module_step
-
-_ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 
 
 class _OutputOnly(nn.Module):
@@ -40,7 +39,7 @@ def deepspeed_step(cell: Cell) -> Step:
     shape = cell.layer
     expert = nn.Sequential(
         nn.Linear(shape.d_model, shape.d_hidden),
-        _ACTIVATIONS[shape.activation](),
+        ACTIVATIONS[shape.activation](),
         nn.Linear(shape.d_hidden, shape.d_model),
     )
     layer = MoE(

@@ -2,7 +2,7 @@
 
 Variants: `ours:DEGREE`, `reused:STRATEGY:DEGREE`, `plain` (one chunk over gloo's own all-to-all),
 `planned:FOLDER` (of plans named TOKENS.json; so `limited:FOLDER`), `deepspeed`, `bare`,
-`bare_collectives`, `bare_gemms`, `chunked_forward:DEGREE`. Each round runs all of them in
+`ffn`, `bare_collectives`, `bare_gemms`, `chunked_forward:DEGREE`. Each round runs all of them in
 another order, so that what drifts meets all alike. Rank 0 prints one JSON line per cell and
 variant; a step's time is the maximum over the ranks.
 """
@@ -72,6 +72,7 @@ def make_step(variant: str, cell: Cell) -> Step:
         ),
         "deepspeed": lambda: peer_deepspeed.deepspeed_step(cell),
         "bare": lambda: bare.sequential_step(cell),
+        "ffn": lambda: bare.ffn_step(cell),
         "plain": lambda: ours.plain_step(cell),
         "plain_collectives": lambda: bare.plain_collectives_step(cell),
         "bare_collectives": lambda: bare.collectives_step(cell),

@@ -99,6 +99,11 @@ class Summary:
         return self.degree(1) / self.measured("bare") - 1
 
     @property
+    def own_cost_over_ffn(self) -> float:
+        """What degree 1 costs more than torch's own FFNs between the bare collectives."""
+        return self.degree(1) / self.measured("ffn") - 1
+
+    @property
     def peer_ratio(self) -> float | None:
         """DeepSpeed over the plan."""
         if "deepspeed" not in self.cell.seconds:
@@ -130,7 +135,7 @@ def check_targets(summaries: Sequence[Summary]) -> tuple[Target, ...]:
         *(_lab_targets(lab) if lab else ()),
         *(_loopback_targets(loopback) if loopback else ()),
         *_peer_targets(summaries),
-        _own_cost_target(summaries),
+        *_own_cost_targets(summaries),
     )
 
 
@@ -153,7 +158,8 @@ def cell_table(summaries: Sequence[Summary]) -> str:
         "with perfect overlap",
         "over one chunk with gloo's all-to-all",
         "DeepSpeed ms", "DeepSpeed / planned", "communication in DeepSpeed's step",
-        "bare ms (collectives, products)", "own cost over bare", "busiest expert / mean",
+        "bare ms (collectives, products)", "own cost over bare", "over torch's FFN",
+        "busiest expert / mean",
     )  # fmt: skip
     return _table(header, [_cell_row(one) for one in summaries])
 
@@ -177,6 +183,7 @@ def _cell_row(one: Summary) -> tuple[str, ...]:
         f"{one.peer_share:.0%}" if one.peer_share else "–",
         _floor(one),
         f"{one.own_cost:+.1%}",
+        f"{one.own_cost_over_ffn:+.1%}",
         f"{one.cell.imbalance:.2f}",
     )
 
@@ -264,12 +271,20 @@ def _peer_targets(summaries: Sequence[Summary]) -> Iterator[Target]:
         )
 
 
-def _own_cost_target(summaries: Sequence[Summary]) -> Target:
+def _own_cost_targets(summaries: Sequence[Summary]) -> Iterator[Target]:
     worst = max(summaries, key=lambda one: one.own_cost)
-    return Target(
+    least, most = (extreme(one.own_cost for one in summaries) for extreme in (min, max))
+    yield Target(
         promise=f"degree 1 costs ≤ {_MAX_OWN_COST:.0%} more than its bare products and collectives",
-        found=f"at worst {worst.own_cost:+.1%} ({_name(worst)})",
-        is_met=worst.own_cost <= _MAX_OWN_COST,
+        found=f"{least:+.1%} to {most:+.1%} ({_name(worst)})",
+        is_met=most <= _MAX_OWN_COST,
+    )
+    worst = max(summaries, key=lambda one: one.own_cost_over_ffn)
+    least, most = (extreme(one.own_cost_over_ffn for one in summaries) for extreme in (min, max))
+    yield Target(
+        promise=f"and ≤ {_MAX_OWN_COST:.0%} more than torch's own FFNs between these collectives",
+        found=f"{least:+.1%} to {most:+.1%} ({_name(worst)})",
+        is_met=most <= _MAX_OWN_COST,
     )
 
 

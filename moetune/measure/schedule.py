@@ -32,6 +32,9 @@ MAX_VISITS = 5
 """Visits after which a point is as certain as this machine lets it be."""
 _DOUBTFUL = 1.2
 """Above the chord between the neighbours. Curves that are measured well stay below 1.1."""
+_WIDE = 16
+"""Ratio of sizes within which a curve has one bend at most: a start-up time, a burst and a rate make
+two, and 64 kB and 4 MB alone put exchanges of 512 kB at half their time."""
 _NEW_KIND, _KNOWN_KIND = 2, 3
 """Tiers by which a grid's points come after those that layers need."""
 _AT_ONCE: Mapping[str, int] = MappingProxyType({"gemm": 4, "collective": 2})
@@ -46,8 +49,8 @@ all that they consist of."""
 def tiers(needed: Sequence[Point], others: Sequence[Point]) -> tuple[tuple[Point, ...], ...]:
     """Return the points by worth, the most valuable first; no tier is empty.
 
-    A family is one curve of the profile. Its two ends come first, then the middle, then the
-    middles of what is left. Families that no layer needs begin two tiers later; further sizes of
+    A family is one curve of the profile. Its two ends come first, then its middle, and the middles
+    of what is left for as long as it is wide, then all others. Families that no layer needs begin two tiers later; further sizes of
     needed ones, three. Whole steps come once there is something to compare them with.
 
     Args:
@@ -117,7 +120,7 @@ def _in_turns(points: Sequence[Point]) -> list[Point]:
 
 
 def _depths(points: Sequence[Point]) -> dict[Point, int]:
-    """Return each point's depth in its family: 0 for both ends, 1 for the middle, and so on."""
+    """Return each point's depth in its family: 0 for both ends, 1 for middles of wide gaps, …"""
     families: dict[object, list[Point]] = {}
     for point in points:
         families.setdefault(family(point), []).append(point)
@@ -130,14 +133,16 @@ def _depths(points: Sequence[Point]) -> dict[Point, int]:
 
 
 def _bisected(members: Sequence[Point]) -> list[tuple[Point, int]]:
-    last = len(members) - 1
-    found = dict.fromkeys((0, last), 0)
-    gaps, depth = [(0, last)], 1
+    found = dict.fromkeys((0, len(members) - 1), 0)
+    gaps = [(0, len(members) - 1, 1)]
     while gaps:
-        halves = [(low, (low + high) // 2, high) for low, high in gaps if high - low > 1]
-        found |= {middle: depth for _, middle, _ in halves}
-        gaps = [gap for low, middle, high in halves for gap in ((low, middle), (middle, high))]
-        depth += 1
+        low, high, depth = gaps.pop()
+        if high - low > 1:
+            middle = (low + high) // 2
+            found[middle] = depth
+            for first, last in ((low, middle), (middle, high)):
+                is_wide = _size(members[last]) > _WIDE * _size(members[first])
+                gaps.append((first, last, depth + (not is_wide)))
     return [(members[index], depth) for index, depth in found.items()]
 
 

@@ -12,8 +12,7 @@ from moetune.domain.samples import GemmPoint, Sample
 from moetune.domain.step_errors import StepErrors, StepRecord
 from moetune.fit.step_errors import (
     DRIFT,
-    LARGEST_DRIFT,
-    LEAST_DRIFT,
+    LARGEST_SEEN,
     NOISE,
     NUM_OCTAVES,
     OTHER_LAYER,
@@ -142,10 +141,15 @@ def visits(*factors: float) -> list[Sample]:
     ]
 
 
+def _drift(seen: float) -> float:
+    """Half of the variance is the visits', half the record's."""
+    return math.sqrt((seen**2 + DRIFT**2) / 2)
+
+
 def test_the_drift_is_that_of_a_machines_own_visits() -> None:
-    assert drift_of(visits(1.0, 1.0, 1.0)) == LEAST_DRIFT
-    assert drift_of(visits(1.0, 1.0, 1.1)) == pytest.approx(math.log(1.1) / 1.645)
-    assert drift_of(visits(1.0, 1.0, 9.0)) == LARGEST_DRIFT
+    assert drift_of(visits(1.0, 1.0, 1.0)) == _drift(0.0)
+    assert drift_of(visits(1.0, 1.0, 1.1)) == pytest.approx(_drift(math.log(1.1) / 1.645))
+    assert drift_of(visits(1.0, 1.0, 9.0)) == _drift(LARGEST_SEEN)
     assert drift_of(visits(1.0)) == drift_of(visits(1.0, 1.5)[:4]) == DRIFT
 
 
@@ -154,13 +158,13 @@ def test_visits_beside_other_programs_are_no_drift_of_the_machine() -> None:
         replace(one, marks=("busy",)) if one.median_seconds > 1e-3 * one.point.rows else one  # type: ignore[union-attr]  # GEMMs
         for one in visits(1.0, 1.0, 1.5)
     ]
-    assert drift_of(marked) == LEAST_DRIFT
-    assert drift_of([replace(one, marks=("busy",)) for one in marked]) > LEAST_DRIFT
+    assert drift_of(marked) == _drift(0.0)
+    assert drift_of([replace(one, marks=("busy",)) for one in marked]) > _drift(0.0)
 
 
 def test_the_drift_is_that_of_the_long_gemms() -> None:
     long, short = visits(1.0, 1.0, 1.02)[-6:], visits(1.0, 1.0, 1.0, 1.9)[:8]
-    assert drift_of(long + short) == LEAST_DRIFT
+    assert drift_of(long + short) == pytest.approx(_drift(math.log(1.02) / 1.645))
 
 
 def test_a_machine_that_drifts_has_wider_ranges() -> None:

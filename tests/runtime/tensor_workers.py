@@ -235,8 +235,8 @@ def _know_when_a_reduce_scatter_ends() -> None:
     future = transfer.future()
     assert future is not None
     future.wait()
-    assert torch.equal(total, 2 * shards[communicator.rank])
     transfer.wait()
+    assert torch.equal(total, 2 * shards[communicator.rank])
 
 
 def death(*, in_backward: bool, sequence_parallel: bool) -> None:
