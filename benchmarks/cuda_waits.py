@@ -2,6 +2,7 @@
 
     python -m benchmarks.cuda_waits            # every site, and the results page
     python -m benchmarks.cuda_waits stored.py  # the sites of files with that name first
+    python -m benchmarks.cuda_waits --page     # the page of what is judged so far
 
 A site is a wait for a stream, an event, a transfer or a thread; the record of an event; a stream
 that work is put on; or the device of a stream that is asked for. Each is removed in a copy of the
@@ -16,7 +17,7 @@ import copy
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -186,14 +187,20 @@ the first one fails. What those let through, the tests of chunks on a CPU get to
 """
 
 
-def page(verdicts: Sequence[Verdict]) -> str:
-    """Return the results page."""
+def page(verdicts: Sequence[Verdict], left: Sequence[Site] = ()) -> str:
+    """Return the results page.
+
+    Args:
+        left: sites that are not judged yet.
+    """
     missed = sum(not one.noticed_by for one in verdicts)
-    so = "Every one is noticed." if not missed else f"**{missed} are not noticed.**"
-    return (
-        f"{_PREFACE}`moetune/comm` and `moetune/runtime` have {len(verdicts)} sites. {so}\n\n"
-        f"{table(verdicts)}\n"
-    )
+    so = "all of which are noticed" if not missed else f"**{missed} of which are not noticed**"
+    text = f"{_PREFACE}`moetune/comm` and `moetune/runtime` have {len(verdicts) + len(left)} sites"
+    text += f", {so}.\n\n" if not left else f"; {len(verdicts)} are judged, {so}.\n\n"
+    if left:
+        places = ", ".join(f"{one.path.removeprefix('moetune/')}:{one.line}" for one in left)
+        text += f"**Not judged** in their present form: {places}.\n\n"
+    return f"{text}{table(verdicts)}\n"
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -223,11 +230,22 @@ def verdicts_of(root: Path) -> dict[Site, Verdict]:
     return {one.site: one for one in kept if one.site in there and one.noticed_by}
 
 
+def _write_page(judged: Mapping[Site, Verdict], sites: Sequence[Site]) -> None:
+    left = [site for site in sites if site not in judged]
+    text = page([judged[site] for site in sites if site in judged], left)
+    RESULT.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
     """Judge the sites that are not judged yet, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", help="names of files to begin with")
-    first = parser.parse_args().files
+    parser.add_argument("--page", action="store_true", help="write the page of what is judged")
+    arguments = parser.parse_args()
+    first = arguments.files
+    if arguments.page:
+        _write_page(verdicts_of(ROOT), list(sites_of(ROOT)))
+        return
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         copy_tree(tree)
@@ -241,7 +259,7 @@ def main() -> None:
                 kept.write(json.dumps(asdict(last)) + "\n")
             print(f"{site.path}:{site.line} {site.kind} {site.text[:60]!r}")
             print(f"    {last.noticed_by or 'NOTHING'}: {last.how[:160]}", flush=True)
-        RESULT.write_text(page([judged[site] for site in sites]), encoding="utf-8")
+        _write_page(judged, sites)
 
 
 if __name__ == "__main__":
