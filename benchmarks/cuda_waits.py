@@ -196,10 +196,10 @@ def page(verdicts: Sequence[Verdict], left: Sequence[Site] = ()) -> str:
     missed = sum(not one.noticed_by for one in verdicts)
     so = "all of which are noticed" if not missed else f"**{missed} of which are not noticed**"
     text = f"{_PREFACE}`moetune/comm` and `moetune/runtime` have {len(verdicts) + len(left)} sites"
-    text += f", {so}.\n\n" if not left else f"; {len(verdicts)} are judged, {so}.\n\n"
+    text += f", {so}.\n\n" if not left else f"; {len(verdicts)} are judged here, {so}.\n\n"
     if left:
         places = ", ".join(f"{one.path.removeprefix('moetune/')}:{one.line}" for one in left)
-        text += f"**Not judged** in their present form: {places}.\n\n"
+        text += f"**Not judged, or not noticed,** in their present form: {places}.\n\n"
     return f"{text}{table(verdicts)}\n"
 
 
