@@ -1,28 +1,30 @@
 """Waits taken out of the runtime one at a time: does the test kit notice every one?
 
-    python -m benchmarks.cuda_waits            # every site, and the table of the results page
-    python -m benchmarks.cuda_waits stored.py  # the sites of files with that name
+    python -m benchmarks.cuda_waits            # every site, and the results page
+    python -m benchmarks.cuda_waits stored.py  # the sites of files with that name first
+    python -m benchmarks.cuda_waits --page     # the page of what is judged so far
 
 A site is a wait for a stream, an event, a transfer or a thread; the record of an event; a stream
 that work is put on; or the device of a stream that is asked for. Each is removed in a copy of the
-tree, whose tests on fake GPUs (`tests/cuda_kit`) then run until the first failure.
+tree, whose tests on fake GPUs (`tests/cuda_kit`) then run until the first failure. Verdicts are
+kept, so a run that was broken off goes on with the rest; a site that has moved since, or that
+nothing noticed, is judged again. Once all are judged, docs/results/cuda-waits.md is written.
 """
 
 import argparse
 import ast
 import copy
-import os
-import re
-import shutil
-import subprocess
-import sys
+import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.tree_tests import ROOT, copy_tree, first_failure
+
+KEPT = ROOT / ".mutants-waits.jsonl"
+RESULT = ROOT / "docs/results/cuda-waits.md"
 PACKAGES = ("moetune/comm", "moetune/runtime")
 TESTS = (
     ("tests/runtime/test_gpu_*.py", "tests/workflows/test_gpu_*.py"),
@@ -30,13 +32,16 @@ TESTS = (
     ("tests/runtime/test_chunked_alone.py",),
 )
 """Tests of the kit, and for what they let through those that run on the CPU."""
-FIRST = {"moe": "streams", "parallel": "parallel", "sharded": "chunks", "comm": "parallel"}
+FIRST = {
+    "moe": "streams", "parallel": "parallel", "sharded": "chunks", "comm": "parallel",
+    "plans": "times", "runtime": "times",
+}  # fmt: skip
 """Tests that most probably notice what is removed from a package."""
-PATIENCE_SECONDS = 600
 WAITS = frozenset({
     "wait", "wait_event", "wait_stream", "synchronize", "result",
     # moetune's own, which wait by those above
-    "drain", "finish", "finish_gather", "finish_reduce", "finish_reductions", "make_writable",
+    "drain", "finish", "finish_gather", "finish_reduce", "finish_reductions", "finish_step",
+    "make_writable",
     "wait_for", "wait_for_save", "wait_for_saves", "_end_last_gather", "_finish_wait", "_wait",
 })  # fmt: skip
 RECORDS = frozenset({"record", "record_event"})
@@ -44,13 +49,16 @@ ALSO = frozenset({("rings.py", "self._rotation.end")})
 """Waits with a name that elsewhere means something else."""
 NOT_SITES = frozenset({
     # These build something, and return it.
-    ("function.py", "phase.finish"), ("repacking.py", "move.finish"),
+    ("function.py", "phase.finish"), ("function.py", "phase.grads.finish"),
+    ("repacking.py", "move.finish"),
     ("reuse.py", "self._tokens.finish"),
     # The host's own: threads that talk to a service, and the recorder for CPUs.
     ("client.py", "outcome.result"), ("reports.py", "self._changed.wait_for"),
     ("trace.py", "one.ended.wait"),
 })  # fmt: skip
 _NOTHING = ast.parse("(lambda *_: None)", mode="eval").body
+_HANDED_ON = "({}, lambda *_: None)[1]"
+"""What would be waited for, and in place of its wait nothing."""
 _NEVER_RECORDED = ast.parse("torch.cuda.Event()", mode="eval").body
 _NO_STREAM = ast.parse("torch.cuda.stream(None)", mode="eval").body
 
@@ -115,7 +123,9 @@ class _Remover(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         node.value = self.visit(node.value)
         is_handed_on = isinstance(node.ctx, ast.Load) and node.attr in {"wait", "synchronize"}
-        return self._removed("wait", node, _NOTHING) if is_handed_on else node
+        without = _HANDED_ON.format(ast.unparse(node.value))
+        unwaited = ast.parse(without, mode="eval").body
+        return self._removed("wait", node, unwaited) if is_handed_on else node
 
     def _is_wait(self, node: ast.Call, name: str) -> bool:
         place = Path(self._path).name, ast.unparse(node.func)
@@ -151,37 +161,46 @@ def judge(site: Site, tree: Path) -> Verdict:
     before = path.read_text()
     changed = _Remover(site.path, site.number).visit(ast.parse(before))
     path.write_text(ast.unparse(ast.fix_missing_locations(changed)))
-    noticed_by, how = "", ""
+    likely = FIRST.get(path.parent.name, "")
     try:
-        for patterns in TESTS:
-            if not noticed_by:
-                noticed_by, how = _first_failure(tree, patterns, path.parent.name)
+        failures = (first_failure(_tests(tree, one, likely), tree) for one in TESTS)
+        failure = next((one for one in failures if one is not None), None)
     finally:
         path.write_text(before)
-    return Verdict(site=site, noticed_by=noticed_by, how=how)
+    if failure is None:
+        return Verdict(site=site, noticed_by="", how="")
+    return Verdict(site=site, noticed_by=failure.test, how=failure.complaint)
 
 
-def _first_failure(tree: Path, patterns: Sequence[str], package: str) -> tuple[str, str]:
+def _tests(tree: Path, patterns: Sequence[str], likely: str) -> list[str]:
     found = [file for pattern in patterns for file in sorted(tree.glob(pattern))]
-    likely = FIRST.get(package, "")
-    tests = [str(file) for file in sorted(found, key=lambda file: likely not in file.name)]
-    command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=60",
-        "--tb=short", *tests,
-    ]  # fmt: skip
-    variables = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            command, check=False, cwd=tree, env=variables, capture_output=True, text=True,
-            timeout=PATIENCE_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "no end", ""
-    if done.returncode == 0:
-        return "", ""
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    how = re.search(r"^E +(\S.*)$", done.stdout, re.MULTILINE)
-    return failed[1] if failed else "no start", how[1] if how else ""
+    return [str(file) for file in sorted(found, key=lambda file: likely not in file.name)]
+
+
+_PREFACE = """# Waits taken out
+
+Would the test kit of fake GPUs notice a missing wait? `python -m benchmarks.cuda_waits` takes out
+one wait for a stream, an event, a transfer or a thread at a time, or the record of an event, the
+stream that work is put on, or the device whose stream is asked for, and runs the kit's tests until
+the first one fails. What those let through, the tests of chunks on a CPU get to see.
+
+"""
+
+
+def page(verdicts: Sequence[Verdict], left: Sequence[Site] = ()) -> str:
+    """Return the results page.
+
+    Args:
+        left: sites that are not judged yet.
+    """
+    missed = sum(not one.noticed_by for one in verdicts)
+    so = "all of which are noticed" if not missed else f"**{missed} of which are not noticed**"
+    text = f"{_PREFACE}`moetune/comm` and `moetune/runtime` have {len(verdicts) + len(left)} sites"
+    text += f", {so}.\n\n" if not left else f"; {len(verdicts)} are judged here, {so}.\n\n"
+    if left:
+        places = ", ".join(f"{one.path.removeprefix('moetune/')}:{one.line}" for one in left)
+        text += f"**Not judged, or not noticed,** in their present form: {places}.\n\n"
+    return f"{text}{table(verdicts)}\n"
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -203,24 +222,44 @@ def table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
+def verdicts_of(root: Path) -> dict[Site, Verdict]:
+    """Return what is kept about sites that were noticed, and are where they were."""
+    lines = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else []
+    kept = [Verdict(**{**one, "site": Site(**one["site"])}) for one in map(json.loads, lines)]
+    there = set(sites_of(root))
+    return {one.site: one for one in kept if one.site in there and one.noticed_by}
+
+
+def _write_page(judged: Mapping[Site, Verdict], sites: Sequence[Site]) -> None:
+    left = [site for site in sites if site not in judged]
+    text = page([judged[site] for site in sites if site in judged], left)
+    RESULT.write_text(text, encoding="utf-8")
+
+
 def main() -> None:
-    """Judge the sites, and print the table."""
+    """Judge the sites that are not judged yet, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", help="names of files; default, all")
-    names = parser.parse_args().files
-    sites = [one for one in sites_of(ROOT) if not names or Path(one.path).name in names]
-    verdicts = []
+    parser.add_argument("files", nargs="*", help="names of files to begin with")
+    parser.add_argument("--page", action="store_true", help="write the page of what is judged")
+    arguments = parser.parse_args()
+    first = arguments.files
+    if arguments.page:
+        _write_page(verdicts_of(ROOT), list(sites_of(ROOT)))
+        return
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        shutil.copytree(
-            ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", "__pycache__", "site")
-        )
-        for site in sites:
-            verdicts.append(judge(site, tree))
-            last = verdicts[-1]
-            print(f"{site.path}:{site.line} {site.kind} {site.text[:60]!r}", file=sys.stderr)
-            print(f"    {last.noticed_by or 'NOTHING'}: {last.how[:160]}", file=sys.stderr)
-    print(table(verdicts))
+        copy_tree(tree)
+        judged = verdicts_of(tree)
+        sites = list(sites_of(tree))
+        for site in sorted(sites, key=lambda one: Path(one.path).name not in first):
+            if site in judged:
+                continue
+            judged[site] = last = judge(site, tree)
+            with KEPT.open("a", encoding="utf-8") as kept:
+                kept.write(json.dumps(asdict(last)) + "\n")
+            print(f"{site.path}:{site.line} {site.kind} {site.text[:60]!r}")
+            print(f"    {last.noticed_by or 'NOTHING'}: {last.how[:160]}", flush=True)
+        _write_page(judged, sites)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import json
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,8 @@ from pathlib import Path
 from queue import Queue
 from typing import TypedDict
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.tree_tests import ROOT, copy_tree, first_failure
+
 PACKAGES = ("domain", "fit", "solve", "workflows")
 COLLECTED = ROOT / ".mutants.json"
 PATIENCE_SECONDS = 300
@@ -201,17 +201,18 @@ def judge(mutant: Mutant, tree: Path, collected: Collected) -> Verdict:
     pairs = zip(text.splitlines(), changed.splitlines(), strict=False)
     before, after = next(((a, b) for a, b in pairs if a != b), ("", ""))
     tests = _tests_of(mutant, collected)
-    outcome, noticed_by = "not run", None
+    outcome, noticed_by = "not run", ""
     if tests:
         path.write_text(changed)
         try:
-            noticed_by = _first_failure(tests, tree)
-            outcome = "killed" if noticed_by else "survived"
+            failure = first_failure(tests, tree, patience_seconds=PATIENCE_SECONDS)
+            outcome = "killed" if failure else "survived"
+            noticed_by = failure.test if failure else ""
         finally:
             path.write_text(text)
     return Verdict(
         mutant=mutant, outcome=outcome, before=before.strip(), after=after.strip(),
-        noticed_by=noticed_by or "",
+        noticed_by=noticed_by,
     )  # fmt: skip
 
 
@@ -230,25 +231,6 @@ def _tests_of(mutant: Mutant, collected: Collected) -> list[str]:
     return chosen
 
 
-def _first_failure(tests: Sequence[str], tree: Path) -> str | None:
-    command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout=100",
-        *tests,
-    ]  # fmt: skip
-    variables = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            command, check=False, cwd=tree, env=variables, capture_output=True, text=True,
-            timeout=PATIENCE_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "no end"
-    if done.returncode == 0:
-        return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else "no start"
-
-
 def _kept(seed: int) -> Path:
     return ROOT / f".mutants-{seed}.jsonl"
 
@@ -263,11 +245,10 @@ def run(mutants: Sequence[Mutant], seed: int, workers: int) -> None:
     """Judge faults, each worker in a copy of its own, and keep the verdicts."""
     collected = json.loads(COLLECTED.read_text())
     trees: Queue[Path] = Queue()
-    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".mutants*")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
         for number in range(workers):
             tree = Path(folder) / str(number)
-            shutil.copytree(ROOT, tree, ignore=ignored)
+            copy_tree(tree)
             trees.put(tree)
 
         def one(mutant: Mutant) -> None:

@@ -159,15 +159,12 @@ def prepare_experiment(
         )
         return Experiment(victim=victim, background_loads=tuple(others))
     if isinstance(point, RowsPoint) and point.op == SUSTAINED:
-        width = point.width
-        product = GemmPoint(dtype=point.dtype, rows=point.rows, d_in=width, d_out=width)
-        return Experiment(victim=operation(product), sustained_seconds=SUSTAINED_SECONDS)
+        victim = operation(_sustained_product(point))
+        return Experiment(victim=victim, sustained_seconds=SUSTAINED_SECONDS)
     if isinstance(point, StepPoint) or (isinstance(point, RowsPoint) and point.op in makers.rows):
         return Experiment(victim=_made(point, device, ranks, makers))
     if isinstance(point, CopyPoint) and point.both_ways:
-        opposite = CopyPoint(
-            direction=_OPPOSITE[point.direction], pinned=point.pinned, num_bytes=point.num_bytes
-        )
+        opposite = replace(point, direction=_OPPOSITE[point.direction], both_ways=False)
         return Experiment(victim=operation(point), background_loads=(operation(opposite),))
     if isinstance(point, BurstPoint):
         return Experiment(
@@ -176,6 +173,10 @@ def prepare_experiment(
             block_seconds=_BURST_SECONDS,
         )
     return Experiment(victim=operation(point))
+
+
+def _sustained_product(point: RowsPoint) -> GemmPoint:
+    return GemmPoint(dtype=point.dtype, rows=point.rows, d_in=point.width, d_out=point.width)
 
 
 def _operation(point: Point, device: Device, ranks: MeasuringRanks) -> TimedOperation:

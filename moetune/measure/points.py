@@ -5,7 +5,6 @@ All sizes are spaced evenly on a logarithm, where costs bend (measuring.md, "Whi
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from moetune.domain.cluster import (
     Cluster,
@@ -16,7 +15,7 @@ from moetune.domain.cluster import (
     spread_groups,
 )
 from moetune.domain.errors import InputError
-from moetune.domain.layer import ACTIVATIONS, LayerShape, Workload
+from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.model import Transformer
 from moetune.domain.quantization import FORMATS, Format, Quantization
 from moetune.domain.samples import (
@@ -24,26 +23,22 @@ from moetune.domain.samples import (
     BurstPoint,
     CollectivePoint,
     CopyPoint,
-    Direction,
     GemmPoint,
     InterferencePoint,
     Point,
-    ResourceClass,
     RowsPoint,
     StepPoint,
 )
 from moetune.domain.units import dtype_bytes
-from moetune.measure.grid import (
-    GRIDS,
-    IN_FLIGHT,
-    OPS,
-    STAGED,
-    SUSTAINED,
-    Grid,
-    Preset,
-    collective,
-    gemm_points,
-    ladder,
+from moetune.measure.grid import GRIDS, Grid, Preset
+from moetune.measure.grid_points import (
+    collective_grid,
+    copy_grid,
+    gemm_grid,
+    interference,
+    rows_grid,
+    sustained,
+    two_level_grid,
 )
 from moetune.measure.layer_points import (
     layer_points,
@@ -56,11 +51,7 @@ from moetune.measure.layer_points import (
 )
 from moetune.measure.transformer_points import transformer_points
 
-_CLASSES: tuple[ResourceClass, ...] = ("comp", "comm", "mem")
-_DIRECTIONS: tuple[Direction, ...] = ("h2d", "d2h")
 _MEMORY_SHARE = 8
-_NEIGHBOURS = 2
-_NUM_EXPERTS = 8
 # Query, key, value, result, and the gradient of each.
 _ATTENTION_TENSORS = 8
 _ROWS_TENSORS = 5
@@ -73,10 +64,6 @@ _COMM_BYTES: dict[DeviceKind, tuple[int, ...]] = {
 }
 # An element in bfloat16, in float32 while it is rounded, and in 8 bits.
 _QUANTIZED_BYTES = 7
-_SMALLEST_BYTES = 2**10
-_SMALLEST_COPY_BYTES = 2**16
-_LARGEST_COPY_BYTES = 2**28
-_SUSTAINED_SHAPE = (8192, 4096)
 
 
 def default_group_sizes(world_size: int) -> tuple[int, ...]:
@@ -145,51 +132,102 @@ def choose_points(
     """
     machine = cluster.machine
     _check_sizes(group_sizes, machine.num_devices)
-    grid = GRIDS[preset, machine.kind]
-    linked = [size for size in group_sizes if size > 1 or machine.kind == "cuda"]
-    groups = [*((size, 0) for size in linked), *spread_groups(linked, machine)]
-    of_layers = _workloads(layers, dtypes=dtypes, group_sizes=group_sizes, tokens=max_tokens)
-    # A model's experts may all be on one rank.
-    of_models = _workloads(
-        [model.moe for model in transformers], dtypes=dtypes, group_sizes=(1, *group_sizes),
-        tokens=max_tokens,
+    scope = _Scope(
+        machine=machine, grid=GRIDS[preset, machine.kind], dtypes=dtypes, group_sizes=group_sizes,
+        layers=layers, transformers=transformers, max_tokens=max_tokens,
+        quantizations=quantizations,
     )  # fmt: skip
-    workloads = [*of_layers, *of_models]
-    _check_quantizations(quantizations, machine, workloads)
-    around = (
-        transformer_points(
-            model, dtype=dtype, group_sizes=linked, groups=groups, max_tokens=max_tokens,
-            kind=machine.kind, grid=grid,
+    _check_quantizations(quantizations, machine, scope.workloads)
+    needed, others = (that_fit(points, machine) for points in (scope.needed(), scope.others()))
+    chosen = PointChoice(needed=needed, others=others)
+    return replace(chosen, others=chosen.without(frozenset(needed)).others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scope:
+    """The layers and models to measure for, and where; arguments as those of `choose_points`."""
+
+    machine: Machine
+    grid: Grid
+    dtypes: Sequence[str]
+    group_sizes: Sequence[int]
+    layers: Sequence[LayerShape]
+    transformers: Sequence[Transformer]
+    max_tokens: int
+    quantizations: Sequence[Format]
+
+    @property
+    def of_layers(self) -> list[Workload]:
+        """The layers with experts that were named themselves."""
+        return _workloads(
+            self.layers, dtypes=self.dtypes, group_sizes=self.group_sizes, tokens=self.max_tokens
         )
-        for model in transformers
-        for dtype in dtypes
-    )  # fmt: skip
-    two_level = [(size, 0) for size in linked if is_two_level((size, 0), machine)]
-    needed: list[Point] = [*layer_points(workloads, groups, grid), *chain.from_iterable(around)]
-    needed += quantized_points(workloads, quantizations, grid)
-    needed += two_level_points(of_layers, two_level, grid)
-    others = list(tensor_points(workloads, groups, grid))
-    of_model = needed if transformers else others
-    of_model += _collective_grid(groups, grid)
-    if not transformers:
-        others += _two_level_grid(two_level, grid)
-    if linked and workloads:
-        needed += overlap_points(overlapped_bytes(workloads, grid, num_ranks=machine.num_devices))
-    elif linked:
-        others += overlap_points(_COMM_BYTES[machine.kind])
-    needed += step_points(of_layers)
-    copies: list[CopyPoint] = list(_copy_grid(machine.kind, grid))
-    if machine.kind == "cuda" and workloads:
-        # Plans may offload activations, on streams beside computation and exchanges.
-        needed += [*_interference(has_link=bool(linked)), *(one for one in copies if one.pinned)]
-        needed += _sustained(dtypes)
-    others += [*_interference(has_link=bool(linked)), *copies]
-    if not transformers:
-        others += _gemm_grid(dtypes, max_tokens, grid, forward_only=bool(workloads))
-    if not workloads:
-        others += _rows_grid(dtypes, max_tokens, grid)
-    chosen = PointChoice(needed=that_fit(needed, machine), others=that_fit(others, machine))
-    return replace(chosen, others=chosen.without(frozenset(chosen.needed)).others)
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """All layers with experts; those of a model may all be on one rank."""
+        of_models = _workloads(
+            [model.moe for model in self.transformers], dtypes=self.dtypes,
+            group_sizes=(1, *self.group_sizes), tokens=self.max_tokens,
+        )  # fmt: skip
+        return [*self.of_layers, *of_models]
+
+    @property
+    def linked(self) -> list[int]:
+        """Sizes of the groups that have a wire, or a loopback in its place."""
+        return [size for size in self.group_sizes if size > 1 or self.machine.kind == "cuda"]
+
+    @property
+    def groups(self) -> list[Group]:
+        """Groups of consecutive ranks, and of ranks spread over nodes."""
+        return [*((size, 0) for size in self.linked), *spread_groups(self.linked, self.machine)]
+
+    @property
+    def two_level(self) -> list[Group]:
+        """Groups of several ranks on each of several nodes."""
+        whole: list[Group] = [(size, 0) for size in self.linked]
+        return [group for group in whole if is_two_level(group, self.machine)]
+
+    def needed(self) -> Iterator[Point]:
+        """Yield the sizes of the layers and models."""
+        workloads, grid = self.workloads, self.grid
+        yield from layer_points(workloads, self.groups, grid)
+        for model in self.transformers:
+            for dtype in self.dtypes:
+                yield from transformer_points(
+                    model, dtype=dtype, group_sizes=self.linked, groups=self.groups,
+                    max_tokens=self.max_tokens, kind=self.machine.kind, grid=grid,
+                )  # fmt: skip
+        yield from quantized_points(workloads, self.quantizations, grid)
+        yield from two_level_points(self.of_layers, self.two_level, grid)
+        if self.transformers:
+            yield from collective_grid(self.groups, grid)
+        if self.linked and workloads:
+            num_ranks = self.machine.num_devices
+            yield from overlap_points(overlapped_bytes(workloads, grid, num_ranks=num_ranks))
+        yield from step_points(self.of_layers)
+        if self.machine.kind == "cuda" and workloads:
+            # Plans may offload activations, on streams beside computation and exchanges.
+            yield from interference(has_link=bool(self.linked))
+            yield from (one for one in copy_grid(self.machine.kind, grid) if one.pinned)
+            yield from sustained(self.dtypes)
+
+    def others(self) -> Iterator[Point]:
+        """Yield the grid's sizes, for what the layers and models do not say."""
+        workloads, grid = self.workloads, self.grid
+        yield from tensor_points(workloads, self.groups, grid)
+        if not self.transformers:
+            yield from collective_grid(self.groups, grid)
+            yield from two_level_grid(self.two_level, grid)
+        if self.linked and not workloads:
+            yield from overlap_points(_COMM_BYTES[self.machine.kind])
+        yield from interference(has_link=bool(self.linked))
+        yield from copy_grid(self.machine.kind, grid)
+        if not self.transformers:
+            forward_only = bool(workloads)
+            yield from gemm_grid(self.dtypes, self.max_tokens, grid, forward_only=forward_only)
+        if not workloads:
+            yield from rows_grid(self.dtypes, self.max_tokens, grid)
 
 
 def that_fit(points: Iterable[Point], machine: Machine) -> tuple[Point, ...]:
@@ -251,83 +289,6 @@ def _fitting(layer: LayerShape, group_sizes: Sequence[int]) -> list[int]:
             "use a multiple of the ranks, or ask for another group size",
         )
     return fitting
-
-
-def _interference(*, has_link: bool) -> Iterator[Point]:
-    classes = [name for name in _CLASSES if has_link or name != "comm"]
-    for victim in classes:
-        others = tuple(name for name in classes if name != victim)
-        sets = {(), *((name,) for name in others), others}
-        for others in sorted(sets, key=lambda names: (len(names), names)):
-            yield InterferencePoint(victim=victim, others=others)
-
-
-def _sustained(dtypes: Sequence[str]) -> Iterator[Point]:
-    """Yield a product for seconds, in the fastest of the dtypes, and the same in short blocks."""
-    dtype = next((one for one in ("bfloat16", "float16") if one in dtypes), dtypes[0])
-    rows, width = _SUSTAINED_SHAPE
-    yield RowsPoint(op=SUSTAINED, dtype=dtype, rows=rows, width=width)
-    yield GemmPoint(dtype=dtype, rows=rows, d_in=width, d_out=width)
-
-
-def _gemm_grid(
-    dtypes: Sequence[str], max_tokens: int, grid: Grid, *, forward_only: bool
-) -> Iterator[Point]:
-    """Yield every shape with few and many rows; the forward form alone, or all three forms."""
-    for dtype in dtypes:
-        for d_model, d_hidden in grid.shapes:
-            for experts in grid.experts:
-                for divisor in grid.row_divisors:
-                    rows = -(-max_tokens // (divisor * experts))
-                    for d_in, d_out in ((d_model, d_hidden), (d_hidden, d_model)):
-                        points = list(gemm_points(dtype, experts, rows, d_in, d_out))
-                        wanted = points[:1] if forward_only else points
-                        yield from (one for one in wanted if one.macs <= grid.max_macs)
-
-
-def _collective_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
-    for group in groups:
-        size, num_nodes = group
-        for op in OPS if size > STAGED else OPS[:1]:
-            if op == "send" and num_nodes and size > _NEIGHBOURS:
-                continue  # only neighbouring stages send: two ranks on two nodes are enough
-            step = grid.bytes_step if op == "all_to_all" else 2 * grid.bytes_step
-            for num_bytes in ladder(_SMALLEST_BYTES, grid.max_bytes, step):
-                for in_flight in (1, IN_FLIGHT) if op in grid.queued else (1,):
-                    yield collective(op, group, num_bytes, in_flight)
-
-
-def _two_level_grid(groups: Sequence[Group], grid: Grid) -> Iterator[Point]:
-    for group in groups:
-        for num_bytes in ladder(_SMALLEST_BYTES, grid.max_bytes, grid.bytes_step):
-            for in_flight in (1, IN_FLIGHT):
-                yield collective("all_to_all_2d", group, num_bytes, in_flight)
-
-
-def _copy_grid(kind: DeviceKind, grid: Grid) -> Iterator[CopyPoint]:
-    """Yield copies both ways; a CPU does not pin memory: there "pinned" stands for both kinds."""
-    # Page-locked memory of a gigabyte takes as long to get as hundreds of copies.
-    largest = 4 * grid.max_bytes if kind == "cpu" else _LARGEST_COPY_BYTES
-    for num_bytes in ladder(_SMALLEST_COPY_BYTES, largest, grid.copy_bytes_step):
-        for direction in _DIRECTIONS:
-            for pinned in (True, False) if kind == "cuda" else (True,):
-                for both_ways in (False, True):
-                    yield CopyPoint(
-                        direction=direction, pinned=pinned, num_bytes=num_bytes,
-                        both_ways=both_ways,
-                    )  # fmt: skip
-
-
-def _rows_grid(dtypes: Sequence[str], max_tokens: int, grid: Grid) -> Iterator[Point]:
-    narrow, wide = grid.shapes[-1]
-    activations = [op for name in ACTIVATIONS for op in (name, f"{name}_backward")]
-    widths = {**dict.fromkeys(activations, wide), "gather": narrow, "scatter_add": narrow,
-              "gate": _NUM_EXPERTS, "gate_backward": _NUM_EXPERTS}  # fmt: skip
-    for dtype in dtypes:
-        for divisor in grid.row_divisors:
-            rows = -(-max_tokens // divisor)
-            for op, width in widths.items():
-                yield RowsPoint(op=op, dtype=dtype, rows=rows, width=width)
 
 
 def memory_bytes(point: Point) -> int:

@@ -113,17 +113,8 @@ def run_session(
     assignment = control.broadcast_object(assignment, "the points to measure")
     if not assignment.points:
         return
-    linked = (CollectivePoint, BurstPoint, StepPoint)
-    groups = {point.group for point in assignment.points if isinstance(point, linked)}
-    ranks.open_groups(
-        [*groups, (control.num_ranks, 0)],
-        ranks_per_node=assignment.ranks_per_node or control.num_ranks,
-    )
-    sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
-    effort = _EFFORTS[assignment.preset].for_sharers(max(sharers))
-    runner = _PointRunner(
-        device, ranks, representatives(device, control.num_ranks), sharers[control.rank], makers
-    )
+    _open_groups(assignment, ranks)
+    runner, effort = _runner_of(assignment, device, ranks, makers)
     rates = control.broadcast_object(runner.probe(assignment.points), "rough speeds")
     by_worth = tiers(assignment.needed, assignment.others)
     # Behind the probe: kernels and workspaces take memory, too.
@@ -135,6 +126,28 @@ def run_session(
         visits = _Visits(runner, effort, ranks, on_news, start)
         seconds = {point: visit_seconds(point, rates, effort) for point in assignment.points}
         _visit_all(by_worth, visits, assignment, seconds)
+
+
+def _runner_of(
+    assignment: Assignment, device: Device, ranks: MeasuringRanks, makers: Makers
+) -> tuple["_PointRunner", Effort]:
+    """Return what runs points here, and the effort on them where ranks share cores."""
+    control = ranks.control
+    sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
+    runner = _PointRunner(
+        device, ranks, representatives(device, control.num_ranks), sharers[control.rank], makers
+    )
+    return runner, _EFFORTS[assignment.preset].for_sharers(max(sharers))
+
+
+def _open_groups(assignment: Assignment, ranks: MeasuringRanks) -> None:
+    """Open the groups of all points that need one, and that of all ranks."""
+    num_ranks = ranks.control.num_ranks
+    linked = (CollectivePoint, BurstPoint, StepPoint)
+    groups = {point.group for point in assignment.points if isinstance(point, linked)}
+    ranks.open_groups(
+        [*groups, (num_ranks, 0)], ranks_per_node=assignment.ranks_per_node or num_ranks
+    )
 
 
 def _estimates(

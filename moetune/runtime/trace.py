@@ -3,6 +3,7 @@
 The executor of `moe` reports every computation and transfer to a `SpanRecorder`.
 """
 
+import abc
 import contextlib
 import threading
 import time
@@ -16,6 +17,7 @@ from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 
 _END_SECONDS = 10.0
+_Resource = Literal["comp", "comm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class RecordedSpan:
 
     phase: Phase
     name: str
-    resource: Literal["comp", "comm"]
+    resource: _Resource
     chunk: int
     start_seconds: float
     end_seconds: float
@@ -75,17 +77,8 @@ class _Issued:
         self.ended.set()
 
 
-class HostRecorder:
-    """Records with the host's clock: right on a CPU, where computing blocks the caller.
-
-    An exchange starts when it is issued or when the one before it ends: the wire serves exchanges
-    in order.
-    """
-
-    def __init__(self) -> None:
-        self._zero = time.perf_counter()
-        self._blocking: list[RecordedSpan] = []
-        self._issued: list[_Issued] = []
+class _BodyRecorder(abc.ABC):
+    """Times what blocks its caller or its stream, computation or exchange, in the same way."""
 
     def compute(
         self, phase: Phase, name: str, chunk: int
@@ -98,6 +91,24 @@ class HostRecorder:
     ) -> contextlib.AbstractContextManager[None]:
         """Time the body."""
         return self._time(phase, name, chunk, "comm")
+
+    @abc.abstractmethod
+    def _time(
+        self, phase: Phase, name: str, chunk: int, resource: _Resource
+    ) -> contextlib.AbstractContextManager[None]: ...
+
+
+class HostRecorder(_BodyRecorder):
+    """Records with the host's clock: right on a CPU, where computing blocks the caller.
+
+    An exchange starts when it is issued or when the one before it ends: the wire serves exchanges
+    in order.
+    """
+
+    def __init__(self) -> None:
+        self._zero = time.perf_counter()
+        self._blocking: list[RecordedSpan] = []
+        self._issued: list[_Issued] = []
 
     def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
         """Record the time of issue and, when the exchange completes, of its end."""
@@ -137,9 +148,7 @@ class HostRecorder:
         return tuple(sorted(spans, key=lambda span: span.start_seconds))
 
     @contextlib.contextmanager
-    def _time(
-        self, phase: Phase, name: str, chunk: int, resource: Literal["comp", "comm"]
-    ) -> Iterator[None]:
+    def _time(self, phase: Phase, name: str, chunk: int, resource: _Resource) -> Iterator[None]:
         start = self._now()
         yield
         self._blocking.append(
@@ -159,16 +168,16 @@ class _Timed:
 
     phase: Phase
     name: str
-    resource: Literal["comp", "comm"]
+    resource: _Resource
     chunk: int
     start: torch.cuda.Event
     end: torch.cuda.Event
 
 
-class CudaRecorder:
+class CudaRecorder(_BodyRecorder):
     """Records with a GPU's events: the host's clock would time launches.
 
-    A computation's events are in its stream. A transfer's future is complete as soon as NCCL has
+    A body's events are in the current stream. A transfer's future is complete as soon as NCCL has
     issued it, so a stream that nothing else uses waits for the transfer, between two events. The
     first one is over when the transfer before it has ended, and when the computing stream has
     reached the issue: the wire serves exchanges in order.
@@ -179,18 +188,6 @@ class CudaRecorder:
         self._behind_transfers = torch.cuda.Stream(device)
         self._zero = self._mark(torch.cuda.current_stream(device))
         self._steps: list[_Timed] = []
-
-    def compute(
-        self, phase: Phase, name: str, chunk: int
-    ) -> contextlib.AbstractContextManager[None]:
-        """Record events around the body, in the current stream."""
-        return self._time(phase, name, chunk, "comp")
-
-    def exchange(
-        self, phase: Phase, name: str, chunk: int
-    ) -> contextlib.AbstractContextManager[None]:
-        """Record events around the body, in the current stream."""
-        return self._time(phase, name, chunk, "comm")
 
     def transfer(self, phase: Phase, name: str, chunk: int, transfer: Transfer) -> Transfer:
         """Record events around a wait for the exchange, in a stream of their own."""
@@ -223,9 +220,7 @@ class CudaRecorder:
         return tuple(sorted(spans, key=lambda span: span.start_seconds))
 
     @contextlib.contextmanager
-    def _time(
-        self, phase: Phase, name: str, chunk: int, resource: Literal["comp", "comm"]
-    ) -> Iterator[None]:
+    def _time(self, phase: Phase, name: str, chunk: int, resource: _Resource) -> Iterator[None]:
         stream = torch.cuda.current_stream(self._device)
         start = self._mark(stream)
         yield

@@ -101,7 +101,7 @@ class MirrorWork:
 _ProcessGroup: Any = dist.ProcessGroup  # whose stubs have an overload for each kind of caller
 
 
-class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # as above
+class MirrorGroup(_ProcessGroup):  # type: ignore[misc] # a base of type Any
     """One communicator of the mirror world."""
 
     def __init__(

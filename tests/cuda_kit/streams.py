@@ -87,8 +87,8 @@ class Event:
     def __init__(
         self,
         enable_timing: bool = False,  # noqa: FBT001, FBT002 - torch's signature
-        blocking: bool = False,  # noqa: ARG002, FBT001, FBT002
-        interprocess: bool = False,  # noqa: ARG002, FBT001, FBT002
+        blocking: bool = False,  # noqa: ARG002, FBT001, FBT002 - torch's signature; a fake event has no mode
+        interprocess: bool = False,  # noqa: ARG002, FBT001, FBT002 - torch's signature; all is one process
     ) -> None:
         self.enable_timing = enable_timing
         self.device: torch.device | None = None

@@ -243,7 +243,7 @@ class Record(TorchDispatchMode):
     """Sends every operation of a thread to `Tensors.note`."""
 
     def __init__(self, tensors: Tensors) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        super().__init__()  # type: ignore[no-untyped-call] # torch's mode has no types
         self._tensors = tensors
 
     def __torch_dispatch__(

@@ -1,5 +1,7 @@
 """Models in chunks on a GPU: gathers, reductions, copies and steps wait for each other."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -91,9 +93,8 @@ def test_shards_are_stepped_behind_the_gathers_of_an_evaluation(
         x = torch.randn(24, 16, device=GPU, dtype=dtype)
         for _ in range(3):
             model(x).sum().backward()
-            if not in_backward:
-                with torch.no_grad():
-                    model(x)
+            with torch.no_grad():
+                model(x)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -124,6 +125,50 @@ def test_states_are_loaded_behind_the_gathers_that_still_read_the_old_ones(
             again = model(x)
         assert torch.equal(found.cpu(), wanted.cpu())
         assert torch.equal(again.cpu(), wanted.cpu())
+
+
+def _run(program: Callable[[FakeCuda], None], num_ranks: int) -> None:
+    """Run a program on every rank, or without torch.distributed."""
+    if num_ranks > 1:
+        on_every_rank(program, num_ranks=num_ranks)
+        return
+    with FakeCuda() as cuda:
+        program(cuda)
+
+
+def _slices(states: moetune.ShardedStates) -> dict[str, tuple[int, torch.Tensor]]:
+    """Return copies of this rank's values as they are now, and where each begins."""
+    return {
+        name.removeprefix("model."): (part.first, part.as_subclass(torch.Tensor).clone())
+        for name, part in states.state_dict().items()
+        if name.startswith("model.")
+    }
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_state_has_the_steps_of_the_backward_pass_before_it(
+    num_ranks: int, *, offload: bool
+) -> None:
+    given = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6))).state_dict()
+
+    def program(_: FakeCuda) -> None:
+        model, optimizer = _dense_model(torch.float32, offload=offload, in_backward=True)
+        parts, x = moetune.ShardedStates(model, optimizer), torch.randn(24, 16, device=GPU)
+        for take in (lambda: moetune.full_state_dict(model), lambda: _slices(parts)):
+            model(x).sum().backward()
+            taken = take()
+            optimizer.step()
+            assert str(taken) == str(take())
+            optimizer.zero_grad()
+        model(x).sum().backward()
+        moetune.load_full_state_dict(model, given)
+        optimizer.step()
+        for name, (first, values) in _slices(parts).items():
+            wanted = given[name].flatten()[first : first + len(values)]
+            assert torch.equal(values.cpu(), wanted)
+
+    _run(program, num_ranks)
 
 
 class Tied(nn.Module):
@@ -173,11 +218,7 @@ def test_unusual_steps_wait_as_well(num_ranks: int, *, offload: bool) -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    if num_ranks == 1:
-        with FakeCuda() as cuda:
-            program(cuda)
-    else:
-        on_every_rank(program)
+    _run(program, num_ranks)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -190,11 +231,7 @@ def test_transfers_of_chunks_have_streams_of_their_own(num_ranks: int) -> None:
         loads_and_stores = {lane for lane in copies if lane.name.startswith("cuda:1's stream")}
         assert len(loads_and_stores) == 2
 
-    if num_ranks == 1:
-        with FakeCuda() as cuda:
-            program(cuda)
-    else:
-        on_every_rank(program)
+    _run(program, num_ranks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

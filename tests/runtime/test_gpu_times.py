@@ -7,6 +7,7 @@ from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.plan import SAFE_DECISION, Decision
 from moetune.runtime.plans.phases import PhaseRecorder
 from moetune.runtime.plans.timers import device_clock
+from moetune.runtime.trace import CudaRecorder
 from moetune.workflows.steps import LayerSteps, random_steps
 from moetune.workflows.trace import overlap_of
 from tests.cuda_kit import FakeCuda, MirrorWorld
@@ -67,6 +68,16 @@ def test_what_the_recording_shows_is_the_overlap_of_the_streams() -> None:
     assert several.backward > 0.2
 
 
+def test_a_recording_waits_for_its_last_step_before_it_reads_the_times() -> None:
+    with FakeCuda():
+        weight = torch.ones(2, 2, device=GPU)
+        recorder = CudaRecorder(GPU)
+        with recorder.compute("forward", "experts", 0):
+            weight @ weight
+        (span,) = recorder.spans()
+    assert span.end_seconds - span.start_seconds == pytest.approx(1e-3)
+
+
 def test_operations_take_the_gpus_time_and_the_exchanges_the_wires() -> None:
     with FakeCuda() as cuda, MirrorWorld(cuda, seconds=EXCHANGE_SECONDS):
         found = _steps().operation_seconds(SAFE_DECISION)
@@ -80,8 +91,8 @@ def test_an_interval_is_read_without_waiting_for_a_device_that_has_no_part_in_it
         interval = device_clock("forward", GPU)
         weight @ weight
         interval.end()
-        assert interval.is_over()
         assert interval.seconds() == pytest.approx(1e-3)
+        assert interval.is_over()
         recorder = PhaseRecorder(GPU)
         with recorder.compute("forward", "experts", 0):
             weight @ weight

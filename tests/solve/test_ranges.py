@@ -112,7 +112,7 @@ def _assert_partition(ranges: tuple[Range, ...], tokens: int) -> None:
         assert before[2:] != after[2:]  # equal neighbours are one range
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(lines, st.integers(1, 2_000_000))
 def test_ranges_partition_the_tokens_and_hold_the_plans_own_degrees(
     costs: LinearCosts, tokens: int
@@ -124,7 +124,7 @@ def test_ranges_partition_the_tokens_and_hold_the_plans_own_degrees(
     assert own[2:] == tuple(chooser.rank(phase, tokens)[0].degree for phase in PHASES)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(lines, st.lists(st.integers(1, 2**20), min_size=5, max_size=5))
 def test_ranges_of_lines_hold_the_best_degree_at_any_size(
     costs: LinearCosts, sizes: list[int]
@@ -138,7 +138,7 @@ def test_ranges_of_lines_hold_the_best_degree_at_any_size(
     assert max(_worst_regret(chooser, ranges, tokens) for tokens in sizes) <= 1e-3
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5)
 @given(
     lines, st.floats(0.6, 1.0), st.floats(1.0, 2.0), st.lists(st.integers(1, 2**20), min_size=20)
 )

@@ -87,7 +87,7 @@ def lines(
 wires = lines(st.floats(0.0, 1e-2), st.floats(0.0, 1e-7))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(wires, wires, lines(st.floats(0.0, 1e-2), st.floats(0.0, 1e-11)))
 @example(GATHER, SCATTER, GEMM)
 @example(GATHER, replace(SCATTER, alpha_seconds=0.0), GEMM)

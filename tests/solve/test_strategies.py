@@ -71,7 +71,7 @@ def every_choice(by_hand: LayerByHand, limit_bytes: int) -> dict[tuple[Strategy,
     }
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     limit_mib=st.integers(170, 400),
     copy_beta=st.sampled_from([1e-12, 5e-11, 1e-9]),

@@ -347,7 +347,7 @@ SMALL = st.fixed_dictionaries(
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(document=SMALL)
 def test_any_question_of_the_right_form_is_answered_or_refused_with_a_reason(

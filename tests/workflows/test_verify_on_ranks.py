@@ -143,6 +143,7 @@ def rank_and_size(argument: int, tell: Callable[[object], object]) -> tuple[int,
 
     # In a session of its own a rank does not get the Ctrl-C of its parent's terminal.
     has_session = os.getsid(0) == os.getpid()
+    atexit.register(os.abort)  # as gloo may, when the interpreter closes
     tell((dist.get_rank(), has_session, len(os.sched_getaffinity(0)), torch.get_num_threads()))
     return argument, dist.get_world_size()
 
@@ -163,16 +164,11 @@ def die(_: object, __: object) -> None:
     dist.barrier()
 
 
-def abort_when_the_interpreter_closes(_: object, __: object) -> str:
-    atexit.register(os.abort)
-    return "done"
-
-
 def _environ() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-def test_ranks_tell_news_and_return_what_rank_0_returned() -> None:
+def test_ranks_tell_news_return_what_rank_0_returned_and_leave_before_an_abort() -> None:
     heard: list[tuple[int, bool, int, int]] = []
     found = run_on_ranks(
         rank_and_size, 7, num_ranks=2, launch=None, environ=_environ(), on_message=heard.append
@@ -186,13 +182,6 @@ def test_ranks_tell_news_and_return_what_rank_0_returned() -> None:
 def test_error_of_one_rank_reaches_the_caller_and_ends_the_others() -> None:
     with pytest.raises(InputError, match="does not like it"):
         run_on_ranks(complain, None, num_ranks=2, launch=None, environ=_environ())
-
-
-def test_rank_that_is_done_leaves_before_gloo_can_abort_its_closing_interpreter() -> None:
-    found = run_on_ranks(
-        abort_when_the_interpreter_closes, None, num_ranks=2, launch=None, environ=_environ()
-    )
-    assert found == "done"
 
 
 def test_killed_rank_is_named() -> None:

@@ -87,11 +87,7 @@ def open_with_counts(
     is_small = num_pieces <= _MOST_PIECES
     mine = (*opening.values, *(degrees if is_small else (0, 0)))
     used = num_pieces * num_local if is_small else 0
-    send = send_CPL.new_zeros((num_ranks, len(mine) + _MOST_PIECES * num_local))
-    send[:, : len(mine)] = few_values(mine, send.device)
-    if used:
-        into = send[:, len(mine) : len(mine) + used].view(num_ranks, num_pieces, num_local)
-        into.copy_(send_CPL.transpose(0, 1))
+    send = _packed(mine, send_CPL, used)
     received = communicator.all_to_all_blocks(send, "the agreement on tokens and their counts")
     heads = received[:, : len(mine)]
     send_PCL, receive_PCL = (
@@ -106,6 +102,17 @@ def open_with_counts(
     is_common = used and all(tuple(row[-_DEGREES:]) == degrees for row in rows)
     counts = _read(values[heads.numel() :], receive_PCL, relayed_NLC) if is_common else None
     return [row[:OPENING_VALUES] for row in rows], counts
+
+
+def _packed(mine: Sequence[int], send_CPL: torch.Tensor, used: int) -> torch.Tensor:
+    """Return what goes to each rank: an opening, counts, and zeros up to the most there can be."""
+    num_pieces, num_ranks, num_local = send_CPL.shape
+    send = send_CPL.new_zeros((num_ranks, len(mine) + _MOST_PIECES * num_local))
+    send[:, : len(mine)] = few_values(mine, send.device)
+    if used:
+        into = send[:, len(mine) : len(mine) + used].view(num_ranks, num_pieces, num_local)
+        into.copy_(send_CPL.transpose(0, 1))
+    return send
 
 
 def _relayed(

@@ -31,6 +31,7 @@ class Cache:
     Attributes:
         digest: of all transfers so far, equal on all ranks.
         on_reduced: called with a chunk when its gradients are reduced.
+        finish_step: waits for the step of a chunk that a thread took over in `on_reduced`.
     """
 
     def __init__(self, chunks: Sequence[StoredChunk], capacity: int) -> None:
@@ -43,6 +44,7 @@ class Cache:
         self._fetches: deque[Fetch] = deque()
         self.digest = 0
         self.on_reduced: Callable[[StoredChunk], None] = lambda _: None
+        self.finish_step: Callable[[StoredChunk], None] = lambda _: None
 
     @property
     def order(self) -> tuple[Use, ...]:
@@ -204,6 +206,7 @@ class Cache:
     def _fetch(self, number: int) -> None:
         self._add_to_digest(0, number)
         self._inside[number] = None
+        self.finish_step(self._chunks[number])
         self._chunks[number].start_gather()
 
     def _evict(self, number: int) -> None:

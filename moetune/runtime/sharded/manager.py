@@ -95,9 +95,11 @@ class ChunkManager:
         return self.cache.finish_reduction()
 
     def finish_reductions(self) -> None:
-        """Wait for all reductions."""
+        """Wait for all reductions, and for the steps that began behind them."""
         self._abandon_backward()
         self.cache.finish_reductions()
+        for chunk in self.chunks:
+            self.cache.finish_step(chunk)
 
     def run(
         self,

@@ -67,7 +67,7 @@ class ModelChunks:
         return self._stats.peak_device_bytes
 
     def finish_reductions(self) -> None:
-        """Wait for all reductions under way."""
+        """Wait for all reductions under way, and for the steps that began behind them."""
         self._manager.finish_reductions()
 
     def invalidate(self) -> None:

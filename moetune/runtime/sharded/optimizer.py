@@ -4,7 +4,6 @@ Last part of a training step: takes complete reductions from `manager`, and publ
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
@@ -13,51 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from moetune.domain.errors import InputError, RankMismatchError
+from moetune.runtime.sharded.backward_steps import BackwardSteps
 from moetune.runtime.sharded.manager import ChunkManager
 from moetune.runtime.sharded.parameter_shards import ParameterShard, over_shards, parameter_shards
 from moetune.runtime.sharded.placement import SideStream
 from moetune.runtime.sharded.replicas import ReplicaGroup
 from moetune.runtime.sharded.schedule import ParameterUses
 from moetune.runtime.sharded.stored import StoredChunk
-
-
-class BackwardSteps:
-    """Optimizer steps of single chunks within the backward pass.
-
-    Args:
-        step: steps one chunk.
-    """
-
-    def __init__(self, step: Callable[[StoredChunk], None]) -> None:
-        self._step = step
-        self._begun: dict[int, Future[None] | None] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="moetune-steps")
-
-    def start(self, chunk: StoredChunk) -> None:
-        """Step a chunk: in a thread, if its shard is on the host while a GPU computes.
-
-        Raises:
-            InputError: it was stepped already, before a second backward pass.
-        """
-        if chunk.number in self._begun:
-            raise InputError(
-                f"{chunk.names[0]} got a gradient after it was stepped in the backward pass",
-                "with several backward passes a step, use moetune.shard without step_in_backward",
-            )
-        if chunk.is_offloaded and chunk.whole.device.type != "cpu":
-            self._begun[chunk.number] = self._thread.submit(self._step, chunk)
-        else:
-            self._begun[chunk.number] = None
-            self._step(chunk)
-
-    def join(self) -> set[int]:
-        """Wait for all steps, and return the chunks stepped since the last call."""
-        begun, self._begun = self._begun, {}
-        for future in begun.values():
-            if future is not None:
-                future.result()
-        return set(begun)
-
 
 Repack = Callable[["ChunkedOptimizer", ParameterUses], None]
 
@@ -106,6 +67,7 @@ class ChunkedOptimizer(Optimizer):
         self._repack: Repack | None = repack
         if self._backward_steps is not None:
             manager.cache.on_reduced = self._step_in_backward
+            manager.cache.finish_step = self._backward_steps.finish
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - as torch
@@ -240,7 +202,7 @@ class ChunkedOptimizer(Optimizer):
         """Step the chunks with all their gradients, as reductions end, and return their numbers."""
         if self._backward_steps is not None:
             self._manager.finish_reductions()
-            return self._backward_steps.join()
+            return self._backward_steps.take()
         # Chunks that are complete already go first: their steps overlap the last reductions,
         # which hides the optimizer on a slow network.
         done = {chunk.number for chunk in self._manager.chunks if self._is_complete(chunk)}

@@ -99,7 +99,15 @@ def peak_bytes(
         workload, forward_degree, backward_degree, strategy, bias=bias,
         share=share if pad_to_capacity else min(1.0, share), is_padded=pad_to_capacity,
     )  # fmt: skip
-    states = states or StateBytes.of_layer(workload.dtype)
+    return _peak(
+        counts, states or StateBytes.of_layer(workload.dtype), pins_host=pins_host,
+        dispatcher=dispatcher,
+    )  # fmt: skip
+
+
+def _peak(
+    counts: "_Counts", states: StateBytes, *, pins_host: bool, dispatcher: Dispatcher
+) -> Peak:
     return Peak(
         state_bytes=counts.parameters * states.total,
         activation_bytes=counts.activation_bytes(),

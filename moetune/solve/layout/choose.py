@@ -103,31 +103,13 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
     Raises:
         InputError, InfeasiblePlanError, ProfileError: as `solve_layout`.
     """
-    inputs, model = problem.inputs, problem.model
-    batch = whole_batch(
-        model=model, tokens_per_rank=inputs.tokens_per_rank, world_size=inputs.world_size
-    )
+    inputs, search = problem.inputs, _search(problem)
     layouts = find_layouts(
-        model=model,
+        model=problem.model,
         world_size=inputs.world_size,
-        batch=batch,
+        batch=search.batch,
         pins=problem.pins,
         runtime=problem.runtime,
-    )
-    search = LayoutSearch(
-        prices=Prices(
-            model=model,
-            dtype=inputs.dtype,
-            costs=problem.costs,
-            bounds=problem.bounds,
-            per_node=problem.per_node,
-            runtime=problem.runtime,
-            runs_ahead=problem.runs_ahead,
-        ),
-        batch=batch,
-        pins=problem.pins,
-        limit_bytes=problem.limit_bytes,
-        host_bytes=problem.host_bytes,
     )
     found = try_all(search, layouts)
     if not found.best and found.unpriced:
@@ -138,6 +120,30 @@ def search_layouts(problem: LayoutProblem) -> tuple[LayoutSearch, SearchResult]:
             found.unfit[0], limit_bytes=search.limit_bytes, host_bytes=search.host_bytes, hint=hint
         )
     return search, found
+
+
+def _search(problem: LayoutProblem) -> LayoutSearch:
+    """Return the search of a problem: its prices, its batch and its limits."""
+    inputs = problem.inputs
+    return LayoutSearch(
+        prices=Prices(
+            model=problem.model,
+            dtype=inputs.dtype,
+            costs=problem.costs,
+            bounds=problem.bounds,
+            per_node=problem.per_node,
+            runtime=problem.runtime,
+            runs_ahead=problem.runs_ahead,
+        ),
+        batch=whole_batch(
+            model=problem.model,
+            tokens_per_rank=inputs.tokens_per_rank,
+            world_size=inputs.world_size,
+        ),
+        pins=problem.pins,
+        limit_bytes=problem.limit_bytes,
+        host_bytes=problem.host_bytes,
+    )
 
 
 def _layer(problem: LayoutProblem, search: LayoutSearch, best: Candidate) -> SolvedPlan:

@@ -57,16 +57,6 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
     best = found.best[0]
     parts = parts_of(best, search.prices.stages(best.layout.pp))
     binding = binding_of(best, parts)
-    words = explain_layout(
-        best=best,
-        parts=parts,
-        binding=binding,
-        runner_up=found.best[1] if len(found.best) > 1 else None,
-    )
-    if best.chunks is not None:
-        words += f" {explain_chunks(best.chunks, num_micro_batches=best.setting.num_micro_batches)}"
-    if not problem.model.is_dense:
-        words += f" In the MoE layer: {layer.decision.why}"
     plan = replace(
         layer,
         id=problem.inputs.plan_id,
@@ -74,7 +64,7 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
         layout=best.layout,
         memory=_layer_memory(search, layer),
         chunks=_chunks(search, best),
-        decision=replace(layer.decision, why=words),
+        decision=replace(layer.decision, why=_why(chosen, parts, binding)),
         alternatives=(
             *layer.alternatives,
             *_losers(search, found, parts),
@@ -87,6 +77,19 @@ def solve_layout(problem: LayoutProblem) -> SolvedPlan:
         ),
     )
     return SolvedPlan(plan=plan, step=chosen.layer.step, ranked=None)
+
+
+def _why(chosen: ChosenLayout, parts: Sequence[Part], binding: ModelBinding) -> str:
+    """Return why the layout is the fastest, with the reasons of its chunks and of its MoE layer."""
+    best, *others = chosen.found.best
+    words = explain_layout(
+        best=best, parts=parts, binding=binding, runner_up=others[0] if others else None
+    )
+    if best.chunks is not None:
+        words += f" {explain_chunks(best.chunks, num_micro_batches=best.setting.num_micro_batches)}"
+    if not chosen.problem.model.is_dense:
+        words += f" In the MoE layer: {chosen.layer.plan.decision.why}"
+    return words
 
 
 def _layer_memory(search: LayoutSearch, layer: Plan) -> Memory:
