@@ -27,13 +27,14 @@ KEPT = ROOT / ".mutants-waits.jsonl"
 RESULT = ROOT / "docs/results/cuda-waits.md"
 PACKAGES = ("moetune/comm", "moetune/runtime")
 TESTS = (
-    ("tests/runtime/test_gpu_*.py", "tests/workflows/test_gpu_*.py"),
+    ("tests/comm/test_gpu_*.py", "tests/runtime/test_gpu_*.py", "tests/workflows/test_gpu_*.py"),
     # Waits of chunks on a CPU start what a GPU has begun by then: its streams need some less.
-    ("tests/runtime/test_chunked_alone.py",),
+    # Exchanges in two steps have threads there.
+    ("tests/runtime/test_chunked_alone.py", "tests/comm/test_hierarchical.py"),
 )
 """Tests of the kit, and for what they let through those that run on the CPU."""
 FIRST = {
-    "moe": "streams", "parallel": "parallel", "sharded": "chunks", "comm": "parallel",
+    "moe": "streams", "parallel": "parallel", "sharded": "chunks", "comm": "hierarchical",
     "plans": "times", "runtime": "times",
 }  # fmt: skip
 """Tests that most probably notice what is removed from a package."""
