@@ -23,7 +23,7 @@ from moetune.workflows.wiring import configure, open_store
 _TIMEOUT_SECONDS = 1200.0
 _FLOOR = ("bare", "ffn", "bare_collectives", "bare_gemms", "plain_collectives", "plain")
 NUM_RANKS = 2
-_PROFILE = "netlab"
+PROFILE = "netlab"
 DTYPE = "float32"
 
 
@@ -122,7 +122,7 @@ def measure_profile(
     database = str(folder / "netlab.db")
     command = [
         *(sys.executable, "-m", "moetune", "--db", database, "--no-config", "profile"),
-        *("--name", _PROFILE, "--preset", "quick", "--budget", budget),
+        *("--name", PROFILE, "--preset", "quick", "--budget", budget),
         *("--dtype", DTYPE, "--tokens", str(tokens)),
         *("--d-model", str(layer.d_model), "--d-hidden", str(layer.d_hidden)),
         *("--num-experts", str(layer.num_experts), "--top-k", str(layer.top_k)),
@@ -130,7 +130,7 @@ def measure_profile(
     ]
     lab.run(command, timeout_seconds=_TIMEOUT_SECONDS, echo=echo)
     with open_store(configure(db=database, no_files=True).settings, read_only=True) as store:
-        profile = store.profile(_PROFILE)
+        profile = store.profile(PROFILE)
     if profile is None:
         raise ProfileError(f"`moetune profile` left no profile in {database}")
     return profile
