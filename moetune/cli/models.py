@@ -1,4 +1,4 @@
-"""`moetune models`: the named models, from the papers."""
+"""`moetune models`: the named models of the papers, and Hugging Face models."""
 
 from typing import Annotated
 
@@ -6,11 +6,12 @@ import typer
 
 from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
-from moetune.domain.model import MODELS, find_model
+from moetune.domain.model import MODELS
 
 app = typer.Typer(help="The named models to plan for.", rich_markup_mode=None)
 
 _DEFAULT_RANKS = 64
+_DEFAULT_LENGTH = 4096
 
 
 @app.command("list", epilog=example("moetune models list"))
@@ -25,27 +26,52 @@ def list_models(context: typer.Context, *, json: Json = False) -> None:
         screen.note("Plan for one:  moetune plan --model gpt-s --profile rtx2080ti-x64")
 
 
-@app.command("show", epilog=example("moetune models show tm-1 --world-size 16"))
+@app.command("show", epilog=example("moetune models show qwen3-30b-a3b --seq 4096"))
 def show_model(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the model.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH|NAME",
+            help="A name, or a Hugging Face config.json or its folder.",
+        ),
+    ],
     *,
+    seq: Annotated[
+        int, typer.Option(min=1, metavar="TOKENS", help="Tokens of a sequence, for FLOPs.")
+    ] = _DEFAULT_LENGTH,
     world_size: Annotated[
-        int, typer.Option(min=1, help="Ranks that share the experts.")
+        int, typer.Option(min=1, help="Ranks that share the experts of a paper's layer.")
     ] = _DEFAULT_RANKS,
     json: Json = False,
 ) -> None:
-    """Show a model and its layer on --world-size ranks."""
-    from moetune.workflows.views.models import model_section
+    """Show a model: its blocks, parameters, and FLOPs of a token."""
+    from moetune.workflows.models import decoder_document, find_decoder_model
+    from moetune.workflows.views.models import decoder_sections, model_section
 
-    model = find_model(name)
-    transformer = model.transformer
-    document = {
-        "schema": "moetune.model/1",
-        **encode(model),
-        "world_size": world_size,
-        "layer": model.layer(world_size),
-        "num_parameters": None if transformer is None else transformer.num_parameters,
-    }
-    found = model_section(model, world_size=world_size)
-    session_of(context).screen.answer((found,), document, as_json=json)
+    found = find_decoder_model(name, world_size=world_size)
+    decoder, paper = found.decoder, found.paper
+    document: dict[str, object] = {"schema": "moetune.model/1"}
+    if paper is not None:
+        whole = paper.transformer
+        document |= {
+            **encode(paper),
+            "world_size": world_size,
+            "num_parameters": None if whole is None else whole.num_parameters,
+        }
+    elif decoder is not None:
+        document |= {
+            "name": decoder.name,
+            "title": found.title,
+            "source": found.source,
+            "published": found.published,
+            "family": decoder.family,
+            "d_model": decoder.d_model,
+            "vocab_size": decoder.vocab_size,
+            "is_tied": decoder.is_tied,
+        }
+    document |= {"layer": found.layer, "seq": seq, **decoder_document(decoder, seq)}
+    sections = () if decoder is None else decoder_sections(found, length=seq)
+    if paper is not None:
+        sections = (model_section(paper, world_size=world_size), *sections[1:])
+    session_of(context).screen.answer(sections, document, as_json=json)

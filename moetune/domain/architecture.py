@@ -1,0 +1,225 @@
+"""A decoder as blocks of attention, dense FFNs and routed experts: sizes, FLOPs, and equal blocks.
+
+Training FLOPs of a token are those of Megatron-LM's TFLOP/s: three times the forward GEMMs (forward,
+gradients of inputs and of weights), each multiply-accumulate two operations; half of a causal mask;
+multi-token prediction with its own logits; no router, norm, activation or recomputation.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from moetune.domain.amounts import Amounts, add_up
+from moetune.domain.attention import (
+    CompressedAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+)
+from moetune.domain.errors import check_positive
+from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.layer import LayerShape
+from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
+
+Mixer: TypeAlias = (
+    GroupedQueryAttention
+    | LatentAttention
+    | CompressedAttention
+    | GatedDeltaNet
+    | StateSpace
+    | LinearAttention
+    | ShortConvolution
+)
+Part: TypeAlias = Mixer | DenseFfn | RoutedExperts
+FORWARD_AND_BACKWARD = 3
+OPERATIONS_OF_A_MAC = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One block of a decoder: its parts in order.
+
+    Args:
+        norms: parameters of its norms and of what mixes its residual streams.
+    """
+
+    parts: tuple[Part, ...]
+    norms: int
+
+    @property
+    def routed(self) -> RoutedExperts | None:
+        """Its routed experts; None without."""
+        return next((part for part in self.parts if isinstance(part, RoutedExperts)), None)
+
+    @property
+    def parameters(self) -> Amounts:
+        """Parameters by part."""
+        return self._parameters(active=False)
+
+    @property
+    def active_parameters(self) -> Amounts:
+        """Parameters that one token meets, by part."""
+        return self._parameters(active=True)
+
+    def _parameters(self, *, active: bool) -> Amounts:
+        amounts = [Amounts(norms=self.norms)]
+        for part in self.parts:
+            if isinstance(part, RoutedExperts):
+                amounts.append(part.parameters(active=active))
+            elif isinstance(part, DenseFfn):
+                amounts.append(Amounts(dense=part.parameters))
+            else:
+                amounts.append(Amounts(attention=part.parameters))
+        return add_up(amounts)
+
+    def forward_macs(self, length: int) -> Amounts:
+        """Return the MACs of one token's forward pass in a sequence of `length` tokens, by part."""
+        amounts = []
+        for part in self.parts:
+            if isinstance(part, RoutedExperts):
+                amounts.append(part.forward_macs())
+            elif isinstance(part, DenseFfn):
+                amounts.append(Amounts(dense=part.macs))
+            else:
+                amounts.append(Amounts(attention=part.forward_macs(length)))
+        return add_up(amounts)
+
+    def flops_per_token(self, length: int) -> Amounts:
+        """Return the training FLOPs of one token, by part."""
+        return self.forward_macs(length).times(OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One step of multi-token prediction: blocks after the decoder, with logits of their own.
+
+    Args:
+        projection: parameters of the projection of hidden state and next token's embedding.
+        norms: parameters of its norms.
+    """
+
+    blocks: tuple[Block, ...]
+    projection: int
+    norms: int
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters; embedding and head are the decoder's."""
+        return self.projection + self.norms + sum(int(one.parameters.total) for one in self.blocks)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder-only language model.
+
+    Args:
+        blocks: in order.
+        norms: parameters of the last norm and of what joins residual streams.
+        is_tied: whether the head's matrix is the embedding's.
+        embedding_extra: parameters beside the token embedding, such as positions.
+        head_biases: biases of the head.
+        predictions: steps of multi-token prediction.
+
+    Raises:
+        InputError: a size below 1.
+    """
+
+    name: str
+    family: str
+    d_model: int
+    vocab_size: int
+    blocks: tuple[Block, ...]
+    norms: int
+    is_tied: bool = False
+    embedding_extra: int = 0
+    head_biases: int = 0
+    predictions: tuple[Prediction, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_positive(self, "d_model", "vocab_size", "num_layers")
+
+    @property
+    def num_layers(self) -> int:
+        """Blocks, without those of multi-token prediction."""
+        return len(self.blocks)
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Blocks with routed experts."""
+        return sum(block.routed is not None for block in self.blocks)
+
+    @cached_property
+    def kinds(self) -> tuple[Block, ...]:
+        """Distinct blocks in the order of their first appearance."""
+        return tuple(dict.fromkeys(self.blocks))
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, int, int], ...]:
+        """Runs of equal blocks: first block, number of blocks, index in `kinds`."""
+        found: list[tuple[int, int, int]] = []
+        at = {kind: number for number, kind in enumerate(self.kinds)}
+        for number, block in enumerate(self.blocks):
+            if found and found[-1][2] == at[block]:
+                first, count, kind = found[-1]
+                found[-1] = (first, count + 1, kind)
+            else:
+                found.append((number, 1, at[block]))
+        return tuple(found)
+
+    @property
+    def layer(self) -> LayerShape:
+        """The MoE layer that most blocks have; a dense model's FFN as a single expert."""
+        shapes = [block.routed.layer for block in self.blocks if block.routed is not None]
+        if not shapes:
+            shapes = [
+                _single_expert(part)
+                for block in self.blocks
+                for part in block.parts
+                if isinstance(part, DenseFfn)
+            ]
+        return max(dict.fromkeys(shapes), key=shapes.count)
+
+    @cached_property
+    def parameters(self) -> Amounts:
+        """Parameters by part, without multi-token prediction; a tied head has none."""
+        return self._parameters(add_up([block.parameters for block in self.blocks]))
+
+    @cached_property
+    def active_parameters(self) -> Amounts:
+        """Parameters that one token meets, by part: all but the experts it is not sent to."""
+        return self._parameters(add_up([block.active_parameters for block in self.blocks]))
+
+    def _parameters(self, blocks: Amounts) -> Amounts:
+        table = self.vocab_size * self.d_model
+        return blocks + Amounts(
+            norms=self.norms,
+            embedding=table + self.embedding_extra,
+            head=(0 if self.is_tied else table) + self.head_biases,
+        )
+
+    @property
+    def prediction_parameters(self) -> int:
+        """Parameters of multi-token prediction."""
+        return sum(one.parameters for one in self.predictions)
+
+    def flops_per_token(self, length: int) -> Amounts:
+        """Return the training FLOPs of one token in a sequence of `length` tokens, by part.
+
+        Blocks of multi-token prediction count with their parts, its projections as embedding.
+        """
+        counts = {kind: self.blocks.count(kind) for kind in self.kinds}
+        amounts = [kind.forward_macs(length).times(count) for kind, count in counts.items()]
+        head = self.vocab_size * self.d_model
+        amounts.append(Amounts(head=head * (1 + len(self.predictions))))
+        for one in self.predictions:
+            amounts += [block.forward_macs(length) for block in one.blocks]
+            amounts.append(Amounts(embedding=one.projection))
+        return add_up(amounts).times(OPERATIONS_OF_A_MAC * FORWARD_AND_BACKWARD)
+
+
+def _single_expert(part: DenseFfn) -> LayerShape:
+    return LayerShape(
+        d_model=part.d_model,
+        d_hidden=part.d_hidden,
+        num_experts=1,
+        activation="swiglu" if part.is_gated else "gelu",
+    )

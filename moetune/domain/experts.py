@@ -1,0 +1,172 @@
+"""Feed-forward parts of a decoder's block: dense FFNs, and routed experts with shared ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from moetune.domain.amounts import Amounts
+from moetune.domain.errors import InputError, check_positive
+from moetune.domain.layer import Activation, LayerShape
+
+RouterScore = Literal["softmax", "softmax_of_top_k", "sigmoid", "sqrtsoftplus", "sparsemixer"]
+"""How scores become weights: softmax over all experts or over the chosen ones, or of each alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseFfn:
+    """Feed-forward network that every token passes; gated ones have three matrices.
+
+    Args:
+        function: activation as the configuration names it.
+        biases: counted.
+    """
+
+    d_model: int
+    d_hidden: int
+    is_gated: bool = True
+    function: str = "silu"
+    biases: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "d_model", "d_hidden")
+
+    @property
+    def num_gemms(self) -> int:
+        """Matrices, each a GEMM of the forward pass."""
+        return 3 if self.is_gated else 2
+
+    @property
+    def macs(self) -> int:
+        """MACs of one token."""
+        return self.num_gemms * self.d_model * self.d_hidden
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return self.macs + self.biases
+
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """Elements of a token's hidden vectors."""
+        return {"hidden": (self.num_gemms - 1) * self.d_hidden}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """Choice of experts for a token.
+
+    Args:
+        num_groups, top_groups: groups of experts, of which only the best are chosen from.
+        has_bias: whether a bias of each expert balances the choice (it is a buffer or a
+            parameter of one number an expert).
+        is_normalized: whether the chosen weights are divided by their sum.
+        parameters: of its projection and biases.
+    """
+
+    score: RouterScore
+    parameters: int
+    num_groups: int = 1
+    top_groups: int = 1
+    has_bias: bool = False
+    is_normalized: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedExperts:
+    """Experts of which a router chooses some for each token, and shared ones for all tokens.
+
+    Args:
+        d_hidden: width of one expert.
+        biases: of one expert, counted.
+        latent: width of the tokens that experts receive, where a projection shrinks them before
+            the dispatch and another widens them after the combine; None for `d_model`.
+        num_zero_experts: experts that return their input, which cost nothing.
+        shared: the shared experts as one FFN; None without.
+        shared_gate: parameters of a gate on the shared experts' output.
+        latent_biases: of the projections to the latent width and back, with their norms.
+
+    Raises:
+        InputError: a size below 1, more choices than experts, or groups that do not divide them.
+    """
+
+    d_model: int
+    num_experts: int
+    top_k: int
+    d_hidden: int
+    router: Router
+    is_gated: bool = True
+    function: str = "silu"
+    biases: int = 0
+    latent: int | None = None
+    latent_biases: int = 0
+    num_zero_experts: int = 0
+    shared: DenseFfn | None = None
+    shared_gate: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "d_model", "num_experts", "top_k", "d_hidden", "latent")
+        every = self.num_experts + self.num_zero_experts
+        if self.top_k > every:
+            raise InputError(f"top_k ({self.top_k}) is larger than the number of experts ({every})")
+        groups, top = self.router.num_groups, self.router.top_groups
+        if groups < 1 or every % groups or not 1 <= top <= groups:
+            raise InputError(
+                f"{every} experts cannot be chosen from {top} of {groups} groups",
+                "the groups must divide the experts, and the chosen ones be among them",
+            )
+
+    @property
+    def d_expert(self) -> int:
+        """Width of the tokens that are dispatched."""
+        return self.latent or self.d_model
+
+    @property
+    def num_gemms(self) -> int:
+        """Matrices of one expert."""
+        return 3 if self.is_gated else 2
+
+    @property
+    def mean_top_k(self) -> float:
+        """Experts that a token reaches with balanced routing: zero experts are none."""
+        return self.top_k * self.num_experts / (self.num_experts + self.num_zero_experts)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one expert."""
+        return self.num_gemms * self.d_expert * self.d_hidden + self.biases
+
+    @property
+    def layer(self) -> LayerShape:
+        """The layer to plan for: the width is that of the dispatched tokens."""
+        activation: Activation = "swiglu" if self.is_gated else _plain(self.function)
+        return LayerShape(
+            d_model=self.d_expert,
+            d_hidden=self.d_hidden,
+            num_experts=self.num_experts,
+            top_k=min(self.top_k, self.num_experts),
+            activation=activation,
+        )
+
+    def parameters(self, *, active: bool = False) -> Amounts:
+        """Return the parameters by part; active ones are those that one token meets."""
+        count = self.mean_top_k if active else self.num_experts
+        outside = 0 if self.latent is None else 2 * self.d_model * self.latent + self.latent_biases
+        shared = 0 if self.shared is None else self.shared.parameters
+        return Amounts(
+            router=self.router.parameters,
+            routed=round(count * self.expert_parameters) + outside,
+            shared=shared + self.shared_gate,
+        )
+
+    def forward_macs(self) -> Amounts:
+        """Return the MACs of one token by part; the router's GEMM is not counted."""
+        own = self.mean_top_k * self.num_gemms * self.d_expert * self.d_hidden
+        outside = 0 if self.latent is None else 2 * self.d_model * self.latent
+        shared = 0 if self.shared is None else self.shared.macs
+        return Amounts(routed=own + outside, shared=shared)
+
+
+def _plain(function: str) -> Activation:
+    """Return the activation of the runtime that stands for an ungated one."""
+    known: Mapping[str, Activation] = {"relu": "relu", "relu2": "relu", "silu": "silu"}
+    return known.get(function, "gelu")

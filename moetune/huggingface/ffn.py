@@ -1,0 +1,120 @@
+"""Dense FFNs and routed experts of a block, built from a configuration's fields."""
+
+from moetune.domain.errors import InputError
+from moetune.domain.experts import DenseFfn, RoutedExperts, Router
+from moetune.huggingface.family import Family
+from moetune.huggingface.fields import Fields
+from moetune.huggingface.mixers import WIDTH, has_bias
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+TOP_K = (
+    "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k",
+    "top_k_experts", "experts_per_token",
+)  # fmt: skip
+SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+GROUPS = ("n_group", "num_expert_group", "n_expert_groups")
+TOP_GROUPS = ("topk_group", "n_limited_groups")
+ACTIVATION = ("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function")
+
+
+def dense_ffn(fields: Fields, family: Family) -> DenseFfn:
+    """Return the FFN of a block without experts."""
+    return _ffn(fields, family, fields.count(*family.dense_width))
+
+
+def routed_experts(fields: Fields, family: Family, at: int) -> RoutedExperts:
+    """Return the experts of block `at`, counted from 0: lists have a value for each block.
+
+    Raises:
+        InputError: a field is missing or wrong, or more experts are chosen than there are.
+    """
+    d_model = fields.count(*WIDTH)
+    experts = _of_block(fields, EXPERTS, at)
+    top_k = _of_block(fields, TOP_K, at)
+    width = _of_block(fields, family.expert_width, at)
+    latent = fields.optional("moe_latent_size")
+    matrices = 3 if family.is_gated else 2
+    inner = latent or d_model
+    try:
+        return RoutedExperts(
+            d_model=d_model,
+            num_experts=experts,
+            top_k=top_k,
+            d_hidden=width,
+            router=_router(fields, family, d_model=d_model, experts=experts),
+            is_gated=family.is_gated,
+            function=fields.text(*ACTIVATION, default="silu"),
+            biases=(matrices - 1) * width + inner if family.expert_biases else 0,
+            latent=latent,
+            num_zero_experts=fields.count("zero_expert_num", default=0, least=0),
+            shared=_shared(fields, family, at, width),
+            shared_gate=d_model if family.has_shared_gate else 0,
+        )
+    except InputError as error:
+        if error.what.startswith(fields.where):
+            raise
+        raise InputError(f"{fields.where}: {error.what}", error.hint or _CORRECT) from None
+
+
+_CORRECT = "correct the fields in the configuration"
+
+
+def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Router:
+    groups = fields.count(*GROUPS, default=1)
+    every = experts + fields.count("zero_expert_num", default=0, least=0)
+    score = fields.text("scoring_func", "score_func", "score_function")
+    if score and score not in {"softmax", "sigmoid", "sqrtsoftplus"}:
+        raise fields.contradiction(
+            f"scoring_func {score!r} is not known", "known are softmax, sigmoid and sqrtsoftplus"
+        )
+    if fields.text("topk_method") == "greedy":
+        groups = 1
+    return Router(
+        score=score or family.score,  # type: ignore[arg-type]
+        parameters=every * (d_model + family.router_parameters),
+        num_groups=groups,
+        top_groups=min(groups, fields.count(*TOP_GROUPS, default=groups)),
+        has_bias=family.has_balance_bias,
+        is_normalized=fields.flag("norm_topk_prob", "moe_renormalize", default=True),
+    )
+
+
+def _shared(fields: Fields, family: Family, at: int, width: int) -> DenseFfn | None:
+    if family.shared == "none":
+        return None
+    if family.shared == "one":
+        return _ffn(fields, family, width)
+    if family.shared == "width":
+        found = fields.count(*family.shared_width, default=0, least=0)
+        return _ffn(fields, family, found) if found else None
+    count = _of_block(fields, SHARED, at, default=0)
+    return _ffn(fields, family, count * width) if count else None
+
+
+def _ffn(fields: Fields, family: Family, width: int) -> DenseFfn:
+    d_model = fields.count(*WIDTH)
+    has = has_bias(fields, family.mlp_bias)
+    return DenseFfn(
+        d_model=d_model,
+        d_hidden=width,
+        is_gated=family.is_gated,
+        function=fields.text(*ACTIVATION, default="silu"),
+        biases=((2 if family.is_gated else 1) * width + d_model) if has else 0,
+    )
+
+
+def _of_block(
+    fields: Fields, names: tuple[str, ...], at: int, *, default: int | None = None
+) -> int:
+    """Return a number, or the block's entry of a list of them."""
+    for name in names:
+        if isinstance(fields.values.get(name), list):
+            listed = fields.sequence(name) or ()
+            if at >= len(listed):
+                raise fields.contradiction(
+                    f"{name} has {len(listed)} entries, and none for block {at}",
+                    f"give {name} an entry for each layer, or correct num_hidden_layers",
+                )
+            entry = Fields(values={name: listed[at]}, where=fields.where)
+            return entry.count(name, default=default, least=0 if default == 0 else 1)
+    return fields.count(*names, default=default, least=0 if default == 0 else 1)

@@ -1,0 +1,348 @@
+"""Attention and other mixers of a block, built from a configuration's fields."""
+
+from dataclasses import replace
+
+from moetune.domain.architecture import Mixer
+from moetune.domain.attention import (
+    CompressedAttention,
+    GroupedQueryAttention,
+    Indexer,
+    LatentAttention,
+)
+from moetune.domain.errors import InputError
+from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
+from moetune.huggingface.family import Bias, Family, MixerKind
+from moetune.huggingface.fields import Fields
+
+WIDTH = ("hidden_size", "d_model")
+HEADS = ("num_attention_heads", "n_heads")
+
+
+def has_bias(fields: Fields, bias: Bias) -> bool:
+    """Return whether there are biases, by the family's rule or the configuration's flag."""
+    return fields.flag(bias) if isinstance(bias, str) else bias
+
+
+def head_dim(fields: Fields, *names: str) -> int:
+    """Return the width of a head: a field, or the model's width divided by the heads.
+
+    Raises:
+        InputError: there is no field, and the heads do not divide the width.
+    """
+    found = fields.optional(*(names or ("head_dim", "attention_head_dim")))
+    if found is not None:
+        return found
+    d_model, heads = fields.count(*WIDTH), fields.count(*HEADS)
+    if d_model % heads:
+        raise fields.contradiction(
+            f"hidden_size ({d_model}) does not divide by num_attention_heads ({heads}), and "
+            "head_dim is missing",
+            "add head_dim, or correct one of the two",
+        )
+    return d_model // heads
+
+
+def window_of(fields: Fields, kind: MixerKind) -> int | None:
+    """Return the keys that a token sees at most, None for all."""
+    if kind == "sliding":
+        return fields.count("sliding_window", "sliding_window_size")
+    return None
+
+
+def grouped(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return grouped-query attention."""
+    is_sliding = kind == "sliding"
+    prefix = ("swa_",) if is_sliding and fields.has("swa_num_attention_heads") else ()
+    swa = "".join(prefix)
+    heads = fields.count(*((f"{swa}num_attention_heads",) if swa else HEADS))
+    kv_heads = fields.count(f"{swa}num_key_value_heads", default=heads)
+    width = head_dim(fields, f"{swa}head_dim") if swa else head_dim(fields)
+    value_width = fields.count(f"{swa}v_head_dim", default=width)
+    d_model = fields.count(*WIDTH)
+    has_qkv = has_bias(fields, family.qkv_bias)
+    has_out = has_qkv if family.out_bias is None else has_bias(fields, family.out_bias)
+    output = heads * value_width
+    return GroupedQueryAttention(
+        d_model=d_model,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=width,
+        v_head_dim=value_width,
+        window=window_of(fields, kind),
+        chunk=fields.count("attention_chunk_size") if kind == "chunked" else None,
+        gate_width=_gate(fields, family, heads=heads, output=output),
+        qkv_biases=(heads * width + kv_heads * (width + value_width)) if has_qkv else 0,
+        out_biases=d_model if has_out else 0,
+        norm_parameters=_norms(fields, family, heads=heads, kv_heads=kv_heads, width=width),
+        num_sinks=heads if kind in family.sinks else 0,
+    )
+
+
+def _gate(fields: Fields, family: Family, *, heads: int, output: int) -> int:
+    if family.gate == "none" or (family.gate_flag and not fields.flag(family.gate_flag)):
+        return 0
+    return output if family.gate == "full" else heads
+
+
+def _norms(fields: Fields, family: Family, *, heads: int, kv_heads: int, width: int) -> int:
+    if family.qk_norm == "none":
+        return 0
+    if family.qk_norm_flag and not fields.flag(family.qk_norm_flag):
+        return 0
+    return 2 * width if family.qk_norm == "head" else (heads + kv_heads) * width
+
+
+def indexer_of(fields: Fields, rank: int) -> Indexer:
+    """Return the scorer of sparse attention; its queries come from the latent query."""
+    width = fields.count("index_head_dim")
+    return Indexer(
+        d_model=fields.count(*WIDTH),
+        rank=rank,
+        num_heads=fields.count("index_n_heads"),
+        head_dim=width,
+        top_k=fields.count("index_topk"),
+        norm_parameters=2 * width,
+    )
+
+
+def latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return multi-head latent attention, sparse where the kind is `indexed`."""
+    d_model = fields.count(*WIDTH)
+    heads = fields.count(*HEADS)
+    fields.optional("num_key_value_heads")
+    kv_rank = fields.count("kv_lora_rank")
+    q_rank = fields.optional("q_lora_rank")
+    rope = fields.count("qk_rope_head_dim", least=0)
+    nope = fields.count("qk_nope_head_dim")
+    value = fields.count("v_head_dim")
+    whole = fields.optional("qk_head_dim")
+    if whole is not None and whole != rope + nope:
+        raise fields.contradiction(
+            f"qk_head_dim ({whole}) is not qk_nope_head_dim + qk_rope_head_dim ({nope} + {rope})",
+            "correct one of the three, or omit qk_head_dim",
+        )
+    fields.skip("head_dim")  # of the rotary part, or of none: the class ignores it
+    biases = d_model + kv_rank + rope + (q_rank or 0)
+    return LatentAttention(
+        d_model=d_model,
+        num_heads=heads,
+        q_rank=q_rank,
+        kv_rank=kv_rank,
+        nope_dim=nope,
+        rope_dim=rope,
+        v_head_dim=value,
+        indexer=indexer_of(fields, q_rank or d_model) if kind == "indexed" else None,
+        biases=biases if has_bias(fields, family.qkv_bias) else 0,
+        gate_width=_gate(fields, family, heads=heads, output=heads * value),
+        window=window_of(fields, kind),
+    )
+
+
+def compressed(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return DeepSeek-V4's attention; its rates are 4 with an indexer and 128 without."""
+    del family
+    fields.skip("num_key_value_heads", "qk_rope_head_dim")
+    rank = fields.count("q_lora_rank")
+    rate = {"compressed": 4, "heavy": 128}.get(kind, 0)
+    return CompressedAttention(
+        d_model=fields.count(*WIDTH),
+        num_heads=fields.count(*HEADS),
+        head_dim=fields.count("head_dim"),
+        q_rank=rank,
+        window=fields.count("sliding_window"),
+        out_groups=fields.count("o_groups"),
+        out_rank=fields.count("o_lora_rank"),
+        rate=rate,
+        indexer=indexer_of(fields, rank) if kind == "compressed" else None,
+    )
+
+
+def gated_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return a gated delta net (Qwen3-Next, Qwen3.5)."""
+    del family, kind
+    heads = fields.count("linear_num_value_heads")
+    value = fields.count("linear_value_head_dim")
+    return GatedDeltaNet(
+        d_model=fields.count(*WIDTH),
+        num_key_heads=fields.count("linear_num_key_heads"),
+        num_value_heads=heads,
+        key_dim=fields.count("linear_key_head_dim"),
+        value_dim=value,
+        kernel=fields.count("linear_conv_kernel_dim"),
+        gate_width=heads * value,
+        num_head_gates=2 * heads,
+        extra_parameters=2 * heads + value,
+    )
+
+
+def kimi_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return Kimi Delta Attention: decay of each channel and output gate of low rank."""
+    del family, kind
+    nested = fields.values.get("linear_attn_config")
+    inner = fields
+    if isinstance(nested, dict):
+        fields.read.add("linear_attn_config")
+        inner = Fields(values=nested, where=f"{fields.where}: linear_attn_config")
+    prefix = "" if isinstance(nested, dict) else "linear_"
+    heads, width = inner.count(f"{prefix}num_heads"), inner.count(f"{prefix}head_dim")
+    return GatedDeltaNet(
+        d_model=fields.count(*WIDTH),
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_dim=width,
+        value_dim=width,
+        kernel=inner.count("short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
+        gate_width=0,
+        num_head_gates=heads,
+        gate_rank=width,
+        extra_parameters=heads * width + heads + width,
+    )
+
+
+def bailing_delta(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return Ling's delta attention: decay and output gate are projected at full rank."""
+    del family, kind
+    fields.skip("kda_safe_gate", "short_conv_kernel_size")
+    heads, width = fields.count("linear_num_heads"), fields.count("linear_head_dim")
+    return GatedDeltaNet(
+        d_model=fields.count(*WIDTH),
+        num_key_heads=heads,
+        num_value_heads=heads,
+        key_dim=width,
+        value_dim=width,
+        kernel=fields.count("linear_conv_kernel_dim", "short_conv_kernel_size"),
+        gate_width=2 * heads * width,
+        num_head_gates=heads,
+        extra_parameters=heads * width + heads + width,
+    )
+
+
+def lightning(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return lightning attention (MiniMax-Text-01): every head has its own keys and values."""
+    del family, kind
+    heads, width = fields.count(*HEADS), head_dim(fields)
+    fields.skip("block_size")
+    return LinearAttention(
+        d_model=fields.count(*WIDTH),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=width,
+        gate_width=heads * width,
+        extra_parameters=heads * width,
+    )
+
+
+def mamba2(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return a Mamba-2 mixer (Nemotron-H, Granite 4)."""
+    del family, kind
+    heads = fields.count("mamba_num_heads", "mamba_n_heads")
+    width = fields.count("mamba_head_dim", "mamba_d_head")
+    state = fields.count("ssm_state_size", "mamba_d_state")
+    groups = fields.count("n_groups", "mamba_n_groups")
+    fields.skip("expand", "mamba_expand")
+    d_model, inner = fields.count(*WIDTH), heads * width
+    channels = inner + 2 * groups * state
+    biases = channels if fields.flag("use_conv_bias", "mamba_conv_bias", default=True) else 0
+    if fields.flag("mamba_proj_bias", "use_bias"):
+        biases += inner + channels + heads + d_model
+    return StateSpace(
+        d_model=d_model,
+        d_inner=inner,
+        d_state=state,
+        kernel=fields.count("conv_kernel", "mamba_d_conv"),
+        num_groups=groups,
+        num_heads=heads,
+        extra_parameters=3 * heads + inner + biases,
+    )
+
+
+def mamba1(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return a Mamba-1 mixer with norms of its time steps and states (Jamba)."""
+    del family, kind
+    d_model, state = fields.count(*WIDTH), fields.count("mamba_d_state")
+    inner = fields.count("mamba_expand") * d_model
+    if fields.values.get("mamba_dt_rank") == "auto":
+        fields.skip("mamba_dt_rank")
+        rank = -(-d_model // 16)
+    else:
+        rank = fields.count("mamba_dt_rank")
+    biases = inner if fields.flag("mamba_conv_bias", default=True) else 0
+    if fields.flag("mamba_proj_bias"):
+        biases += 2 * inner + d_model
+    decays = inner * (state + 2)  # A, the skip D, and the biases of the time steps
+    return StateSpace(
+        d_model=d_model,
+        d_inner=inner,
+        d_state=state,
+        kernel=fields.count("mamba_d_conv"),
+        rank=rank,
+        extra_parameters=decays + biases + rank + 2 * state,
+    )
+
+
+def short_convolution(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return LFM2's gated short convolution."""
+    del family, kind
+    d_model = fields.count(*WIDTH)
+    fields.skip("conv_dim", "conv_dim_out")
+    return ShortConvolution(
+        d_model=d_model,
+        kernel=fields.count("conv_L_cache"),
+        biases=5 * d_model if fields.flag("conv_bias") else 0,
+    )
+
+
+def refuse(fields: Fields, what: str) -> InputError:
+    """Return the error of a variant that is known and not supported."""
+    return InputError(
+        f"{fields.where}: {what} is not supported",
+        "use a configuration without it, or open an issue with the configuration",
+    )
+
+
+def mimo(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return MiMo-V2's attention: windows have twice the key heads unless the fields say else."""
+    full = grouped(fields, family, "full")
+    if kind == "full" or not isinstance(full, GroupedQueryAttention):
+        return full
+    heads = fields.count("swa_num_attention_heads", default=full.num_heads)
+    kv_heads = fields.count("swa_num_key_value_heads", default=2 * full.num_kv_heads)
+    inclusive = fields.optional("sliding_window_size")
+    window = fields.optional("sliding_window") or (inclusive or 0) + 1
+    return replace(
+        full,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=fields.count("swa_head_dim", default=full.head_dim),
+        v_head_dim=fields.count("swa_v_head_dim", default=full.v_head_dim),
+        window=window,
+        num_sinks=heads if fields.flag("add_swa_attention_sink_bias", default=True) else 0,
+    )
+
+
+def beam(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return Beam's attention: its output gate has a bias for each head."""
+    plain = grouped(fields, family, kind)
+    if not isinstance(plain, GroupedQueryAttention):
+        return plain
+    return replace(plain, norm_parameters=plain.norm_parameters + plain.num_heads)
+
+
+def step(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return Step-3.5's attention: windows may have another number of heads."""
+    plain = grouped(fields, family, kind)
+    nested = fields.values.get("attention_other_setting")
+    fields.skip("attention_other_setting")
+    if kind != "sliding" or not isinstance(plain, GroupedQueryAttention):
+        fields.optional("num_sliding_attention_heads")
+        return plain
+    heads = fields.optional("num_sliding_attention_heads")
+    kv_heads = plain.num_kv_heads
+    if isinstance(nested, dict):
+        other = Fields(values=nested, where=f"{fields.where}: attention_other_setting")
+        heads = other.count("num_attention_heads")
+        kv_heads = other.count("num_attention_groups", default=kv_heads)
+    heads = heads or plain.num_heads
+    return replace(
+        plain, num_heads=heads, num_kv_heads=kv_heads, gate_width=heads if plain.gate_width else 0
+    )

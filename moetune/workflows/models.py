@@ -1,0 +1,174 @@
+"""Models by name or by path: those of the papers, of the registry, and of a `config.json`."""
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from moetune.domain.architecture import Block, Decoder, Part
+from moetune.domain.attention import GroupedQueryAttention
+from moetune.domain.errors import InputError
+from moetune.domain.experts import DenseFfn, RoutedExperts, Router
+from moetune.domain.layer import LayerShape
+from moetune.domain.model import MODELS, Model, Transformer
+from moetune.huggingface.registry import model_names, named_model, read_model, resolve_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """A model that was found.
+
+    Args:
+        decoder: None for a layer alone.
+        published: what its authors say of its size; "" where nothing is known.
+        paper: the entry of a paper's model; None for others.
+    """
+
+    title: str
+    source: str
+    layer: LayerShape
+    decoder: Decoder | None
+    published: str = ""
+    paper: Model | None = None
+
+
+def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
+    """Return a model: a paper's name, a `config.json` or its folder, or a name of the registry.
+
+    Args:
+        world_size: ranks, for papers' models whose experts grow with them.
+
+    Raises:
+        InputError: there is none, or its configuration is wrong or not understood.
+    """
+    if name in MODELS:
+        return _paper(MODELS[name], world_size)
+    path = Path(name).expanduser()
+    if path.exists() and resolve_name(name) is None or name.endswith(".json"):
+        found = read_model(path)
+    elif resolve_name(name) is not None:
+        found = named_model(name)
+    else:
+        raise _unknown(name)
+    return FoundModel(
+        title=found.title,
+        source=found.source,
+        layer=found.decoder.layer,
+        decoder=found.decoder,
+        published=found.published,
+    )
+
+
+def _unknown(name: str) -> InputError:
+    names = (*MODELS, *model_names())
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), names, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return InputError(
+        f"model {name!r} is unknown, and no such file or folder exists",
+        f"{meant}known: {', '.join(names)}; or give the path of a config.json",
+    )
+
+
+def _paper(model: Model, world_size: int) -> FoundModel:
+    transformer = model.transformer
+    return FoundModel(
+        title=model.title,
+        source=model.source,
+        layer=model.layer(world_size),
+        decoder=None if transformer is None else paper_decoder(model.name, transformer),
+        paper=model,
+    )
+
+
+def paper_decoder(name: str, transformer: Transformer) -> Decoder:
+    """Return a paper's transformer as a decoder: learned positions, layer norms, no biases."""
+    layer, d_model = transformer.moe, transformer.moe.d_model
+    attention = GroupedQueryAttention(
+        d_model=d_model,
+        num_heads=transformer.num_heads,
+        num_kv_heads=transformer.num_heads,
+        head_dim=transformer.head_dim,
+        v_head_dim=transformer.head_dim,
+    )
+    dense = DenseFfn(
+        d_model=d_model,
+        d_hidden=layer.d_hidden,
+        is_gated=layer.activation == "swiglu",
+        function=layer.activation,
+    )
+    experts = RoutedExperts(
+        d_model=d_model,
+        num_experts=layer.num_experts,
+        top_k=layer.top_k,
+        d_hidden=layer.d_hidden,
+        is_gated=dense.is_gated,
+        function=layer.activation,
+        router=Router(score="softmax", parameters=transformer.gate_parameters),
+    )
+    parts: list[Part] = [
+        experts if transformer.has_experts(at) else dense for at in range(transformer.num_layers)
+    ]
+    norms = 2 * transformer.norm_parameters
+    return Decoder(
+        name=name,
+        family="gpt",
+        d_model=d_model,
+        vocab_size=transformer.vocab_size,
+        blocks=tuple(Block(parts=(attention, part), norms=norms) for part in parts),
+        norms=transformer.norm_parameters,
+        embedding_extra=transformer.length * d_model,
+    )
+
+
+def decoder_document(decoder: Decoder | None, length: int) -> dict[str, object]:
+    """Return what `models show --json` says of a decoder; every key with null for None.
+
+    Args:
+        length: tokens of a sequence, for FLOPs.
+    """
+    keys = ("num_layers", "num_moe_layers", "parameters", "active_parameters",
+            "flops_per_token", "parts", "kinds", "runs", "layers", "mtp")  # fmt: skip
+    if decoder is None:
+        return dict.fromkeys(keys)
+    flops = decoder.flops_per_token(length)
+    kinds = [_kind(decoder, block, length) for block in decoder.kinds]
+    return {
+        "num_layers": decoder.num_layers,
+        "num_moe_layers": decoder.num_moe_layers,
+        "parameters": int(decoder.parameters.total),
+        "active_parameters": int(decoder.active_parameters.total),
+        "flops_per_token": flops.total,
+        "parts": {
+            "parameters": decoder.parameters,
+            "active_parameters": decoder.active_parameters,
+            "flops_per_token": flops,
+        },
+        "kinds": kinds,
+        "runs": [
+            {"first": first, "num_layers": count, "kind": kind}
+            for first, count, kind in decoder.runs
+        ],
+        "layers": _layers(decoder),
+        "mtp": {
+            "steps": len(decoder.predictions),
+            "parameters": decoder.prediction_parameters,
+        },
+    }
+
+
+def _kind(decoder: Decoder, block: Block, length: int) -> dict[str, object]:
+    return {
+        "num_layers": decoder.blocks.count(block),
+        "parts": [{"part": type(part).__name__, "sizes": part} for part in block.parts],
+        "parameters": block.parameters,
+        "active_parameters": block.active_parameters,
+        "flops_per_token": block.flops_per_token(length),
+    }
+
+
+def _layers(decoder: Decoder) -> list[dict[str, object]]:
+    """Return each block's number, kind and parameters by part."""
+    at = {kind: number for number, kind in enumerate(decoder.kinds)}
+    return [
+        {"layer": number, "kind": at[block], "parameters": block.parameters}
+        for number, block in enumerate(decoder.blocks)
+    ]
