@@ -236,6 +236,7 @@ def default_dtype(profile: Profile) -> str:
     """Return bfloat16 where a CUDA profile has it, else float32, else the profile's first."""
     known = list(dict.fromkeys(line.dtype for line in profile.gemm))
     known += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
+    known += [table.dtype for table in profile.tables if table.kind == "gemm"]
     known = [dtype for dtype in known if dtype in DTYPE_BYTES]  # not those of quantized products
     wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
     return next((dtype for dtype in (*wanted, *known) if dtype in known), "float32")
