@@ -34,7 +34,7 @@ _HEAD = """\
 
 
 def profile_of(
-    folder: Path, fact: Fact, numbers: tuple[float, float, float, float]
+    folder: Path, fact: Fact, numbers: network.Numbers
 ) -> tuple[Profile, list[Kept]]:
     """Return a machine's profile, and how well its points predict those left out."""
     gemms, of_gemms = gemm_tables(folder, fact)
@@ -78,7 +78,7 @@ def _copies(fact: Fact, launch: float) -> list[CopyLine]:
 
 def main(folder: Path) -> None:
     """Write all profiles and print their errors."""
-    numbers = tuple(float(f"{one:.4g}") for one in network.fitted())
+    numbers = network.fitted()
     print("machine  operation  points  kept  worst  median")
     for fact in MACHINES:
         profile, report = profile_of(folder, fact, numbers)
@@ -93,15 +93,21 @@ def main(folder: Path) -> None:
     _print_network(numbers)
 
 
-def _print_network(numbers: tuple[float, float, float, float]) -> None:
+def _print_network(numbers: network.Numbers) -> None:
     print(f"efficiency, loss per node, start-up, start-up per node: {numbers}")
-    print("machine  nodes  64 MiB published  predicted  peak published  predicted")
-    for row, small, large in network.errors(numbers):
+    print("machine  nodes  64 MiB  rule  left out  peak  rule  left out")
+    pairs = zip(network.errors(numbers), network.left_out(), strict=True)
+    for (row, small, large), (_, small_left_out, large_left_out) in pairs:
         print(
-            f"{row.machine}  {row.nodes}  {row.at_64_mib}  {small:.1f} "
-            f"({small / row.at_64_mib - 1:+.1%})  {row.peak}  {large:.1f} "
-            f"({large / row.peak - 1:+.1%})"
+            f"{row.machine}  {row.nodes}"
+            f"  {row.at_64_mib}  {_beside(small, row.at_64_mib)}"
+            f"  {_beside(small_left_out, row.at_64_mib)}"
+            f"  {row.peak}  {_beside(large, row.peak)}  {_beside(large_left_out, row.peak)}"
         )
+
+
+def _beside(found: float, published: float) -> str:
+    return f"{found:.1f} ({found / published - 1:+.1%})"
 
 
 if __name__ == "__main__":

@@ -120,12 +120,14 @@ Table = GemmTable | CollectiveTable | DispatcherTable
 class Network:
     """Rule for groups that no table has: of more nodes, or of more ranks in one node.
 
-    N nodes move `devices_per_node · nic_bytes_per_second · efficiency / (1 + loss_per_node · N)`
-    bytes a second and node, behind `startup_seconds + startup_seconds_per_node · N`. See
-    `fit.nodes` for what of each operation crosses.
+    A node moves `devices_per_node · nic_bytes_per_second · efficiency` bytes a second, in an
+    all-to-all of N nodes that over `1 + loss_per_node · N`, behind
+    `startup_seconds + startup_seconds_per_node · N`. See `fit.nodes` for what of each operation
+    crosses.
 
     Args:
         nic_bytes_per_second: of one device's share of its node's network cards, one way.
+        most_nodes: that the loss was seen with; more lose as many.
         source: of the numbers.
         spread: as of `GemmTable`, of what the rule predicts.
     """
@@ -135,6 +137,7 @@ class Network:
     nic_bytes_per_second: float
     efficiency: float = 1.0
     loss_per_node: float = 0.0
+    most_nodes: int = 1
     startup_seconds: float = 0.0
     startup_seconds_per_node: float = 0.0
     spread: float = 0.0
@@ -147,9 +150,14 @@ class Network:
             raise InputError("a loss and a start-up time must be at least 0")
         _check_spread(self.spread)
 
-    def bytes_per_second(self, num_nodes: int) -> float:
-        """Return the rate of one device's share of the cards between so many nodes."""
-        return self.nic_bytes_per_second * self.efficiency / (1 + self.loss_per_node * num_nodes)
+    def bytes_per_second(self, num_nodes: int = 0) -> float:
+        """Return the rate of one device's share of the cards.
+
+        Args:
+            num_nodes: that all send to each other; 0 where each sends to the next.
+        """
+        loss = self.loss_per_node * min(num_nodes, self.most_nodes)
+        return self.nic_bytes_per_second * self.efficiency / (1 + loss)
 
     def startup(self, num_nodes: int) -> float:
         """Return the seconds before the first byte, and behind the last, of so many nodes."""

@@ -1,9 +1,10 @@
 """Collectives of groups that no table has: more nodes, or more ranks of one node.
 
-    between nodes    startup(N) + max(inside, crossing bytes / rate(N))
+    between nodes    startup(N) + max(inside, crossing bytes / rate)
     inside a node    the nearest group at as many bytes on the wire, + growth of its start-up
 
-`startup` and `rate` are `Network`'s. Crossing bytes are those of a whole node (`wire_share`): in
+`startup` and `rate` are `Network`'s; nodes lose rate with their number where all send to all, and
+not in a ring. Crossing bytes are those of a whole node (`wire_share`): in
 an all-to-all every rank sends y·(P − p)/P to other nodes, p of P ranks in each; in a ring 2·(P − 1)/P
 (all-reduce) or half of it cross once a node. `inside` is the time of the p ranks of one node for
 what stays there. A send crosses alone, on the cards of its own rank.
@@ -65,7 +66,7 @@ def between_nodes(
     size, _ = group
     nodes = nodes_of(group, machine)
     here = math.ceil(size / nodes)
-    rate = network.bytes_per_second(nodes)
+    rate = network.bytes_per_second(nodes if op in _EXCHANGES else 0)
     if op == "send":
         startup = inside.predict(0.0).seconds if inside else network.startup(nodes)
         return Ruled(

@@ -216,7 +216,7 @@ class Operations:
                 family=key[0],
                 low=0.0,
                 high=0.0,
-                stand_in=f"the rule for networks ({profile.network.source})",
+                stand_in=f"the {profile.network.label} rule for more ranks",
             )
             drawn = self._curves.stand_in(rule, spread=profile.network.spread, label=key[0])
             self._collectives[key] = Remembered(self._curves.named(drawn, name))

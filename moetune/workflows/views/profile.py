@@ -4,8 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from moetune.domain.cluster import Machine, placement_name
 from moetune.domain.corrections import corrections_words
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
+from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import format_bytes
 from moetune.report.fits import fit_figure, residual_figure
@@ -32,6 +35,7 @@ def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
     return (
         _head(found),
         _lines(profile),
+        *_tables(profile),
         _interference(profile),
         *_steps(profile),
         *_fingerprint(profile),
@@ -57,6 +61,7 @@ def profile_page(
         _head(found),
         Section(name="fit", figures=tuple(one for one in figures if one is not None)),
         operations_section(operations, profile, shown=shown, here=here),
+        *_tables(profile),
         *_steps(profile),
         *_fingerprint(profile),
     )
@@ -72,6 +77,7 @@ def profile_report(found: FoundProfile) -> tuple[Section, ...]:
         _head(found),
         Section(name="fits", figures=figures),
         operations_section(operations, profile),
+        *_tables(profile),
         *_steps(profile),
         *_fingerprint(profile),
     )
@@ -166,9 +172,42 @@ def _lines(profile: Profile) -> Section:
         else:
             rows.append(_operation(one))
     counted = ", ".join(f"{kind} ({count:,})" for kind, count in points.items())
-    notes = (f"Also measured, by shape: {counted}.",) if counted else ()
+    known = "measured" if profile.samples else "known"
+    notes = (f"Also {known}, by shape: {counted}.",) if counted else ()
     table = replace(_table(rows), notes=notes)
     return Section(name="operations", title="Operations", tables=(table,))
+
+
+def _tables(profile: Profile) -> Iterator[Section]:
+    """Yield the tables with their labels and sources, and the rule for more ranks."""
+    if not profile.tables and profile.network is None:
+        return
+    rows = [
+        (
+            Cell.words(_table_name(table, profile.machine)),
+            Cell.count(len(table.points)),
+            Cell.words(table.label),
+            Cell.words(table.source),
+        )
+        for table in profile.tables
+    ]
+    if (network := profile.network) is not None:
+        rate = f"{network.nic_bytes_per_second / 1e9:g} GB/s a device between nodes"
+        words = (f"more ranks: {rate}", network.label, network.source)
+        rows.append((Cell.words(words[0]), EMPTY, *map(Cell.words, words[1:])))
+    table = Table(name="tables", header=("operation", "points", "label", "source"), rows=tuple(rows))
+    yield Section(name="tables", title="Sources", tables=(table,))
+
+
+def _table_name(table: DataTable, machine: Machine) -> str:
+    match table:
+        case GemmTable():
+            return f"{table.product} GEMM in {table.dtype}"
+        case CollectiveTable():
+            return f"{table.op}, {placement_name((table.group_size, table.num_nodes), machine)}"
+        case DispatcherTable():
+            place = placement_name((table.group_size, table.num_nodes), machine)
+            return f"{table.dispatcher} {table.phase}, {place}, {table.num_sms} SMs"
 
 
 def _table(rows: Sequence[tuple[Cell, ...]]) -> Table:
