@@ -7,7 +7,7 @@ from typing import Literal
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.corrections import Correction
 from moetune.domain.costs import NO_BURST, Interference, LinearCost
-from moetune.domain.document import decode_schema, digest, encode
+from moetune.domain.document import UNLESS_DEFAULT, decode_schema, digest, encode
 from moetune.domain.errors import InputError
 from moetune.domain.reference import Network, Table
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
@@ -179,8 +179,8 @@ class Profile:
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     samples: tuple[Sample, ...] = ()
     corrections: tuple[Correction, ...] = ()
-    tables: tuple[Table, ...] = ()
-    network: Network | None = None
+    tables: tuple[Table, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    network: Network | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def digest(self) -> str:
@@ -191,7 +191,7 @@ class Profile:
         """
         plain = encode(replace(self, name=""))
         del plain["corrections"]
-        for name in ("rows", "bursts", "steps", "tables", "network"):
+        for name in ("rows", "bursts", "steps"):
             if not plain[name]:
                 del plain[name]  # older plans record digests from before profiles had them
         if not self.corrections:

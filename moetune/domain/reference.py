@@ -1,7 +1,8 @@
 """Tables of a profile: times that others measured, or that a rule derives, each with its source.
 
-A table is one block of a profile file. It says of itself whether its times were published or are
-modelled, and after which rule, so that a plan can report it (`Doubt`). Samples are what this
+A table is one block of a profile file. It says of itself whether its times were published, are
+modelled, and after which rule, or were measured on another machine of the kind, so that a plan can
+report it (`Doubt`). Samples are what this
 machine measured; where both know an operation, samples count (`fit.reference`).
 """
 
@@ -13,7 +14,7 @@ from moetune.domain.quantization import FORMATS
 from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.domain.units import dtype_bytes
 
-Label = Literal["published", "modelled"]
+Label = Literal["measured", "published", "modelled"]
 TransferPhase = Literal["dispatch", "combine"]
 Rows = tuple[tuple[float, ...], ...]
 
@@ -36,9 +37,10 @@ def _check_spread(spread: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmTable:
-    """GEMMs of one dtype or 8-bit format: rows of (rows, d_in, d_out, seconds), of one expert.
+    """GEMMs of one dtype or 8-bit format: rows of (rows of an expert, d_in, d_out, seconds).
 
     Args:
+        num_experts: multiplied in one call, as of `GemmPoint`.
         source: who measured it, or the rule that it follows.
         spread: standard deviation of the logarithm by which all its times may be off together.
     """
@@ -48,6 +50,7 @@ class GemmTable:
     source: str
     dtype: str
     product: GemmForm = "forward"
+    num_experts: int = 1
     spread: float = 0.0
     points: Rows
 

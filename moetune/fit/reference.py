@@ -48,7 +48,7 @@ class Tables:
 def with_tables(measured: Pool, tables: Iterable[Table]) -> Tables:
     """Return the samples' pool with the points of the tables.
 
-    Of several tables of one operation the first one counts.
+    Of several tables of one operation, or one shape of a GEMM, the first one counts.
     """
     gemm, collective = dict(measured.gemm), dict(measured.collective)
     gemm_origins: dict[GemmKey, Origin] = {}
@@ -76,7 +76,7 @@ def gemm_series(table: GemmTable) -> dict[GemmKey, Series]:
     """Return the table's times over rows, by shape."""
     rows: dict[GemmKey, list[tuple[float, ...]]] = {}
     for size, d_in, d_out, seconds in table.points:
-        shape = (1, int(d_in), int(d_out))
+        shape = (table.num_experts, int(d_in), int(d_out))
         rows.setdefault((table.dtype, table.product, shape), []).append((size, seconds))
     return {key: series_of(points) for key, points in rows.items()}
 

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from moetune.domain.cluster import Machine, placement_name
 from moetune.domain.corrections import corrections_words
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
 from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import format_bytes
+from moetune.fit.index import group_name
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
     CLASSES,
@@ -182,32 +182,35 @@ def _tables(profile: Profile) -> Iterator[Section]:
     """Yield the tables with their labels and sources, and the rule for more ranks."""
     if not profile.tables and profile.network is None:
         return
+    blocks: dict[tuple[str, str], list[DataTable]] = {}
+    for one in profile.tables:
+        blocks.setdefault((one.label, one.source), []).append(one)
     rows = [
         (
-            Cell.words(_table_name(table, profile.machine)),
-            Cell.count(len(table.points)),
-            Cell.words(table.label),
-            Cell.words(table.source),
+            Cell.words(", ".join(dict.fromkeys(_table_name(one) for one in block))),
+            Cell.count(sum(len(one.points) for one in block)),
+            Cell.words(label),
+            Cell.words(source),
         )
-        for table in profile.tables
+        for (label, source), block in blocks.items()
     ]
     if (network := profile.network) is not None:
         rate = f"{network.nic_bytes_per_second / 1e9:g} GB/s a device between nodes"
-        words = (f"more ranks: {rate}", network.label, network.source)
-        rows.append((Cell.words(words[0]), EMPTY, *map(Cell.words, words[1:])))
-    table = Table(name="tables", header=("operation", "points", "label", "source"), rows=tuple(rows))
+        rest = (Cell.words(network.label), Cell.words(network.source))
+        rows.append((Cell.words(f"more ranks: {rate}"), EMPTY, *rest))
+    header = ("operation", "points", "label", "source")
+    table = Table(name="tables", header=header, rows=tuple(rows))
     yield Section(name="tables", title="Sources", tables=(table,))
 
 
-def _table_name(table: DataTable, machine: Machine) -> str:
+def _table_name(table: DataTable) -> str:
     match table:
         case GemmTable():
             return f"{table.product} GEMM in {table.dtype}"
         case CollectiveTable():
-            return f"{table.op}, {placement_name((table.group_size, table.num_nodes), machine)}"
+            return f"{table.op} of {group_name((table.group_size, table.num_nodes))}"
         case DispatcherTable():
-            place = placement_name((table.group_size, table.num_nodes), machine)
-            return f"{table.dispatcher} {table.phase}, {place}, {table.num_sms} SMs"
+            return f"{table.dispatcher} {table.phase} of {table.group_size}"
 
 
 def _table(rows: Sequence[tuple[Cell, ...]]) -> Table:
