@@ -48,6 +48,9 @@ def plan(
     world_size: Annotated[
         int | None, _size("--world-size", "Ranks. Default: the profile's devices.")
     ] = None,
+    nodes: Annotated[
+        int | None, _size("--nodes", "Instead of ranks: nodes of the profile's size.")
+    ] = None,
     tokens: Annotated[
         str | None,
         typer.Option(help="Tokens per rank and step, such as 8192 or 8k. Default: the model's."),
@@ -182,7 +185,7 @@ def plan(
         allow_modelled=settings.allow_modelled if allow_modelled is None else allow_modelled,
     )  # fmt: skip
     request = PlanRequest(
-        model=model, layer=layer, world_size=world_size,
+        model=model, layer=layer, world_size=world_size, num_nodes=nodes,
         tokens_per_rank=tokens_of(tokens, batch, length, is_whole=sizes.length is not None),
         dtype=dtype or settings.dtype, memory_limit_bytes=parsed(memory_limit, parse_bytes),
         constraints=constraints,

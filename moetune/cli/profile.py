@@ -22,6 +22,7 @@ from moetune.report.section import Cell, Table
 from moetune.workflows import wiring
 
 if TYPE_CHECKING:
+    from moetune.domain.profile import Profile
     from moetune.workflows.fitness import Fitness
     from moetune.workflows.profile import MeasurementSetting, ProfileOutcome, ProfileRequest
 
@@ -85,6 +86,14 @@ def profile(
             "again: a plan's file, or the beginning of an id in the store.",
         ),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A profile of the same device, such as h100-x8: where nothing is measured here, "
+            "its times count, scaled by what both know.",
+        ),
+    ] = None,
     *,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Estimate points and time, measure nothing.")
@@ -112,7 +121,7 @@ def profile(
             "--model": model, "--d-model": d_model, "--d-hidden": d_hidden,
             "--num-experts": num_experts, "--top-k": top_k, "--activation": activation,
             "--tokens": tokens, "--num-layers": num_layers, "--num-heads": num_heads,
-            "--seq": seq, "--vocab": vocab, "--moe-every": moe_every, "--resume": resume,
+            "--seq": seq, "--vocab": vocab, "--moe-every": moe_every, "--base": base, "--resume": resume,
         }  # fmt: skip
         check_flags({flag: value not in {None, False} for flag, value in given.items()})
         profile_for(
@@ -144,6 +153,7 @@ def profile(
         max_tokens=parse_count(tokens) if tokens else default_tokens,
         budget_seconds=budget_seconds,
         quantizations=parse_formats(_words(quantization)),
+        base=_base(session, base) if setting.is_writer else None,
     )
     if not setting.is_writer:
         take_part(request, setting)
@@ -151,6 +161,15 @@ def profile(
         _plan(session, request, setting, resume=resume, as_json=json)
     else:
         _measure(session, request, setting, resume=resume, as_json=json)
+
+
+def _base(session: Session, wanted: str | None) -> "Profile | None":
+    """Return the profile of that name or file; None where none is named."""
+    if wanted is None:
+        return None
+    from moetune.workflows.profiles import find_profile
+
+    return find_profile(wanted, stores=session.find_store).profile
 
 
 def _setting(nproc: int | None) -> "MeasurementSetting":

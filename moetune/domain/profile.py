@@ -7,8 +7,9 @@ from typing import Literal
 from moetune.domain.cluster import Fingerprint, Machine
 from moetune.domain.corrections import Correction
 from moetune.domain.costs import NO_BURST, Interference, LinearCost
-from moetune.domain.document import decode_schema, digest, encode
+from moetune.domain.document import UNLESS_DEFAULT, decode_schema, digest, encode
 from moetune.domain.errors import InputError
+from moetune.domain.reference import Network, Table
 from moetune.domain.samples import CollectiveOp, Direction, Quality, Sample
 from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import dtype_bytes
@@ -159,6 +160,8 @@ class Profile:
         rows: memory-bound operations of published profiles; measured ones have samples instead.
         samples: the raw measurements of a measured profile.
         corrections: of the costs that the samples predict, by what jobs observed since.
+        tables: what others measured or a rule derives, where there are no samples.
+        network: the rule for groups of ranks that neither has; None for no such groups.
     """
 
     schema: int = PROFILE_SCHEMA
@@ -176,6 +179,8 @@ class Profile:
     fingerprint: Fingerprint = field(default_factory=Fingerprint)
     samples: tuple[Sample, ...] = ()
     corrections: tuple[Correction, ...] = ()
+    tables: tuple[Table, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    network: Network | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     @property
     def digest(self) -> str:

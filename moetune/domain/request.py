@@ -41,6 +41,7 @@ class PlanRequest:
         model: a name of `moetune models list`.
         layer: where there is no `model`.
         world_size: default, the profile's number of devices.
+        num_nodes: instead of it, so many nodes of the profile's size.
         tokens_per_rank: default, the model's; a layer needs it.
         dtype: default, what the profile is for: see `default_dtype`.
         memory_limit_bytes: default, the device's memory.
@@ -53,6 +54,7 @@ class PlanRequest:
     model: str | None = None
     layer: LayerShape | None = None
     world_size: int | None = None
+    num_nodes: int | None = None
     tokens_per_rank: int | None = None
     dtype: str | None = None
     memory_limit_bytes: int | None = None
@@ -66,7 +68,13 @@ class PlanRequest:
                 f"plans do not know experts in {self.dtype} yet",
                 "plan in bfloat16, and set the degree of a quantized layer with pipeline",
             )
-        for name in ("world_size", "tokens_per_rank", "memory_limit_bytes"):
+        if self.world_size is not None and self.num_nodes is not None:
+            raise InputError(
+                f"{self.spelling('num_nodes')} and {self.spelling('world_size')} both say how many "
+                "ranks there are",
+                "give one of them",
+            )
+        for name in ("world_size", "num_nodes", "tokens_per_rank", "memory_limit_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{self.spelling(name)} must be at least 1, got {value}")
@@ -95,6 +103,8 @@ class PlanRequest:
         For new requests: a recorded one may hold what an older moetune allowed.
         """
         check_sizes(self, self.spelling)
+        if self.num_nodes is not None:
+            check_range(self.spelling("num_nodes"), self.num_nodes, 1, LARGEST_RANKS)
         for size in ("d_model", "d_hidden", "num_experts", "top_k") if self.layer else ():
             name = self.spelling(f"layer.{size}")
             check_range(name, getattr(self.layer, size), 1, LARGEST_WIDTH)
@@ -106,7 +116,9 @@ class PlanRequest:
         Args:
             fingerprint: the profile's digest, where it is known already; hashing takes long.
         """
-        world_size = self.world_size or profile.machine.num_devices
+        machine = profile.machine
+        on_nodes = machine.devices_per_node * (self.num_nodes or 0)
+        world_size = self.world_size or on_nodes or machine.num_devices
         layer, tokens = self._layer_and_tokens(world_size)
         return PlanInputs(
             model=self.model,
@@ -236,6 +248,7 @@ def default_dtype(profile: Profile) -> str:
     """Return bfloat16 where a CUDA profile has it, else float32, else the profile's first."""
     known = list(dict.fromkeys(line.dtype for line in profile.gemm))
     known += [s.point.dtype for s in profile.samples if s.point.kind == "gemm"]
+    known += [table.dtype for table in profile.tables if table.kind == "gemm"]
     known = [dtype for dtype in known if dtype in DTYPE_BYTES]  # not those of quantized products
     wanted = ("bfloat16", "float32") if profile.machine.kind == "cuda" else ("float32",)
     return next((dtype for dtype in (*wanted, *known) if dtype in known), "float32")

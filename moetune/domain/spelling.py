@@ -45,6 +45,7 @@ AS_FLAGS = Spelling(
             "layer.num_experts": "--num-experts",
             "layer.top_k": "--top-k",
             "world_size": "--world-size",
+            "num_nodes": "--nodes",
             "tokens_per_rank": "--tokens",
             "memory_limit_bytes": "--memory-limit",
         }

@@ -108,7 +108,7 @@ def nearest_source(
     flight, flight_cap = _nearest_flight(in_flight, index.in_flight(op, group))
     key = (op, *group, flight)
     found = index.collective(key)
-    if flight_cap == "extrapolated" and isinstance(found, Points):
+    if flight_cap == "extrapolated" and isinstance(found, Points) and found.origin is None:
         spread = math.hypot(spread, SPREAD_OF_FLIGHT)
     return Source(
         found=found,
@@ -137,7 +137,7 @@ def _spread_of_group(wanted: Group, known: Group, machine: Machine) -> float:
 def _nearest_flight(wanted: int, known: Sequence[int]) -> tuple[int, Trust]:
     """Return the known number in flight that stands in for another, and the most trust in it.
 
-    A published line is taken to hold for any number.
+    A published line or table is taken to hold for any number.
     """
     if wanted in known:
         return wanted, "measured"

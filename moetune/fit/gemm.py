@@ -82,6 +82,12 @@ class Surface:
             for size, sizes in zip(shape, zip(*self._shapes, strict=True), strict=True)
         )
 
+    @property
+    def rows_range(self) -> tuple[float, float]:
+        """The fewest and the most measured rows of any shape."""
+        sizes = [size for series in self._shapes.values() for size in series.sizes]
+        return min(sizes), max(sizes)
+
     def row_errors(self) -> list[float]:
         """Return leave-one-out errors of the rows of each measured shape."""
         return [

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,6 +26,7 @@ from moetune.fit.pool import (
     Shape,
     pool,
 )
+from moetune.fit.reference import Origin, Tables, with_tables
 from moetune.fit.step_errors import MachineErrors, drift_of
 
 
@@ -38,6 +39,7 @@ class Points:
         family: name of the operations that share one systematic error.
         alpha_seconds: start-up time of the fitted line.
         relative_error: typical error of a prediction.
+        origin: of the points that are no samples; None where all are.
     """
 
     label: str
@@ -45,6 +47,7 @@ class Points:
     series: Series
     alpha_seconds: float
     relative_error: float
+    origin: Origin | None = None
 
 
 class ProfileIndex:
@@ -66,8 +69,13 @@ class ProfileIndex:
 
     @cached_property
     def pool(self) -> Pool:
-        """The profile's samples by operation."""
-        return pool(self.profile.samples)
+        """The profile's samples and tables by operation."""
+        return self.tables.pool
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The same, with the origins of what is from tables."""
+        return with_tables(pool(self.profile.samples), self.profile.tables)
 
     @cached_property
     def bursts(self) -> Mapping[tuple[CollectiveOp, Group], Burst]:
@@ -137,7 +145,17 @@ class ProfileIndex:
             series=series,
             alpha_seconds=surface.alpha_seconds,
             relative_error=surface.relative_error,
+            origin=self.tables.gemm.get((dtype, product, shape)),
         )
+
+    def blend_origin(self, dtype: str, product: GemmForm) -> Origin | None:
+        """Return the origin of the first shape from a table, which blends are mixed of."""
+        keys = self.tables.gemm.items()
+        return next(
+            (replace(origin, low=math.inf, high=-math.inf) for (one, form, _), origin in keys
+             if (one, form) == (dtype, product)),
+            None,
+        )  # fmt: skip
 
     def gemm_line(self, dtype: str) -> Line | None:
         """Return the dtype's line over MACs where it was not measured."""
@@ -166,7 +184,8 @@ class ProfileIndex:
         series = self.pool.collective.get(key)
         if series is None:
             return _line(self._collective_lines[key])
-        return _points(f"collective {key}", series, self._collective_lines.get(key))
+        found = _points(f"collective {key}", series, self._collective_lines.get(key))
+        return replace(found, origin=self.tables.collective.get(key))
 
     def copies(self) -> tuple[CopyKey, ...]:
         """Return the known kinds of copy."""

@@ -1,13 +1,14 @@
 """Predictors of a profile's operations, and of what stands in for those it has not measured."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from moetune.domain.cluster import Group
+from moetune.domain.cluster import Group, nodes_of
 from moetune.domain.costs import Trust, least_trust
 from moetune.domain.layer import ACTIVATIONS
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
-from moetune.fit.collectives import Source, name_collective, nearest_source
+from moetune.fit.collectives import Source, name_collective, nearest_group, nearest_source
 from moetune.fit.curve import Curve, Line
 from moetune.fit.extrapolation import (
     SPREAD_OF_ACTIVATION,
@@ -24,10 +25,21 @@ from moetune.fit.index import (
     missing_copy,
     missing_gemm,
 )
+from moetune.fit.nodes import Ruled, between_nodes, startup_growth
 from moetune.fit.pool import AttentionKey, RowsKey, Shape
-from moetune.fit.predictor import Curves, Name, Predictor, Remembered, capped, stretched
+from moetune.fit.predictor import (
+    Curves,
+    FromTable,
+    Name,
+    Predictor,
+    Remembered,
+    capped,
+    stretched,
+)
+from moetune.fit.reference import Origin
 
 _BACKWARD = "_backward"
+_SEND_RANKS = 2
 
 
 class Operations:
@@ -63,7 +75,9 @@ class Operations:
         spread = 0.0 if form == product else SPREAD_OF_FORM
         stand_in = "" if form == product else name_gemm(dtype, form, shape)
         curve, octaves = self._gemm_curve(dtype, form, shape)
+        origin = self._index.tables.gemm.get((dtype, form, shape))
         if octaves is not None:
+            origin = self._index.blend_origin(dtype, form)
             surface = self._index.surface(dtype, form)
             cap = least_trust((cap, "extrapolated" if octaves else "interpolated"))
             outside = spread_of_shape(typical_error=surface.shape_error, octaves=octaves)
@@ -78,6 +92,7 @@ class Operations:
             cap=cap,
             spread=spread,
             stand_in=stand_in,
+            origin=origin,
         )
 
     def _gemm_curve(self, dtype: str, form: GemmForm, shape: Shape) -> tuple[Curve, float | None]:
@@ -164,8 +179,7 @@ class Operations:
         """
         source = self.source(op, group, in_flight)
         if source is None:
-            known = self._index.groups(op)
-            raise missing_collective(self._index.profile, op=op, group=group, known=known)
+            return self._ruled(op, group)
         name = name_collective(op, group, in_flight) if source.spread else source.name
         key = (source.label, name, source.factor, source.cap)
         if key not in self._collectives:
@@ -179,11 +193,66 @@ class Operations:
                 cap=source.cap,
                 spread=source.spread,
                 stand_in=source.name if source.spread else "",
+                origin=source.found.origin if isinstance(source.found, Points) else None,
             )
         return self._collectives[key]
 
+    def _ruled(self, op: CollectiveOp, group: Group) -> Predictor:
+        """Return the times of a group that is not known, by the profile's rule for networks.
+
+        Raises:
+            ProfileError: the profile has no such rule, or knows no group of this operation.
+        """
+        profile, known = self._index.profile, self._index.groups(op)
+        inside = [one for one in known if nodes_of(one, profile.machine) == 1]
+        if profile.network is None or not inside:
+            raise missing_collective(profile, op=op, group=group, known=known)
+        key = (f"rule {op} {group}", "", 1.0, "modelled")
+        if key not in self._collectives:
+            rule = self._rule(op, group, inside)
+            name = Name(
+                operation=name_collective(op, group, 1),
+                unit="bytes",
+                family=key[0],
+                low=0.0,
+                high=0.0,
+                stand_in=f"the {profile.network.label} rule for more ranks",
+            )
+            drawn = self._curves.stand_in(rule, spread=profile.network.spread, label=key[0])
+            self._collectives[key] = Remembered(self._curves.named(drawn, name))
+        return self._collectives[key]
+
+    def _rule(self, op: CollectiveOp, group: Group, known: Sequence[Group]) -> Ruled:
+        """Return the rule; `known` are the groups inside a node."""
+        machine, network = self._index.profile.machine, self._index.profile.network
+        assert network is not None  # noqa: S101 - `_ruled` has looked
+        nodes = nodes_of(group, machine)
+        if nodes > 1:
+            here = _SEND_RANKS if op == "send" else math.ceil(group[0] / nodes)
+            return between_nodes(
+                op,
+                group,
+                machine=machine,
+                network=network,
+                inside=self.collective(op, (here, 0), 1) if here > 1 else None,
+            )
+        near, factor = nearest_group(op, group, known, machine)
+        startups = tuple(
+            (size, self.collective(op, (size, 0), 1).predict(0.0).seconds)
+            for size in sorted({size for size, _ in known})
+            if size <= near[0]
+        )
+        return Ruled(
+            inside=self.collective(op, near, 1),
+            inside_share=factor,
+            crossing_seconds_per_byte=0.0,
+            startup_seconds=startup_growth(op, group[0], startups),
+        )
+
     def source(self, op: CollectiveOp, group: Group, in_flight: int) -> Source | None:
-        """Return what a collective is predicted from; None where nothing is known."""
+        """Return what a collective is predicted from; None where no known one stands in."""
+        if self._index.profile.network is not None and group not in self._index.groups(op):
+            return None
         return nearest_source(
             self._index, op, group, in_flight, allow_modelled=self._allow_modelled
         )
@@ -222,23 +291,33 @@ class Operations:
         cap: Trust = "measured",
         spread: float = 0.0,
         stand_in: str = "",
+        origin: Origin | None = None,
     ) -> Predictor:
         """Return the predictor with the error and the trust of a stand-in, and with its name.
 
-        A line is not named: a profile of lines has measured nothing.
+        A line is not named: a profile of lines has measured nothing. Nor is what is published in
+        a published profile, which says so as a whole.
 
         Args:
             found: what it predicts from.
             family: of its draws.
             factor: size of that for one of the wanted operation's.
             spread, stand_in: of what stands in for the operation, and its name.
+            origin: of its points from tables; None where there are none.
         """
+        if origin is not None:
+            drawn = self._curves.stand_in(inner, spread=origin.spread, label=f"{family}: table")
+            inner = FromTable(inner=inner, table=drawn, origin=origin)
         if spread:
             family = f"{stand_in} stands in"
             inner = self._curves.stand_in(inner, spread=spread, label=family)
         inner = capped(inner, cap)
         if isinstance(found, Line):
             return inner
+        if origin is not None and not stand_in:
+            stand_in = origin.words
+            if (origin.label, self._index.profile.provenance) == ("published", "published"):
+                return Remembered(inner)
         sizes = found.sizes if isinstance(found, Curve) else found.series.sizes
         known = Name(
             operation=name,

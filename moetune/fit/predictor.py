@@ -6,6 +6,7 @@ from typing import Protocol
 from moetune.domain.costs import Doubt, Estimate, Interference, Trust, least_trust
 from moetune.fit.curve import Curve, Line, curve_through
 from moetune.fit.index import Points, ProfileIndex
+from moetune.fit.reference import Origin
 
 
 class Predictor(Protocol):
@@ -100,6 +101,26 @@ class Capped:
 def capped(inner: Predictor, cap: Trust) -> Predictor:
     """Return the predictor, trusted no more than `cap`."""
     return inner if cap == "measured" else Capped(inner=inner, cap=cap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromTable:
+    """Predictions of which those beside the samples' sizes are a table's: "modelled".
+
+    Args:
+        table: predicts there.
+    """
+
+    inner: Predictor
+    table: Predictor
+    origin: Origin
+
+    def predict(self, size: float) -> Estimate:
+        """Return the inner time, or the table's with its label."""
+        if not self.origin.covers(size):
+            return self.inner.predict(size)
+        found = self.table.predict(size)
+        return Estimate(seconds=found.seconds, trust="modelled", doubts=found.doubts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

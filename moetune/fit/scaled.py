@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from moetune.domain.errors import InputError
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile, RowsLine
+from moetune.domain.reference import Network, Table
 from moetune.domain.samples import (
     BurstPoint,
     CollectivePoint,
@@ -86,6 +87,25 @@ def scale_profile(profile: Profile, speeds: Speeds) -> Profile:
         # The same but for rounding; costs use the samples' own only where these equal the table.
         interference=interference_of(pool(samples).interference) if own else profile.interference,
         samples=samples,
+        tables=tuple(_table(table, speeds) for table in profile.tables),
+        network=_network(profile.network, speeds.communication),
+    )
+
+
+def _table(table: Table, speeds: Speeds) -> Table:
+    factor = speeds.computation if table.kind == "gemm" else speeds.communication
+    points = tuple((*sizes, seconds / factor) for *sizes, seconds in table.points)
+    return replace(table, points=points)
+
+
+def _network(network: Network | None, factor: float) -> Network | None:
+    if network is None:
+        return None
+    return replace(
+        network,
+        nic_bytes_per_second=network.nic_bytes_per_second * factor,
+        startup_seconds=network.startup_seconds / factor,
+        startup_seconds_per_node=network.startup_seconds_per_node / factor,
     )
 
 

@@ -1,11 +1,12 @@
 """Samples of earlier runs that a run of the same profile begins with."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moetune.domain.cluster import Cluster
 from moetune.domain.corrections import Correction
 from moetune.domain.errors import ProfileError
 from moetune.domain.ports import Store
+from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
 
 
@@ -18,12 +19,14 @@ class Beginning:
         known: samples that it begins with, or has.
         done: points that need not be measured.
         corrections: of the profile that it adds to.
+        base: that profile, where it has tables of another one; else None.
     """
 
     run_id: int | None = None
     known: tuple[Sample, ...] = ()
     done: frozenset[Point] = frozenset()
     corrections: tuple[Correction, ...] = ()
+    base: Profile | None = None
 
 
 def resumed(store: Store, name: str, cluster: Cluster) -> Beginning:
@@ -39,7 +42,7 @@ def resumed(store: Store, name: str, cluster: Cluster) -> Beginning:
     elif current is not None and current.fingerprint == cluster.fingerprint:
         known = current.samples
     done = frozenset(sample.point for sample in known if not sample.error)
-    return Beginning(run_id=run_id, known=known, done=done)
+    return Beginning(run_id=run_id, known=known, done=done, base=_base_of(current))
 
 
 def added_to(store: Store, name: str, cluster: Cluster) -> Beginning:
@@ -60,7 +63,20 @@ def added_to(store: Store, name: str, cluster: Cluster) -> Beginning:
     if known[:count] != current.samples:
         run_id, known = None, current.samples
     done = frozenset(sample.point for sample in known[count:] if not sample.error)
-    return Beginning(run_id=run_id, known=known, done=done, corrections=current.corrections)
+    return Beginning(
+        run_id=run_id,
+        known=known,
+        done=done,
+        corrections=current.corrections,
+        base=_base_of(current),
+    )
+
+
+def _base_of(current: Profile | None) -> Profile | None:
+    """Return what a measured profile took from another one: all but its own samples."""
+    if current is None or not (current.tables or current.network):
+        return None
+    return replace(current, samples=())
 
 
 def still_correct(

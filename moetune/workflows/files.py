@@ -26,12 +26,15 @@ from moetune.domain.profile import (
     RowsLine,
     profile_from_document,
 )
+from moetune.domain.reference import Network, Table
 from moetune.domain.samples import Sample
 from moetune.workflows.wiring import StoreFinder
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_Row: TypeAlias = GemmLine | CollectiveLine | CopyLine | RowsLine | Correction | Sample
+_Row: TypeAlias = (
+    GemmLine | CollectiveLine | CopyLine | RowsLine | Correction | Table | Network | Sample
+)
 
 
 def load_profile_file(path: Path) -> Profile:
@@ -162,6 +165,8 @@ def _profile_lines(profile: Profile) -> Iterator[str]:
     for key in ("name", "provenance", "citation"):
         yield f"{key} = {_value(getattr(profile, key))}"
     yield from _table("machine", encode(profile.machine))
+    if profile.network is not None:
+        yield from _table("network", _without_defaults(profile.network))
     for key in (field.name for field in dataclasses.fields(profile)):
         rows = getattr(profile, key)
         if isinstance(rows, tuple) and key != "samples":
@@ -187,12 +192,22 @@ def _rows(name: str, rows: Iterable[_Row]) -> Iterator[str]:
 
 def _without_defaults(row: _Row) -> dict[str, object]:
     items = ((item, getattr(row, item.name)) for item in dataclasses.fields(row))
-    return {item.name: encode(value) for item, value in items if value != item.default}
+    return {
+        item.name: encode(value)
+        for item, value in items
+        if value != item.default or item.name == "kind"
+    }
 
 
 def _pairs(values: Mapping[str, object]) -> Iterator[str]:
     for key, value in values.items():
-        yield f"{_key(key)} = {_value(value)}"
+        yield f"{_key(key)} = {_lines_of(value) if key == 'points' else _value(value)}"
+
+
+def _lines_of(rows: object) -> str:
+    """Return the rows of a table, one a line."""
+    assert isinstance(rows, list)  # noqa: S101 - `points` are rows in every dataclass
+    return "[\n" + "".join(f"  {_value(row)},\n" for row in rows) + "]"
 
 
 def _value(value: object) -> str:

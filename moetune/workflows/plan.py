@@ -257,10 +257,17 @@ def _corrections(plan: Plan, profile: Profile) -> tuple[str, ...]:
 
 def _substitutes(plan: Plan, profile: Profile) -> tuple[str, ...]:
     """Return warnings of group sizes that were not measured and take the nearest one's times."""
+    if profile.network is not None:
+        return ()  # its rule is named among what was not measured
     ranks = plan.layout.expert_ranks
     missing = []
     for op in _exchanges(plan):
         sizes = {line.group_size for line in profile.collective if line.op == op}
+        sizes |= {
+            table.group_size
+            for table in profile.tables
+            if table.kind == "collective" and table.op == op
+        }
         for sample in profile.samples:
             if sample.point.kind == "collective" and sample.point.op == op:
                 sizes.add(sample.point.group_size)

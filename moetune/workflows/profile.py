@@ -19,6 +19,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.quantization import Format
 from moetune.domain.samples import Point, Sample
 from moetune.domain.units import dtype_bytes
+from moetune.fit.merged import check_base, merged
 from moetune.fit.profile import fit_profile
 from moetune.measure.grid import Preset
 from moetune.measure.noise import has_drifted
@@ -54,6 +55,7 @@ class ProfileRequest:
         points: measured instead of all that the layers and presets ask for; the current profile
             keeps its samples.
         quantizations: formats in which experts' GEMMs are measured as well.
+        base: a profile of the same device, for what is not measured here.
     """
 
     name: str | None = None
@@ -67,6 +69,7 @@ class ProfileRequest:
     budget_seconds: float | None = None
     points: tuple[Point, ...] = ()
     quantizations: tuple[Format, ...] = ()
+    base: Profile | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -235,6 +238,9 @@ def profile_machine(
     cluster = detect_cluster(request, setting)
     name = profile_name(request, cluster)
     begun = _beginning(request, cluster, store, resume=resume)
+    base = request.base or begun.base
+    if base is not None:
+        check_base(base, cluster.machine)
     run = StoredRun(
         store, name=name, cluster=cluster, preset=request.preset, run_id=begun.run_id,
         known=begun.known,
@@ -248,6 +254,8 @@ def profile_machine(
         profile = _fit(name, found, run.samples(), request.seed)
         corrections = still_correct(begun.corrections, frozenset(request.points))
         profile = replace(profile, corrections=corrections)
+        if base is not None:
+            profile = merged(profile, base)
         run.complete(profile)
     groups = summarize(profile)
     progress.finish(groups)

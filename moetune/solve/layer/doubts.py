@@ -74,7 +74,7 @@ def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
     """Yield a warning for each operation that was not measured, and how to measure them.
 
     Args:
-        command: that measures them.
+        command: that measures them; "" where the profile is not of this machine.
     """
     sizes: dict[Doubt, list[float]] = {}
     for doubt in doubts:
@@ -82,10 +82,15 @@ def doubt_warnings(doubts: Iterable[Doubt], *, command: str) -> Iterator[str]:
     if not sizes:
         return
     named = list(sizes.items())
+    if not command:  # rules say more about a machine than one form of a GEMM for another
+        named.sort(key=lambda item: "modelled" not in item[0].stand_in)
     for operation, found in named[:NUM_NAMED]:
         yield _explain(operation, found)
     rest = len(named) - NUM_NAMED
     more = f"{rest} more operation{'' if rest == 1 else 's'}; " if rest > 0 else ""
+    if not command:
+        yield from [f"not measured: {more.removesuffix('; ')}"] if more else []
+        return
     yield f"{more}the plan's range allows for that; measure what is missing:  {command}"
 
 

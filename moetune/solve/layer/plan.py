@@ -246,7 +246,9 @@ def _trust_warnings(
         provenance=provenance,
         profile=inputs.profile,
         assumed_spread=has_refits and not ranking.chooser.is_measured,
-        doubts=doubt_warnings(doubts, command=profile_command(inputs)),
+        doubts=doubt_warnings(
+            doubts, command=profile_command(inputs) if provenance == "measured" else ""
+        ),
     )
 
 

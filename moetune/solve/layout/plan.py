@@ -220,5 +220,10 @@ def _warnings(chosen: ChosenLayout) -> Iterator[str]:
             provenance=problem.provenance,
             profile=inputs.profile,
             assumed_spread=False,
-            doubts=doubt_warnings(doubts_in(best), command=profile_command(inputs, problem.model)),
+            doubts=doubt_warnings(
+                doubts_in(best),
+                command=profile_command(inputs, problem.model)
+                if problem.provenance == "measured"
+                else "",
+            ),
         )

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 from moetune.domain.corrections import corrections_words
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
+from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
+from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import format_bytes
+from moetune.fit.index import group_name
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
     CLASSES,
@@ -32,6 +35,7 @@ def profile_sections(found: FoundProfile) -> tuple[Section, ...]:
     return (
         _head(found),
         _lines(profile),
+        *_tables(profile),
         _interference(profile),
         *_steps(profile),
         *_fingerprint(profile),
@@ -57,6 +61,7 @@ def profile_page(
         _head(found),
         Section(name="fit", figures=tuple(one for one in figures if one is not None)),
         operations_section(operations, profile, shown=shown, here=here),
+        *_tables(profile),
         *_steps(profile),
         *_fingerprint(profile),
     )
@@ -72,6 +77,7 @@ def profile_report(found: FoundProfile) -> tuple[Section, ...]:
         _head(found),
         Section(name="fits", figures=figures),
         operations_section(operations, profile),
+        *_tables(profile),
         *_steps(profile),
         *_fingerprint(profile),
     )
@@ -166,9 +172,45 @@ def _lines(profile: Profile) -> Section:
         else:
             rows.append(_operation(one))
     counted = ", ".join(f"{kind} ({count:,})" for kind, count in points.items())
-    notes = (f"Also measured, by shape: {counted}.",) if counted else ()
+    known = "measured" if profile.samples else "known"
+    notes = (f"Also {known}, by shape: {counted}.",) if counted else ()
     table = replace(_table(rows), notes=notes)
     return Section(name="operations", title="Operations", tables=(table,))
+
+
+def _tables(profile: Profile) -> Iterator[Section]:
+    """Yield the tables with their labels and sources, and the rule for more ranks."""
+    if not profile.tables and profile.network is None:
+        return
+    blocks: dict[tuple[str, str], list[DataTable]] = {}
+    for one in profile.tables:
+        blocks.setdefault((one.label, one.source), []).append(one)
+    rows = [
+        (
+            Cell.words(", ".join(dict.fromkeys(_table_name(one) for one in block))),
+            Cell.count(sum(len(one.points) for one in block)),
+            Cell.words(label),
+            Cell.words(source),
+        )
+        for (label, source), block in blocks.items()
+    ]
+    if (network := profile.network) is not None:
+        rate = f"{network.nic_bytes_per_second / 1e9:g} GB/s a device between nodes"
+        rest = (Cell.words(network.label), Cell.words(network.source))
+        rows.append((Cell.words(f"more ranks: {rate}"), EMPTY, *rest))
+    header = ("operation", "points", "label", "source")
+    table = Table(name="tables", header=header, rows=tuple(rows))
+    yield Section(name="tables", title="Sources", tables=(table,))
+
+
+def _table_name(table: DataTable) -> str:
+    match table:
+        case GemmTable():
+            return f"{table.product} GEMM in {table.dtype}"
+        case CollectiveTable():
+            return f"{table.op} of {group_name((table.group_size, table.num_nodes))}"
+        case DispatcherTable():
+            return f"{table.dispatcher} {table.phase} of {table.group_size}"
 
 
 def _table(rows: Sequence[tuple[Cell, ...]]) -> Table:

@@ -1,0 +1,1 @@
+"""Reference profiles of the machines people train on, from other people's measurements."""

@@ -1,0 +1,137 @@
+"""Facts of the reference machines that no csv file has, with their sources.
+
+Sizes and rates are those of data sheets; rows between nodes are other people's measurements.
+"""
+
+from dataclasses import dataclass
+
+GIB = 2**30
+PCIE_4, PCIE_5 = 31.5e9, 63.0e9
+"""Bytes per second of 16 lanes, one way."""
+C2C = 450e9
+"""NVLink-C2C between a Grace CPU and its GPUs, one way."""
+SEEN_BY_TORCH = 79.11 / 80
+"""Of a device's memory: "a total capacity of 79.11 GiB" on an H100 (vllm-project/vllm#27508)."""
+CONTEXT_BYTES = 2 * GIB
+"""Assumed for the CUDA context, loaded kernels and NCCL's buffers."""
+NVLINK_H100, NVLINK_H800 = 900e9, 400e9
+MAMF_B200, MAMF_B300 = 1745.0, 1769.0
+"""TFLOP/s of the best bfloat16 matmul found (ml-engineering, MAMF)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One machine.
+
+    Args:
+        device: as torch names it.
+        gemm, nccl: the rows of the csv files that it takes; another machine's where it has none.
+        nccl_version: of those rows.
+        memory_bytes: of a device, as sold.
+        hbm_bytes_per_second, host_bytes_per_second: of a device's memory, and between it and the
+            host, one way.
+        nic_bytes_per_second: of a device's share of its node's network cards, one way.
+    """
+
+    name: str
+    device: str
+    ranks: int
+    gemm: str
+    nccl: str
+    nccl_version: str
+    memory_bytes: int
+    hbm_bytes_per_second: float
+    host_bytes_per_second: float
+    nic_bytes_per_second: float
+    has_fp8: bool = True
+    has_mxfp8: bool = False
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a process has of the memory beside its context."""
+        return int(self.memory_bytes * SEEN_BY_TORCH) - CONTEXT_BYTES
+
+
+MACHINES = (
+    Fact(
+        name="a100-x8", device="NVIDIA A100-SXM4-80GB", ranks=8, gemm="A100-SXM4-80GB",
+        nccl="a100_sxm", nccl_version="2.27.3", memory_bytes=80 * GIB,
+        hbm_bytes_per_second=2.039e12, host_bytes_per_second=PCIE_4, nic_bytes_per_second=25e9,
+        has_fp8=False,
+    ),
+    Fact(
+        name="h100-x8", device="NVIDIA H100 80GB HBM3", ranks=8, gemm="H100-80GB-HBM3",
+        nccl="h100_sxm", nccl_version="2.29.2", memory_bytes=80 * GIB,
+        hbm_bytes_per_second=3.35e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=50e9,
+    ),
+    Fact(
+        name="h800-x8", device="NVIDIA H800", ranks=8, gemm="H100-80GB-HBM3",
+        nccl="h100_sxm", nccl_version="2.29.2", memory_bytes=80 * GIB,
+        hbm_bytes_per_second=3.35e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=50e9,
+    ),
+    Fact(
+        name="h200-x8", device="NVIDIA H200", ranks=8, gemm="H200",
+        nccl="h200_sxm", nccl_version="2.29.2", memory_bytes=141 * GIB,
+        hbm_bytes_per_second=4.8e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=50e9,
+    ),
+    Fact(
+        name="b200-x8", device="NVIDIA B200", ranks=8, gemm="B200",
+        nccl="b200_sxm", nccl_version="2.29.2", memory_bytes=180 * GIB,
+        hbm_bytes_per_second=7.7e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=50e9,
+        has_mxfp8=True,
+    ),
+    Fact(
+        name="b300-x8", device="NVIDIA B300 SXM6 AC", ranks=8, gemm="B200",
+        nccl="b300_sxm", nccl_version="2.29.2", memory_bytes=288 * 10**9,
+        hbm_bytes_per_second=8e12, host_bytes_per_second=PCIE_5, nic_bytes_per_second=100e9,
+        has_mxfp8=True,
+    ),
+    Fact(
+        name="gb200-nvl72", device="NVIDIA GB200", ranks=72, gemm="GB200",
+        nccl="gb200", nccl_version="2.29.2", memory_bytes=186 * GIB,
+        hbm_bytes_per_second=8e12, host_bytes_per_second=C2C, nic_bytes_per_second=50e9,
+        has_mxfp8=True,
+    ),
+    Fact(
+        name="gb300-nvl72", device="NVIDIA GB300", ranks=72, gemm="GB200",
+        nccl="gb300", nccl_version="2.29.2", memory_bytes=288 * 10**9,
+        hbm_bytes_per_second=8e12, host_bytes_per_second=C2C, nic_bytes_per_second=100e9,
+        has_mxfp8=True,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManyNodes:
+    """All-to-all bus bandwidths between nodes of eight, in GB/s.
+
+    Args:
+        nic: GB/s of a device's share of the cards.
+        at_64_mib, peak: at about 64 MiB a rank, and at the best size.
+    """
+
+    machine: str
+    nodes: int
+    nic: float
+    at_64_mib: float
+    peak: float
+
+
+BETWEEN_NODES = tuple(
+    ManyNodes(machine=machine, nodes=nodes, nic=nic, at_64_mib=at_64_mib, peak=peak)
+    for machine, nodes, nic, at_64_mib, peak in (
+        ("B300", 2, 100.0, 104.9, 179.6),
+        ("B300", 4, 100.0, 94.0, 116.9),
+        ("B300", 8, 100.0, 74.0, 103.2),
+        ("B300", 16, 100.0, 73.8, 84.0),
+        ("B300", 32, 100.0, 54.7, 74.4),
+        ("H100", 4, 50.0, 45.1, 53.9),
+        ("H100", 8, 50.0, 40.4, 51.1),
+    )
+)
+"""EFA; awslabs/awsome-distributed-ai, ep-backend-comparison, RESULTS*.md; each measured once."""
+
+DEEPEP_RATES = {16: (43e9, 43e9), 32: (58e9, 57e9), 64: (51e9, 50e9)}
+"""DeepEP V1 on H800 (docs/legacy.md): bytes per second of one rank between nodes, by ranks, for
+dispatch and combine."""
+DEEPEP_V1_SMS = 24

@@ -1,0 +1,167 @@
+"""Tables of a profile: times that others measured, or that a rule derives, each with its source.
+
+A table is one block of a profile file. It says of itself whether its times were published, are
+modelled, and after which rule, or were measured on another machine of the kind, so that a plan can
+report it (`Doubt`). Samples are what this
+machine measured; where both know an operation, samples count (`fit.reference`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from moetune.domain.errors import InputError
+from moetune.domain.quantization import FORMATS
+from moetune.domain.samples import CollectiveOp, GemmForm
+from moetune.domain.units import dtype_bytes
+
+Label = Literal["measured", "published", "modelled"]
+TransferPhase = Literal["dispatch", "combine"]
+Rows = tuple[tuple[float, ...], ...]
+
+
+def _check_rows(rows: Rows, width: int) -> None:
+    """Raise InputError unless all rows are positive and have that many numbers."""
+    for row in rows:
+        if len(row) != width:
+            raise InputError(f"a row of points must have {width} numbers, got {len(row)}")
+        if not all(number > 0 for number in row):
+            raise InputError("sizes and seconds must be positive")
+    if not rows:
+        raise InputError("points is empty")
+
+
+def _check_spread(spread: float) -> None:
+    if not 0 <= spread <= 1:
+        raise InputError(f"spread must be from 0 to 1, got {spread}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmTable:
+    """GEMMs of one dtype or 8-bit format: rows of (rows of an expert, d_in, d_out, seconds).
+
+    Args:
+        num_experts: multiplied in one call, as of `GemmPoint`.
+        source: who measured it, or the rule that it follows.
+        spread: standard deviation of the logarithm by which all its times may be off together.
+    """
+
+    kind: Literal["gemm"] = "gemm"
+    label: Label
+    source: str
+    dtype: str
+    product: GemmForm = "forward"
+    num_experts: int = 1
+    spread: float = 0.0
+    points: Rows
+
+    def __post_init__(self) -> None:
+        if self.dtype not in FORMATS:
+            dtype_bytes(self.dtype)
+        _check_rows(self.points, 4)
+        _check_spread(self.spread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTable:
+    """One collective over one group: rows of (input bytes of one rank, seconds).
+
+    Args:
+        source, spread: as of `GemmTable`.
+        num_nodes: nodes that the ranks are spread over evenly; 0 for consecutive ranks.
+    """
+
+    kind: Literal["collective"] = "collective"
+    label: Label
+    source: str
+    op: CollectiveOp
+    group_size: int
+    num_nodes: int = 0
+    spread: float = 0.0
+    points: Rows
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:  # noqa: PLR2004 - one rank has nobody to talk to
+            raise InputError(f"group_size must be at least 2, got {self.group_size}")
+        _check_rows(self.points, 2)
+        _check_spread(self.spread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatcherTable:
+    """One phase of a library that exchanges tokens: rows of (bytes of one rank, seconds).
+
+    Args:
+        source, spread: as of `GemmTable`.
+        dispatcher: the library's name ("deepep").
+        num_sms: multiprocessors that it takes from computation.
+        points: a rank's bytes are tokens · top_k · d_model · bytes of an element: as an all-to-all
+            of the same rows would have as its input.
+    """
+
+    kind: Literal["dispatcher"] = "dispatcher"
+    label: Label
+    source: str
+    dispatcher: str
+    phase: TransferPhase
+    group_size: int
+    num_nodes: int = 0
+    num_sms: int
+    spread: float = 0.0
+    points: Rows
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2 or self.num_sms < 0:  # noqa: PLR2004 - as above
+            raise InputError("group_size must be at least 2, and num_sms not negative")
+        _check_rows(self.points, 2)
+        _check_spread(self.spread)
+
+
+Table = GemmTable | CollectiveTable | DispatcherTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Rule for groups that no table has: of more nodes, or of more ranks in one node.
+
+    A node moves `devices_per_node · nic_bytes_per_second · efficiency` bytes a second, in an
+    all-to-all of N nodes that over `1 + loss_per_node · N`, behind
+    `startup_seconds + startup_seconds_per_node · N`. See `fit.nodes` for what of each operation
+    crosses.
+
+    Args:
+        nic_bytes_per_second: of one device's share of its node's network cards, one way.
+        most_nodes: that the loss was seen with; more lose as many.
+        source: of the numbers.
+        spread: as of `GemmTable`, of what the rule predicts.
+    """
+
+    label: Label = "modelled"
+    source: str
+    nic_bytes_per_second: float
+    efficiency: float = 1.0
+    loss_per_node: float = 0.0
+    most_nodes: int = 1
+    startup_seconds: float = 0.0
+    startup_seconds_per_node: float = 0.0
+    spread: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.nic_bytes_per_second <= 0 or not 0 < self.efficiency <= 1:
+            raise InputError("nic_bytes_per_second must be above 0, and efficiency at most 1")
+        rest = (self.loss_per_node, self.startup_seconds, self.startup_seconds_per_node)
+        if min(rest) < 0:
+            raise InputError("a loss and a start-up time must be at least 0")
+        _check_spread(self.spread)
+
+    def bytes_per_second(self, num_nodes: int = 0) -> float:
+        """Return the rate of one device's share of the cards.
+
+        Args:
+            num_nodes: that all send to each other; 0 where each sends to the next.
+        """
+        loss = self.loss_per_node * min(num_nodes, self.most_nodes)
+        return self.nic_bytes_per_second * self.efficiency / (1 + loss)
+
+    def startup(self, num_nodes: int) -> float:
+        """Return the seconds before the first byte, and behind the last, of so many nodes."""
+        return self.startup_seconds + self.startup_seconds_per_node * num_nodes

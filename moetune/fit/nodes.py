@@ -1,0 +1,112 @@
+"""Collectives of groups that no table has: more nodes, or more ranks of one node.
+
+    between nodes    startup(N) + max(inside, crossing bytes / rate)
+    inside a node    the nearest group at as many bytes on the wire, + growth of its start-up
+
+`startup` and `rate` are `Network`'s; nodes lose rate with their number where all send to all, and
+not in a ring. Crossing bytes are those of a whole node (`wire_share`): in
+an all-to-all every rank sends y·(P − p)/P to other nodes, p of P ranks in each; in a ring 2·(P − 1)/P
+(all-reduce) or half of it cross once a node. `inside` is the time of the p ranks of one node for
+what stays there. A send crosses alone, on the cards of its own rank.
+
+Start-up inside a node grows with every peer of an all-to-all, and with every doubling of the ranks
+otherwise; the slope is that between the two largest known groups.
+"""
+
+import math
+from dataclasses import dataclass
+
+from moetune.domain.cluster import Group, Machine, nodes_of
+from moetune.domain.costs import Estimate
+from moetune.domain.reference import Network
+from moetune.domain.samples import CollectiveOp
+from moetune.fit.collectives import wire_share
+from moetune.fit.predictor import Predictor
+
+_EXCHANGES = ("all_to_all", "all_to_all_2d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruled:
+    """The rule's times of one collective over one group.
+
+    Args:
+        inside: of the ranks of one node; None for one rank in each.
+        inside_share: size inside, for one byte of the collective.
+        crossing_seconds_per_byte: 0 inside a node.
+    """
+
+    inside: Predictor | None
+    inside_share: float
+    crossing_seconds_per_byte: float
+    startup_seconds: float
+
+    def predict(self, size: float) -> Estimate:
+        """Return the time at that size."""
+        crossing = self.crossing_seconds_per_byte * size
+        inside = self.inside.predict(self.inside_share * size).seconds if self.inside else 0.0
+        seconds = self.startup_seconds + max(crossing, inside)
+        return Estimate(seconds=seconds, trust="modelled")
+
+
+def between_nodes(
+    op: CollectiveOp,
+    group: Group,
+    *,
+    machine: Machine,
+    network: Network,
+    inside: Predictor | None,
+) -> Ruled:
+    """Return the rule for a group on several nodes.
+
+    Args:
+        inside: of the group's ranks in one node; None for one rank in each. Of a send, that of
+            two ranks in a node, whose start-up it has.
+    """
+    size, _ = group
+    nodes = nodes_of(group, machine)
+    here = math.ceil(size / nodes)
+    rate = network.bytes_per_second(nodes if op in _EXCHANGES else 0)
+    if op == "send":
+        startup = inside.predict(0.0).seconds if inside else network.startup(nodes)
+        return Ruled(
+            inside=None,
+            inside_share=0.0,
+            crossing_seconds_per_byte=1 / rate,
+            startup_seconds=startup,
+        )
+    crossing = wire_share(op, group, machine) / (machine.devices_per_node * rate)
+    return Ruled(
+        inside=inside if here > 1 else None,
+        inside_share=_inside_share(op, size, here) if here > 1 else 0.0,
+        crossing_seconds_per_byte=crossing,
+        startup_seconds=network.startup(nodes),
+    )
+
+
+def _inside_share(op: CollectiveOp, size: int, here: int) -> float:
+    """Return the size at which a node's own ranks move as many bytes as they do in the group."""
+    if op in _EXCHANGES:
+        return here / size
+    passed = {"all_gather": size - 1.0}.get(op, (size - 1) / size)
+    alone = {"all_gather": here - 1.0}.get(op, (here - 1) / here)
+    return passed / alone
+
+
+def startup_growth(
+    op: CollectiveOp, wanted: int, known: tuple[tuple[int, float], ...]
+) -> float:
+    """Return the seconds that a start-up grows by from the largest known group to a wanted one.
+
+    Args:
+        known: ranks and seconds of the smallest known size, ascending; at least one.
+    """
+    if len(known) == 1:
+        return 0.0
+    (fewer, before), (more, after) = known[-2:]
+    steps = (
+        (wanted - more) / (more - fewer)
+        if op in _EXCHANGES
+        else math.log2(wanted / more) / math.log2(more / fewer)
+    )
+    return max(after - before, 0.0) * max(steps, 0.0)
