@@ -1,0 +1,90 @@
+"""Bytes of one block's activations that a micro-batch leaves for its backward pass on a rank.
+
+bfloat16 tensors that Megatron-Core with Transformer Engine keeps, FlashAttention without scores.
+A recomputed module keeps its inputs alone.
+"""
+
+from collections.abc import Collection
+
+from moetune.domain.architecture import Block, Decoder
+from moetune.domain.attention import LatentAttention
+from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
+
+ELEMENT, FULL = 2, 4
+_ROUTER_COPIES = 3
+"""Of the router's scores in float32: logits, probabilities and the map of the chosen ones."""
+
+
+def block_bytes(
+    block: Block, job: TrainingJob, layout: FoldedLayout, *, skew: float = 1.0
+) -> float:
+    """Return the bytes of a block for one micro-batch.
+
+    Args:
+        skew: rows of the fullest rank of an expert group over the mean.
+    """
+    tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
+    residual = ELEMENT * tokens * job.decoder.d_model
+    if "full" in layout.recompute:
+        return residual
+    total = 0.0
+    for part in block.parts:
+        total += residual  # the input of the norm, which the residual sum needs anyway
+        if "norm" not in layout.recompute:
+            total += residual
+        total += _part_bytes(part, job.decoder, layout, tokens, skew)
+    return total
+
+
+def workspace_bytes(
+    block: Block, job: TrainingJob, layout: FoldedLayout, *, skew: float = 1.0
+) -> float:
+    """Return the bytes of a block while it is computed: gradients, and what is computed again."""
+    plain = FoldedLayout(cp=layout.cp, tp=layout.tp, dp=layout.dp, pp=layout.pp, ep=layout.ep,
+                         etp=layout.etp, micro_batch=layout.micro_batch)  # fmt: skip
+    kept = block_bytes(block, job, layout, skew=skew)
+    again = block_bytes(block, job, plain, skew=skew) - kept
+    tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
+    routed = block.routed
+    widest = job.decoder.d_model
+    if routed is not None:
+        widest = round(routed.mean_top_k * skew * (2 * routed.d_expert + 2 * routed.d_hidden))
+    return again + ELEMENT * tokens * widest
+
+
+def _part_bytes(
+    part: object, decoder: Decoder, layout: FoldedLayout, tokens: float, skew: float
+) -> float:
+    recomputed: Collection[Recompute] = layout.recompute
+    if isinstance(part, DenseFfn):
+        return 0.0 if "mlp" in recomputed else _ffn_bytes(part, tokens, recomputed)
+    if isinstance(part, RoutedExperts):
+        return 0.0 if "moe" in recomputed else _routed_bytes(part, tokens, layout, skew)
+    widths = part.widths  # type: ignore[attr-defined]
+    inner = sum(width for name, width in widths.items())
+    if isinstance(part, LatentAttention) and "mla_up_proj" in recomputed:
+        inner -= widths["q"] + widths["k"] + widths["v"]
+    if "core_attn" in recomputed:
+        pass  # its output is the input of the projection behind it, and is kept all the same
+    heads = getattr(part, "num_heads", 0)
+    return tokens * (ELEMENT * inner + FULL * heads)
+
+
+def _ffn_bytes(part: DenseFfn, tokens: float, recomputed: Collection[Recompute]) -> float:
+    hidden = (part.num_gemms - 1) * part.d_hidden
+    return ELEMENT * tokens * (hidden + part.d_hidden)
+
+
+def _routed_bytes(part: RoutedExperts, tokens: float, layout: FoldedLayout, skew: float) -> float:
+    rows = tokens * part.mean_top_k * skew * layout.etp
+    width = part.d_hidden / layout.etp
+    total = _ROUTER_COPIES * FULL * tokens * part.num_experts
+    total += ELEMENT * rows * part.d_expert  # the experts' input
+    total += ELEMENT * rows * width * (part.num_gemms - 1)
+    if "moe_act" not in layout.recompute:
+        total += ELEMENT * rows * width
+    total += ELEMENT * tokens * part.mean_top_k * part.d_expert  # the combined rows
+    if part.shared is not None and "shared_experts" not in layout.recompute:
+        total += _ffn_bytes(part.shared, tokens, layout.recompute)
+    return total

@@ -1,0 +1,272 @@
+"""Times of one block of a decoder on a rank, for one micro-batch, module by module.
+
+t tokens of the micro-batch on a tensor-parallel group, t/tp of them on a rank (sequence
+parallelism), M d_model. A module's passes are forward, the gradients of its inputs and those of
+its weights; communication is apart, because it can be hidden.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from moetune.domain.architecture import Block, Decoder
+from moetune.domain.attention import CompressedAttention, LatentAttention
+from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.solve.training.exchange import exchange_seconds
+from moetune.solve.training.machine import Device
+
+ModuleName = Literal[
+    "attention", "core_attn", "norm", "mlp", "router", "experts", "moe_act", "shared_experts",
+    "permute", "exchange", "tensor_comm", "context_comm",
+]  # fmt: skip
+COMMUNICATION: frozenset[ModuleName] = frozenset({"exchange", "tensor_comm", "context_comm"})
+ELEMENT = 2
+"""Bytes of bfloat16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Seconds of a module's passes."""
+
+    forward: float = 0.0
+    grad_input: float = 0.0
+    grad_weight: float = 0.0
+
+    def __add__(self, other: "Passes") -> "Passes":
+        return Passes(
+            forward=self.forward + other.forward,
+            grad_input=self.grad_input + other.grad_input,
+            grad_weight=self.grad_weight + other.grad_weight,
+        )
+
+    @property
+    def backward(self) -> float:
+        """Both gradients."""
+        return self.grad_input + self.grad_weight
+
+
+NO_TIME = Passes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockTimes:
+    """Seconds of a block's modules for one micro-batch."""
+
+    modules: Mapping[ModuleName, Passes]
+
+    def passes(self, name: ModuleName) -> Passes:
+        """Return a module's passes, zero where the block has none."""
+        return self.modules.get(name, NO_TIME)
+
+    @property
+    def compute(self) -> Passes:
+        """All computation."""
+        return self._sum(is_communication=False)
+
+    @property
+    def communication(self) -> Passes:
+        """All communication."""
+        return self._sum(is_communication=True)
+
+    def _sum(self, *, is_communication: bool) -> Passes:
+        total = NO_TIME
+        for name, passes in self.modules.items():
+            if (name in COMMUNICATION) == is_communication:
+                total += passes
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPrices:
+    """Prices of a decoder's blocks under a layout.
+
+    Args:
+        skew: rows of the fullest rank of an expert group over the mean.
+    """
+
+    job: TrainingJob
+    layout: FoldedLayout
+    device: Device
+    skew: float = 1.0
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model."""
+        return self.job.decoder
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch on one tensor-parallel group."""
+        return self.layout.micro_batch * self.job.length / self.layout.cp
+
+    @property
+    def own_tokens(self) -> float:
+        """Tokens of a micro-batch on one rank."""
+        return self.tokens / self.layout.tp
+
+    def times(self, block: Block) -> BlockTimes:
+        """Return the times of a block."""
+        modules: dict[ModuleName, Passes] = {}
+        for part in block.parts:
+            if isinstance(part, RoutedExperts):
+                found = self._routed(part)
+            elif isinstance(part, DenseFfn):
+                found = self._dense(part)
+            else:
+                found = self._mixer(part)
+            for name, passes in found:
+                modules[name] = modules.get(name, NO_TIME) + passes
+            modules["norm"] = modules.get("norm", NO_TIME) + self._norm()
+        return BlockTimes(modules=modules)
+
+    def _mixer(self, part: object) -> Iterator[tuple[ModuleName, Passes]]:
+        tp, d_model = self.layout.tp, self.decoder.d_model
+        core_macs = part.forward_macs(self.job.length) - part.forward_macs(1)  # type: ignore[attr-defined]
+        yield "attention", self._projections(part)
+        scored = self.tokens * core_macs / tp
+        yield "core_attn", Passes(
+            forward=self.device.attention_core(scored, backward=False) + self._rotary(part),
+            grad_input=self.device.attention_core(scored, backward=True) + self._rotary(part),
+        )
+        yield "tensor_comm", self._tensor_comm(d_model)
+        yield "context_comm", self._context_comm(part, scored)
+
+    def _projections(self, part: object) -> Passes:
+        """Return the projections: one GEMM for each matrix, cut over the tensor-parallel ranks."""
+        tp, d_model, total = self.layout.tp, self.decoder.d_model, NO_TIME
+        for d_in, d_out, is_cut in projections_of(part, d_model):
+            wide, narrow = (d_in, d_out) if not is_cut else (d_in, max(1, d_out // tp))
+            total += self._gemm(self.tokens if is_cut else self.own_tokens, wide, narrow)
+        return total
+
+    def _gemm(
+        self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1, dtype: str | None = None
+    ) -> Passes:
+        gemm = self.device.gemm
+        forward, grad_input, grad_weight = (
+            gemm(product, rows=rows, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=dtype)
+            for product in ("forward", "grad_input", "grad_weight")
+        )
+        return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
+
+    def _rotary(self, part: object) -> float:
+        """Return the rotation of queries and keys and the layout of heads, read and written."""
+        widths = part.widths  # type: ignore[attr-defined]
+        elements = self.tokens / self.layout.tp * (widths.get("q", 0) + widths.get("k", 0))
+        return self.device.moved(2 * ELEMENT * elements, kernels=2)
+
+    def _norm(self) -> Passes:
+        """Return a norm with its residual sum: two tensors read and two written; backward more."""
+        elements = self.own_tokens * self.decoder.d_model
+        return Passes(
+            forward=self.device.moved(4 * ELEMENT * elements, kernels=2),
+            grad_input=self.device.moved(6 * ELEMENT * elements, kernels=2),
+        )
+
+    def _tensor_comm(self, width: int) -> Passes:
+        """Return the gather before a cut part and the scatter behind it; the gather comes again
+        for the gradients of the weights, hidden behind those of the inputs."""
+        span = self.device.span(self.layout.tp, 1)
+        whole = self.tokens * width * ELEMENT
+        both = self.device.collective("all_gather", span, whole / span.size)
+        both += self.device.collective("reduce_scatter", span, whole)
+        return Passes(forward=both, grad_input=both)
+
+    def _context_comm(self, part: object, core_macs: float) -> Passes:
+        """Return what a ring of keys and values is longer than the attention that hides it."""
+        cp = self.layout.cp
+        if cp == 1:
+            return NO_TIME
+        widths = part.widths  # type: ignore[attr-defined]
+        width = (widths.get("k", 0) + widths.get("v", 0)) / self.layout.tp
+        span = self.device.span(cp, self.layout.tp)
+        sent = self.device.collective("all_gather", span, self.tokens * width * ELEMENT)
+        forward = max(0.0, sent - self.device.attention_core(core_macs, backward=False))
+        backward = max(0.0, 2 * sent - self.device.attention_core(core_macs, backward=True))
+        return Passes(forward=forward, grad_input=backward)
+
+    def _dense(self, part: DenseFfn) -> Iterator[tuple[ModuleName, Passes]]:
+        yield "mlp", self._ffn(part, self.tokens, self.layout.tp)
+        yield "tensor_comm", self._tensor_comm(self.decoder.d_model)
+
+    def _ffn(self, part: DenseFfn, rows: float, cut: int) -> Passes:
+        width = max(1, part.d_hidden // cut)
+        up = self._gemm(rows, part.d_model, width * (part.num_gemms - 1))
+        return up + self._activation(rows * width, part.num_gemms) + self._gemm(
+            rows, width, part.d_model
+        )
+
+    def _activation(self, elements: float, num_gemms: int) -> Passes:
+        """Return an activation: its inputs read and one output written, and backward again."""
+        return Passes(
+            forward=self.device.moved(num_gemms * ELEMENT * elements),
+            grad_input=self.device.moved(2 * num_gemms * ELEMENT * elements),
+        )
+
+    def _routed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
+        layout = self.layout
+        experts = part.num_experts // layout.ep
+        rows = self.own_tokens * part.mean_top_k * self.skew * layout.etp
+        each = rows / experts
+        width = max(1, part.d_hidden // layout.etp)
+        up = self._gemm(each, part.d_expert, width * (part.num_gemms - 1), num_experts=experts)
+        down = self._gemm(each, width, part.d_expert, num_experts=experts)
+        yield "experts", up + down
+        yield "moe_act", self._activation(rows * width, part.num_gemms)
+        yield "router", self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype="bfloat16")
+        yield "permute", self._permute(part, rows)
+        yield "exchange", self._exchange(part)
+        if part.shared is not None:
+            yield "shared_experts", self._ffn(part.shared, self.tokens, layout.tp)
+            yield "tensor_comm", self._tensor_comm(part.d_model)
+
+    def _permute(self, part: RoutedExperts, rows: float) -> Passes:
+        """Return the order by expert before the exchange and behind it, and the sums back."""
+        elements = rows * part.d_expert
+        moves = 2 if self.layout.ep == 1 else 4
+        seconds = self.device.moved(moves * 2 * ELEMENT * elements, kernels=4 + moves)
+        return Passes(forward=seconds, grad_input=seconds)
+
+    def _exchange(self, part: RoutedExperts) -> Passes:
+        dispatch, combine = (
+            exchange_seconds(
+                self.device, layout=self.layout, part=part, tokens=self.own_tokens, phase=phase
+            )
+            * self.skew
+            for phase in ("dispatch", "combine")
+        )
+        both = dispatch + combine
+        return Passes(forward=both, grad_input=both)
+
+
+def projections_of(part: object, d_model: int) -> Iterator[tuple[int, int, bool]]:
+    """Yield (inputs, outputs, whether tensor parallelism cuts it) of a mixer's matrices.
+
+    A matrix that is cut along its inputs is given with inputs and outputs swapped, which takes as
+    long.
+    """
+    widths = part.widths  # type: ignore[attr-defined]
+    output = widths.get("output", 0)
+    if isinstance(part, LatentAttention):
+        latent = widths["q_latent"] + widths["kv_latent"]
+        if widths["q_latent"]:
+            yield d_model, latent, False
+            yield widths["q_latent"], widths["q"], True
+        else:
+            yield d_model, widths["q"], True
+            yield d_model, widths["kv_latent"], False
+        heads = part.num_heads
+        yield part.kv_rank, heads * (part.nope_dim + part.v_head_dim), True
+    elif isinstance(part, CompressedAttention):
+        yield d_model, widths["q_latent"] + widths["kv"], False
+        yield widths["q_latent"], widths["q"], True
+        yield output // part.out_groups, part.out_groups * part.out_rank, True
+        yield d_model, widths["output_latent"], True
+        return
+    else:
+        inner = sum(width for name, width in widths.items() if name != "output")
+        yield d_model, inner, True
+    yield d_model, output, True
+
+
