@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from moetune.domain.architecture import Block
-from moetune.domain.experts import RoutedExperts
+from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.block import ELEMENT, BlockPrices, BlockTimes
 from moetune.solve.training.machine import Device
@@ -13,6 +13,13 @@ from moetune.solve.training.stages import StageBlocks, cut, of_rank, pipeline_se
 _BATCH_OVERLAP = 1.09
 """Span over the longer of computation and communication, where one micro-batch's exchanges run
 beside another one's computation: DeepSeek's published trace (profile-data, train.json, H800)."""
+
+_HOST_SECONDS = {"mixer": 2.0e-3, "dense": 0.8e-3, "routed": 4.5e-3, "tensor_parallel": 3.0e-3}
+"""Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
+
+Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
+11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1."""
+_FORWARD_OF_BOTH = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +53,23 @@ class BlockSeconds:
         return self.forward + self.backward
 
 
-def block_seconds(times: BlockTimes, layout: FoldedLayout) -> BlockSeconds:
-    """Return a block's passes, with what is recomputed, and exchanges hidden where they are."""
+def host_seconds(block: Block, layout: FoldedLayout) -> float:
+    """Return the host's time to launch both passes of a block."""
+    kinds = [
+        "routed" if isinstance(part, RoutedExperts)
+        else "dense" if isinstance(part, DenseFfn) else "mixer"
+        for part in block.parts
+    ]  # fmt: skip
+    total = sum(_HOST_SECONDS[kind] for kind in kinds)
+    total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
+    return total * (1 + _FORWARD_OF_BOTH * ("full" in layout.recompute))
+
+
+def block_seconds(block: Block, times: BlockTimes, layout: FoldedLayout) -> BlockSeconds:
+    """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
+
+    A pass takes as long as the device or the host that launches it, whichever is longer.
+    """
     again = _recomputed(times, layout)
     compute, exchange = times.compute, times.passes("exchange")
     other = times.communication.forward - exchange.forward
@@ -66,9 +88,13 @@ def block_seconds(times: BlockTimes, layout: FoldedLayout) -> BlockSeconds:
         parts["recompute"] = again + exchanges - exchange.grad_input
     if hidden:
         parts["exchange"] -= hidden
+    both = total - hidden
+    waiting = max(0.0, host_seconds(block, layout) - both)
+    if waiting:
+        parts["launches"] = waiting
     return BlockSeconds(
-        forward=forward + exchange.forward - share,
-        backward=backward + exchanges - share,
+        forward=forward + exchange.forward - share + _FORWARD_OF_BOTH * waiting,
+        backward=backward + exchanges - share + (1 - _FORWARD_OF_BOTH) * waiting,
         parts=parts,
     )
 
@@ -114,7 +140,7 @@ class StepPrices:
         """Return the seconds of each kind of block."""
         prices = BlockPrices(job=self.job, layout=layout, device=self.device, skew=self.skew)
         return tuple(
-            block_seconds(prices.times(kind), layout) for kind in self.job.decoder.kinds
+            block_seconds(kind, prices.times(kind), layout) for kind in self.job.decoder.kinds
         )
 
     def step(self, layout: FoldedLayout) -> StepSeconds:
@@ -179,7 +205,7 @@ class StepPrices:
         for one in decoder.predictions:
             prices = BlockPrices(job=self.job, layout=layout, device=device, skew=self.skew)
             predictions += sum(
-                block_seconds(prices.times(block), layout).both for block in one.blocks
+                block_seconds(block, prices.times(block), layout).both for block in one.blocks
             )
         return embedding, heads * (sum(gemms) + loss) + predictions
 
