@@ -5,6 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moetune.cli.plan_decoder import (
+    TrainingFlags,
+    is_decoder_name,
+    plan_decoder,
+    refuse_flags_of_decoders,
+    refuse_flags_of_layers,
+    sharded_states,
+)
 from moetune.cli.flags import LayerFlags, model_sizes, parsed, tokens_of
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
 from moetune.domain.constraints import (
@@ -18,6 +26,7 @@ from moetune.domain.constraints import (
 )
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.request import PlanRequest
+from moetune.domain.training import OVERLAPS, RECOMPUTES
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -88,9 +97,31 @@ def plan(
     micro_batch: Annotated[
         int | None, _size("--micro-batch", "Pin the sequences per micro-batch.")
     ] = None,
+    global_batch: Annotated[
+        int | None,
+        _size("--global-batch", "Sequences of a step: of a Hugging Face model's plan."),
+    ] = None,
+    cp: Annotated[int | None, _size("--cp", "Pin the ranks that share a sequence.")] = None,
+    vpp: Annotated[int | None, _size("--vpp", "Pin the stages of a pipeline rank.")] = None,
+    etp: Annotated[int | None, _size("--etp", "Pin the ranks that share one expert.")] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULES",
+            help=f"Pin what is recomputed: none, or some of {', '.join(RECOMPUTES)}.",
+        ),
+    ] = None,
+    overlap: Annotated[
+        str | None,
+        typer.Option(metavar=f"[{'|'.join(OVERLAPS)}]", help="Pin how exchanges are hidden."),
+    ] = None,
     zero: Annotated[
-        bool | None,
-        typer.Option("--zero/--no-zero", help="Pin whether replicas shard the model states."),
+        int | None,
+        typer.Option(
+            min=0, max=3,
+            help="Pin what replicas shard: 0 nothing, 1 optimizer states (of the papers' models "
+            "all states), 2 gradients, 3 parameters.",
+        ),
     ] = None,
     no_offload: Annotated[
         bool, typer.Option("--no-offload", help="Keep all model states on the device.")
@@ -159,6 +190,17 @@ def plan(
     session = session_of(context)
     settings = session.settings
     length = parsed(seq, parse_count)
+    if model is not None and is_decoder_name(model):
+        flags = TrainingFlags(
+            model=model, world_size=world_size, num_nodes=nodes, global_batch=global_batch,
+            length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
+            ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
+            overlap=overlap, zero=zero,
+        )  # fmt: skip
+        refuse_flags_of_layers(context, model)
+        plan_decoder(session, flags, profile=profile, output=output, as_json=json)
+        return
+    refuse_flags_of_decoders(context)
     sizes = model_sizes(
         model, num_layers=num_layers, num_heads=num_heads, length=length,
         vocab=parsed(vocab, parse_count), moe_every=moe_every,
@@ -177,7 +219,7 @@ def plan(
         ),
         pins=LayoutPins(
             dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
-            micro_batch=micro_batch, zero=zero, offload=False if no_offload else None,
+            micro_batch=micro_batch, zero=sharded_states(zero), offload=False if no_offload else None,
         ),
         sizes=sizes,
         sequence_parallel=sequence_parallel,

@@ -9,6 +9,7 @@ MoetuneError                    1  something failed
 ├── InputError                  2  a file, flag, unit, model or key is wrong
 │   └── NotFoundError           2  there is no plan with that id
 ├── InfeasiblePlanError         3  no plan satisfies the constraints
+│   └── LayoutTooLargeError     3  a layout does not fit into the memory
 ├── NotAuthorisedError          4  a token is missing or wrong
 ├── ProfileError                5  a profile or a measurement is missing or stale
 ├── QualityError                6  measurements or predictions fail the gate
@@ -18,6 +19,7 @@ The number is the exit code of the command line. Arguments are positional so tha
 survive pickling between ranks.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -90,6 +92,18 @@ class InfeasiblePlanError(MoetuneError):
     """No plan satisfies the constraints; the text names the one that binds."""
 
     exit_code = 3
+
+
+class LayoutTooLargeError(InfeasiblePlanError):
+    """A layout that does not fit into the memory, priced all the same.
+
+    Args:
+        plan: the document that `moetune plan --json` would have printed.
+    """
+
+    def __init__(self, what: str, hint: str = "", plan: Mapping[str, object] | None = None) -> None:
+        super().__init__(what, hint)
+        self.plan = plan
 
 
 class NotAuthorisedError(MoetuneError):

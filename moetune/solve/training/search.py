@@ -62,11 +62,11 @@ class LayoutSearch:
         )
 
     def best(self, pins: LayoutRequest) -> list[PricedLayout]:
-        """Return the fastest layouts that fit, best first.
+        """Return the fastest layouts that fit, best first; where none does, the smallest.
 
         Raises:
             InputError: the pins break a rule.
-            InfeasiblePlanError: no layout fits into the memory.
+            InfeasiblePlanError: no layout obeys the rules.
         """
         found: list[PricedLayout] = []
         smallest: tuple[float, FoldedLayout] | None = None
@@ -78,14 +78,7 @@ class LayoutSearch:
             found = heapq.nsmallest(NUM_ALTERNATIVES + 1, found, key=lambda one: one.step.seconds)
         if smallest is None:
             raise self._impossible(pins)
-        if not found:
-            raise InfeasiblePlanError(
-                f"no layout of {self.job.decoder.name} on {self.job.world_size} ranks fits into "
-                f"{self.limit_bytes / 2**30:.1f} GiB: the smallest needs "
-                f"{smallest[0] / 2**30:.1f} GiB ({smallest[1]})",
-                "take more ranks, more recomputation or a shorter sequence",
-            )
-        return found
+        return found or [self.priced(smallest[1])]
 
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield every layout of the ranks that the rules allow, without recomputation."""

@@ -1,0 +1,214 @@
+"""Plans for training a decoder of the registry, or of a `config.json`, on a machine's ranks."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from moetune.domain.architecture import Decoder
+from moetune.domain.document import encode
+from moetune.domain.errors import InputError, LayoutTooLargeError
+from moetune.domain.profile import Profile
+from moetune.domain.training import TRAINING_DTYPES, LayoutRequest, TrainingDtype, TrainingJob
+from moetune.domain.units import format_bytes
+from moetune.fit.costs import costs_of
+from moetune.solve.training.machine import Device
+from moetune.solve.training.search import LayoutSearch, PricedLayout
+from moetune.solve.training.step import StepPrices
+from moetune.workflows.plan import sound_numbers
+
+SCHEMA = "moetune.training-plan/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest:
+    """A question for the layout of a decoder's training.
+
+    Args:
+        memory_limit_bytes: of one device; None for the machine's usable memory.
+    """
+
+    job: TrainingJob
+    pins: LayoutRequest
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """The best layout of a request, with the next ones.
+
+    Args:
+        best: first of `found`.
+        trust: the least in any number behind the choice.
+    """
+
+    request: TrainingRequest
+    profile: str
+    limit_bytes: int
+    trust: str
+    found: tuple[PricedLayout, ...]
+
+    @property
+    def best(self) -> PricedLayout:
+        """The chosen layout."""
+        return self.found[0]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chosen layout fits into the memory."""
+        return self.best.memory.peak_bytes <= self.limit_bytes
+
+    @property
+    def id(self) -> str:
+        """Digest of the inputs."""
+        return _id_of(self.inputs)
+
+    @property
+    def text(self) -> str:
+        """The document as JSON text."""
+        return json.dumps(encode(self.document), ensure_ascii=False, indent=2) + "\n"
+
+    @property
+    def inputs(self) -> dict[str, object]:
+        """What was asked."""
+        job = self.request.job
+        return {
+            "model": job.decoder.name,
+            "world_size": job.world_size,
+            "global_batch": job.global_batch,
+            "seq": job.length,
+            "dtype": job.dtype,
+            "profile": self.profile,
+            "pins": encode(self.request.pins),
+            "memory_limit_bytes": self.limit_bytes,
+        }
+
+    @property
+    def document(self) -> dict[str, object]:
+        """What `moetune plan --json` prints."""
+        job = self.request.job
+        return {
+            "schema": SCHEMA,
+            "id": self.id,
+            "inputs": self.inputs,
+            **_answer(job, self.best),
+            "fits": self.fits,
+            "trust": self.trust,
+            "alternatives": [_answer(job, one) for one in self.found[1:]],
+        }
+
+
+def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
+    """Return the fastest layout that the rules, the pins and the memory allow.
+
+    Raises:
+        InputError: the pins break a rule, or the profile's dtype is not there.
+        LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
+        ProfileError: the profile lacks an operation.
+    """
+    if request.job.dtype != "bfloat16":
+        raise InputError(
+            f"dtype {request.job.dtype} cannot be planned for a whole model yet",
+            "plan with --dtype bfloat16",
+        )
+    limit = request.memory_limit_bytes or profile.machine.plannable_bytes
+    with sound_numbers(profile.name):
+        device = Device(
+            costs=costs_of(profile, allow_modelled=True), machine=profile.machine
+        )
+        search = LayoutSearch(
+            job=request.job,
+            prices=StepPrices(job=request.job, device=device),
+            limit_bytes=limit,
+            dispatchers=("all_to_all",),
+        )
+        found = search.best(request.pins)
+        plan = TrainingPlan(
+            request=request, profile=profile.name, limit_bytes=limit,
+            trust=device.trusts.least, found=tuple(found),
+        )  # fmt: skip
+    if not plan.fits:
+        raise _too_large(plan)
+    return plan
+
+
+def training_job(
+    decoder: Decoder, *, world_size: int | None, global_batch: int | None, length: int | None,
+    dtype: str | None, profile: Profile,
+) -> TrainingJob:  # fmt: skip
+    """Return the job, with the profile's devices where no ranks are named.
+
+    Raises:
+        InputError: the batch or the length is missing.
+    """
+    missing = [
+        flag
+        for flag, value in (("--global-batch", global_batch), ("--seq", length))
+        if value is None
+    ]
+    if global_batch is None or length is None:
+        raise InputError(
+            f"a plan for {decoder.name} lacks {' and '.join(missing)}",
+            "give the sequences of a step and the tokens of a sequence, "
+            "such as --global-batch 1024 --seq 4096",
+        )
+    wanted = dtype or "bfloat16"
+    if wanted not in TRAINING_DTYPES:
+        raise InputError(
+            f"dtype {wanted!r} is not for whole models", f"use {', '.join(TRAINING_DTYPES)}"
+        )
+    return TrainingJob(
+        decoder=decoder, world_size=world_size or profile.machine.num_devices,
+        global_batch=global_batch, length=length, dtype=cast("TrainingDtype", wanted),
+    )  # fmt: skip
+
+
+def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
+    layout, seconds = one.layout, one.step.seconds
+    per_device = job.tokens / seconds / job.world_size
+    flops = job.decoder.flops_per_token(job.length).total
+    return {
+        "layout": {
+            "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp,
+            "vpp": layout.vpp, "ep": layout.ep, "etp": layout.etp, "edp": layout.edp,
+            "micro_batch": layout.micro_batch,
+            "recompute": list(layout.recompute) or ["none"],
+            "dispatcher": layout.dispatcher, "overlap": layout.overlap, "zero": layout.zero,
+        },
+        "predicted": {
+            "step_seconds": seconds,
+            "tokens_per_second_per_device": per_device,
+            "model_tflops_per_device": per_device * flops / 1e12,
+            "parts": dict(one.step.parts),
+        },
+        "memory": {
+            "peak_bytes": round(one.memory.peak_bytes),
+            "rank": one.memory.rank,
+            "parts": {name: round(size) for name, size in one.memory.parts.items()},
+        },
+    }  # fmt: skip
+
+
+def _id_of(inputs: Mapping[str, object]) -> str:
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _too_large(plan: TrainingPlan) -> LayoutTooLargeError:
+    peak, layout = plan.best.memory.peak_bytes, plan.best.layout
+    largest = max(plan.best.memory.parts, key=plan.best.memory.parts.__getitem__)
+    return LayoutTooLargeError(
+        f"memory binds: {plan.request.job.decoder.name} needs "
+        f"{format_bytes(round(peak))} per device with {layout_words(layout)} (most of it "
+        f"{largest}), more than the {format_bytes(plan.limit_bytes)} there are",
+        "take more ranks, leave more of the layout to the solver, or recompute more",
+        plan.document,
+    )
+
+
+def layout_words(layout: object) -> str:
+    """Return "dp 8 · tp 2 · pp 4 · vpp 2 · ep 8 · micro-batch 1", sizes of 1 omitted."""
+    names = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
+    sizes = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
+    return " · ".join([*sizes, f"micro-batch {getattr(layout, 'micro_batch')}"])
