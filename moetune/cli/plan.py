@@ -26,6 +26,7 @@ from moetune.domain.constraints import (
 )
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.request import PlanRequest
+from moetune.domain.targets import TARGETS
 from moetune.domain.training import OVERLAPS, RECOMPUTES
 from moetune.domain.units import parse_bytes, parse_count
 
@@ -115,6 +116,13 @@ def plan(
         str | None,
         typer.Option(metavar=f"[{'|'.join(OVERLAPS)}]", help="Pin how exchanges are hidden."),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(TARGETS)}]",
+            help="The runtime that the plan is for. Default: moetune.",
+        ),
+    ] = None,
     zero: Annotated[
         int | None,
         typer.Option(
@@ -195,7 +203,7 @@ def plan(
             model=model, world_size=world_size, num_nodes=nodes, global_batch=global_batch,
             length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
             ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
-            overlap=overlap, zero=zero,
+            overlap=overlap, zero=zero, target=target or "moetune",
         )  # fmt: skip
         refuse_flags_of_layers(context, model)
         plan_decoder(session, flags, profile=profile, output=output, as_json=json)

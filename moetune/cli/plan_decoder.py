@@ -25,7 +25,7 @@ _OF_LAYERS = (
     "memory_taken", "strategy", "forward_degree", "backward_degree", "max_degree",
     "min_chunk_tokens", "order",
 )  # fmt: skip
-_OF_DECODERS = ("global_batch", "cp", "vpp", "etp", "recompute", "overlap")
+_OF_DECODERS = ("global_batch", "cp", "vpp", "etp", "recompute", "overlap", "target")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,7 @@ class TrainingFlags:
     dispatcher: str | None
     overlap: str | None
     zero: int | None
+    target: str
 
     def request(self, profile: "Profile") -> "TrainingRequest":
         """Return the request that the flags make.
@@ -57,6 +58,7 @@ class TrainingFlags:
         Raises:
             InputError: a value is wrong, or one is missing.
         """
+        from moetune.domain.targets import find_target
         from moetune.workflows.models import find_decoder_model
         from moetune.workflows.training import TrainingRequest, training_job
 
@@ -73,6 +75,7 @@ class TrainingFlags:
                 dtype=self.dtype, profile=profile,
             ),
             pins=self._pins(),
+            target=find_target(self.target),
             memory_limit_bytes=parsed(self.memory_limit, parse_bytes),
         )  # fmt: skip
 

@@ -165,7 +165,7 @@ class Decoder:
                 found.append((number, 1, at[block]))
         return tuple(found)
 
-    @property
+    @cached_property
     def layer(self) -> LayerShape:
         """The MoE layer that most blocks have; a dense model's FFN as a single expert."""
         shapes = [block.routed.layer for block in self.blocks if block.routed is not None]

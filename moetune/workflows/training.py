@@ -10,11 +10,14 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError
 from moetune.domain.profile import Profile
+from moetune.domain.targets import Target
 from moetune.domain.training import TRAINING_DTYPES, LayoutRequest, TrainingDtype, TrainingJob
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.solve.training.machine import Device
+from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import LayoutSearch, PricedLayout
+from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.plan import sound_numbers
 
@@ -26,11 +29,13 @@ class TrainingRequest:
     """A question for the layout of a decoder's training.
 
     Args:
+        target: the runtime that it is for.
         memory_limit_bytes: of one device; None for the machine's usable memory.
     """
 
     job: TrainingJob
     pins: LayoutRequest
+    target: Target
     memory_limit_bytes: int | None = None
 
 
@@ -80,6 +85,7 @@ class TrainingPlan:
             "seq": job.length,
             "dtype": job.dtype,
             "profile": self.profile,
+            "target": self.request.target.name,
             "pins": encode(self.request.pins),
             "memory_limit_bytes": self.limit_bytes,
         }
@@ -107,21 +113,20 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
         LayoutTooLargeError: nothing fits; the smallest layout is priced all the same.
         ProfileError: the profile lacks an operation.
     """
-    if request.job.dtype != "bfloat16":
-        raise InputError(
-            f"dtype {request.job.dtype} cannot be planned for a whole model yet",
-            "plan with --dtype bfloat16",
-        )
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     with sound_numbers(profile.name):
         device = Device(
             costs=costs_of(profile, allow_modelled=True), machine=profile.machine
         )
+        stages = DecoderStages(request.job.decoder)
         search = LayoutSearch(
             job=request.job,
-            prices=StepPrices(job=request.job, device=device),
+            prices=StepPrices(
+                job=request.job, device=device, stages=stages, target=request.target
+            ),
+            memory=MemoryModel(job=request.job, stages=stages),
             limit_bytes=limit,
-            dispatchers=("all_to_all",),
+            target=request.target,
         )
         found = search.best(request.pins)
         plan = TrainingPlan(

@@ -12,6 +12,7 @@ from typing import Literal
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import CompressedAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.samples import GemmForm
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.exchange import exchange_seconds
 from moetune.solve.training.machine import Device
@@ -23,6 +24,10 @@ ModuleName = Literal[
 COMMUNICATION: frozenset[ModuleName] = frozenset({"exchange", "tensor_comm", "context_comm"})
 ELEMENT = 2
 """Bytes of bfloat16."""
+GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
+_QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8"}
+_ROUNDING_BYTES = 3, 4
+"""Of an element of a factor: read in bfloat16 and written in 8 bits, backward transposed, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +148,18 @@ class BlockPrices:
     def _gemm(
         self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1, dtype: str | None = None
     ) -> Passes:
-        gemm = self.device.gemm
+        """Return a GEMM's passes; with 8-bit factors also their rounding."""
+        name = dtype or _QUANTIZED.get(self.job.dtype, "bfloat16")
         forward, grad_input, grad_weight = (
-            gemm(product, rows=rows, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=dtype)
-            for product in ("forward", "grad_input", "grad_weight")
+            self.device.gemm(
+                product, rows=rows, d_in=d_in, d_out=d_out, num_experts=num_experts, dtype=name
+            )
+            for product in GEMM_FORMS
         )
+        if name != "bfloat16":
+            elements = rows * num_experts
+            forward += self.device.moved(_ROUNDING_BYTES[0] * elements * d_in)
+            grad_input += self.device.moved(_ROUNDING_BYTES[1] * elements * d_out)
         return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
 
     def _rotary(self, part: object) -> float:

@@ -47,15 +47,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One rank's operations, each time computed once. Not safe for several threads.
-
-    Args:
-        dtype: of the profile's GEMM tables that experts and projections take.
-    """
+    """One rank's operations, each time computed once. Not safe for several threads."""
 
     costs: Costs
     machine: Machine
-    dtype: str = _BF16
     trusts: Trusts = field(default_factory=Trusts)
     _known: dict[tuple[object, ...], float] = field(default_factory=dict, init=False, repr=False)
 
@@ -72,7 +67,7 @@ class Device:
 
     def gemm(
         self, product: GemmForm, *, rows: float, d_in: int, d_out: int, num_experts: int = 1,
-        dtype: str | None = None,
+        dtype: str = _BF16,
     ) -> float:  # fmt: skip
         """Return the seconds of one GEMM of `num_experts` experts with so many rows each."""
         if rows <= 0:
@@ -81,7 +76,7 @@ class Device:
         found = self._known.get(key)
         if found is None:
             estimate = self.costs.gemm(
-                dtype=dtype or self.dtype, product=product, num_experts=num_experts, rows=rows,
+                dtype=dtype, product=product, num_experts=num_experts, rows=rows,
                 d_in=d_in, d_out=d_out,
             )  # fmt: skip
             self.trusts.note(estimate.trust)

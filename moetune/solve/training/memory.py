@@ -6,12 +6,12 @@ float32, activations of the micro-batches in work, and what the libraries take.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT, FULL, block_bytes, workspace_bytes
-from moetune.solve.training.stages import StageBlocks, cut, live_micro_batches, of_rank
-from moetune.solve.training.step import parameters_of_rank
+from moetune.solve.training.stages import DecoderStages, RankBlocks, live_micro_batches
+from moetune.solve.training.step import rank_parameters
 
 _OPTIMIZER_BYTES = 12
 """Two moments and the master copy, float32 each."""
@@ -35,71 +35,77 @@ class RankMemory:
         return sum(self.parts.values())
 
 
-def rank_memory(
-    job: TrainingJob, layout: FoldedLayout, rank: int, *, skew: float = 1.0
-) -> RankMemory:
-    """Return the memory of a pipeline rank."""
-    dense, experts = parameters_of_rank(job, layout, rank)
-    data, replicas = layout.dp * layout.cp, layout.edp
-    count = dense + experts
-    shard = dense / data + experts / replicas
-    states, gradients, parameters = (
-        shard if layout.zero >= stage else count for stage in (1, 2, 3)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryModel:
+    """Memory of a job's layouts, each part computed once. Not safe for several threads.
+
+    Args:
+        skew: rows of the fullest rank of an expert group over the mean.
+    """
+
+    job: TrainingJob
+    stages: DecoderStages
+    skew: float = 1.0
+    _blocks: dict[tuple[object, ...], list[tuple[float, float]]] = field(
+        default_factory=dict, init=False, repr=False
     )
-    stages = of_rank(cut(job.decoder, layout.num_stages), rank, layout.pp)
-    activations, workspace = _activations(job, layout, rank, stages, skew)
-    parts = {
-        "parameters": ELEMENT * parameters,
-        "gradients": FULL * gradients,
-        "optimizer": _OPTIMIZER_BYTES * states,
-        "activations": activations,
-        "workspace": workspace,
-        "logits": _logits(job, layout) if stages[-1].has_head else 0.0,
-        "fragmentation": FRAGMENTATION * (activations + workspace),
-        "libraries": LIBRARY_BYTES,
-    }
-    return RankMemory(rank=rank, parts=parts)
 
+    def peak(self, layout: FoldedLayout) -> RankMemory:
+        """Return the memory of the pipeline rank that has most."""
+        ranks = (self.of_rank(layout, one) for one in self.stages.of(layout.pp, layout.vpp))
+        return max(ranks, key=lambda one: one.peak_bytes)
 
-def peak_memory(job: TrainingJob, layout: FoldedLayout, *, skew: float = 1.0) -> RankMemory:
-    """Return the memory of the pipeline rank that has most."""
-    ranks = {0, layout.pp - 1, min(1, layout.pp - 1)}
-    found = (rank_memory(job, layout, rank, skew=skew) for rank in sorted(ranks))
-    return max(found, key=lambda one: one.peak_bytes)
+    def of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> RankMemory:
+        """Return the memory of the first of such pipeline ranks, which keeps most activations."""
+        dense, experts = rank_parameters(self.job.decoder, layout, rank)
+        count = dense + experts
+        shard = dense / (layout.dp * layout.cp) + experts / layout.edp
+        states, gradients, parameters = (
+            shard if layout.zero >= stage else count for stage in (1, 2, 3)
+        )
+        activations, workspace = self._activations(layout, rank)
+        parts = {
+            "parameters": ELEMENT * parameters,
+            "gradients": FULL * gradients,
+            "optimizer": _OPTIMIZER_BYTES * states,
+            "activations": activations,
+            "workspace": workspace,
+            "logits": self._logits(layout) if rank.has_head else 0.0,
+            "fragmentation": FRAGMENTATION * (activations + workspace),
+            "libraries": LIBRARY_BYTES,
+        }
+        return RankMemory(rank=rank.ranks[0], parts=parts)
 
+    def _activations(self, layout: FoldedLayout, rank: RankBlocks) -> tuple[float, float]:
+        """Return the bytes of the micro-batches in work, and of the block being computed."""
+        blocks = self._bytes_of_blocks(layout)
+        own = sum(count * kept for count, (kept, _) in zip(rank.counts, blocks, strict=True))
+        live = live_micro_batches(
+            rank=rank.ranks[0], pp=layout.pp, vpp=layout.vpp,
+            num_micro_batches=self.job.global_batch // (layout.micro_batch * layout.dp),
+        )  # fmt: skip
+        if layout.overlap == "batch":
+            live += 1 / layout.vpp
+        largest = max(
+            work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count
+        )
+        return live * own, largest
 
-def _activations(
-    job: TrainingJob,
-    layout: FoldedLayout,
-    rank: int,
-    stages: tuple[StageBlocks, ...],
-    skew: float,
-) -> tuple[float, float]:
-    """Return the bytes of the micro-batches in work, and those of the block being computed."""
-    kinds = job.decoder.kinds
-    each = [block_bytes(kind, job, layout, skew=skew) for kind in kinds]
-    own = sum(
-        count * size
-        for stage in stages
-        for count, size in zip(stage.counts, each, strict=True)
-    )
-    batches = job.global_batch // (layout.micro_batch * layout.dp)
-    live = live_micro_batches(
-        rank=rank, pp=layout.pp, vpp=layout.vpp, num_micro_batches=batches
-    )
-    if layout.overlap == "batch":
-        live += 1 / layout.vpp
-    present = [
-        kind
-        for index, kind in enumerate(kinds)
-        if any(stage.counts[index] for stage in stages)
-    ]
-    workspace = max(workspace_bytes(kind, job, layout, skew=skew) for kind in present)
-    return live * own, workspace
+    def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[float, float]]:
+        key = (layout.tp, layout.cp, layout.etp, layout.micro_batch, layout.recompute)
+        found = self._blocks.get(key)
+        if found is None:
+            found = self._blocks[key] = [
+                (
+                    block_bytes(kind, self.job, layout, skew=self.skew),
+                    workspace_bytes(kind, self.job, layout, skew=self.skew),
+                )
+                for kind in self.job.decoder.kinds
+            ]
+        return found
 
-
-def _logits(job: TrainingJob, layout: FoldedLayout) -> float:
-    """Return the logits in bfloat16, and in float32 with their gradient while the loss is taken."""
-    tokens = layout.micro_batch * job.length / layout.cp
-    vocab = -(-job.decoder.vocab_size // layout.tp)
-    return (ELEMENT + 2 * FULL) * tokens * vocab
+    def _logits(self, layout: FoldedLayout) -> float:
+        """Return the logits in bfloat16, and in float32 with their gradient for the loss."""
+        tokens = layout.micro_batch * self.job.length / layout.cp
+        vocab = -(-self.job.decoder.vocab_size // layout.tp)
+        return (ELEMENT + 2 * FULL) * tokens * vocab

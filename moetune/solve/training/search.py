@@ -2,21 +2,23 @@
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.errors import InfeasiblePlanError, InputError
 from moetune.domain.layout import divisors
+from moetune.domain.targets import Target, target_rules
 from moetune.domain.training import (
     FoldedLayout,
     LayoutRequest,
     Recompute,
     TokenDispatcher,
     TrainingJob,
+    ZeroStage,
     broken_rules,
     check_layout,
 )
-from moetune.solve.training.memory import RankMemory, peak_memory
+from moetune.solve.training.memory import MemoryModel, RankMemory
 from moetune.solve.training.step import StepPrices, StepSeconds
 
 _LARGEST_MICRO_BATCH = 8
@@ -26,7 +28,6 @@ _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
     ("moe", "norm"), ("full",),
 )  # fmt: skip
 """From the least to the most that is computed again."""
-_DISPATCHERS: tuple[TokenDispatcher, ...] = ("all_to_all",)
 NUM_ALTERNATIVES = 5
 
 
@@ -45,20 +46,21 @@ class LayoutSearch:
 
     Args:
         limit_bytes: usable memory of a device.
-        dispatchers: to choose among.
+        target: the runtime, which bounds the layouts.
     """
 
     job: TrainingJob
     prices: StepPrices
+    memory: MemoryModel
     limit_bytes: float
-    dispatchers: tuple[TokenDispatcher, ...] = _DISPATCHERS
+    target: Target
 
     def priced(self, layout: FoldedLayout) -> PricedLayout:
         """Return a layout with its price and memory, whether it fits or not."""
         return PricedLayout(
             layout=layout,
             step=self.prices.step(layout),
-            memory=peak_memory(self.job, layout, skew=self.prices.skew),
+            memory=self.memory.peak(layout),
         )
 
     def best(self, pins: LayoutRequest) -> list[PricedLayout]:
@@ -72,7 +74,7 @@ class LayoutSearch:
         smallest: tuple[float, FoldedLayout] | None = None
         for shape in self.shapes(pins):
             fitting, least = self._cheapest_fitting(shape, pins)
-            if smallest is None or least[0] < smallest[0]:
+            if least is not None and (smallest is None or least[0] < smallest[0]):
                 smallest = least
             found += [self.priced(layout) for layout in fitting]
             found = heapq.nsmallest(NUM_ALTERNATIVES + 1, found, key=lambda one: one.step.seconds)
@@ -103,10 +105,22 @@ class LayoutSearch:
                 for vpp in self._stages_per_rank(pins, pp):
                     layout = FoldedLayout(
                         dp=dp, cp=cp, tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, micro_batch=batch,
-                        zero=1 if pins.zero is None else pins.zero,
+                        zero=self._zero(pins, pp), dispatcher=self.target.dispatchers[0],
                     )  # fmt: skip
-                    if next(broken_rules(layout, job), None) is None:
+                    if self._is_allowed(layout):
                         yield layout
+
+    def _is_allowed(self, layout: FoldedLayout) -> bool:
+        if next(broken_rules(layout, self.job), None) is not None:
+            return False
+        return next(target_rules(layout, self.target, self.job.dtype), None) is None
+
+    def _zero(self, pins: LayoutRequest, pp: int) -> ZeroStage:
+        """Return the pinned stage; else the lowest from 1 on that goes with the pipeline."""
+        if pins.zero is not None:
+            return pins.zero
+        most = 3 if pp == 1 else self.target.zero_with_pp
+        return next((one for one in self.target.zero if 1 <= one <= most), self.target.zero[0])
 
     def _stages_per_rank(self, pins: LayoutRequest, pp: int) -> list[int]:
         if pins.vpp:
@@ -118,42 +132,52 @@ class LayoutSearch:
 
     def _cheapest_fitting(
         self, shape: FoldedLayout, pins: LayoutRequest
-    ) -> tuple[list[FoldedLayout], tuple[float, FoldedLayout]]:
+    ) -> tuple[list[FoldedLayout], tuple[float, FoldedLayout] | None]:
         """Return the shape's variants with the least recomputation that fits, and its smallest."""
-        wanted = _RECOMPUTES if pins.recompute is None else (pins.recompute,)
-        dispatchers = [pins.dispatcher] if pins.dispatcher else self.dispatchers
-        overlaps = [pins.overlap] if pins.overlap else ["none", "batch"]
+        wanted = self._recomputes() if pins.recompute is None else (pins.recompute,)
+        dispatchers = [pins.dispatcher] if pins.dispatcher else self._dispatchers(shape)
+        overlaps = [pins.overlap] if pins.overlap else self.target.overlaps
         fitting = []
         smallest: tuple[float, FoldedLayout] | None = None
         for overlap in overlaps:
-            if overlap == "batch" and pins.overlap is None and not _may_overlap(shape):
-                continue
             for recompute in wanted:
-                if overlap == "batch" and {"full", "moe"} & set(recompute):
+                layout = replace(shape, recompute=recompute, overlap=overlap)
+                if not self._is_allowed(layout):
                     continue
-                layout = replace(shape, recompute=recompute, overlap=overlap)  # type: ignore[arg-type]
-                peak = peak_memory(self.job, layout, skew=self.prices.skew).peak_bytes
+                peak = self.memory.peak(layout).peak_bytes
                 if smallest is None or peak < smallest[0]:
                     smallest = (peak, layout)
                 if peak <= self.limit_bytes:
                     fitting += [replace(layout, dispatcher=one) for one in dispatchers]
                     break
-        assert smallest is not None  # noqa: S101 - there is at least one overlap and recomputation
         return fitting, smallest
+
+    def _recomputes(self) -> Sequence[tuple[Recompute, ...]]:
+        known = set(self.target.recompute)
+        return [one for one in _RECOMPUTES if set(one) <= known]
+
+    def _dispatchers(self, shape: FoldedLayout) -> Sequence[TokenDispatcher]:
+        """Return the target's dispatchers between nodes; inside one they send the same."""
+        span = self.prices.device.span(shape.ep, shape.etp)
+        if shape.ep == 1 or span.nodes == 1:
+            return self.target.dispatchers[:1]
+        return self.target.dispatchers
 
     def _impossible(self, pins: LayoutRequest) -> Exception:
         """Return the first broken rule of the layout that the pins come nearest to."""
         sizes = {name: getattr(pins, name) or 1 for name in ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")}
         sharers = sizes["cp"] * sizes["tp"] * sizes["pp"]
-        layout = FoldedLayout(dp=max(1, self.job.world_size // sharers), **sizes)
+        layout = FoldedLayout(
+            dp=max(1, self.job.world_size // sharers), recompute=pins.recompute or (),
+            dispatcher=pins.dispatcher or self.target.dispatchers[0],
+            overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]), **sizes,
+        )  # fmt: skip
         check_layout(layout, self.job)
+        broken = next(target_rules(layout, self.target, self.job.dtype), None)
+        if broken is not None:
+            return InputError(broken.what, broken.hint)
         return InfeasiblePlanError(
             f"no layout of {self.job.world_size} ranks obeys the rules with a global batch of "
             f"{self.job.global_batch}",
             "take a global batch that more numbers of replicas divide",
         )
-
-
-def _may_overlap(layout: FoldedLayout) -> bool:
-    """Return whether Megatron-Core hides exchanges: several expert ranks; stages interleaved."""
-    return layout.ep > 1 and (layout.pp == 1 or layout.vpp > 1)

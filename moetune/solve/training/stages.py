@@ -1,63 +1,76 @@
-"""Stages of a pipeline: which blocks each has, and the time of a step through them.
+"""Stages of a pipeline: which blocks each rank has, and the time of a step through them.
 
 p pipeline ranks, v stages of each, m micro-batches. Stage s is on rank s mod p.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from moetune.domain.architecture import Decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageBlocks:
-    """Blocks of a stage.
+class RankBlocks:
+    """Blocks of pipeline ranks that have the same.
 
     Args:
         counts: number of blocks of each of `Decoder.kinds`.
-        has_embedding, has_head: whether it is the first or the last stage.
+        has_embedding, has_head: whether the first or the last stage is among its stages.
+        ranks: the pipeline ranks, ascending.
     """
 
     counts: tuple[int, ...]
     has_embedding: bool
     has_head: bool
-
-    @property
-    def num_blocks(self) -> int:
-        """All of its blocks."""
-        return sum(self.counts)
+    ranks: tuple[int, ...]
 
 
-def cut(decoder: Decoder, num_stages: int) -> tuple[StageBlocks, ...]:
-    """Return consecutive blocks by stage; where they do not divide, the ends have fewer.
+@dataclass(frozen=True, slots=True)
+class DecoderStages:
+    """A decoder's stages, each cut made once. Not safe for several threads."""
+
+    decoder: Decoder
+    _known: dict[tuple[int, int], tuple[RankBlocks, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def of(self, pp: int, vpp: int) -> tuple[RankBlocks, ...]:
+        """Return the blocks of the pipeline ranks; ranks with the same are one."""
+        found = self._known.get((pp, vpp))
+        if found is None:
+            found = self._known[pp, vpp] = self._cut(pp, vpp)
+        return found
+
+    def _cut(self, pp: int, vpp: int) -> tuple[RankBlocks, ...]:
+        kinds = {block: index for index, block in enumerate(self.decoder.kinds)}
+        order = [kinds[block] for block in self.decoder.blocks]
+        counts: list[Counter[int]] = [Counter() for _ in range(pp)]
+        first = 0
+        for stage, size in enumerate(stage_sizes(self.decoder.num_layers, pp * vpp)):
+            counts[stage % pp].update(order[first : first + size])
+            first += size
+        same: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
+        for rank, found in enumerate(counts):
+            every = tuple(found[kind] for kind in range(len(kinds)))
+            same.setdefault((every, rank == 0, rank == pp - 1), []).append(rank)
+        return tuple(
+            RankBlocks(counts=every, has_embedding=begins, has_head=ends, ranks=tuple(ranks))
+            for (every, begins, ends), ranks in same.items()
+        )
+
+
+def stage_sizes(num_layers: int, num_stages: int) -> list[int]:
+    """Return the blocks of each stage; where they do not divide, the ends have fewer.
 
     The head costs as much as a block or more, so that the last stage is the first to have fewer.
     """
-    least, more = divmod(decoder.num_layers, num_stages)
+    least, more = divmod(num_layers, num_stages)
     sizes = [least] * num_stages
-    middle = [*range(1, num_stages - 1), 0, num_stages - 1]
-    for index in middle[:more] if num_stages > 1 else []:
+    middle = [*range(1, num_stages - 1), 0] if num_stages > 1 else []
+    for index in middle[:more]:
         sizes[index] += 1
-    kinds = {block: index for index, block in enumerate(decoder.kinds)}
-    order = [kinds[block] for block in decoder.blocks]
-    stages, first = [], 0
-    for index, size in enumerate(sizes):
-        found = Counter(order[first : first + size])
-        stages.append(
-            StageBlocks(
-                counts=tuple(found[kind] for kind in range(len(kinds))),
-                has_embedding=index == 0,
-                has_head=index == num_stages - 1,
-            )
-        )
-        first += size
-    return tuple(stages)
-
-
-def of_rank(stages: Sequence[StageBlocks], rank: int, pp: int) -> tuple[StageBlocks, ...]:
-    """Return the stages of a pipeline rank."""
-    return tuple(stages[rank::pp])
+    return sizes
 
 
 def live_micro_batches(*, rank: int, pp: int, vpp: int, num_micro_batches: int) -> float:
@@ -73,7 +86,7 @@ def live_micro_batches(*, rank: int, pp: int, vpp: int, num_micro_batches: int) 
 
 
 def pipeline_seconds(
-    ranks: Sequence[float], *, vpp: int, num_micro_batches: int, send_seconds: float
+    ranks: Sequence[tuple[float, int]], *, vpp: int, num_micro_batches: int, send_seconds: float
 ) -> float:
     """Return the time of all micro-batches.
 
@@ -84,14 +97,14 @@ def pipeline_seconds(
     both neighbours; those of interleaved 1F1B are hidden but for the filling.
 
     Args:
-        ranks: seconds of one micro-batch on each pipeline rank, both passes of all its stages.
+        ranks: (seconds of one micro-batch, both passes of all its stages; number of such ranks).
         send_seconds: of one micro-batch from a stage to the next.
     """
-    slowest = max(ranks)
-    filling = (sum(ranks) - slowest) / vpp
-    pp = len(ranks)
+    slowest = max(seconds for seconds, _ in ranks)
+    pp = sum(count for _, count in ranks)
     if pp == 1:
         return num_micro_batches * slowest
+    filling = (sum(seconds * count for seconds, count in ranks) - slowest) / vpp
     hops = 2 * (pp - 1)
     if vpp == 1:
         hops += 2 * (num_micro_batches - 1)

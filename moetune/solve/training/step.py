@@ -1,25 +1,25 @@
 """Time of a training step under a layout: blocks, pipeline, gradients and optimizer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
-from moetune.domain.architecture import Block
+from moetune.domain.architecture import Block, Decoder
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.block import ELEMENT, BlockPrices, BlockTimes
+from moetune.solve.training.block import ELEMENT, GEMM_FORMS, BlockPrices, BlockTimes
 from moetune.solve.training.machine import Device
-from moetune.solve.training.stages import StageBlocks, cut, of_rank, pipeline_seconds
+from moetune.solve.training.stages import DecoderStages, RankBlocks, pipeline_seconds
 
-_BATCH_OVERLAP = 1.09
-"""Span over the longer of computation and communication, where one micro-batch's exchanges run
-beside another one's computation: DeepSeek's published trace (profile-data, train.json, H800)."""
 
-_HOST_SECONDS = {"mixer": 2.0e-3, "dense": 0.8e-3, "routed": 4.5e-3, "tensor_parallel": 3.0e-3}
+_HOST_SECONDS = {"mixer": 1.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3}
 """Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
 
 Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
 11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1."""
 _FORWARD_OF_BOTH = 1 / 3
+_SHARDS_GRADIENTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class BlockSeconds:
         return self.forward + self.backward
 
 
-def host_seconds(block: Block, layout: FoldedLayout) -> float:
+def host_seconds(block: Block, layout: FoldedLayout, target: Target) -> float:
     """Return the host's time to launch both passes of a block."""
     kinds = [
         "routed" if isinstance(part, RoutedExperts)
@@ -62,10 +62,12 @@ def host_seconds(block: Block, layout: FoldedLayout) -> float:
     ]  # fmt: skip
     total = sum(_HOST_SECONDS[kind] for kind in kinds)
     total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
-    return total * (1 + _FORWARD_OF_BOTH * ("full" in layout.recompute))
+    return target.launches * total * (1 + _FORWARD_OF_BOTH * ("full" in layout.recompute))
 
 
-def block_seconds(block: Block, times: BlockTimes, layout: FoldedLayout) -> BlockSeconds:
+def block_seconds(
+    block: Block, times: BlockTimes, layout: FoldedLayout, target: Target
+) -> BlockSeconds:
     """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
 
     A pass takes as long as the device or the host that launches it, whichever is longer.
@@ -80,8 +82,7 @@ def block_seconds(block: Block, times: BlockTimes, layout: FoldedLayout) -> Bloc
     hidden = 0.0
     total = forward + backward + exchange.forward + exchanges
     if layout.overlap == "batch":
-        longer = max(forward + backward, 2 * exchange.forward)
-        hidden = max(0.0, total - _BATCH_OVERLAP * longer)
+        hidden = target.overlap_hidden * min(forward + backward, exchange.forward + exchanges)
     share = hidden / 2
     parts = {name: one.forward + one.backward for name, one in times.modules.items()}
     if again:
@@ -89,7 +90,7 @@ def block_seconds(block: Block, times: BlockTimes, layout: FoldedLayout) -> Bloc
     if hidden:
         parts["exchange"] -= hidden
     both = total - hidden
-    waiting = max(0.0, host_seconds(block, layout) - both)
+    waiting = max(0.0, host_seconds(block, layout, target) - both)
     if waiting:
         parts["launches"] = waiting
     return BlockSeconds(
@@ -127,63 +128,93 @@ def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
     return total
 
 
+_Key = tuple[object, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrices:
-    """Prices of a job's layouts on a machine. Not safe for several threads."""
+    """Prices of a job's layouts on a machine, each part computed once.
+
+    Not safe for several threads.
+
+    Args:
+        skew: rows of the fullest rank of an expert group over the mean.
+        target: the runtime that the prices are for.
+    """
 
     job: TrainingJob
     device: Device
+    stages: DecoderStages
+    target: Target
     skew: float = 1.0
-    hides_gradients: bool = True
+    _blocks: dict[_Key, tuple[BlockSeconds, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _times: dict[_Key, tuple[BlockTimes, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def blocks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
-        """Return the seconds of each kind of block."""
-        prices = BlockPrices(job=self.job, layout=layout, device=self.device, skew=self.skew)
-        return tuple(
-            block_seconds(kind, prices.times(kind), layout) for kind in self.job.decoder.kinds
-        )
+        """Return the seconds of each kind of block, and then of each block of predictions."""
+        shape = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher)
+        key = (*shape, layout.recompute, layout.overlap)
+        found = self._blocks.get(key)
+        if found is None:
+            times = self._times.get(shape)
+            every = self._every_kind
+            if times is None:
+                prices = BlockPrices(
+                    job=self.job, layout=layout, device=self.device, skew=self.skew
+                )
+                times = self._times[shape] = tuple(prices.times(kind) for kind in every)
+            found = self._blocks[key] = tuple(
+                block_seconds(kind, one, layout, self.target) for kind, one in zip(every, times, strict=True)
+            )
+        return found
 
     def step(self, layout: FoldedLayout) -> StepSeconds:
         """Return the time of a step."""
-        blocks = self.blocks(layout)
-        stages = cut(self.job.decoder, layout.num_stages)
+        blocks, ends = self.blocks(layout), self._ends(layout)
         batches = self.job.global_batch // (layout.micro_batch * layout.dp)
-        ends = self._ends(layout)
-        ranks = [
-            sum(self._stage(stage, blocks, ends) for stage in of_rank(stages, rank, layout.pp))
-            for rank in range(layout.pp)
-        ]
-        slowest = max(range(layout.pp), key=ranks.__getitem__)
+        ranks = [(self._rank(one, blocks, ends), one) for one in self.stages.of(layout.pp, layout.vpp)]
+        busiest, slowest = max(ranks, key=lambda pair: pair[0])
         pipeline = pipeline_seconds(
-            ranks, vpp=layout.vpp, num_micro_batches=batches, send_seconds=self._send(layout)
-        )
-        gradients = self._gradients(layout, ranks[slowest])
+            [(seconds, len(one.ranks)) for seconds, one in ranks],
+            vpp=layout.vpp, num_micro_batches=batches, send_seconds=self._send(layout),
+        )  # fmt: skip
+        gradients = self._gradients(layout, busiest, batches)
         optimizer = self._optimizer(layout)
-        parts = self._parts(of_rank(stages, slowest, layout.pp), blocks, ends, batches)
-        parts["bubble and sends"] = pipeline - batches * ranks[slowest]
+        parts = self._parts(slowest, blocks, ends, batches)
+        parts["bubble and sends"] = pipeline - batches * busiest
         parts["gradients"], parts["optimizer"] = gradients, optimizer
         return StepSeconds(seconds=pipeline + gradients + optimizer, parts=parts)
 
-    def _stage(
-        self, stage: StageBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
+    @property
+    def _every_kind(self) -> tuple[Block, ...]:
+        decoder = self.job.decoder
+        return (*decoder.kinds, *(block for one in decoder.predictions for block in one.blocks))
+
+    def _rank(
+        self, rank: RankBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
     ) -> float:
-        own = sum(count * one.both for count, one in zip(stage.counts, blocks, strict=True))
-        return own + stage.has_embedding * ends[0] + stage.has_head * ends[1]
+        own = sum(count * one.both for count, one in zip(rank.counts, blocks, strict=False))
+        predicted = sum(one.both for one in blocks[len(rank.counts) :])
+        return own + rank.has_embedding * ends[0] + rank.has_head * (ends[1] + predicted)
 
     def _parts(
         self,
-        stages: tuple[StageBlocks, ...],
+        rank: RankBlocks,
         blocks: tuple[BlockSeconds, ...],
         ends: tuple[float, float],
         batches: int,
     ) -> dict[str, float]:
         parts: dict[str, float] = {}
-        for stage in stages:
-            for count, one in zip(stage.counts, blocks, strict=True):
-                for name, seconds in one.parts.items():
-                    parts[name] = parts.get(name, 0.0) + batches * count * seconds
-            parts["embedding"] = parts.get("embedding", 0.0) + batches * stage.has_embedding * ends[0]
-            parts["head"] = parts.get("head", 0.0) + batches * stage.has_head * ends[1]
+        predictions = (int(rank.has_head),) * (len(blocks) - len(rank.counts))
+        for count, one in zip((*rank.counts, *predictions), blocks, strict=True):
+            for name, seconds in one.parts.items():
+                parts[name] = parts.get(name, 0.0) + batches * count * seconds
+        parts["embedding"] = batches * rank.has_embedding * ends[0]
+        parts["head"] = batches * rank.has_head * ends[1]
         return parts
 
     def _ends(self, layout: FoldedLayout) -> tuple[float, float]:
@@ -192,85 +223,86 @@ class StepPrices:
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-decoder.vocab_size // layout.tp)
         embedding = 2 * device.moved(2 * ELEMENT * tokens * decoder.d_model, kernels=2)
-        gemms = [
+        gemms = sum(
             device.gemm(
                 product, rows=tokens, d_in=decoder.d_model, d_out=vocab, dtype="bfloat16"
             )
-            for product in ("forward", "grad_input", "grad_weight")
-        ]
+            for product in GEMM_FORMS
+        )
         # Logits are read and written in float32 by the loss, forward and backward.
         loss = device.moved(4 * 2 * ELEMENT * tokens * vocab, kernels=6)
-        heads = 1 + len(decoder.predictions)
-        predictions = 0.0
-        for one in decoder.predictions:
-            prices = BlockPrices(job=self.job, layout=layout, device=device, skew=self.skew)
-            predictions += sum(
-                block_seconds(block, prices.times(block), layout).both for block in one.blocks
-            )
-        return embedding, heads * (sum(gemms) + loss) + predictions
+        return embedding, (1 + len(decoder.predictions)) * (gemms + loss)
 
     def _send(self, layout: FoldedLayout) -> float:
         if layout.pp == 1:
             return 0.0
         tokens = layout.micro_batch * self.job.length / (layout.cp * layout.tp)
-        stride = self.job.world_size // layout.pp
-        span = self.device.span(2, stride)
+        span = self.device.span(2, layout.stage_ranks)
         return self.device.collective("send", span, ELEMENT * tokens * self.job.decoder.d_model)
 
-    def _gradients(self, layout: FoldedLayout, micro_batch_seconds: float) -> float:
+    def _gradients(
+        self, layout: FoldedLayout, micro_batch_seconds: float, num_micro_batches: int
+    ) -> float:
         """Return the exposed time of the reduction of gradients and the gathering of parameters.
 
-        Both are hidden behind the last micro-batch's backward pass and the first one's forward
-        pass as far as these are long.
+        They run beside the last micro-batch's backward pass and the first one's forward pass as
+        far as these are long. Sharded gradients are reduced after each micro-batch, and sharded
+        parameters gathered before each pass.
         """
-        dense, experts = parameters_of_rank(self.job, layout)
+        dense, experts = self._most_parameters(layout)
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
         reduced = gathered = 0.0
         for count, span in ((dense, data), (experts, replicas)):
             reduced += self.device.collective("reduce_scatter", span, ELEMENT * count)
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
-        if not self.hides_gradients:
-            return reduced + gathered
-        backward, forward = 2 * micro_batch_seconds / 3, micro_batch_seconds / 3
-        return max(0.0, reduced - backward) + max(0.0, gathered - forward)
+        forward = _FORWARD_OF_BOTH * micro_batch_seconds * self.target.hides_gradients
+        first = max(0.0, reduced - 2 * forward) + max(0.0, gathered - forward)
+        again = 0.0
+        if layout.zero >= _SHARDS_GRADIENTS:
+            again += max(0.0, reduced - 2 * forward)
+        if layout.zero > _SHARDS_GRADIENTS:
+            again += 2 * max(0.0, gathered - forward)
+        return first + (num_micro_batches - 1) * again
 
     def _optimizer(self, layout: FoldedLayout) -> float:
-        dense, experts = parameters_of_rank(self.job, layout)
+        dense, experts = self._most_parameters(layout)
         shards = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
         return self.device.adam(dense / shards[0] + experts / shards[1])
 
+    def _most_parameters(self, layout: FoldedLayout) -> tuple[float, float]:
+        ranks = self.stages.of(layout.pp, layout.vpp)
+        return max((rank_parameters(self.job.decoder, layout, one) for one in ranks), key=sum)
 
-def parameters_of_rank(job: TrainingJob, layout: FoldedLayout, rank: int = 0) -> tuple[float, float]:
+
+def rank_parameters(
+    decoder: Decoder, layout: FoldedLayout, rank: RankBlocks
+) -> tuple[float, float]:
     """Return a pipeline rank's parameters on one device: all but the experts, and the experts."""
-    decoder = job.decoder
-    stages = of_rank(cut(decoder, layout.num_stages), rank, layout.pp)
-    dense = experts = 0.0
-    for stage in stages:
-        for count, kind in zip(stage.counts, decoder.kinds, strict=True):
-            own, shared = block_parameters(kind, layout)
-            dense, experts = dense + count * own, experts + count * shared
-        table = decoder.vocab_size * decoder.d_model / layout.tp
-        dense += table * (stage.has_embedding + stage.has_head)
-        if stage.has_head:
-            for one in decoder.predictions:
-                dense += one.projection / layout.tp
-                for block in one.blocks:
-                    own, shared = block_parameters(block, layout)
-                    dense, experts = dense + own, experts + shared
+    table = decoder.vocab_size * decoder.d_model / layout.tp
+    dense, experts = table * (rank.has_embedding + rank.has_head), 0.0
+    for count, kind in zip(rank.counts, decoder.kinds, strict=True):
+        own, shared = block_parameters(kind, layout)
+        dense, experts = dense + count * own, experts + count * shared
+    for one in decoder.predictions if rank.has_head else ():
+        dense += one.projection / layout.tp
+        for block in one.blocks:
+            own, shared = block_parameters(block, layout)
+            dense, experts = dense + own, experts + shared
     return dense, experts
+
+
+@cache
+def _amounts(block: Block) -> tuple[float, float, float]:
+    """Return a block's parameters: on every rank, cut over tensor ranks, and of the experts."""
+    amounts = block.parameters
+    routed = next((one for one in block.parts if isinstance(one, RoutedExperts)), None)
+    experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
+    whole = amounts.router + amounts.norms + amounts.routed - experts
+    return whole, amounts.attention + amounts.dense + amounts.shared, experts
 
 
 def block_parameters(block: Block, layout: FoldedLayout) -> tuple[float, float]:
     """Return a block's parameters on one device: all but the experts, and the experts."""
-    amounts = block.parameters
-    whole = amounts.router + amounts.norms
-    cut_parts = amounts.attention + amounts.dense + amounts.shared
-    routed = next((one for one in block.parts if isinstance(one, RoutedExperts)), None)
-    experts = 0.0
-    if routed is not None:
-        experts = routed.num_experts * routed.expert_parameters / (layout.ep * layout.etp)
-        whole += amounts.routed - routed.num_experts * routed.expert_parameters
-    return whole + cut_parts / layout.tp, experts
-
-
+    whole, shared, experts = _amounts(block)
+    return whole + shared / layout.tp, experts / (layout.ep * layout.etp)

@@ -1,0 +1,1 @@
+"""Training runs that others published, planned and compared: ranking, signs, times, memory."""

@@ -1,0 +1,204 @@
+"""Rows of `layouts.csv` and `megatron_bridge.csv`, as jobs and layouts that the planner can price.
+
+What a row does not say is filled in by the stated defaults of the system that it is from; what
+cannot be priced is a `Skipped` with its reason.
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from moetune.domain.errors import MoetuneError
+from moetune.domain.training import (
+    FoldedLayout,
+    Overlap,
+    Recompute,
+    TokenDispatcher,
+    TrainingDtype,
+    TrainingJob,
+    check_layout,
+)
+from moetune.huggingface.registry import named_model
+
+MACHINES = {
+    "H100": "h100-x8", "H800": "h800-x8", "H200": "h200-x8", "A100": "a100-x8", "B200": "b200-x8",
+    "B300": "b300-x8", "GB200": "gb200-nvl72", "GB300": "gb300-nvl72",
+}  # fmt: skip
+_MODELS = {
+    "qwen3-235b-a22b": "qwen3-235b-a22b", "qwen3-30b-a3b": "qwen3-30b-a3b",
+    "kimi-k2": "kimi-k2", "deepseek-v3": "deepseek-v3", "deepseekv3": "deepseek-v3",
+    "moonlight-16b-a3b": "moonlight", "gpt-oss-120b": "gpt-oss-120b",
+    "nemotron-3-super": "nemotron-3-super", "nemotron-3-nano": "nemotron-3-nano",
+    "deepseek-v4-flash": "deepseek-v4-flash", "deepseekv4-flash": "deepseek-v4-flash",
+    "llama4-scout": "llama-4-scout",
+}  # fmt: skip
+_MODULES: Mapping[str, tuple[Recompute, ...]] = {
+    "none": (), "": (), "norm": ("norm",), "layernorm": ("norm",), "act": ("moe_act",),
+    "moe_act": ("moe_act",), "full": ("full",), "core_attn": ("core_attn",), "mlp": ("mlp",),
+    "mla_up_proj": ("mla_up_proj",), "moe": ("moe",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicRun:
+    """One run.
+
+    Args:
+        set_name: of the runs that it is ranked with: one model, machine, batch and release.
+        release: of the software, for the efficiency factor, with the machine.
+        tokens: measured, a second and device.
+        memory_gib: measured; None where the source has none.
+        assumed: what the source does not say.
+    """
+
+    name: str
+    set_name: str
+    profile: str
+    release: str
+    job: TrainingJob
+    layout: FoldedLayout
+    tokens: float
+    memory_gib: float | None
+    routing: str
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Measured step."""
+        return self.job.tokens / self.job.world_size / self.tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A row that cannot be priced."""
+
+    name: str
+    reason: str
+
+
+def read_runs(folder: Path) -> Iterator[PublicRun | Skipped]:
+    """Yield the rows of both files."""
+    with (folder / "layouts.csv").open() as file:
+        for row in csv.DictReader(file):
+            yield _read(row["id"], row, _of_layouts)
+    with (folder / "megatron_bridge.csv").open() as file:
+        for number, row in enumerate(csv.DictReader(file), start=2):
+            yield _read(f"bridge:{number}", row, _of_bridge)
+
+
+def _read(name: str, row: Mapping[str, str], read: object) -> PublicRun | Skipped:
+    try:
+        run: PublicRun = read(name, row)  # type: ignore[operator]
+        check_layout(run.layout, run.job)
+    except MoetuneError as error:
+        return Skipped(name=name, reason=str(error))
+    except (KeyError, ValueError, ZeroDivisionError) as error:
+        return Skipped(name=name, reason=f"not said, or not known here: {error}")
+    return run
+
+
+def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
+    assumed: list[str] = []
+    job = TrainingJob(
+        decoder=named_model(_model(row["model"])).decoder,
+        world_size=int(row["gpus"]),
+        global_batch=int(row["gbs"]),
+        length=int(row["seq"]),
+        dtype=_dtype(row["precision"]),
+    )
+    etp = row["etp"]
+    if not etp:
+        assumed.append("etp 1")
+    layout = _layout(
+        job, tp=row["tp"], pp=row["pp"], vpp=row["vpp"], cp=row["cp"], ep=row["ep"], etp=etp,
+        micro_batch=row["mbs"], dispatcher=_dispatcher(row["dispatcher"], assumed),
+        recompute=_recompute(row["recompute"]), overlap=_overlap(row["overlap"]),
+        zero=3 if "FSDP" in row["note"] else 1,
+    )  # fmt: skip
+    tokens = row["tok_s_gpu"]
+    measured = float(tokens) if tokens else job.tokens / job.world_size / float(row["step_s"])
+    memory = row["mem_gib"]
+    source = re.split(r"[ @#]", row["source"])[0]
+    return PublicRun(
+        name=name, set_name=f"{source}, {row['model']}, {row['gpus']} {row['hardware']}, "
+        f"{job.length} x {job.global_batch}, {row['routing'] or 'balanced'}",
+        profile=_machine(row["hardware"]), release=source, job=job, layout=layout, tokens=measured,
+        memory_gib=float(memory) if memory else None, routing=row["routing"],
+        assumed=tuple(assumed),
+    )  # fmt: skip
+
+
+def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
+    job = TrainingJob(
+        decoder=named_model(_model(row["model"])).decoder,
+        world_size=int(row["#-GPUs"]),
+        global_batch=int(row["GBS"]),
+        length=int(row["Sequence Length"]),
+        dtype=_dtype(row["Precision"]),
+    )
+    profile = _machine(row["system"].removeprefix("DGX-"))
+    layout = _layout(
+        job, tp=row["TP"], pp=row["PP"], vpp=row["VP"], cp=row["CP"], ep=row["EP"], etp="",
+        micro_batch=row["MBS"], dispatcher="hybrid_ep", recompute=(), overlap="none",
+        zero=3 if row["FSDP"] not in ("", "0") else 1,
+    )  # fmt: skip
+    return PublicRun(
+        name=name, set_name=f"Bridge {row['release']}, {profile}",
+        profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
+        tokens=float(row["Tokens / sec / GPU"]), memory_gib=None, routing="forced",
+        assumed=("hybrid_ep", "no recomputation", "no overlap"),
+    )  # fmt: skip
+
+
+def _layout(
+    job: TrainingJob, *, tp: str, pp: str, vpp: str, cp: str, ep: str, etp: str, micro_batch: str,
+    dispatcher: TokenDispatcher, recompute: tuple[Recompute, ...], overlap: Overlap, zero: int,
+) -> FoldedLayout:  # fmt: skip
+    sizes = {"tp": _size(tp), "pp": _size(pp), "vpp": _size(vpp), "cp": _size(cp)}
+    dp = job.world_size // (sizes["tp"] * sizes["pp"] * sizes["cp"])
+    return FoldedLayout(
+        dp=dp, ep=_size(ep), etp=_size(etp), micro_batch=_size(micro_batch), dispatcher=dispatcher,
+        recompute=recompute, overlap=overlap, zero=zero, **sizes,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def _size(text: str) -> int:
+    return int(text) if text and text.lower() not in {"n/a", "-"} else 1
+
+
+def _model(text: str) -> str:
+    name = text.split("(")[0].replace("weak", "").strip().lower().replace("_", "-").replace(" ", "-")
+    if "tokendrop" in text:
+        raise ValueError("tokens are dropped")
+    return _MODELS[name]
+
+
+def _machine(text: str) -> str:
+    return MACHINES[text.split()[0]]
+
+
+def _dtype(text: str) -> TrainingDtype:
+    name = text.lower()
+    known: Mapping[str, TrainingDtype] = {
+        "bf16": "bfloat16", "mxfp8": "mxfp8", "fp8-mx": "mxfp8", "fp8": "fp8", "fp8-cs": "fp8",
+    }  # fmt: skip
+    return known[name]
+
+
+def _dispatcher(text: str, assumed: list[str]) -> TokenDispatcher:
+    if not text:
+        assumed.append("all_to_all")
+        return "all_to_all"
+    if text.startswith("deep"):
+        return "deepep"
+    return {"alltoall": "all_to_all", "hybridep": "hybrid_ep", "allgather": "all_gather"}[text]  # type: ignore[return-value]
+
+
+def _overlap(text: str) -> Overlap:
+    return "none" if text in {"", "off"} else "batch"
+
+
+def _recompute(text: str) -> tuple[Recompute, ...]:
+    return tuple(one for name in text.split(",") for one in _MODULES[name.strip()])

@@ -1,0 +1,176 @@
+"""Runtimes that a training plan is made for: what each can do, and what changes its times.
+
+One row of facts for each, read in the named version's source; `--target` picks the row. A layout
+that the runtime cannot run is refused by the name of what is missing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from moetune.domain.errors import InputError
+from moetune.domain.layout import BrokenRule
+from moetune.domain.training import (
+    FoldedLayout,
+    Overlap,
+    Recompute,
+    TokenDispatcher,
+    TrainingDtype,
+    ZeroStage,
+)
+
+TargetName = Literal["moetune", "megatron", "bridge", "torchtitan", "transformers", "deepspeed"]
+TARGETS: tuple[TargetName, ...] = get_args(TargetName)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a runtime can do.
+
+    Args:
+        version: that the facts were read in.
+        source: where.
+        folds: whether ep may exceed or cross dp, and experts be cut otherwise than attention.
+        exchanges_under_tensor: whether experts are exchanged with tp above 1.
+        largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
+        zero_with_pp: highest ZeRO stage beside pipeline stages.
+        overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
+        hides_gradients: whether collectives of gradients and parameters run beside computation.
+        launches: factor on the host's time to launch a block's kernels in Megatron-Core.
+    """
+
+    name: TargetName
+    version: str
+    source: str
+    dispatchers: tuple[TokenDispatcher, ...]
+    recompute: tuple[Recompute, ...]
+    overlaps: tuple[Overlap, ...]
+    zero: tuple[ZeroStage, ...]
+    dtypes: tuple[TrainingDtype, ...]
+    folds: bool
+    exchanges_under_tensor: bool
+    largest: MappingProxyType[str, int]
+    zero_with_pp: ZeroStage
+    overlap_hidden: float = 0.0
+    hides_gradients: bool = True
+    launches: float = 1.0
+
+
+def _sizes(**largest: int) -> MappingProxyType[str, int]:
+    return MappingProxyType(largest)
+
+
+_MEGATRON_RECOMPUTE: tuple[Recompute, ...] = (
+    "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "full",
+)  # fmt: skip
+_KNOWN: dict[TargetName, Target] = {
+    "moetune": Target(
+        name="moetune", version="this one", source="moetune.runtime",
+        dispatchers=("all_to_all", "hierarchical"), recompute=("full",), overlaps=("none",),
+        zero=(0, 1), dtypes=("bfloat16",), folds=False, exchanges_under_tensor=False,
+        largest=_sizes(vpp=1, cp=1, etp=1), zero_with_pp=1, hides_gradients=False,
+    ),
+    "megatron": Target(
+        name="megatron", version="megatron-core 0.16.1",
+        source="megatron/core/transformer/transformer_config.py, model_parallel_config.py",
+        dispatchers=("all_gather", "all_to_all", "deepep", "hybrid_ep"),
+        recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
+        dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
+        largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
+    ),
+    "bridge": Target(
+        name="bridge", version="megatron-bridge 0.3.1",
+        source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
+        dispatchers=("all_gather", "all_to_all", "deepep", "hybrid_ep"),
+        recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
+        dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
+        largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
+    ),
+    "torchtitan": Target(
+        name="torchtitan", version="0.3.0",
+        source="torchtitan/config/job_config.py, torchtitan/distributed/parallel_dims.py",
+        dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
+        overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), folds=True,
+        exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=2,
+    ),
+    "transformers": Target(
+        name="transformers", version="5.23.0",
+        source="transformers/distributed/configuration_utils.py",
+        dispatchers=("all_gather",), recompute=("full",), overlaps=("none",), zero=(3,),
+        dtypes=("bfloat16",), folds=True, exchanges_under_tensor=True,
+        largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
+    ),
+    "deepspeed": Target(
+        name="deepspeed", version="0.19.8",
+        source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
+        dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
+        dtypes=("bfloat16",), folds=True, exchanges_under_tensor=True,
+        largest=_sizes(pp=1, vpp=1, cp=1), zero_with_pp=1,
+    ),
+}  # fmt: skip
+
+
+def find_target(name: str) -> Target:
+    """Return a target's facts.
+
+    Raises:
+        InputError: there is no such target.
+    """
+    for known, target in _KNOWN.items():
+        if known == name:
+            return target
+    raise InputError(f"target {name!r} is unknown", f"use one of {', '.join(TARGETS)}")
+
+
+def target_rules(layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> Iterator[BrokenRule]:
+    """Yield what of a layout the runtime cannot run."""
+    for name, most in target.largest.items():
+        size = getattr(layout, name)
+        if size > most:
+            yield _cannot(target, f"{name} {size}", f"--{name} {most}")
+    if layout.dispatcher not in target.dispatchers and layout.ep > 1:
+        yield _cannot(target, f"the dispatcher {layout.dispatcher}",
+                      f"--dispatcher {target.dispatchers[0]}")  # fmt: skip
+    for module in layout.recompute:
+        if module not in target.recompute:
+            yield _cannot(target, f"recomputation of {module}",
+                          f"--recompute {' or '.join(target.recompute)}")  # fmt: skip
+    if layout.overlap not in target.overlaps:
+        yield _cannot(target, f"overlap {layout.overlap}", "--overlap none")
+    if layout.zero not in target.zero:
+        yield _cannot(target, f"ZeRO-{layout.zero}",
+                      f"--zero {' or '.join(map(str, target.zero))}")  # fmt: skip
+    if layout.pp > 1 and layout.zero > target.zero_with_pp and layout.zero not in target.zero[:1]:
+        yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
+                      f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip
+    if dtype not in target.dtypes:
+        yield _cannot(target, dtype, f"--dtype {target.dtypes[0]}")
+    if not target.folds and layout.dp % layout.ep:
+        yield _cannot(target, f"ep {layout.ep} beyond dp {layout.dp}", "an ep that divides dp")
+    if layout.tp > 1 and layout.ep > 1 and not target.exchanges_under_tensor:
+        yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "--tp 1 or --ep 1")
+    yield from _overlap_rules(layout, target)
+
+
+def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield what Megatron-Core refuses beside its overlap (`transformer_config.py`)."""
+    if layout.overlap != "batch":
+        return
+    if layout.ep == 1:
+        yield _cannot(target, "overlap batch with ep 1", "--ep above 1, or --overlap none")
+    if layout.pp > 1 and layout.vpp == 1:
+        yield _cannot(target, "overlap batch with pp and no virtual stages", "--vpp above 1")
+    if layout.dispatcher == "all_gather":
+        yield _cannot(target, "overlap batch with all_gather", "--dispatcher all_to_all")
+    for module in ("full", "moe"):
+        if module in layout.recompute:
+            yield _cannot(target, f"overlap batch with recomputation of {module}",
+                          "--recompute moe_act,norm")  # fmt: skip
+
+
+def _cannot(target: Target, what: str, instead: str) -> BrokenRule:
+    return BrokenRule(
+        f"{target.name} ({target.version}) cannot run {what}",
+        f"use {instead}, or another --target",
+    )
