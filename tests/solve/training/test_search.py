@@ -1,0 +1,100 @@
+"""The search over layouts, against every combination of sizes tried one by one."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.errors import InputError
+from moetune.domain.targets import find_target, target_rules
+from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, broken_rules
+from moetune.fit.costs import costs_of
+from moetune.huggingface.registry import named_model
+from moetune.solve.training.machine import Device
+from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.search import LayoutSearch
+from moetune.solve.training.stages import DecoderStages
+from moetune.solve.training.step import StepPrices
+from moetune.workflows.files import bundled_profiles, load_profile_file
+
+H100 = load_profile_file(bundled_profiles()["h100-x8"])
+OLMOE = named_model("olmoe").decoder
+
+
+def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) -> LayoutSearch:
+    device = Device(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
+    stages, runtime = DecoderStages(job.decoder), find_target(target)
+    return LayoutSearch(
+        job=job,
+        prices=StepPrices(job=job, device=device, stages=stages, target=runtime),
+        memory=MemoryModel(job=job, stages=stages),
+        limit_bytes=gib * 2**30,
+        target=runtime,
+    )
+
+
+@pytest.mark.parametrize("gib", [70.0, 24.0])
+def test_no_combination_of_sizes_is_faster(gib: float) -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    search = search_of(job, gib=gib)
+    pins = LayoutRequest(overlap="none", recompute=("moe_act", "norm"))
+    found = search.best(pins)[0]
+    best = float("inf")
+    for dp, tp, pp, vpp, ep, batch in itertools.product(
+        (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), range(1, 17), (1, 2, 4, 8), (1, 2, 4, 8)
+    ):
+        layout = FoldedLayout(
+            dp=dp, tp=tp, pp=pp, vpp=vpp, ep=ep, micro_batch=batch, dispatcher="all_gather",
+            recompute=("norm", "moe_act"),
+        )  # fmt: skip
+        if next(broken_rules(layout, job), None) or (pp > 1 and 16 // pp % vpp):
+            continue
+        for one in ("all_gather", "all_to_all", "deepep", "hybrid_ep"):
+            known = replace(layout, dispatcher=one)
+            if search.priced(known).memory.peak_bytes <= search.limit_bytes:
+                best = min(best, search.priced(known).step.seconds)
+    assert found.memory.peak_bytes <= search.limit_bytes
+    assert found.step.seconds == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("target", ["moetune", "megatron", "torchtitan", "transformers", "deepspeed"])
+def test_a_target_gets_only_what_it_can_run(target: str) -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    search = search_of(job, target=target)
+    for one in search.best(LayoutRequest()):
+        assert list(target_rules(one.layout, search.target, job.dtype)) == []
+        assert list(broken_rules(one.layout, job)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "pins", "what"),
+    [
+        ("moetune", LayoutRequest(vpp=2, pp=2), "vpp 2"),
+        ("moetune", LayoutRequest(tp=2, ep=2), "ep 2 with tp 2"),
+        ("torchtitan", LayoutRequest(recompute=("moe_act",)), "recomputation of moe_act"),
+        ("transformers", LayoutRequest(pp=2), "pp 2"),
+        ("megatron", LayoutRequest(pp=2, vpp=1, ep=4, overlap="batch"), "virtual stages"),
+        ("megatron", LayoutRequest(tp=3), "does not divide world_size"),
+        ("megatron", LayoutRequest(ep=16), "ep"),
+    ],
+)
+def test_pins_that_cannot_be_are_refused_by_name(
+    target: str, pins: LayoutRequest, what: str
+) -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    with pytest.raises(InputError, match=what):
+        search_of(job, target=target).best(pins)
+
+
+def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    for one in search_of(job).best(LayoutRequest()):
+        assert sum(one.step.parts.values()) == pytest.approx(one.step.seconds)
+        assert sum(one.memory.parts.values()) == pytest.approx(one.memory.peak_bytes)
+
+
+def test_where_nothing_fits_the_smallest_layout_is_priced() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    (one,) = search_of(job, gib=2).best(LayoutRequest())
+    assert one.memory.peak_bytes > 2 * 2**30
+    assert one.step.seconds > 0
