@@ -8,7 +8,7 @@ from moetune.cli.session import Json, example, session_of
 from moetune.domain.document import encode
 from moetune.domain.model import MODELS
 
-app = typer.Typer(help="The named models to plan for.", rich_markup_mode=None)
+app = typer.Typer(help="Models by name, and from their configurations.", rich_markup_mode=None)
 
 _DEFAULT_RANKS = 64
 _DEFAULT_LENGTH = 4096
@@ -16,13 +16,20 @@ _DEFAULT_LENGTH = 4096
 
 @app.command("list", epilog=example("moetune models list"))
 def list_models(context: typer.Context, *, json: Json = False) -> None:
-    """List the named models."""
-    from moetune.workflows.views.models import models_section
+    """List the named models: of the papers, and of Hugging Face."""
+    from moetune.huggingface.registry import registered_models
+    from moetune.workflows.views.models import models_section, registry_section
 
     screen = session_of(context).screen
-    document = {"schema": "moetune.models/1", "models": list(MODELS.values())}
-    screen.answer((models_section(),), document, as_json=json)
+    registered = registered_models()
+    document = {
+        "schema": "moetune.models/1",
+        "models": list(MODELS.values()),
+        "huggingface": registered,
+    }
+    screen.answer((models_section(), registry_section(registered)), document, as_json=json)
     if not json:
+        screen.note("Show one:      moetune models show qwen3-30b-a3b")
         screen.note("Plan for one:  moetune plan --model gpt-s --profile rtx2080ti-x64")
 
 

@@ -42,7 +42,8 @@ class Amounts:
     @property
     def total(self) -> float:
         """Sum of the parts."""
-        return sum(getattr(self, item.name) for item in fields(self))
+        amounts: list[float] = [getattr(self, item.name) for item in fields(self)]
+        return sum(amounts)
 
 
 def add_up(amounts: "list[Amounts] | tuple[Amounts, ...]") -> Amounts:

@@ -1,4 +1,4 @@
-"""Traits of a family of models: spellings of its fields, and what its classes do without a field."""
+"""Traits of a family of models: spellings of its fields, and what its classes do without them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,22 +6,16 @@ from typing import Literal, TypeAlias
 
 from moetune.domain.architecture import Mixer
 from moetune.domain.experts import RouterScore
+from moetune.huggingface import kinds, sparse
 from moetune.huggingface.fields import Fields
+from moetune.huggingface.kinds import KindsRule, MixerKind
+from moetune.huggingface.sparse import SparseRule
 
-MixerKind = Literal["full", "sliding", "chunked", "indexed", "linear", "compressed", "heavy", "conv"]
-"""Kinds of a block's attention: `compressed` and `heavy` are DeepSeek-V4's two rates."""
 MixerBuilder: TypeAlias = Callable[[Fields, "Family", MixerKind], Mixer]
 Bias: TypeAlias = bool | str
 """Whether there are biases; the name of a flag that says so."""
-Shared = Literal["none", "count", "width", "one", "always"]
-"""Shared experts: a count of expert widths, a width, or one that is as wide as an expert; `always`
-is a width that gives a dense FFN beside the experts in every block."""
-Sparse = Literal["all", "first_dense", "qwen", "llama4", "ernie", "jamba", "none"]
-"""Rule of the blocks with experts, where the configuration has no list of them."""
-Kinds = Literal["full", "windowed", "qwen_window", "interval", "alternate", "period", "lightning",
-                "kimi", "groups", "ratios", "global", "mamba", "jamba", "chunks", "lfm", "mimo",
-                "gemma"]  # fmt: skip
-"""Rule of the blocks' attention, where the configuration has no list of it."""
+Shared = Literal["none", "count", "width", "one"]
+"""Shared experts: a count of expert widths, a width, or one that is as wide as an expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +25,10 @@ class Family:
     Args:
         types: values of `model_type`.
         attention: builds the softmax attention of a block.
+        kinds, sparse: rules of the kinds of attention, and of the blocks with experts.
         linear: builds the blocks' other mixer, where there are two.
         qkv_bias, out_bias, mlp_bias: of projections; `out_bias` None is as `qkv_bias`.
+        has_bias_by_default: `qkv_bias` of the class, where it is a flag that is absent.
         qk_norm: of queries and keys: of each head's width, of all heads', or none; the name of a
             flag that says whether there are norms of a head's width.
         gate: outputs of the attention's output gate: as wide as its output, one a head, or none.
@@ -42,6 +38,11 @@ class Family:
         shared_width: spellings of a shared expert's width; () for that of the routed ones.
         has_balance_bias: whether the router has a bias that balances the experts' loads.
         router_parameters: of a router beside its matrix, for each expert.
+        has_router_scale: whether the router scales its input, width by width.
+        has_dense_beside: whether blocks with experts have a dense FFN beside them, too.
+        latent_width: spellings of the width of dispatched tokens; `has_latent_norms` where tokens of
+            that width are normed on both sides of the experts.
+        norms_of_experts: vectors of `d_model` in norms that only blocks with experts have.
         expert_biases: whether experts have biases.
         norms: vectors of `d_model` in a block's norms.
         is_tied: `tie_word_embeddings` of the class.
@@ -51,9 +52,10 @@ class Family:
     types: tuple[str, ...]
     attention: MixerBuilder
     linear: MixerBuilder | None = None
-    kinds: Kinds = "full"
-    sparse: Sparse = "all"
+    kinds: KindsRule = kinds.full
+    sparse: SparseRule = sparse.everywhere
     qkv_bias: Bias = "attention_bias"
+    has_bias_by_default: bool = False
     out_bias: Bias | None = None
     mlp_bias: Bias = False
     qk_norm: Literal["none", "head", "full"] = "none"
@@ -69,6 +71,11 @@ class Family:
     score: RouterScore = "softmax"
     has_balance_bias: bool = False
     router_parameters: int = 0
+    has_router_scale: bool = False
+    has_dense_beside: bool = False
+    latent_width: tuple[str, ...] = ("moe_latent_size",)
+    has_latent_norms: bool = False
+    norms_of_experts: int = 0
     expert_biases: bool = False
     is_gated: bool = True
     norms: int = 2

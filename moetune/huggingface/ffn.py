@@ -1,6 +1,5 @@
 """Dense FFNs and routed experts of a block, built from a configuration's fields."""
 
-from moetune.domain.errors import InputError
 from moetune.domain.experts import DenseFfn, RoutedExperts, Router
 from moetune.huggingface.family import Family
 from moetune.huggingface.fields import Fields
@@ -32,31 +31,24 @@ def routed_experts(fields: Fields, family: Family, at: int) -> RoutedExperts:
     experts = _of_block(fields, EXPERTS, at)
     top_k = _of_block(fields, TOP_K, at)
     width = _of_block(fields, family.expert_width, at)
-    latent = fields.optional("moe_latent_size")
+    latent = fields.optional(*family.latent_width)
     matrices = 3 if family.is_gated else 2
     inner = latent or d_model
-    try:
-        return RoutedExperts(
-            d_model=d_model,
-            num_experts=experts,
-            top_k=top_k,
-            d_hidden=width,
-            router=_router(fields, family, d_model=d_model, experts=experts),
-            is_gated=family.is_gated,
-            function=fields.text(*ACTIVATION, default="silu"),
-            biases=(matrices - 1) * width + inner if family.expert_biases else 0,
-            latent=latent,
-            num_zero_experts=fields.count("zero_expert_num", default=0, least=0),
-            shared=_shared(fields, family, at, width),
-            shared_gate=d_model if family.has_shared_gate else 0,
-        )
-    except InputError as error:
-        if error.what.startswith(fields.where):
-            raise
-        raise InputError(f"{fields.where}: {error.what}", error.hint or _CORRECT) from None
-
-
-_CORRECT = "correct the fields in the configuration"
+    return RoutedExperts(
+        d_model=d_model,
+        num_experts=experts,
+        top_k=top_k,
+        d_hidden=width,
+        router=_router(fields, family, d_model=d_model, experts=experts),
+        is_gated=family.is_gated,
+        function=fields.text(*ACTIVATION, default="silu"),
+        biases=(matrices - 1) * width + inner if family.expert_biases else 0,
+        latent=latent,
+        latent_biases=2 * latent if latent and family.has_latent_norms else 0,
+        num_zero_experts=fields.count("zero_expert_num", default=0, least=0),
+        shared=_shared(fields, family, at, width),
+        shared_gate=d_model if family.has_shared_gate else 0,
+    )
 
 
 def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Router:
@@ -71,7 +63,8 @@ def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Ro
         groups = 1
     return Router(
         score=score or family.score,  # type: ignore[arg-type]
-        parameters=every * (d_model + family.router_parameters),
+        parameters=every * (d_model + family.router_parameters)
+        + (d_model if family.has_router_scale else 0),
         num_groups=groups,
         top_groups=min(groups, fields.count(*TOP_GROUPS, default=groups)),
         has_bias=family.has_balance_bias,

@@ -1,10 +1,10 @@
 """Blocks of Nemotron-H: each is a mixer, an FFN or experts alone, as a pattern says."""
 
 from moetune.domain.architecture import Block, Part, Prediction
-from moetune.huggingface.blocks import LAYERS
 from moetune.huggingface.family import Family
 from moetune.huggingface.ffn import dense_ffn, routed_experts
 from moetune.huggingface.fields import Fields
+from moetune.huggingface.kinds import LAYERS
 from moetune.huggingface.mixers import WIDTH
 
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}

@@ -9,18 +9,18 @@ from moetune.domain.attention import (
     Indexer,
     LatentAttention,
 )
-from moetune.domain.errors import InputError
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, ShortConvolution, StateSpace
-from moetune.huggingface.family import Bias, Family, MixerKind
+from moetune.huggingface.family import Bias, Family
 from moetune.huggingface.fields import Fields
+from moetune.huggingface.kinds import MixerKind
 
 WIDTH = ("hidden_size", "d_model")
 HEADS = ("num_attention_heads", "n_heads")
 
 
-def has_bias(fields: Fields, bias: Bias) -> bool:
+def has_bias(fields: Fields, bias: Bias, *, default: bool = False) -> bool:
     """Return whether there are biases, by the family's rule or the configuration's flag."""
-    return fields.flag(bias) if isinstance(bias, str) else bias
+    return fields.flag(bias, default=default) if isinstance(bias, str) else bias
 
 
 def head_dim(fields: Fields, *names: str) -> int:
@@ -59,7 +59,7 @@ def grouped(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     width = head_dim(fields, f"{swa}head_dim") if swa else head_dim(fields)
     value_width = fields.count(f"{swa}v_head_dim", default=width)
     d_model = fields.count(*WIDTH)
-    has_qkv = has_bias(fields, family.qkv_bias)
+    has_qkv = has_bias(fields, family.qkv_bias, default=family.has_bias_by_default)
     has_out = has_qkv if family.out_bias is None else has_bias(fields, family.out_bias)
     output = heads * value_width
     return GroupedQueryAttention(
@@ -292,19 +292,14 @@ def short_convolution(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     )
 
 
-def refuse(fields: Fields, what: str) -> InputError:
-    """Return the error of a variant that is known and not supported."""
-    return InputError(
-        f"{fields.where}: {what} is not supported",
-        "use a configuration without it, or open an issue with the configuration",
-    )
-
-
 def mimo(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     """Return MiMo-V2's attention: windows have twice the key heads unless the fields say else."""
     full = grouped(fields, family, "full")
-    if kind == "full" or not isinstance(full, GroupedQueryAttention):
+    has_sinks = fields.flag("add_full_attention_sink_bias")
+    if not isinstance(full, GroupedQueryAttention):
         return full
+    if kind == "full":
+        return replace(full, num_sinks=full.num_heads if has_sinks else 0)
     heads = fields.count("swa_num_attention_heads", default=full.num_heads)
     kv_heads = fields.count("swa_num_key_value_heads", default=2 * full.num_kv_heads)
     inclusive = fields.optional("sliding_window_size")
@@ -346,3 +341,35 @@ def step(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     return replace(
         plain, num_heads=heads, num_kv_heads=kv_heads, gate_width=heads if plain.gate_width else 0
     )
+
+
+def dots_note(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return dots3-note's latent attention: the rotary key has a norm of its own."""
+    plain = latent(fields, family, kind)
+    if not isinstance(plain, LatentAttention):
+        return plain
+    return replace(plain, norm_parameters=plain.rope_dim)
+
+
+def gemma(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return Gemma 4's attention: full blocks have wider heads, whose keys may be the values.
+
+    Raises:
+        InputError: blocks share keys and values with earlier ones, which is not supported.
+    """
+    if fields.count("num_kv_shared_layers", default=0, least=0):
+        raise fields.contradiction(
+            "num_kv_shared_layers above 0 is not supported", "use a model with experts"
+        )
+    fields.skip("per_layer_config")
+    shares = fields.flag("attention_k_eq_v")
+    plain = grouped(fields, family, kind)
+    wide = fields.optional("global_head_dim")
+    heads = fields.optional("num_global_key_value_heads")
+    if kind != "full" or not isinstance(plain, GroupedQueryAttention):
+        return plain
+    if "head_dim" not in fields.overrides and wide is not None:
+        plain = replace(plain, head_dim=wide, v_head_dim=wide, norm_parameters=2 * wide)
+    if shares and heads is not None:
+        plain = replace(plain, num_kv_heads=heads)
+    return replace(plain, has_value_projection=not shares)

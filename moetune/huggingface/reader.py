@@ -1,17 +1,18 @@
-"""Reading of a `config.json`: from its fields to a decoder, or an error that names what is wrong."""
+"""Reading of a `config.json`: from its fields to a decoder, or to an error that names a field."""
 
 import difflib
 from collections.abc import Mapping
 
 from moetune.domain.architecture import Block, Decoder, Part, Prediction
 from moetune.domain.errors import InputError
-from moetune.huggingface.blocks import blocks_with_experts, mixer_kinds
 from moetune.huggingface.families import FAMILIES
-from moetune.huggingface.family import Family, MixerKind
+from moetune.huggingface.family import Family
 from moetune.huggingface.ffn import dense_ffn, routed_experts
 from moetune.huggingface.fields import Fields, looks_relevant
 from moetune.huggingface.hybrid import hybrid_blocks, hybrid_predictions
+from moetune.huggingface.kinds import MixerKind, mixer_kinds
 from moetune.huggingface.mixers import HEADS, WIDTH
+from moetune.huggingface.sparse import blocks_with_experts
 
 _NESTED = ("text_config", "thinker_config", "llm_config", "language_config", "language_model")
 _PREDICTIONS = (
@@ -41,7 +42,13 @@ def read_decoder(document: Mapping[str, object], *, name: str, where: str) -> De
     if family is None:
         raise _unknown(fields, family_name)
     fields.skip(*family.harmless)
-    decoder = _decoder(fields, family, name=name, family_name=family_name)
+    try:
+        decoder = _decoder(fields, family, name=name, family_name=family_name)
+    except InputError as error:
+        if error.what.startswith(where):
+            raise
+        hint = error.hint or "correct the fields in the configuration"
+        raise InputError(f"{where}: {error.what}", hint) from None
     unread = fields.unread()
     if unread:
         raise InputError(
@@ -123,12 +130,10 @@ def _streams(fields: Fields, family_name: str) -> int:
     return fields.count("hc_mult", default=4) if family_name == "deepseek_v4" else 1
 
 
-def _blocks(
-    fields: Fields, family: Family, family_name: str, *, streams: int
-) -> tuple[Block, ...]:
+def _blocks(fields: Fields, family: Family, family_name: str, *, streams: int) -> tuple[Block, ...]:
     d_model = fields.count(*WIDTH)
-    kinds = mixer_kinds(fields, family)
-    sparse = blocks_with_experts(fields, family)
+    kinds = mixer_kinds(fields, family.kinds)
+    sparse = blocks_with_experts(fields, family.sparse)
     mixers: dict[tuple[MixerKind, str], Part] = {}
     _skip_unused(fields, family, kinds=kinds, sparse=sparse)
     norms = family.norms * d_model
@@ -143,8 +148,10 @@ def _blocks(
             mixers[key] = _mixer(own, family, kind)
         mixer = mixers[key]
         ffn: Part = routed_experts(own, family, at) if has_experts else dense_ffn(own, family)
-        extra = d_model if family_name == "axk1" and has_experts else 0
+        extra = d_model * family.norms_of_experts if has_experts else 0
         parts: tuple[Part, ...] = (mixer, ffn)
+        if family.has_dense_beside and has_experts:
+            parts = (mixer, dense_ffn(own, family), ffn)
         if family_name == "longcat_flash":  # experts run beside the second attention
             dense = dense_ffn(fields, family)
             parts, extra = (mixer, ffn, dense, mixer, dense), norms
@@ -156,12 +163,15 @@ def _skip_unused(
     fields: Fields, family: Family, *, kinds: tuple[MixerKind, ...], sparse: tuple[bool, ...]
 ) -> None:
     """Count fields as read that only blocks would use which this model does not have."""
-    if all(sparse):
+    if all(sparse) and not family.has_dense_beside:
         fields.skip(*(set(family.dense_width) - set(family.expert_width)))
     if set(kinds) <= {"linear", "conv"}:
         fields.skip(*HEADS, "num_key_value_heads", "head_dim", "attention_bias")
-    if "sliding" not in kinds and fields.has("layer_types"):
-        fields.skip("sliding_window")
+    if fields.has("layer_types"):
+        if "sliding" not in kinds:
+            fields.skip("sliding_window")
+        if "indexed" not in kinds:
+            fields.skip(*(name for name in fields.values if name.startswith("index_")))
 
 
 def _mixer(fields: Fields, family: Family, kind: MixerKind) -> Part:

@@ -39,6 +39,26 @@ class PublishedModel:
     published: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredModel:
+    """An entry of the registry."""
+
+    name: str
+    title: str
+    source: str
+    published: str
+
+
+def registered_models() -> tuple[RegisteredModel, ...]:
+    """Return every entry of the registry, in the order of their names."""
+    return tuple(
+        RegisteredModel(
+            name=name, title=entry["title"], source=entry["source"], published=entry["published"]
+        )
+        for name, entry in ((name, _entry(name)) for name in model_names())
+    )
+
+
 def model_names() -> tuple[str, ...]:
     """Return the names of the models of the registry, in alphabetic order."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))

@@ -43,7 +43,7 @@ def find_decoder_model(name: str, *, world_size: int) -> FoundModel:
     if name in MODELS:
         return _paper(MODELS[name], world_size)
     path = Path(name).expanduser()
-    if path.exists() and resolve_name(name) is None or name.endswith(".json"):
+    if path.exists() or name.endswith(".json"):
         found = read_model(path)
     elif resolve_name(name) is not None:
         found = named_model(name)

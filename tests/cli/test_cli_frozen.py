@@ -109,3 +109,15 @@ def test_keys_of_profiles(cli: Cli, database: Path) -> None:
     for name in ("lab", "a100-x4", "rtx2080ti-x64"):
         found.update(keys(cli("profiles", "show", name, "--json").document))
     assert sorted(found) == FROZEN["profile"]
+
+
+def test_keys_of_models(cli: Cli) -> None:
+    found: set[str] = set()
+    for name in ("qwen3-30b-a3b", "ppmoe-6.7b"):
+        document = cli("models", "show", name, "--json").document
+        del document["sections"]
+        for kind in document["kinds"]:
+            for part in kind["parts"]:
+                del part["sizes"]  # each kind of part has its own
+        found.update(keys(document))
+    assert sorted(found) == FROZEN["model"]

@@ -11,8 +11,15 @@ from moetune.domain.document import encode
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.layer import LayerShape
 from moetune.domain.model import MODELS, Model
+from moetune.huggingface.registry import RegisteredModel
 from moetune.report.section import EMPTY, Cell, Section, Table, facts, plural
 from moetune.workflows.models import FoundModel
+
+BILLION = 10**9
+_NOTE = (
+    "Columns of kinds: parameters of one block. FLOPs: of a token, forward and backward, as "
+    "Megatron-LM counts them for its TFLOP/s."
+)
 
 
 def models_section() -> Section:
@@ -34,6 +41,16 @@ def models_section() -> Section:
         ),
     )
     return Section(name="models", tables=(table,))
+
+
+def registry_section(models: tuple[RegisteredModel, ...]) -> Section:
+    """Return the named models of Hugging Face, with the sizes that their authors publish."""
+    table = Table(
+        name="registry",
+        header=("name", "published"),
+        rows=tuple((Cell.words(one.name), Cell.words(one.published)) for one in models),
+    )
+    return Section(name="registry", title="Hugging Face", tables=(table,))
 
 
 def model_section(model: Model, *, world_size: int) -> Section:
@@ -113,9 +130,7 @@ def _some(places: list[str]) -> str:
 
 def _parts_section(decoder: Decoder, length: int) -> Section:
     """Return parameters and FLOPs of each part of the whole model and of a block of each kind."""
-    columns = [
-        (f"kind {number}", block.parameters) for number, block in enumerate(decoder.kinds)
-    ]
+    columns = [(f"kind {number}", block.parameters) for number, block in enumerate(decoder.kinds)]
     flops = decoder.flops_per_token(length)
     names = [item.name for item in fields(Amounts) if getattr(decoder.parameters, item.name)]
     rows = tuple(
@@ -133,10 +148,7 @@ def _parts_section(decoder: Decoder, length: int) -> Section:
         header=("part", "parameters", "active", "FLOPs", *(name for name, _ in columns)),
         rows=rows,
         wide=tuple(name for name, _ in columns[3:]),
-        notes=(
-            "Of a block of each kind: parameters. FLOPs: of a token, forward and backward, as "
-            "Megatron-LM counts them for its TFLOP/s.",
-        ),
+        notes=(_NOTE,),
     )
     return Section(name="parts", title="Parts", tables=(table,))
 
@@ -165,13 +177,15 @@ def _part_words(part: Part) -> str:
 
 
 def _layer_words(layer: LayerShape) -> str:
-    experts = f"{layer.num_experts} experts, top {layer.top_k}" if layer.num_experts > 1 else "dense"
+    experts = (
+        f"{layer.num_experts} experts, top {layer.top_k}" if layer.num_experts > 1 else "dense"
+    )
     return f"{layer.d_model} × {layer.d_hidden}, {experts}, {layer.activation}"
 
 
 def billions(count: float) -> str:
     """Return "6.8 B"; small models in millions."""
-    return f"{count / 1e9:,.1f} B" if count >= 1e9 else f"{count / 1e6:,.1f} M"
+    return f"{count / 1e9:,.1f} B" if count >= BILLION else f"{count / 1e6:,.1f} M"
 
 
 def _parameters(model: Model) -> Cell:

@@ -1,0 +1,132 @@
+"""Blocks with experts: a list in the configuration, or its family's rule."""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, cast
+
+from moetune.huggingface.fields import Fields
+from moetune.huggingface.kinds import LAYERS
+
+SparseRule: TypeAlias = Callable[[Fields, int], tuple[bool, ...]]
+"""Whether each of so many blocks has experts, where the configuration does not list it."""
+_HAS_EXPERTS: Mapping[str, bool] = {
+    "sparse": True, "moe": True, "hash_moe": True, "dense": False, "mlp": False,
+}  # fmt: skip
+
+
+def blocks_with_experts(fields: Fields, rule: SparseRule) -> tuple[bool, ...]:
+    """Return for every block whether it has experts.
+
+    Raises:
+        InputError: a list has unknown entries or too few, or contradicts another field.
+    """
+    num_layers = fields.count(*LAYERS)
+    ruled = rule(fields, num_layers)
+    listed = fields.of_layers("mlp_layer_types", num_layers)
+    if listed is None:
+        return ruled
+    unknown = [kind for kind in dict.fromkeys(listed) if kind not in _HAS_EXPERTS]
+    if unknown:
+        raise fields.contradiction(
+            f"mlp_layer_types has kinds that are not known: {unknown}",
+            f"known are {', '.join(_HAS_EXPERTS)}",
+        )
+    found = tuple(_HAS_EXPERTS[cast("str", kind)] for kind in listed)
+    if fields.has("first_k_dense_replace") and found != ruled:
+        first = fields.count("first_k_dense_replace", least=0)
+        dense = found.index(True) if True in found else num_layers
+        raise fields.contradiction(
+            f"first_k_dense_replace ({first}) and mlp_layer_types (the first {dense} are dense) "
+            "differ",
+            "keep the one that is right",
+        )
+    return found
+
+
+def everywhere(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Experts in every block."""
+    del fields
+    return (True,) * num_layers
+
+
+def nowhere(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """A dense model."""
+    del fields
+    return (False,) * num_layers
+
+
+def after_dense(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Experts after the first dense blocks, in all or in every n-th (`moe_layer_freq`, or a list).
+
+    Raises:
+        InputError: there are more dense blocks than blocks.
+    """
+    first = fields.count("first_k_dense_replace", "num_dense_layers", default=0, least=0)
+    if first > num_layers:
+        raise fields.contradiction(
+            f"there are {first} dense blocks first, but {num_layers} blocks",
+            "correct first_k_dense_replace or num_hidden_layers",
+        )
+    if isinstance(fields.values.get("moe_layer_freq"), list):
+        return tuple(map(bool, fields.of_layers("moe_layer_freq", num_layers) or ()))
+    every = fields.count("moe_layer_freq", default=1)
+    return tuple(at >= first and at % every == 0 for at in range(num_layers))
+
+
+def qwen(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Experts in every `decoder_sparse_step`-th block that `mlp_only_layers` does not name."""
+    step = fields.count("decoder_sparse_step", default=1)
+    dense = fields.sequence("mlp_only_layers") or ()
+    return tuple(at not in dense and (at + 1) % step == 0 for at in range(num_layers))
+
+
+def llama4(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Experts in the blocks of `moe_layers`, else in every `interleave_moe_layer_step`-th.
+
+    Raises:
+        InputError: the two differ.
+    """
+    step = fields.optional("interleave_moe_layer_step")
+    chosen = fields.sequence("moe_layers")
+    every = tuple((at + 1) % (step or 1) == 0 for at in range(num_layers))
+    if chosen is None:
+        return every
+    found = tuple(at in chosen for at in range(num_layers))
+    if step is not None and found != every:
+        raise fields.contradiction(
+            f"interleave_moe_layer_step ({step}) and moe_layers differ",
+            "keep the one that is right",
+        )
+    return found
+
+
+def ernie(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Experts between two blocks, in every `moe_layer_interval`-th."""
+    step = fields.count("moe_layer_interval", default=1)
+    first = fields.count("moe_layer_start_index", default=1, least=0)
+    last = fields.optional("moe_layer_end_index", least=-1)
+    end = num_layers - 1 if last is None or last < 0 else last
+    return tuple((at + 1) % step == 0 and first <= at <= end for at in range(num_layers))
+
+
+def periodic(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Experts in one block of every `expert_layer_period` (Jamba)."""
+    period = fields.count("expert_layer_period")
+    offset = fields.count("expert_layer_offset", least=0)
+    return tuple(at % period == offset for at in range(num_layers))
+
+
+def gemma(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Experts in every block with `enable_moe_block`, beside its dense FFN.
+
+    Raises:
+        InputError: the variant has embeddings of each block, or wide FFNs: not supported.
+    """
+    if fields.count("hidden_size_per_layer_input", default=0, least=0):
+        raise fields.contradiction(
+            "hidden_size_per_layer_input above 0 is not supported", "use a model with experts"
+        )
+    if fields.flag("use_double_wide_mlp"):
+        raise fields.contradiction(
+            "use_double_wide_mlp is not supported", "use a model with experts"
+        )
+    return (fields.flag("enable_moe_block"),) * num_layers

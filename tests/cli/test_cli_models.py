@@ -1,0 +1,110 @@
+"""`moetune models` with Hugging Face configurations, by name and by path."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moetune.domain.model import MODELS
+from moetune.huggingface.registry import model_names
+from tests.cli.running import Cli
+from tests.huggingface.configs import DEEPSEEK, QWEN3
+
+
+def test_show_gives_sizes_and_flops_of_a_named_model(cli: Cli) -> None:
+    document = cli("models", "show", "Qwen/Qwen3-30B-A3B", "--json").document
+    assert document["layer"] == {
+        "d_model": 2048, "d_hidden": 768, "num_experts": 128, "top_k": 8, "activation": "swiglu",
+    }  # fmt: skip
+    assert document["num_layers"] == document["num_moe_layers"] == 48
+    assert document["parameters"] == 30_532_122_624
+    assert document["active_parameters"] == pytest.approx(3.35e9, rel=0.005)
+    assert document["flops_per_token"] == pytest.approx(23.0e9, rel=0.01)
+    assert document["seq"] == 4096
+    longer = cli("models", "show", "qwen3-30b-a3b", "--seq", "8192", "--json").document
+    assert longer["flops_per_token"] > document["flops_per_token"]
+
+
+def test_parts_layers_and_kinds_add_up(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**DEEPSEEK, "num_nextn_predict_layers": 1}))
+    document = cli("models", "show", str(file), "--json").document
+    parts = document["parts"]
+    assert sum(parts["parameters"].values()) == document["parameters"]
+    assert sum(parts["active_parameters"].values()) == document["active_parameters"]
+    assert sum(parts["flops_per_token"].values()) == document["flops_per_token"]
+    for part in ("attention", "dense", "router", "routed", "shared"):
+        layers = [layer["parameters"][part] for layer in document["layers"]]
+        assert sum(layers) == parts["parameters"][part] > 0
+    assert [layer["kind"] for layer in document["layers"]] == [0, 1, 1, 1]
+    assert document["runs"] == [
+        {"first": 0, "num_layers": 1, "kind": 0}, {"first": 1, "num_layers": 3, "kind": 1},
+    ]  # fmt: skip
+    assert [kind["num_layers"] for kind in document["kinds"]] == [1, 3]
+    assert document["mtp"]["steps"] == 1
+    assert document["mtp"]["parameters"] > 0
+
+
+def test_a_folder_is_read_and_shown_in_words(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    out = cli("models", "show", str(tmp_path)).out
+    assert "64 × 32, 8 experts, top 2, swiglu" in out
+    assert "4, 4 with experts" in out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_the_papers_have_the_same_keys(cli: Cli, name: str) -> None:
+    document = cli("models", "show", name, "--json").document
+    whole = MODELS[name].transformer
+    if whole is None:
+        assert document["parameters"] is document["flops_per_token"] is None
+        return
+    assert document["parameters"] == whole.num_parameters
+    assert document["num_layers"] == whole.num_layers
+    assert document["num_moe_layers"] == whole.num_moe_layers
+    block = 4 * whole.moe.d_model**2
+    keys = whole.moe.d_model * 4096  # QK and PV over half of a causal mask
+    moe = whole.num_layers * (block + keys + whole.moe.top_k * whole.ffn_parameters)
+    assert document["flops_per_token"] == 6 * (moe + whole.token_parameters)
+
+
+def test_list_names_the_registry(cli: Cli) -> None:
+    document = cli("models", "list", "--json").document
+    assert [one["name"] for one in document["huggingface"]] == list(model_names())
+    out = cli("models", "list").out
+    assert all(name in out for name in model_names())
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen3-30b-a3", "did you mean qwen3-30b-a3b"),
+        ("none/config.json", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_found_is_bad_input(cli: Cli, name: str, words: str) -> None:
+    result = cli("models", "show", name)
+    assert result.code == 2
+    assert words in result.err
+
+
+def test_a_wrong_configuration_is_bad_input(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**QWEN3, "num_experts_per_tok": 9}))
+    result = cli("models", "show", str(file), "--json")
+    assert result.code == 2
+    assert str(file) in result.document["error"]
+    assert result.document["hint"]
+
+
+def test_show_loads_no_heavy_library() -> None:
+    code = (
+        "import sys; from moetune.cli import app;"
+        "app.main(['models', 'show', 'deepseek-v3', '--json']);"
+        "heavy = {'torch', 'numpy', 'optuna', 'sqlalchemy', 'rich'} & set(sys.modules);"
+        "print(sorted(heavy), file=sys.stderr)"
+    )
+    done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"

@@ -1,0 +1,170 @@
+"""Errors of the reader: what is wrong, where, and what to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moetune.domain.errors import InputError
+from moetune.huggingface.registry import model_names, named_model, read_model, resolve_name
+from tests.huggingface.configs import DEEPSEEK, NEMOTRON, QWEN3, decoder
+
+
+def test_an_unknown_architecture_lists_what_was_not_understood() -> None:
+    with pytest.raises(InputError) as caught:
+        decoder(QWEN3, model_type="qwen9_moe", num_magic_experts=3, bos_token_id=1)
+    assert "'qwen9_moe'" in caught.value.what
+    for field in ("num_experts", "moe_intermediate_size", "num_magic_experts"):
+        assert field in caught.value.what
+    assert "bos_token_id" not in caught.value.what
+    assert "qwen3_moe" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["num_magic_experts", "moe_side_width", "shared_thing", "extra_layers", "latent_dim",
+     "num_ghost_heads", "second_intermediate_size"],
+)  # fmt: skip
+def test_a_field_that_looks_relevant_and_was_not_read_is_an_error(field: str) -> None:
+    with pytest.raises(InputError, match=field):
+        decoder(QWEN3, **{field: 3})
+    decoder(QWEN3, **{field: None})  # null is as absent
+
+
+@pytest.mark.parametrize(
+    ("base", "field"),
+    [
+        (QWEN3, "model_type"), (QWEN3, "hidden_size"), (QWEN3, "num_hidden_layers"),
+        (QWEN3, "num_attention_heads"), (QWEN3, "num_experts"), (QWEN3, "num_experts_per_tok"),
+        (QWEN3, "moe_intermediate_size"), (QWEN3, "vocab_size"), (DEEPSEEK, "kv_lora_rank"),
+        (DEEPSEEK, "intermediate_size"), (NEMOTRON, "hybrid_override_pattern"),
+    ],
+)  # fmt: skip
+def test_a_missing_size_has_no_default(base: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=f"{field}.* is missing"):
+        decoder(base, **{field: ...})
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "words"),
+    [
+        (QWEN3, {"num_local_experts": 16}, ("num_experts (8)", "num_local_experts (16)")),
+        (QWEN3, {"num_experts_per_tok": 9}, ("top_k (9)", "experts (8)")),
+        (QWEN3, {"num_attention_heads": 7}, ("num_heads (7)", "num_kv_heads (2)")),
+        (QWEN3, {"num_attention_heads": 6, "head_dim": ...}, ("hidden_size (64)", "(6)")),
+        (QWEN3, {"mlp_layer_types": ["sparse"]}, ("mlp_layer_types", "1 entries for 4")),
+        (QWEN3, {"mlp_layer_types": ["sparse"] * 3 + ["magic"]}, ("['magic']",)),
+        (QWEN3, {"layer_types": ["full_attention"] * 3 + ["magic"]}, ("['magic']",)),
+        (QWEN3, {"layer_types": ["linear_attention"] * 4}, ("qwen3_moe", "linear")),
+        (QWEN3, {"use_sliding_window": True, "sliding_window": 8}, ("max_window_layers",)),
+        (DEEPSEEK, {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 2},
+         ("first_k_dense_replace (1)", "mlp_layer_types")),
+        (DEEPSEEK, {"first_k_dense_replace": 5}, ("5 dense", "4 blocks")),
+        (DEEPSEEK, {"qk_head_dim": 13}, ("qk_head_dim (13)", "8 + 4")),
+        (DEEPSEEK, {"n_group": 3}, ("8 experts", "3 groups")),
+        (DEEPSEEK, {"topk_group": 0}, ("topk_group", "0")),
+        (DEEPSEEK, {"scoring_func": "magic"}, ("'magic'",)),
+        (NEMOTRON, {"hybrid_override_pattern": "MEX"}, ("['X']",)),
+        (NEMOTRON, {"num_hidden_layers": 9}, ("num_hidden_layers (9)", "(4)")),
+        (NEMOTRON, {"layers_block_type": ["mamba"]}, ("hybrid_override_pattern", "differ")),
+        (NEMOTRON, {"layers_block_type": ["magic"]}, ("['magic']",)),
+    ],
+)  # fmt: skip
+def test_contradictions_name_both_sides(
+    base: dict[str, Any], changes: dict[str, object], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        decoder(base, **changes)
+    assert caught.value.what.startswith("config.json")
+    assert caught.value.hint
+    for word in words:
+        assert word in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", "64"), ("hidden_size", 0), ("num_experts", 8.0), ("num_experts", True),
+        ("attention_bias", 1), ("model_type", 7), ("mlp_only_layers", "0"), ("vocab_size", -1),
+    ],
+)  # fmt: skip
+def test_values_of_the_wrong_type_are_refused(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=field):
+        decoder(QWEN3, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "word"),
+    [
+        ({**QWEN3, "model_type": "gemma4_text", "top_k_experts": 2, "enable_moe_block": True},
+         {"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input"),
+        ({**QWEN3, "model_type": "gemma4_text", "top_k_experts": 2, "enable_moe_block": True},
+         {"use_double_wide_mlp": True}, "use_double_wide_mlp"),
+        ({**QWEN3, "model_type": "gemma4_text", "top_k_experts": 2, "enable_moe_block": True},
+         {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ({**QWEN3, "model_type": "llama4_text", "intermediate_size_mlp": 8},
+         {"interleave_moe_layer_step": 2, "moe_layers": [0]}, "moe_layers"),
+        ({**QWEN3, "model_type": "hunyuan_v1_moe"},
+         {"moe_topk": [1], "intermediate_size": ...}, "moe_topk"),
+        ({**QWEN3, "model_type": "deepseek_v4"}, {"compress_ratios": [0, 4, 8, 4]}, "8"),
+        ({**QWEN3, "model_type": "lfm2_moe"}, {}, "layer_types"),
+        ({**DEEPSEEK, "model_type": "kimi_linear"}, {"linear_attn_config": {}}, "full_attn_layers"),
+    ],
+)  # fmt: skip
+def test_variants_that_are_not_supported_are_refused_by_name(
+    base: dict[str, Any], changes: dict[str, object], word: str
+) -> None:
+    with pytest.raises(InputError, match=word):
+        decoder(base, **changes)
+
+
+def test_files_are_read_from_a_path_or_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    file = folder / "config.json"
+    file.write_text(json.dumps(QWEN3))
+    assert read_model(folder).decoder == read_model(file).decoder
+    assert read_model(folder).decoder.name == "my-model"
+    file.write_text("{")
+    with pytest.raises(InputError, match="not valid JSON"):
+        read_model(file)
+    file.write_text("[]")
+    with pytest.raises(InputError, match="not an object"):
+        read_model(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_model(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("qwen3-next", "qwen3-next-80b-a3b"),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "qwen3-235b-a22b"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("moonshotai/Kimi-K2-Instruct-0905", "kimi-k2"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-v2-lite"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama-4-scout"),
+        ("meta-llama/Meta-Llama-3.1-70B", "llama-3-70b"),
+        ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", "nemotron-3-super"),
+        ("allenai/OLMoE-1B-7B-0924", "olmoe"),
+        ("moonshotai/Moonlight-16B-A3B-Instruct", "moonlight"),
+        ("baidu/ERNIE-4.5-21B-A3B-PT", "ernie-4.5-21b-a3b"),
+        ("ernie-4.5", "ernie-4.5-300b-a47b"),
+        ("MiniMaxAI/MiniMax-M2", "minimax-m2"),
+        ("zai-org/GLM-4.5-Air", "glm-4.5-air"),
+        ("gpt_oss_120b", "gpt-oss-120b"),
+    ],
+)
+def test_usual_spellings_of_names_are_known(spelling: str, name: str) -> None:
+    assert resolve_name(spelling) == name
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    assert resolve_name("qwen9") is None
+    with pytest.raises(InputError, match="did you mean mixtral-8x7b"):
+        named_model("mixtral-8x7")
+    assert len(model_names()) == 28
