@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.reference_profiles import facts
 from benchmarks.reference_profiles.facts import Fact
-from benchmarks.reference_profiles.thinning import left_out, thinned
+from benchmarks.reference_profiles.thinning import BOUND, left_out, thinned
 from moetune.domain.cluster import Machine
 from moetune.domain.reference import (
     CollectiveTable,
@@ -20,8 +20,9 @@ from moetune.domain.reference import (
 )
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.dispatchers import reached
-from moetune.fit.reference import gemm_series
+from moetune.fit.curve import curve_through
 from moetune.fit.gemm import Surface
+from moetune.fit.reference import gemm_series, series_of
 
 Curve = dict[float, float]
 OPS: Mapping[str, CollectiveOp] = {
@@ -67,8 +68,14 @@ def gemm_tables(folder: Path, fact: Fact) -> tuple[list[GemmTable], list[Kept]]:
         if row["device"] == fact.gemm:
             shape = (int(row["k"]), int(row["n"]))
             curves[shape][float(row["m"])] = float(row["us"]) * 1e-6
-    kept = {shape: thinned(curve) for shape, curve in sorted(curves.items())}
-    report = _report("gemm bfloat16", [(curves[shape], kept[shape]) for shape in kept])
+    kept, errors = _kept_gemms(dict(sorted(curves.items())))
+    report = Kept(
+        operation="gemm bfloat16",
+        num_points=sum(map(len, curves.values())),
+        num_kept=sum(map(len, kept.values())),
+        worst=max(errors),
+        median=statistics.median(errors),
+    )
     points = tuple(
         (rows, d_in, d_out, seconds)
         for (d_in, d_out), curve in kept.items()
@@ -91,6 +98,31 @@ def gemm_tables(folder: Path, fact: Fact) -> tuple[list[GemmTable], list[Kept]]:
         points=_rounded(_scaled(points, factor)),
     )
     return [table, *_eight_bits(table, fact)], [report, _between_shapes(table)]
+
+
+def _kept_gemms(
+    curves: Mapping[tuple[int, int], Curve],
+) -> tuple[dict[tuple[int, int], Curve], list[float]]:
+    """Return the points to keep by shape, and the errors at those that are not."""
+    kept = {shape: thinned(curve) for shape, curve in curves.items()}
+    while True:
+        surface = Surface(
+            shapes={(1, *shape): series_of(curve.items()) for shape, curve in kept.items()},
+            family="",
+            alpha_seconds=0.0,
+        )
+        errors, missed = [], False
+        for shape, curve in curves.items():
+            found = surface.completed((1, *shape))
+            predicted = curve_through(sizes=found.sizes, seconds=found.medians)
+            for rows in curve.keys() - kept[shape].keys():
+                error = abs(predicted.predict(rows).seconds / curve[rows] - 1)
+                if error > BOUND:
+                    kept[shape][rows], missed = curve[rows], True
+                else:
+                    errors.append(error)
+        if not missed:
+            return {shape: dict(sorted(curve.items())) for shape, curve in kept.items()}, errors
 
 
 def _eight_bits(table: GemmTable, fact: Fact) -> Iterator[GemmTable]:

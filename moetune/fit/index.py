@@ -134,18 +134,24 @@ class ProfileIndex:
         return self._surfaces[key]
 
     def gemm_points(self, dtype: str, product: GemmForm, shape: Shape) -> Points | None:
-        """Return the points over rows; None where the shape was not measured."""
+        """Return the points over rows; None where the shape was not measured.
+
+        Tables have few rows of some shapes: what is beyond them is completed from other shapes.
+        """
         surface = self.surface(dtype, product)
         series = surface.series(shape)
         if series is None:
             return None
+        origin = self.tables.gemm.get((dtype, product, shape))
+        if origin is not None:
+            series = surface.completed(shape)
         return Points(
             label=f"{surface.family} {shape}",
             family=surface.family,
             series=series,
             alpha_seconds=surface.alpha_seconds,
             relative_error=surface.relative_error,
-            origin=self.tables.gemm.get((dtype, product, shape)),
+            origin=origin,
         )
 
     def blend_origin(self, dtype: str, product: GemmForm) -> Origin | None:
