@@ -19,8 +19,8 @@ from moetune.domain.reference import (
     TransferPhase,
 )
 from moetune.domain.samples import CollectiveOp
-from moetune.fit.dispatchers import reached
 from moetune.fit.curve import curve_through
+from moetune.fit.dispatchers import reached
 from moetune.fit.gemm import Surface
 from moetune.fit.reference import gemm_series, series_of
 
@@ -73,31 +73,39 @@ def gemm_tables(folder: Path, fact: Fact) -> tuple[list[GemmTable], list[Kept]]:
         operation="gemm bfloat16",
         num_points=sum(map(len, curves.values())),
         num_kept=sum(map(len, kept.values())),
-        worst=max(errors),
-        median=statistics.median(errors),
+        worst=max(errors, default=0.0),
+        median=statistics.median(errors) if errors else 0.0,
     )
     points = tuple(
         (rows, d_in, d_out, seconds)
         for (d_in, d_out), curve in kept.items()
         for rows, seconds in curve.items()
     )
-    source = f"{AICONFIGURATOR}, gemm_perf.parquet, {fact.gemm}"
-    label, spread, factor = "published", 0.0, 1.0
-    if fact.name == "h800-x8":
-        label, spread = "modelled", COPY_SPREAD
-        source = f"an H800 computes as an H100: {source}"
-    if fact.name in {"b300-x8", "gb300-nvl72"}:
-        label, spread = "modelled", COPY_SPREAD
-        factor = facts.MAMF_B200 / facts.MAMF_B300
-        source = f"times of {fact.gemm} × 1745/1769, the best matmuls of B200 and B300: {source}"
-    table = GemmTable(
-        label="modelled" if label == "modelled" else "published",
-        source=source,
-        dtype="bfloat16",
-        spread=spread,
-        points=_rounded(_scaled(points, factor)),
-    )
+    table = _of_device(points, fact)
     return [table, *_eight_bits(table, fact)], [report, _between_shapes(table)]
+
+
+def _of_device(points: Rows, fact: Fact) -> GemmTable:
+    """Return the points of a device, or by a rule those of another one."""
+    table = GemmTable(
+        label="published",
+        source=f"{AICONFIGURATOR}, gemm_perf.parquet, {fact.gemm}",
+        dtype="bfloat16",
+        points=_rounded(points),
+    )
+    if fact.name == "h800-x8":
+        rule = f"an H800 computes as an H100: {table.source}"
+        return replace(table, label="modelled", source=rule, spread=COPY_SPREAD)
+    if fact.name in {"b300-x8", "gb300-nvl72"}:
+        rule = f"times of {fact.gemm} × 1745/1769, the best matmuls of B200 and B300"
+        return replace(
+            table,
+            label="modelled",
+            source=f"{rule}: {table.source}",
+            spread=COPY_SPREAD,
+            points=_rounded(_scaled(points, facts.MAMF_B200 / facts.MAMF_B300)),
+        )
+    return table
 
 
 def _kept_gemms(
@@ -128,9 +136,7 @@ def _kept_gemms(
 def _eight_bits(table: GemmTable, fact: Fact) -> Iterator[GemmTable]:
     """Yield the 8-bit formats: twice the rate, the same start-up."""
     startup = min(seconds for *_, seconds in table.points)
-    points = tuple(
-        (*shape, startup + (seconds - startup) / 2) for *shape, seconds in table.points
-    )
+    points = tuple((*shape, startup + (seconds - startup) / 2) for *shape, seconds in table.points)
     formats = [*(["fp8_rowwise"] if fact.has_fp8 else []), *(["mxfp8"] if fact.has_mxfp8 else [])]
     for name in formats:
         yield GemmTable(
@@ -294,9 +300,9 @@ def _between_shapes(table: GemmTable) -> Kept:
 
 
 def _report(operation: str, pairs: list[tuple[Curve, Curve]]) -> Kept:
-    errors = [
-        error for curve, kept in pairs for error in left_out(curve, set(kept)).values()
-    ] or [0.0]
+    errors = [error for curve, kept in pairs for error in left_out(curve, set(kept)).values()] or [
+        0.0
+    ]
     return Kept(
         operation=operation,
         num_points=sum(len(curve) for curve, _ in pairs),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable, Label, Table
+from moetune.domain.reference import CollectiveTable, GemmTable, Label, Table
 from moetune.fit.pool import CollectiveKey, GemmKey, Pool, Series
 
 

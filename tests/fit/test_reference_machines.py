@@ -34,13 +34,9 @@ def read(name: str) -> Profile:
     return profile_from_document(tomllib.loads((PROFILES / f"{name}.toml").read_text()))
 
 
-def seconds(
-    name: str, op: CollectiveOp, ranks: int, num_bytes: float, *, nodes: int = 0
-) -> float:
+def seconds(name: str, op: CollectiveOp, ranks: int, num_bytes: float, *, nodes: int = 0) -> float:
     costs = costs_of(read(name))
-    return costs.collective(
-        op=op, group_size=ranks, num_nodes=nodes, num_bytes=num_bytes
-    ).seconds
+    return costs.collective(op=op, group_size=ranks, num_nodes=nodes, num_bytes=num_bytes).seconds
 
 
 def gemm(name: str, rows: int, d_out: int, d_in: int, dtype: str = "bfloat16") -> float:
@@ -110,7 +106,10 @@ def test_collectives_in_a_node_take_what_was_published(
         share = passes * (ranks - 1) / ranks
         found = [
             seconds(name, op, ranks, MIB) * 1e6,
-            *(size * share / seconds(name, op, ranks, size) / 1e9 for size in (64 * MIB, 512 * MIB)),
+            *(
+                size * share / seconds(name, op, ranks, size) / 1e9
+                for size in (64 * MIB, 512 * MIB)
+            ),
         ]
         assert found == pytest.approx(published, rel=KEPT)
 
@@ -118,9 +117,7 @@ def test_collectives_in_a_node_take_what_was_published(
 def test_an_all_gather_is_sized_by_one_ranks_input() -> None:
     # nccl-tests: 512 MiB arrive on each of 8 ranks in 1401.5 µs; reduce_scatter 1399.36 µs.
     assert seconds("h100-x8", "all_gather", 8, 64 * MIB) == pytest.approx(1401.5e-6, rel=KEPT)
-    assert seconds("h100-x8", "reduce_scatter", 8, 512 * MIB) == pytest.approx(
-        1399.4e-6, rel=KEPT
-    )
+    assert seconds("h100-x8", "reduce_scatter", 8, 512 * MIB) == pytest.approx(1399.4e-6, rel=KEPT)
 
 
 @pytest.mark.parametrize(
@@ -191,9 +188,7 @@ def test_the_rule_inside_a_node_predicts_eight_ranks_from_four(op: CollectiveOp)
     for num_bytes in (64 * 1024, 8 * MIB, 64 * MIB, 512 * MIB):
         found = ruled.collective(op=op, group_size=8, num_bytes=num_bytes)
         assert found.trust == "modelled"
-        assert found.seconds == pytest.approx(
-            seconds("h100-x8", op, 8, num_bytes), rel=0.3
-        )
+        assert found.seconds == pytest.approx(seconds("h100-x8", op, 8, num_bytes), rel=0.3)
 
 
 def test_an_h800_is_an_h100_with_less_nvlink() -> None:
@@ -312,9 +307,7 @@ def test_whatif_speeds_scale_tables_and_the_rule() -> None:
     fast = costs_of(scale_profile(profile, Speeds(communication=2.0, computation=4.0)))
     for ranks in (8, 64):
         found = fast.collective(op="all_to_all", group_size=ranks, num_bytes=64 * MIB)
-        assert found.seconds == pytest.approx(
-            seconds("h100-x8", "all_to_all", ranks, 64 * MIB) / 2
-        )
+        assert found.seconds == pytest.approx(seconds("h100-x8", "all_to_all", ranks, 64 * MIB) / 2)
     found = fast.gemm(
         dtype="bfloat16", product="forward", num_experts=1, rows=4096, d_in=4096, d_out=4096
     )
