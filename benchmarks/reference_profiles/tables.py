@@ -20,7 +20,7 @@ from moetune.domain.reference import (
 )
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.curve import curve_through
-from moetune.fit.dispatchers import reached
+from moetune.fit.dispatchers import Transfer, reached
 from moetune.fit.gemm import Surface
 from moetune.fit.reference import gemm_series, series_of
 
@@ -35,8 +35,8 @@ AICONFIGURATOR = "aiconfigurator (Apache-2.0)"
 COPY_SPREAD = 0.10
 """Assumed of what follows a rule from another machine's times."""
 DEEPEP_HIDDEN, DEEPEP_TOP_K, DEEPEP_EXPERTS = 7168, 8, 256
-DISPATCH_BYTES, COMBINE_BYTES = 1, 2
-"""Of an element: rows travel to their experts in fp8, and back in bfloat16."""
+WIDTHS: Mapping[TransferPhase, int] = {"dispatch": 1, "combine": 2}
+"""Bytes of an element: rows travel to their experts in fp8, and back in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,15 +242,17 @@ def _deepep_inside(folder: Path) -> tuple[list[DispatcherTable], list[Kept]]:
 
 def _transfers(row: Mapping[str, str]) -> Iterator[tuple[TransferPhase, float, int, float]]:
     """Yield phase, bytes, multiprocessors and microseconds of a row."""
-    tokens, width = int(row["num_token"]), int(row["hidden_size"])
-    elements = tokens * width * reached(int(row["num_topk"]), 8)
-    yield (
-        "dispatch", elements * DISPATCH_BYTES, int(row["dispatch_sms"]),
-        float(row["dispatch_transmit_us"]),
-    )  # fmt: skip
-    yield (
-        "combine", elements * COMBINE_BYTES, int(row["combine_sms"]),
-        float(row["combine_transmit_us"]),
+    for phase in WIDTHS:
+        sms = int(row[f"{phase}_sms"])
+        wanted = _transfer(phase, 8, int(row["num_token"]), sms)
+        yield phase, wanted.num_bytes, sms, float(row[f"{phase}_transmit_us"])
+
+
+def _transfer(phase: TransferPhase, ranks: int, tokens: int, sms: int) -> Transfer:
+    """Return the transfer of tokens as the tables have them."""
+    return Transfer(
+        dispatcher="deepep", phase=phase, group_size=ranks, num_sms=sms, tokens=tokens,
+        top_k=DEEPEP_TOP_K, width_bytes=DEEPEP_HIDDEN * WIDTHS[phase],
     )  # fmt: skip
 
 
@@ -258,20 +260,19 @@ def _deepep_between() -> Iterator[DispatcherTable]:
     """Yield DeepEP between nodes: published are rates, here of 4,096 tokens of 7,168 elements."""
     for ranks, rates in facts.DEEPEP_RATES.items():
         nodes = ranks // 8
-        to_nodes = reached(DEEPEP_TOP_K, nodes) * (nodes - 1) / nodes
-        phases: tuple[TransferPhase, TransferPhase] = ("dispatch", "combine")
-        for phase, rate, width in zip(phases, rates, (DISPATCH_BYTES, COMBINE_BYTES), strict=True):
-            elements = 4096 * DEEPEP_HIDDEN
-            seconds = elements * width * to_nodes / rate
+        to_others = reached(DEEPEP_TOP_K, nodes) * (nodes - 1) / nodes
+        for phase, rate in zip(WIDTHS, rates, strict=True):
+            wanted = _transfer(phase, ranks, 4096, facts.DEEPEP_V1_SMS)
+            seconds = wanted.tokens * wanted.width_bytes * to_others / rate
             yield DispatcherTable(
                 label="modelled",
                 source="DeepEP docs/legacy.md, V1 on H800: its rate × the nodes that tokens reach",
                 dispatcher="deepep",
                 phase=phase,
                 group_size=ranks,
-                num_sms=facts.DEEPEP_V1_SMS,
+                num_sms=wanted.num_sms,
                 spread=COPY_SPREAD,
-                points=((elements * width * reached(DEEPEP_TOP_K, ranks), seconds),),
+                points=((wanted.num_bytes, seconds),),
             )
 
 

@@ -78,6 +78,9 @@ def both(base: Profile) -> Profile:
         GemmPoint(dtype="bfloat16", rows=rows, d_in=512, d_out=512): 1.2 * product(rows, 512, 512)
         for rows in (256, 1024, 4096)
     }
+    # The base knows no float32 and no reduction: nothing to compare with.
+    points[GemmPoint(dtype="float32", rows=256, d_in=512, d_out=512)] = 1e-4
+    points[CollectivePoint(op="all_reduce", group_size=2, num_bytes=MIB)] = 1e-4
     for size in (64 * KIB, MIB, 16 * MIB):
         point = CollectivePoint(op="all_to_all", group_size=2, num_bytes=size)
         points[point] = 2 * exchange(2, size)

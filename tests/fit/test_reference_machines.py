@@ -160,6 +160,7 @@ def test_a_send_crosses_on_its_own_card() -> None:
     # By hand: 1 GB over 50 GB/s · 0.92.
     assert seconds("h100-x8", "send", 16, 1e9) == pytest.approx(1e9 / 46e9, rel=0.001)
     inside = seconds("h100-x8", "send", 2, 256 * MIB)
+    assert seconds("h100-x8", "send", 4, 256 * MIB) == inside
     assert inside == pytest.approx(seconds("h100-x8", "all_to_all", 2, 512 * MIB), rel=0.001)
 
 
@@ -343,6 +344,16 @@ def test_a_broken_table_is_refused(change: dict[str, object], words: str) -> Non
     }  # fmt: skip
     with pytest.raises(InputError, match=words):
         profile_from_document(plain)
+
+
+def test_a_table_of_one_shape_holds_its_rate_beyond_its_rows() -> None:
+    points = tuple((rows, 512.0, 512.0, rows * 1e-8) for rows in (256.0, 1024.0, 4096.0))
+    table = GemmTable(label="published", source="x", dtype="bfloat16", points=points)
+    costs = costs_of(replace(read("h100-x8"), tables=(table,)))
+    found = costs.gemm(
+        dtype="bfloat16", product="forward", num_experts=1, rows=8192, d_in=512, d_out=512
+    )
+    assert found.seconds == pytest.approx(8192e-8)
 
 
 def test_a_broken_rule_is_refused() -> None:
