@@ -7,7 +7,8 @@ gemm          GEMMs of shapes that were not measured
 interference  slowdown of operations that overlap
 profile       samples to a Profile
 reference     tables of others beside the samples
-index         a profile's operations by key, and the errors for those it lacks
+index         a profile's operations by key
+missing       errors for those it lacks
 collectives   stand-ins for collectives of groups that were not measured
 nodes         the rule for groups of more nodes, or of more ranks in one
 dispatchers   libraries that exchange tokens, by their multiprocessors

@@ -16,14 +16,8 @@ from moetune.fit.extrapolation import (
     spread_of_shape,
 )
 from moetune.fit.gemm import name_attention, name_gemm, nearest_attention, work_ratio
-from moetune.fit.index import (
-    Points,
-    ProfileIndex,
-    copy_name,
-    missing_collective,
-    missing_copy,
-    missing_gemm,
-)
+from moetune.fit.index import Points, ProfileIndex
+from moetune.fit.missing import copy_name, missing_collective, missing_copy, missing_gemm
 from moetune.fit.nodes import rule_of
 from moetune.fit.pool import AttentionKey, RowsKey, Shape
 from moetune.fit.predictor import (
