@@ -10,7 +10,7 @@ import numpy as np
 from moetune.domain.cluster import Group
 from moetune.domain.costs import Burst
 from moetune.domain.profile import CollectiveLine, CopyLine, FitError, GemmLine, Profile
-from moetune.domain.samples import CollectiveOp, Direction, GemmForm
+from moetune.domain.samples import CollectiveOp, GemmForm
 from moetune.fit.curve import ASSUMED_RELATIVE_ERROR, Line, interpolation_errors
 from moetune.fit.gemm import Surface
 from moetune.fit.interference import OverlapLoss, comm_loss, comp_loss, interference_of
