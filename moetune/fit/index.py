@@ -135,14 +135,15 @@ class ProfileIndex:
     def gemm_points(self, dtype: str, product: GemmForm, shape: Shape) -> Points | None:
         """Return the points over rows; None where the shape was not measured.
 
-        Tables have few rows of some shapes: what is beyond them is completed from other shapes.
+        Tables have few rows of some shapes: the others are completed from other shapes, but for a
+        shape of which some rows were measured.
         """
         surface = self.surface(dtype, product)
         series = surface.series(shape)
         if series is None:
             return None
         origin = self.tables.gemm.get((dtype, product, shape))
-        if origin is not None:
+        if origin is not None and not origin.has_samples:
             series = surface.completed(shape)
         return Points(
             label=f"{surface.family} {shape}",

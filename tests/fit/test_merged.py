@@ -49,7 +49,7 @@ def base() -> Profile:
             GemmTable(
                 label="published", source="paper", dtype="bfloat16",
                 points=tuple((rows, 512, out, product(rows, 512, out))
-                             for out in (512, 2048) for rows in (16, 256, 4096, 65536)),
+                             for out in (512, 2048) for rows in (16, 256, 4096, 65536, 4 * out)),
             ),
             *(CollectiveTable(
                 label="published", source="paper", op="all_to_all", group_size=ranks,
@@ -100,6 +100,11 @@ def test_measured_points_win_where_they_cover(both: Profile) -> None:
         dtype="bfloat16", product="forward", num_experts=1, rows=1024, d_in=512, d_out=512
     )
     assert exact.trust == "measured"
+    # The reference knows 2,048 rows, but measured ones are on both sides.
+    between = costs.gemm(
+        dtype="bfloat16", product="forward", num_experts=1, rows=2048, d_in=512, d_out=512
+    )
+    assert between.trust == "interpolated"
 
 
 def test_the_rest_is_the_reference_at_this_machines_speed(both: Profile) -> None:
