@@ -33,9 +33,7 @@ _HEAD = """\
 """
 
 
-def profile_of(
-    folder: Path, fact: Fact, numbers: network.Numbers
-) -> tuple[Profile, list[Kept]]:
+def profile_of(folder: Path, fact: Fact, numbers: network.Numbers) -> tuple[Profile, list[Kept]]:
     """Return a machine's profile, and how well its points predict those left out."""
     gemms, of_gemms = gemm_tables(folder, fact)
     collectives, of_collectives = collective_tables(folder, fact)

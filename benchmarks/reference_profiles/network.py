@@ -58,10 +58,10 @@ def left_out() -> list[tuple[ManyNodes, float, float]]:
     """Return each row with the rule's GB/s as fitted to the other rows."""
     found = []
     for row in BETWEEN_NODES:
-        network = network_of(row.nic * 1e9, fitted(tuple(one for one in BETWEEN_NODES if one != row)))
-        found.append(
-            (row, bus_bandwidth(row, network, MESSAGE), bus_bandwidth(row, network, 1e15))
+        network = network_of(
+            row.nic * 1e9, fitted(tuple(one for one in BETWEEN_NODES if one != row))
         )
+        found.append((row, bus_bandwidth(row, network, MESSAGE), bus_bandwidth(row, network, 1e15)))
     return found
 
 
@@ -72,9 +72,7 @@ def errors(
     found = []
     for row in BETWEEN_NODES:
         network = network_of(row.nic * 1e9, numbers)
-        found.append(
-            (row, bus_bandwidth(row, network, MESSAGE), bus_bandwidth(row, network, 1e15))
-        )
+        found.append((row, bus_bandwidth(row, network, MESSAGE), bus_bandwidth(row, network, 1e15)))
     return found
 
 
@@ -83,7 +81,5 @@ def _largest_error(rows: tuple[ManyNodes, ...], numbers: Numbers) -> float:
     for row in rows:
         network = network_of(row.nic * 1e9, numbers)
         small, large = (bus_bandwidth(row, network, size) for size in (MESSAGE, 1e15))
-        worst = max(
-            worst, abs(math.log(small / row.at_64_mib)), abs(math.log(large / row.peak))
-        )
+        worst = max(worst, abs(math.log(small / row.at_64_mib)), abs(math.log(large / row.peak)))
     return worst

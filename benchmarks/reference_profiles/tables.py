@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.reference_profiles import facts
 from benchmarks.reference_profiles.facts import Fact
-from benchmarks.reference_profiles.thinning import left_out, thinned
+from benchmarks.reference_profiles.thinning import BOUND, left_out, thinned
 from moetune.domain.cluster import Machine
 from moetune.domain.reference import (
     CollectiveTable,
@@ -19,9 +19,10 @@ from moetune.domain.reference import (
     TransferPhase,
 )
 from moetune.domain.samples import CollectiveOp
-from moetune.fit.dispatchers import reached
-from moetune.fit.reference import gemm_series
+from moetune.fit.curve import curve_through
+from moetune.fit.dispatchers import Transfer, reached
 from moetune.fit.gemm import Surface
+from moetune.fit.reference import gemm_series, series_of
 
 Curve = dict[float, float]
 OPS: Mapping[str, CollectiveOp] = {
@@ -34,8 +35,8 @@ AICONFIGURATOR = "aiconfigurator (Apache-2.0)"
 COPY_SPREAD = 0.10
 """Assumed of what follows a rule from another machine's times."""
 DEEPEP_HIDDEN, DEEPEP_TOP_K, DEEPEP_EXPERTS = 7168, 8, 256
-DISPATCH_BYTES, COMBINE_BYTES = 1, 2
-"""Of an element: rows travel to their experts in fp8, and back in bfloat16."""
+WIDTHS: Mapping[TransferPhase, int] = {"dispatch": 1, "combine": 2}
+"""Bytes of an element: rows travel to their experts in fp8, and back in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,38 +68,75 @@ def gemm_tables(folder: Path, fact: Fact) -> tuple[list[GemmTable], list[Kept]]:
         if row["device"] == fact.gemm:
             shape = (int(row["k"]), int(row["n"]))
             curves[shape][float(row["m"])] = float(row["us"]) * 1e-6
-    kept = {shape: thinned(curve) for shape, curve in sorted(curves.items())}
-    report = _report("gemm bfloat16", [(curves[shape], kept[shape]) for shape in kept])
+    kept, errors = _kept_gemms(dict(sorted(curves.items())))
+    report = Kept(
+        operation="gemm bfloat16",
+        num_points=sum(map(len, curves.values())),
+        num_kept=sum(map(len, kept.values())),
+        worst=max(errors, default=0.0),
+        median=statistics.median(errors) if errors else 0.0,
+    )
     points = tuple(
         (rows, d_in, d_out, seconds)
         for (d_in, d_out), curve in kept.items()
         for rows, seconds in curve.items()
     )
-    source = f"{AICONFIGURATOR}, gemm_perf.parquet, {fact.gemm}"
-    label, spread, factor = "published", 0.0, 1.0
-    if fact.name == "h800-x8":
-        label, spread = "modelled", COPY_SPREAD
-        source = f"an H800 computes as an H100: {source}"
-    if fact.name in {"b300-x8", "gb300-nvl72"}:
-        label, spread = "modelled", COPY_SPREAD
-        factor = facts.MAMF_B200 / facts.MAMF_B300
-        source = f"times of {fact.gemm} × 1745/1769, the best matmuls of B200 and B300: {source}"
-    table = GemmTable(
-        label="modelled" if label == "modelled" else "published",
-        source=source,
-        dtype="bfloat16",
-        spread=spread,
-        points=_rounded(_scaled(points, factor)),
-    )
+    table = _of_device(points, fact)
     return [table, *_eight_bits(table, fact)], [report, _between_shapes(table)]
+
+
+def _of_device(points: Rows, fact: Fact) -> GemmTable:
+    """Return the points of a device, or by a rule those of another one."""
+    table = GemmTable(
+        label="published",
+        source=f"{AICONFIGURATOR}, gemm_perf.parquet, {fact.gemm}",
+        dtype="bfloat16",
+        points=_rounded(points),
+    )
+    if fact.name == "h800-x8":
+        rule = f"an H800 computes as an H100: {table.source}"
+        return replace(table, label="modelled", source=rule, spread=COPY_SPREAD)
+    if fact.name in {"b300-x8", "gb300-nvl72"}:
+        rule = f"times of {fact.gemm} × 1745/1769, the best matmuls of B200 and B300"
+        return replace(
+            table,
+            label="modelled",
+            source=f"{rule}: {table.source}",
+            spread=COPY_SPREAD,
+            points=_rounded(_scaled(points, facts.MAMF_B200 / facts.MAMF_B300)),
+        )
+    return table
+
+
+def _kept_gemms(
+    curves: Mapping[tuple[int, int], Curve],
+) -> tuple[dict[tuple[int, int], Curve], list[float]]:
+    """Return the points to keep by shape, and the errors at those that are not."""
+    kept = {shape: thinned(curve) for shape, curve in curves.items()}
+    while True:
+        surface = Surface(
+            shapes={(1, *shape): series_of(curve.items()) for shape, curve in kept.items()},
+            family="",
+            alpha_seconds=0.0,
+        )
+        errors, missed = [], False
+        for shape, curve in curves.items():
+            found = surface.completed((1, *shape))
+            predicted = curve_through(sizes=found.sizes, seconds=found.medians)
+            for rows in curve.keys() - kept[shape].keys():
+                error = abs(predicted.predict(rows).seconds / curve[rows] - 1)
+                if error > BOUND:
+                    kept[shape][rows], missed = curve[rows], True
+                else:
+                    errors.append(error)
+        if not missed:
+            return {shape: dict(sorted(curve.items())) for shape, curve in kept.items()}, errors
 
 
 def _eight_bits(table: GemmTable, fact: Fact) -> Iterator[GemmTable]:
     """Yield the 8-bit formats: twice the rate, the same start-up."""
     startup = min(seconds for *_, seconds in table.points)
-    points = tuple(
-        (*shape, startup + (seconds - startup) / 2) for *shape, seconds in table.points
-    )
+    points = tuple((*shape, startup + (seconds - startup) / 2) for *shape, seconds in table.points)
     formats = [*(["fp8_rowwise"] if fact.has_fp8 else []), *(["mxfp8"] if fact.has_mxfp8 else [])]
     for name in formats:
         yield GemmTable(
@@ -204,15 +242,17 @@ def _deepep_inside(folder: Path) -> tuple[list[DispatcherTable], list[Kept]]:
 
 def _transfers(row: Mapping[str, str]) -> Iterator[tuple[TransferPhase, float, int, float]]:
     """Yield phase, bytes, multiprocessors and microseconds of a row."""
-    tokens, width = int(row["num_token"]), int(row["hidden_size"])
-    elements = tokens * width * reached(int(row["num_topk"]), 8)
-    yield (
-        "dispatch", elements * DISPATCH_BYTES, int(row["dispatch_sms"]),
-        float(row["dispatch_transmit_us"]),
-    )  # fmt: skip
-    yield (
-        "combine", elements * COMBINE_BYTES, int(row["combine_sms"]),
-        float(row["combine_transmit_us"]),
+    for phase in WIDTHS:
+        sms = int(row[f"{phase}_sms"])
+        wanted = _transfer(phase, 8, int(row["num_token"]), sms)
+        yield phase, wanted.num_bytes, sms, float(row[f"{phase}_transmit_us"])
+
+
+def _transfer(phase: TransferPhase, ranks: int, tokens: int, sms: int) -> Transfer:
+    """Return the transfer of tokens as the tables have them."""
+    return Transfer(
+        dispatcher="deepep", phase=phase, group_size=ranks, num_sms=sms, tokens=tokens,
+        top_k=DEEPEP_TOP_K, width_bytes=DEEPEP_HIDDEN * WIDTHS[phase],
     )  # fmt: skip
 
 
@@ -220,20 +260,19 @@ def _deepep_between() -> Iterator[DispatcherTable]:
     """Yield DeepEP between nodes: published are rates, here of 4,096 tokens of 7,168 elements."""
     for ranks, rates in facts.DEEPEP_RATES.items():
         nodes = ranks // 8
-        to_nodes = reached(DEEPEP_TOP_K, nodes) * (nodes - 1) / nodes
-        phases: tuple[TransferPhase, TransferPhase] = ("dispatch", "combine")
-        for phase, rate, width in zip(phases, rates, (DISPATCH_BYTES, COMBINE_BYTES), strict=True):
-            elements = 4096 * DEEPEP_HIDDEN
-            seconds = elements * width * to_nodes / rate
+        to_others = reached(DEEPEP_TOP_K, nodes) * (nodes - 1) / nodes
+        for phase, rate in zip(WIDTHS, rates, strict=True):
+            wanted = _transfer(phase, ranks, 4096, facts.DEEPEP_V1_SMS)
+            seconds = wanted.tokens * wanted.width_bytes * to_others / rate
             yield DispatcherTable(
                 label="modelled",
                 source="DeepEP docs/legacy.md, V1 on H800: its rate × the nodes that tokens reach",
                 dispatcher="deepep",
                 phase=phase,
                 group_size=ranks,
-                num_sms=facts.DEEPEP_V1_SMS,
+                num_sms=wanted.num_sms,
                 spread=COPY_SPREAD,
-                points=((elements * width * reached(DEEPEP_TOP_K, ranks), seconds),),
+                points=((wanted.num_bytes, seconds),),
             )
 
 
@@ -262,9 +301,9 @@ def _between_shapes(table: GemmTable) -> Kept:
 
 
 def _report(operation: str, pairs: list[tuple[Curve, Curve]]) -> Kept:
-    errors = [
-        error for curve, kept in pairs for error in left_out(curve, set(kept)).values()
-    ] or [0.0]
+    errors = [error for curve, kept in pairs for error in left_out(curve, set(kept)).values()] or [
+        0.0
+    ]
     return Kept(
         operation=operation,
         num_points=sum(len(curve) for curve, _ in pairs),

@@ -121,7 +121,8 @@ def profile(
             "--model": model, "--d-model": d_model, "--d-hidden": d_hidden,
             "--num-experts": num_experts, "--top-k": top_k, "--activation": activation,
             "--tokens": tokens, "--num-layers": num_layers, "--num-heads": num_heads,
-            "--seq": seq, "--vocab": vocab, "--moe-every": moe_every, "--base": base, "--resume": resume,
+            "--seq": seq, "--vocab": vocab, "--moe-every": moe_every, "--base": base,
+            "--resume": resume,
         }  # fmt: skip
         check_flags({flag: value not in {None, False} for flag, value in given.items()})
         profile_for(

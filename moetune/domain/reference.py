@@ -94,8 +94,8 @@ class DispatcherTable:
         source, spread: as of `GemmTable`.
         dispatcher: the library's name ("deepep").
         num_sms: multiprocessors that it takes from computation.
-        points: a rank's bytes are tokens · top_k · d_model · bytes of an element: as an all-to-all
-            of the same rows would have as its input.
+        points: a rank's bytes are those of its tokens, once for each rank that they reach
+            (`fit.dispatchers.Transfer.num_bytes`).
     """
 
     kind: Literal["dispatcher"] = "dispatcher"

@@ -6,8 +6,13 @@ curve         monotone prediction between measured sizes
 gemm          GEMMs of shapes that were not measured
 interference  slowdown of operations that overlap
 profile       samples to a Profile
-index         a profile's operations by key, and the errors for those it lacks
+reference     tables of others beside the samples
+index         a profile's operations by key
+missing       errors for those it lacks
 collectives   stand-ins for collectives of groups that were not measured
+nodes         the rule for groups of more nodes, or of more ranks in one
+dispatchers   libraries that exchange tokens, by their multiprocessors
+merged        a measured profile with a reference of its device for the rest
 predictor     points and lines to predictions with their trust
 costs         a Profile to the Costs that the solvers read
 variants      a Profile to many Costs within its noise, or to that of a faster machine

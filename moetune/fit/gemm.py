@@ -21,6 +21,10 @@ Bools = NDArray[np.bool_]
 _UNCHECKED_SHAPE_ERROR = 0.30
 
 
+FADE = 0.5
+"""Share of a shape's own ratio to others that is left an octave beyond its measured rows."""
+
+
 class Surface:
     """The measured GEMMs of one dtype and one form, over (num_experts, d_in, d_out) and rows.
 
@@ -48,6 +52,7 @@ class Surface:
         self.alpha_seconds = alpha_seconds
         self._relative_error = relative_error
         self._blends: dict[Shape, Curve] = {}
+        self._completed: dict[Shape, Series] = {}
 
     @cached_property
     def relative_error(self) -> float:
@@ -67,6 +72,37 @@ class Surface:
     def series(self, shape: Shape) -> Series | None:
         """Return the shape's times over rows; None where it was not measured."""
         return self._shapes.get(shape)
+
+    def completed(self, shape: Shape) -> Series:
+        """Return a known shape's times, and between and beyond them those at other shapes' rows.
+
+        They are the blend of the others, times the shape's own ratio to it: straight in logarithms
+        between its rows, and halfway back to 1 with each octave beyond them.
+        """
+        own = self._shapes[shape]
+        if len(self._shapes) == 1:
+            return own
+        if shape not in self._completed:
+            use = np.array([one != shape for one in self._shapes])
+            blend = self._blend(shape, use, 0.0)
+            rows = np.log2(own.sizes)
+            ratios = [
+                math.log(seconds / blend.predict(size).seconds)
+                for size, seconds in zip(own.sizes, own.medians, strict=True)
+            ]
+            points = dict(zip(own.sizes, own.medians, strict=True))
+            for size in self._table.rows.tolist():
+                at = math.log2(size)
+                beyond = max(rows[0] - at, at - rows[-1], 0.0)
+                ratio = float(np.interp(at, rows, ratios)) * FADE**beyond
+                points.setdefault(size, blend.predict(size).seconds * math.exp(ratio))
+            sizes = tuple(sorted(points))
+            self._completed[shape] = Series(
+                sizes=sizes,
+                times=tuple((points[size],) for size in sizes),
+                medians=tuple(points[size] for size in sizes),
+            )
+        return self._completed[shape]
 
     def blend(self, shape: Shape) -> Curve:
         """Return the curve over rows of a shape that was not measured."""

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from moetune.domain.cluster import Machine
+from moetune.domain.costs import Costs
 from moetune.domain.errors import InputError
 from moetune.domain.profile import Profile
 from moetune.domain.reference import CollectiveTable, GemmTable, Table
 from moetune.fit.costs import costs_of
 from moetune.fit.index import ProfileIndex
-from moetune.fit.pool import Series, pool
+from moetune.fit.pool import GemmKey, Series, pool
 
 _LEAST_SPREAD, _SPREAD_OF_FEW = 0.05, 0.10
 """Of a scaled reference: assumed at least, and of fewer than three common points."""
@@ -106,36 +107,47 @@ def _points(series: Series) -> Iterator[tuple[float, float]]:
 
 def _ratios(measured: Profile, base: Profile) -> Ratios:
     """Return measured over reference at every point that both have."""
-    found: Ratios = defaultdict(list)
     index, costs, own = ProfileIndex(base), costs_of(base), pool(measured.samples)
-    for (dtype, product, shape), series in own.gemm.items():
-        if (dtype, product) not in index.gemm_forms:
-            continue
-        surface = index.surface(dtype, product)
-        if surface.octaves_outside(shape):
-            continue
-        low, high = surface.rows_range
-        num_experts, d_in, d_out = shape
-        for rows, seconds in _points(series):
-            if low <= rows <= high:
-                reference = costs.gemm(
-                    dtype=dtype, product=product, num_experts=num_experts, rows=rows, d_in=d_in,
-                    d_out=d_out,
-                )  # fmt: skip
-                found["gemm", dtype].append(seconds / reference.seconds)
+    found: Ratios = defaultdict(list)
+    for key, series in own.gemm.items():
+        found["gemm", key[0]] += _gemm_ratios(key, series, index, costs)
     for (op, size, nodes, in_flight), series in own.collective.items():
-        known = index.pool.collective.get((op, size, nodes, 1))
-        if known is None or in_flight > 1:
+        known = index.pool.collective.get((op, size, nodes, in_flight))
+        if known is None:
             continue
         for num_bytes, seconds in _points(series):
             if known.sizes[0] <= num_bytes <= known.sizes[-1]:
                 reference = costs.collective(
                     op=op, group_size=size, num_nodes=nodes, num_bytes=num_bytes
                 )
-                ratio = seconds / reference.seconds
-                for key in (("comm", op, f"{size}/{nodes}"), ("comm", op), ("comm",)):
-                    found[key].append(ratio)
+                for key in _keys_of(op, size, nodes):
+                    found[key].append(seconds / reference.seconds)
     return found
+
+
+def _gemm_ratios(
+    key: GemmKey, series: Series, index: ProfileIndex, costs: Costs
+) -> Iterator[float]:
+    """Yield a shape's ratios, where it lies among the reference's shapes and rows."""
+    dtype, product, (num_experts, d_in, d_out) = key
+    if (dtype, product) not in index.gemm_forms:
+        return
+    surface = index.surface(dtype, product)
+    low, high = surface.rows_range
+    if surface.octaves_outside((num_experts, d_in, d_out)):
+        return
+    for rows, seconds in _points(series):
+        if low <= rows <= high:
+            reference = costs.gemm(
+                dtype=dtype, product=product, num_experts=num_experts, rows=rows, d_in=d_in,
+                d_out=d_out,
+            )  # fmt: skip
+            yield seconds / reference.seconds
+
+
+def _keys_of(op: str, size: int, nodes: int) -> tuple[tuple[str, ...], ...]:
+    """Return a collective's keys among the ratios, the nearest one first."""
+    return ("comm", op, f"{size}/{nodes}"), ("comm", op), ("comm",)
 
 
 def _scaled(table: Table, base: str, ratios: Ratios) -> Table:
@@ -143,11 +155,10 @@ def _scaled(table: Table, base: str, ratios: Ratios) -> Table:
     if isinstance(table, GemmTable):
         keys: tuple[tuple[str, ...], ...] = (("gemm", table.dtype),)
     elif isinstance(table, CollectiveTable):
-        place = f"{table.group_size}/{table.num_nodes}"
-        keys = (("comm", table.op, place), ("comm", table.op), ("comm",))
+        keys = _keys_of(table.op, table.group_size, table.num_nodes)
     else:
         keys = ()
-    common = next((ratios[key] for key in keys if key in ratios), [])
+    common = next((ratios[key] for key in keys if ratios.get(key)), [])
     if not common:
         return replace(table, source=f"{base}: {table.source}")
     ratio = statistics.median(common)

@@ -4,26 +4,29 @@
     inside a node    the nearest group at as many bytes on the wire, + growth of its start-up
 
 `startup` and `rate` are `Network`'s; nodes lose rate with their number where all send to all, and
-not in a ring. Crossing bytes are those of a whole node (`wire_share`): in
-an all-to-all every rank sends y·(P − p)/P to other nodes, p of P ranks in each; in a ring 2·(P − 1)/P
-(all-reduce) or half of it cross once a node. `inside` is the time of the p ranks of one node for
-what stays there. A send crosses alone, on the cards of its own rank.
+not in a ring. Crossing bytes are those of a whole node (`wire_share`): in an all-to-all every rank
+sends y·(P − p)/P to other nodes, p of P ranks in each; in a ring y·2·(P − 1)/P (all-reduce) or half
+of it cross once a node. `inside` is the time of the p ranks of one node for what stays there. A
+send crosses alone, on the cards of its own rank.
 
 Start-up inside a node grows with every peer of an all-to-all, and with every doubling of the ranks
 otherwise; the slope is that between the two largest known groups.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from moetune.domain.cluster import Group, Machine, nodes_of
 from moetune.domain.costs import Estimate
 from moetune.domain.reference import Network
 from moetune.domain.samples import CollectiveOp
-from moetune.fit.collectives import wire_share
+from moetune.fit.collectives import nearest_group, wire_share
+from moetune.fit.index import ProfileIndex
 from moetune.fit.predictor import Predictor
 
 _EXCHANGES = ("all_to_all", "all_to_all_2d")
+_SEND_RANKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,40 @@ class Ruled:
         inside = self.inside.predict(self.inside_share * size).seconds if self.inside else 0.0
         seconds = self.startup_seconds + max(crossing, inside)
         return Estimate(seconds=seconds, trust="modelled")
+
+
+def rule_of(
+    op: CollectiveOp, group: Group, *, index: ProfileIndex, predictor: Callable[[Group], Predictor]
+) -> Ruled | None:
+    """Return the rule for a group that the profile does not know.
+
+    Args:
+        predictor: returns the times of the operation over another group.
+
+    Returns:
+        None without a rule in the profile, or without any group inside a node.
+    """
+    machine, network = index.profile.machine, index.profile.network
+    known = [one for one in index.groups(op) if nodes_of(one, machine) == 1]
+    if network is None or not known:
+        return None
+    nodes = nodes_of(group, machine)
+    if nodes > 1:
+        here = _SEND_RANKS if op == "send" else math.ceil(group[0] / nodes)
+        inside = predictor((here, 0)) if here > 1 else None
+        return between_nodes(op, group, machine=machine, network=network, inside=inside)
+    near, factor = nearest_group(op, group, known, machine)
+    startups = tuple(
+        (size, predictor((size, 0)).predict(0.0).seconds)
+        for size in sorted({size for size, _ in known})
+        if size <= near[0]
+    )
+    return Ruled(
+        inside=predictor(near),
+        inside_share=factor,
+        crossing_seconds_per_byte=0.0,
+        startup_seconds=startup_growth(op, group[0], startups),
+    )
 
 
 def between_nodes(
@@ -93,9 +130,7 @@ def _inside_share(op: CollectiveOp, size: int, here: int) -> float:
     return passed / alone
 
 
-def startup_growth(
-    op: CollectiveOp, wanted: int, known: tuple[tuple[int, float], ...]
-) -> float:
+def startup_growth(op: CollectiveOp, wanted: int, known: tuple[tuple[int, float], ...]) -> float:
     """Return the seconds that a start-up grows by from the largest known group to a wanted one.
 
     Args:

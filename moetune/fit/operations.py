@@ -1,14 +1,13 @@
 """Predictors of a profile's operations, and of what stands in for those it has not measured."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-from moetune.domain.cluster import Group, nodes_of
+from moetune.domain.cluster import Group
 from moetune.domain.costs import Trust, least_trust
 from moetune.domain.layer import ACTIVATIONS
 from moetune.domain.samples import CollectiveOp, Direction, GemmForm
-from moetune.fit.collectives import Source, name_collective, nearest_group, nearest_source
+from moetune.fit.collectives import Source, name_collective, nearest_source
 from moetune.fit.curve import Curve, Line
 from moetune.fit.extrapolation import (
     SPREAD_OF_ACTIVATION,
@@ -17,15 +16,9 @@ from moetune.fit.extrapolation import (
     spread_of_shape,
 )
 from moetune.fit.gemm import name_attention, name_gemm, nearest_attention, work_ratio
-from moetune.fit.index import (
-    Points,
-    ProfileIndex,
-    copy_name,
-    missing_collective,
-    missing_copy,
-    missing_gemm,
-)
-from moetune.fit.nodes import Ruled, between_nodes, startup_growth
+from moetune.fit.index import Points, ProfileIndex
+from moetune.fit.missing import copy_name, missing_collective, missing_copy, missing_gemm
+from moetune.fit.nodes import rule_of
 from moetune.fit.pool import AttentionKey, RowsKey, Shape
 from moetune.fit.predictor import (
     Curves,
@@ -39,7 +32,6 @@ from moetune.fit.predictor import (
 from moetune.fit.reference import Origin
 
 _BACKWARD = "_backward"
-_SEND_RANKS = 2
 
 
 class Operations:
@@ -198,18 +190,24 @@ class Operations:
         return self._collectives[key]
 
     def _ruled(self, op: CollectiveOp, group: Group) -> Predictor:
-        """Return the times of a group that is not known, by the profile's rule for networks.
+        """Return the times of a group that is not known, by the profile's rule for more ranks.
 
         Raises:
             ProfileError: the profile has no such rule, or knows no group of this operation.
         """
-        profile, known = self._index.profile, self._index.groups(op)
-        inside = [one for one in known if nodes_of(one, profile.machine) == 1]
-        if profile.network is None or not inside:
-            raise missing_collective(profile, op=op, group=group, known=known)
-        key = (f"rule {op} {group}", "", 1.0, "modelled")
+        cap: Trust = "modelled"
+        key = (f"rule {op} {group}", "", 1.0, cap)
         if key not in self._collectives:
-            rule = self._rule(op, group, inside)
+            profile = self._index.profile
+            rule = rule_of(
+                op,
+                group,
+                index=self._index,
+                predictor=lambda other: self.collective(op, other, 1),
+            )
+            if rule is None or profile.network is None:
+                known = self._index.groups(op)
+                raise missing_collective(profile, op=op, group=group, known=known)
             name = Name(
                 operation=name_collective(op, group, 1),
                 unit="bytes",
@@ -221,33 +219,6 @@ class Operations:
             drawn = self._curves.stand_in(rule, spread=profile.network.spread, label=key[0])
             self._collectives[key] = Remembered(self._curves.named(drawn, name))
         return self._collectives[key]
-
-    def _rule(self, op: CollectiveOp, group: Group, known: Sequence[Group]) -> Ruled:
-        """Return the rule; `known` are the groups inside a node."""
-        machine, network = self._index.profile.machine, self._index.profile.network
-        assert network is not None  # noqa: S101 - `_ruled` has looked
-        nodes = nodes_of(group, machine)
-        if nodes > 1:
-            here = _SEND_RANKS if op == "send" else math.ceil(group[0] / nodes)
-            return between_nodes(
-                op,
-                group,
-                machine=machine,
-                network=network,
-                inside=self.collective(op, (here, 0), 1) if here > 1 else None,
-            )
-        near, factor = nearest_group(op, group, known, machine)
-        startups = tuple(
-            (size, self.collective(op, (size, 0), 1).predict(0.0).seconds)
-            for size in sorted({size for size, _ in known})
-            if size <= near[0]
-        )
-        return Ruled(
-            inside=self.collective(op, near, 1),
-            inside_share=factor,
-            crossing_seconds_per_byte=0.0,
-            startup_seconds=startup_growth(op, group[0], startups),
-        )
 
     def source(self, op: CollectiveOp, group: Group, in_flight: int) -> Source | None:
         """Return what a collective is predicted from; None where no known one stands in."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable, Label, Table
+from moetune.domain.reference import CollectiveTable, GemmTable, Label, Table
 from moetune.fit.pool import CollectiveKey, GemmKey, Pool, Series
 
 
@@ -30,6 +30,11 @@ class Origin:
     def words(self) -> str:
         """The label and the source."""
         return f"{self.label} ({self.source})"
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether some of the times are the machine's own."""
+        return self.low <= self.high
 
     def covers(self, size: float) -> bool:
         """Return whether the time at that size is from the table."""

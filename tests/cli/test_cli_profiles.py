@@ -6,7 +6,10 @@ import pytest
 from moetune.workflows.files import bundled_profiles, load_profile_file, profile_to_toml
 from tests.cli.running import Cli
 
-NAMES = ("a100-x4", "rtx2080ti-x16", "rtx2080ti-x32", "rtx2080ti-x64", "v100-x256")
+NAMES = (
+    "a100-x4", "a100-x8", "b200-x8", "b300-x8", "gb200-nvl72", "gb300-nvl72", "h100-x8", "h200-x8",
+    "h800-x8", "rtx2080ti-x16", "rtx2080ti-x32", "rtx2080ti-x64", "v100-x256",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -58,5 +58,6 @@ def test_plans_refuse_a_format_by_name_and_never_take_it_for_a_dtype() -> None:
     with pytest.raises(InputError, match="plans do not know experts in mxfp8 yet"):
         PlanRequest(layer=layer, tokens_per_rank=64, dtype="mxfp8")
     lines = [SimpleNamespace(dtype=one) for one in ("fp8_rowwise", "float16")]
-    profile = SimpleNamespace(gemm=lines, samples=(), machine=SimpleNamespace(kind="cuda"))
+    cuda = SimpleNamespace(kind="cuda")
+    profile = SimpleNamespace(gemm=lines, samples=(), tables=(), machine=cuda)
     assert default_dtype(profile) == "float16"  # type: ignore[arg-type] # has what is asked for

@@ -10,7 +10,7 @@ from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable
 from moetune.domain.reference import Table as DataTable
 from moetune.domain.step_errors import StepRecord
 from moetune.domain.units import format_bytes
-from moetune.fit.index import group_name
+from moetune.fit.missing import group_name
 from moetune.report.fits import fit_figure, residual_figure
 from moetune.report.operations import (
     CLASSES,

@@ -1,0 +1,78 @@
+"""Errors for operations that a profile lacks, with the command that measures them."""
+
+import math
+from collections.abc import Sequence
+
+from moetune.domain.cluster import Group, nodes_of
+from moetune.domain.errors import ProfileError
+from moetune.domain.profile import Profile
+from moetune.domain.samples import CollectiveOp, Direction
+
+
+def missing_gemm(profile: Profile, *, dtype: str, known: Sequence[str]) -> ProfileError:
+    """Return the error for a dtype of which no GEMM was measured."""
+    return ProfileError(
+        f"no GEMM measured in {dtype} ({_has(profile, known)})",
+        f"measure it:  moetune profile --dtype {dtype} {_name(profile)}",
+    )
+
+
+def missing_collective(
+    profile: Profile, *, op: CollectiveOp, group: Group, known: Sequence[Group]
+) -> ProfileError:
+    """Return the error for a group; the hint offers the estimate where there is one."""
+    hint = f"measure it on the cluster:  {_launch(profile, group)}"
+    if known:
+        hint += "\n  or accept an estimate:      moetune plan … --allow-modelled"
+    group_size, num_nodes = group
+    # Groups of as many ranks differ in their nodes, so these are named; else the sizes are enough.
+    alike = [group_name(one) for one in known if one[0] == group_size]
+    there = _has(profile, alike or sorted({size for size, _ in known}))
+    spread = f" on {num_nodes} nodes" if num_nodes else ""
+    return ProfileError(f"no {op} measured for {group_size} ranks{spread} ({there})", hint)
+
+
+def group_name(group: Group) -> str:
+    """Return "4", or "4 on 2 nodes" where the ranks are spread."""
+    size, num_nodes = group
+    return f"{size} on {num_nodes} nodes" if num_nodes else str(size)
+
+
+def missing_copy(
+    profile: Profile, *, direction: Direction, pinned: bool, known: Sequence[str]
+) -> ProfileError:
+    """Return the error for a kind of copy that was not measured."""
+    return ProfileError(
+        f"no {copy_name(direction=direction, pinned=pinned)} copy measured "
+        f"({_has(profile, known)})",
+        f"measure it:  moetune profile {_name(profile)}",
+    )
+
+
+def copy_name(*, direction: Direction, pinned: bool) -> str:
+    """Return "pinned h2d" and the like."""
+    return f"{'pinned' if pinned else 'pageable'} {direction}"
+
+
+def _has(profile: Profile, known: Sequence[object]) -> str:
+    there = ", ".join(str(one) for one in known) or "none"
+    return f'profile "{profile.name}" has {there}'
+
+
+def _name(profile: Profile) -> str:
+    """Return the options that add to the profile, or start one next to a published one."""
+    if profile.provenance == "measured":
+        return f"--name {profile.name} --resume"
+    return "--name NAME"
+
+
+def _launch(profile: Profile, group: Group) -> str:
+    """Return the command whose ranks make up such groups, on whole nodes."""
+    machine = profile.machine
+    per_node, nodes = machine.devices_per_node, nodes_of(group, machine)
+    size, num_nodes = group
+    is_one_host = machine.kind == "cpu" and machine.num_devices <= per_node
+    if not num_nodes and (nodes == 1 or is_one_host):
+        return f"moetune profile --nproc {size} {_name(profile)}"
+    here = per_node if num_nodes else math.ceil(size / nodes)
+    return f"torchrun --nnodes {nodes} --nproc-per-node {here} -m moetune profile {_name(profile)}"

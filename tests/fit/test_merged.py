@@ -1,0 +1,200 @@
+"""A node's own measurements count, and a reference of its device for the rest."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moetune.domain.cluster import Fingerprint, Machine
+from moetune.domain.errors import InputError
+from moetune.domain.profile import CopyLine, Profile, RowsLine, profile_from_document
+from moetune.domain.reference import CollectiveTable, DispatcherTable, GemmTable, Network
+from moetune.domain.samples import CollectivePoint, GemmPoint, Point, Sample
+from moetune.fit.costs import costs_of
+from moetune.fit.merged import merged
+from moetune.fit.profile import fit_profile
+from tests.fit.measured import measured_profile
+
+KIB, MIB = 2**10, 2**20
+BIG = Machine(kind="cuda", device="GPU", num_devices=8, devices_per_node=8, memory_bytes=10**9)
+NODE = replace(BIG, num_devices=2, devices_per_node=2, memory_bytes=9 * 10**8)
+SIZES = tuple(2**at for at in range(12, 29, 2))
+
+
+def exchange(group_size: int, num_bytes: float) -> float:
+    return 1e-5 * group_size + num_bytes * 1e-10
+
+
+def product(rows: float, d_in: float, d_out: float) -> float:
+    return 1e-5 + rows * d_in * d_out * 1e-14
+
+
+@pytest.fixture(scope="module")
+def base() -> Profile:
+    """A published machine of eight, with products of two shapes and all-to-alls of 2, 4 and 8."""
+    return Profile(
+        name="base",
+        provenance="published",
+        machine=BIG,
+        copy=(
+            CopyLine(direction="h2d", pinned=True, alpha_seconds=1e-5, beta_seconds_per_byte=1e-10),
+        ),
+        rows=(
+            RowsLine(
+                op="adam", dtype="bfloat16", alpha_seconds=1e-5, beta_seconds_per_element=1e-11
+            ),
+        ),
+        tables=(
+            GemmTable(
+                label="published", source="paper", dtype="bfloat16",
+                points=tuple((rows, 512, out, product(rows, 512, out))
+                             for out in (512, 2048) for rows in (16, 256, 4096, 65536, 4 * out)),
+            ),
+            *(CollectiveTable(
+                label="published", source="paper", op="all_to_all", group_size=ranks,
+                points=tuple((size, exchange(ranks, size)) for size in SIZES),
+            ) for ranks in (2, 4, 8)),
+            CollectiveTable(label="modelled", source="rule", op="send", group_size=2,
+                            points=((1024, 1e-5),)),
+            DispatcherTable(label="published", source="paper", dispatcher="deepep",
+                            phase="dispatch", group_size=8, num_sms=20, points=((1.0, 1.0),)),
+        ),
+        network=Network(source="cards", nic_bytes_per_second=1e9),
+    )  # fmt: skip
+
+
+def node(points: dict[Point, float], machine: Machine = NODE) -> Profile:
+    """A measured node."""
+    samples = [Sample(point=point, seconds=(seconds,) * 5) for point, seconds in points.items()]
+    facts = Fingerprint(hardware={"device": "GPU"})
+    return fit_profile(name="mine", machine=machine, fingerprint=facts, samples=samples)
+
+
+@pytest.fixture(scope="module")
+def both(base: Profile) -> Profile:
+    """Two ranks: products a fifth slower, all-to-alls of two half as fast, some sizes of each."""
+    points: dict[Point, float] = {
+        GemmPoint(dtype="bfloat16", rows=rows, d_in=512, d_out=512): 1.2 * product(rows, 512, 512)
+        for rows in (256, 1024, 4096)
+    }
+    # The base knows no float32 and no reduction: nothing to compare with.
+    points[GemmPoint(dtype="float32", rows=256, d_in=512, d_out=512)] = 1e-4
+    points[CollectivePoint(op="all_reduce", group_size=2, num_bytes=MIB)] = 1e-4
+    for size in (64 * KIB, MIB, 16 * MIB):
+        point = CollectivePoint(op="all_to_all", group_size=2, num_bytes=size)
+        points[point] = 2 * exchange(2, size)
+    return merged(node(points), base)
+
+
+def test_measured_points_win_where_they_cover(both: Profile) -> None:
+    costs = costs_of(both)
+    exact = costs.collective(op="all_to_all", group_size=2, num_bytes=MIB)
+    assert exact.seconds == pytest.approx(2 * exchange(2, MIB))
+    assert exact.trust == "measured"
+    between = costs.collective(op="all_to_all", group_size=2, num_bytes=4 * MIB)
+    assert (between.trust, between.doubts) == ("interpolated", ())
+    # The line between three points, 16 times apart, not the reference's own 4 MiB.
+    assert between.seconds == pytest.approx(2 * exchange(2, 4 * MIB), rel=0.07)
+    exact = costs.gemm(
+        dtype="bfloat16", product="forward", num_experts=1, rows=1024, d_in=512, d_out=512
+    )
+    assert exact.trust == "measured"
+    # The reference knows 2,048 rows, but measured ones are on both sides.
+    between = costs.gemm(
+        dtype="bfloat16", product="forward", num_experts=1, rows=2048, d_in=512, d_out=512
+    )
+    assert between.trust == "interpolated"
+
+
+def test_the_rest_is_the_reference_at_this_machines_speed(both: Profile) -> None:
+    costs = costs_of(both)
+    for ranks, size in ((2, 256 * MIB), (2, 4 * KIB), (4, MIB), (8, MIB)):
+        found = costs.collective(op="all_to_all", group_size=ranks, num_bytes=size)
+        assert found.seconds == pytest.approx(2 * exchange(ranks, size), rel=1e-6)
+        assert found.trust == "modelled"
+        assert [one.stand_in for one in found.doubts] == [
+            "modelled (base × 2, over 3 common points: paper)"
+        ]
+    other = costs.gemm(
+        dtype="bfloat16", product="forward", num_experts=1, rows=4096, d_in=512, d_out=2048
+    )
+    assert other.seconds == pytest.approx(1.2 * product(4096, 512, 2048), rel=1e-6)
+    assert other.trust == "modelled"
+    assert "base × 1.2" in other.doubts[0].stand_in
+
+
+def test_what_has_no_common_point_stays_as_it_was(both: Profile, base: Profile) -> None:
+    sends = next(
+        one for one in both.tables if isinstance(one, CollectiveTable) and one.op == "send"
+    )
+    # No send was measured: the ratio of all collectives counts.
+    assert sends.points == ((1024.0, 2e-5),)
+    dispatcher = both.tables[-1]
+    assert (dispatcher.label, dispatcher.source) == ("published", "base: paper")
+    assert both.network == base.network
+    assert both.copy[-1] == base.copy[0]
+    assert both.rows == base.rows
+    assert both.citation == "base for the rest"
+
+
+def test_groups_of_more_nodes_follow_the_base(both: Profile) -> None:
+    # Sixteen ranks are two nodes of the base's eight: half of a rank's bytes cross its 1 GB/s.
+    assert (both.machine.num_devices, both.machine.devices_per_node) == (2, 8)
+    assert both.machine.memory_bytes == NODE.memory_bytes
+    found = costs_of(both).collective(op="all_to_all", group_size=16, num_bytes=10**9)
+    assert found.seconds == pytest.approx(0.5)
+
+
+def test_a_measured_base_stands_in_with_its_samples() -> None:
+    whole = measured_profile(name="whole", noise=0.0)
+    mine = replace(
+        node(
+            {CollectivePoint(op="all_to_all", group_size=2, num_bytes=2**20): 5e-5 + 2**20 * 4e-10},
+            replace(whole.machine, num_devices=2, devices_per_node=2),
+        ),
+        name="mine",
+    )
+    both = merged(mine, whole)
+    labels = {(one.label, one.source) for one in both.tables if isinstance(one, GemmTable)}
+    assert labels == {("measured", "whole: samples of whole")}
+    costs = costs_of(both)
+    exchanged = costs.collective(op="all_to_all", group_size=4, num_bytes=2**22)
+    assert exchanged.seconds == pytest.approx(5e-5 + 2**22 * 4e-10, rel=1e-3)
+    multiplied = costs.gemm(
+        dtype="float32", product="grad_weight", num_experts=4, rows=512, d_in=512, d_out=2048
+    )
+    assert multiplied.seconds == pytest.approx(2e-5 + 4 * 512 * 512 * 2048 * 2e-13, rel=1e-3)
+    assert multiplied.trust == "modelled"
+    # What was measured again, with the merged profile as its base, is not scaled twice.
+    again = merged(mine, replace(both, samples=()))
+    found = costs_of(again).collective(op="all_to_all", group_size=4, num_bytes=2**22)
+    assert found.seconds == pytest.approx(exchanged.seconds, rel=1e-3)
+
+
+def test_another_device_or_larger_nodes_are_refused(base: Profile) -> None:
+    point: dict[Point, float] = {GemmPoint(dtype="bfloat16", rows=1, d_in=1, d_out=1): 1e-5}
+    with pytest.raises(InputError, match="is of cuda GPU, and this machine has cpu GPU"):
+        merged(node(point, replace(NODE, kind="cpu")), base)
+    with pytest.raises(InputError, match="this machine has cuda NVIDIA L4"):
+        merged(node(point, replace(NODE, device="NVIDIA L4")), base)
+    with pytest.raises(InputError, match="8 devices in a node, and this machine 16"):
+        merged(node(point, replace(NODE, num_devices=16, devices_per_node=16)), base)
+
+
+def test_a_shipped_reference_completes_a_node_of_its_device() -> None:
+    path = Path(__file__).parents[2] / "profiles" / "h100-x8.toml"
+    reference = profile_from_document(tomllib.loads(path.read_text()))
+    points: dict[Point, float] = {
+        GemmPoint(dtype="bfloat16", rows=4096, d_in=4096, d_out=4096): 200e-6,
+        GemmPoint(dtype="bfloat16", rows=8192, d_in=4096, d_out=4096): 400e-6,
+        # Outside the reference's shapes, and so no point of both.
+        GemmPoint(dtype="bfloat16", rows=64, d_in=64, d_out=64): 1.0,
+    }
+    machine = replace(reference.machine, num_devices=1, devices_per_node=1)
+    both = merged(node(points, machine), reference)
+    scaled = next(one for one in both.tables if isinstance(one, GemmTable))
+    # 174.3 and about 349 µs are published: this one is 1.15 times as slow.
+    assert scaled.source.startswith("h100-x8 × 1.15, over 2 common points: aiconfigurator")
+    exchanged = costs_of(both).collective(op="all_to_all", group_size=64, num_bytes=2**26)
+    assert exchanged.trust == "modelled"

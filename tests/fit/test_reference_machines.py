@@ -1,0 +1,379 @@
+"""The machines people train on say what was published, and scale by their stated rules."""
+
+import functools
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.profile import Profile, profile_from_document
+from moetune.domain.reference import (
+    CollectiveTable,
+    DispatcherTable,
+    GemmTable,
+    Network,
+    TransferPhase,
+)
+from moetune.domain.samples import CollectiveOp
+from moetune.fit.costs import costs_of
+from moetune.fit.dispatchers import Transfer, transfer_time
+from moetune.fit.scaled import Speeds, scale_profile
+from moetune.fit.variants import resample_costs
+from moetune.fit.wanted import wanted_by
+
+PROFILES = Path(__file__).parents[2] / "profiles"
+MIB = 2**20
+KEPT = 0.031
+"""Points that are left out lie within 3 % of the curve; and figures are rounded."""
+
+
+@functools.cache
+def read(name: str) -> Profile:
+    return profile_from_document(tomllib.loads((PROFILES / f"{name}.toml").read_text()))
+
+
+def seconds(name: str, op: CollectiveOp, ranks: int, num_bytes: float, *, nodes: int = 0) -> float:
+    costs = costs_of(read(name))
+    return costs.collective(op=op, group_size=ranks, num_nodes=nodes, num_bytes=num_bytes).seconds
+
+
+def gemm(name: str, rows: int, d_out: int, d_in: int, dtype: str = "bfloat16") -> float:
+    return (
+        costs_of(read(name))
+        .gemm(dtype=dtype, product="forward", num_experts=1, rows=rows, d_in=d_in, d_out=d_out)
+        .seconds
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "teraflops"),
+    [
+        # m, n, k and TFLOP/s of A100, H100, H200, B200, GB200, as others have published them.
+        ((1024, 4096, 4096), (168, 758, 751, 1390, 1512)),
+        ((4096, 4096, 4096), (267, 789, 783, 1224, 1505)),
+        ((8192, 4096, 1536), (248, 752, 744, 1559, 1719)),
+        ((8192, 2048, 7168), (274, 807, 813, 1253, 1339)),
+    ],
+)
+def test_a_gemm_takes_what_was_published(
+    shape: tuple[int, int, int], teraflops: tuple[float, ...]
+) -> None:
+    assert rates(shape) == pytest.approx(teraflops, rel=KEPT + 0.005)
+
+
+@pytest.mark.parametrize(
+    ("shape", "teraflops"),
+    [
+        # Of this one fewer rows are known, up to 1,024: the others' rates continue it.
+        ((8192, 7168, 2048), (265, 770, 716, 1560, 1760)),
+        # Published are 11.4 µs for 16 rows and 9.6 µs for 128 (B200): times here never fall.
+        ((128, 4096, 4096), (115, 267, 293, 447, 489)),
+    ],
+)
+def test_a_gemm_that_is_not_in_the_tables_is_within_a_ninth_of_what_was_published(
+    shape: tuple[int, int, int], teraflops: tuple[float, ...]
+) -> None:
+    assert rates(shape) == pytest.approx(teraflops, rel=0.11)
+
+
+def rates(shape: tuple[int, int, int]) -> list[float]:
+    """TFLOP/s of A100, H100, H200, B200 and GB200."""
+    m, n, k = shape
+    names = ("a100-x8", "h100-x8", "h200-x8", "b200-x8", "gb200-nvl72")
+    return [2 * m * n * k / gemm(name, m, n, k) / 1e12 for name in names]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "exchange", "reduction"),
+    [
+        # µs at 1 MiB, bus bandwidth in GB/s at 64 and at 512 MiB.
+        ("a100-x8", 8, (25.8, 169, 203), (38.9, 197, 222)),
+        ("h100-x8", 8, (15.6, 265, 315), (25.4, 362, 445)),
+        ("h200-x8", 8, (16.2, 268, 311), (26.1, 367, 461)),
+        ("b200-x8", 8, (18.8, 423, 563), (30.1, 422, 704)),
+        ("b300-x8", 8, (19.0, 449, 580), (28.5, 431, 704)),
+        ("gb200-nvl72", 4, (17.9, 403, 488), (19.7, 552, 628)),
+        ("gb300-nvl72", 4, (17.1, 418, 512), (19.1, 561, 635)),
+    ],
+)
+def test_collectives_in_a_node_take_what_was_published(
+    name: str, ranks: int, exchange: tuple[float, ...], reduction: tuple[float, ...]
+) -> None:
+    ops: tuple[CollectiveOp, CollectiveOp] = ("all_to_all", "all_reduce")
+    for op, published, passes in zip(ops, (exchange, reduction), (1, 2), strict=True):
+        share = passes * (ranks - 1) / ranks
+        found = [
+            seconds(name, op, ranks, MIB) * 1e6,
+            *(
+                size * share / seconds(name, op, ranks, size) / 1e9
+                for size in (64 * MIB, 512 * MIB)
+            ),
+        ]
+        assert found == pytest.approx(published, rel=KEPT)
+
+
+def test_an_all_gather_is_sized_by_one_ranks_input() -> None:
+    # nccl-tests: 512 MiB arrive on each of 8 ranks in 1401.5 µs; reduce_scatter 1399.36 µs.
+    assert seconds("h100-x8", "all_gather", 8, 64 * MIB) == pytest.approx(1401.5e-6, rel=KEPT)
+    assert seconds("h100-x8", "reduce_scatter", 8, 512 * MIB) == pytest.approx(1399.4e-6, rel=KEPT)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "at_64_mib", "peak"),
+    [
+        ("b300-x8", 2, 104.9, 179.6),
+        ("b300-x8", 4, 94.0, 116.9),
+        ("b300-x8", 8, 74.0, 103.2),
+        ("b300-x8", 16, 73.8, 84.0),
+        ("b300-x8", 32, 54.7, 74.4),
+        ("h100-x8", 4, 45.1, 53.9),
+        ("h100-x8", 8, 40.4, 51.1),
+    ],
+)
+def test_between_nodes_an_all_to_all_is_within_a_tenth_of_what_was_published(
+    name: str, nodes: int, at_64_mib: float, peak: float
+) -> None:
+    ranks = 8 * nodes
+    found = [
+        size * (ranks - 1) / ranks / seconds(name, "all_to_all", ranks, size) / 1e9
+        for size in (64 * MIB, 64 * 2**30)
+    ]
+    assert found == pytest.approx([at_64_mib, peak], rel=0.1)
+
+
+def test_a_ring_between_nodes_has_the_cards_of_the_whole_node() -> None:
+    # Published: 382 GB/s of bus bandwidth on four nodes of eight B200, 16 GiB.
+    size = 16 * 2**30
+    bandwidth = size * 2 * 31 / 32 / seconds("b200-x8", "all_reduce", 32, size) / 1e9
+    assert bandwidth == pytest.approx(382, rel=0.05)
+    # One rank of each of four nodes has an eighth of that, and so takes eight times as long but
+    # for its share of the bytes.
+    alone = seconds("b200-x8", "all_reduce", 4, size, nodes=4)
+    assert alone == pytest.approx(
+        8 * (3 / 4) / (31 / 32) * seconds("b200-x8", "all_reduce", 32, size), rel=0.01
+    )
+
+
+def test_a_send_crosses_on_its_own_card() -> None:
+    # By hand: 1 GB over 50 GB/s · 0.92.
+    assert seconds("h100-x8", "send", 16, 1e9) == pytest.approx(1e9 / 46e9, rel=0.001)
+    inside = seconds("h100-x8", "send", 2, 256 * MIB)
+    assert seconds("h100-x8", "send", 4, 256 * MIB) == inside
+    assert inside == pytest.approx(seconds("h100-x8", "all_to_all", 2, 512 * MIB), rel=0.001)
+
+
+def test_a_domain_of_72_is_one_node() -> None:
+    size, name = 512 * MIB, "gb200-nvl72"
+    of_4, of_72 = (seconds(name, "all_to_all", ranks, size) for ranks in (4, 72))
+    # As many bytes leave a rank at the same rate; the start-up grows with every peer.
+    assert of_72 == pytest.approx(of_4 * (71 / 72) / (3 / 4), rel=0.05)
+    assert of_72 > of_4 * (71 / 72) / (3 / 4)
+    assert seconds(name, "all_to_all", 144, size) > 3 * of_72
+    # The rates of a ring hold too, and more doublings start later.
+    sizes = [seconds(name, "all_reduce", ranks, 4096) for ranks in (4, 8, 16, 72)]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] < 2.5 * sizes[0]
+
+
+@pytest.mark.parametrize("op", ["all_to_all", "all_reduce", "reduce_scatter"])
+def test_the_rule_inside_a_node_predicts_eight_ranks_from_four(op: CollectiveOp) -> None:
+    profile = read("h100-x8")
+    fewer = tuple(
+        table
+        for table in profile.tables
+        if not (isinstance(table, CollectiveTable) and table.group_size == 8)
+    )
+    ruled = costs_of(replace(profile, tables=fewer))
+    for num_bytes in (64 * 1024, 8 * MIB, 64 * MIB, 512 * MIB):
+        found = ruled.collective(op=op, group_size=8, num_bytes=num_bytes)
+        assert found.trust == "modelled"
+        assert found.seconds == pytest.approx(seconds("h100-x8", op, 8, num_bytes), rel=0.3)
+
+
+def test_an_h800_is_an_h100_with_less_nvlink() -> None:
+    exchanges = [seconds(name, "all_to_all", 8, 512 * MIB) for name in ("h800-x8", "h100-x8")]
+    assert exchanges[0] / exchanges[1] == pytest.approx(900 / 400, rel=0.01)
+    assert gemm("h800-x8", 4096, 4096, 4096) == gemm("h100-x8", 4096, 4096, 4096)
+    tables = {table.label for table in read("h800-x8").tables}
+    assert tables == {"modelled"}
+
+
+def test_what_follows_a_rule_says_so() -> None:
+    labels = {
+        (name, table.dtype): table.label
+        for name in ("a100-x8", "h100-x8", "b200-x8", "b300-x8", "gb300-nvl72")
+        for table in read(name).tables
+        if isinstance(table, GemmTable)
+    }
+    assert labels == {
+        ("a100-x8", "bfloat16"): "published",
+        ("h100-x8", "bfloat16"): "published",
+        ("h100-x8", "fp8_rowwise"): "modelled",
+        ("b200-x8", "bfloat16"): "published",
+        ("b200-x8", "fp8_rowwise"): "modelled",
+        ("b200-x8", "mxfp8"): "modelled",
+        ("b300-x8", "bfloat16"): "modelled",
+        ("b300-x8", "fp8_rowwise"): "modelled",
+        ("b300-x8", "mxfp8"): "modelled",
+        ("gb300-nvl72", "bfloat16"): "modelled",
+        ("gb300-nvl72", "fp8_rowwise"): "modelled",
+        ("gb300-nvl72", "mxfp8"): "modelled",
+    }
+    # Large 8-bit products take half the time; B300 is 1769/1745 as fast as B200.
+    halved = gemm("h100-x8", 8192, 4096, 7168, "fp8_rowwise")
+    assert gemm("h100-x8", 8192, 4096, 7168) / halved == pytest.approx(2, rel=0.02)
+    faster = gemm("b200-x8", 8192, 4096, 7168) / gemm("b300-x8", 8192, 4096, 7168)
+    assert faster == pytest.approx(1769 / 1745, rel=0.001)
+    assert all(table.source for table in read("h100-x8").tables)
+
+
+@pytest.mark.parametrize(
+    ("sms", "dispatch", "combine"),
+    [(4, 2068, 3897), (8, 1082, 2031), (12, 754, 1417), (16, 579, 1086), (20, 492, 983),
+     (24, 498, 961)],
+)  # fmt: skip
+def test_deepep_takes_what_was_published_by_its_multiprocessors(
+    sms: int, dispatch: float, combine: float
+) -> None:
+    phases: tuple[TransferPhase, TransferPhase] = ("dispatch", "combine")
+    found = [
+        transfer_time(read("h100-x8"), transfer(phase, sms, element_bytes)).seconds * 1e6
+        for phase, element_bytes in zip(phases, (1, 2), strict=True)
+    ]
+    assert found == pytest.approx([dispatch, combine], rel=KEPT)
+
+
+def transfer(phase: TransferPhase, num_sms: int, element_bytes: int = 1) -> Transfer:
+    """4,096 tokens of 7,168 elements, top-8, among eight ranks."""
+    return Transfer(
+        dispatcher="deepep", phase=phase, group_size=8, num_sms=num_sms, tokens=4096, top_k=8,
+        width_bytes=7168 * element_bytes,
+    )  # fmt: skip
+
+
+def test_deepep_between_two_numbers_of_multiprocessors_and_beyond() -> None:
+    profile = read("h100-x8")
+    times = [transfer_time(profile, transfer("dispatch", sms)).seconds for sms in (8, 10, 12)]
+    assert times == sorted(times, reverse=True)
+    most = [transfer_time(profile, transfer("combine", sms)).seconds for sms in (24, 64)]
+    assert most[0] == most[1]
+    with pytest.raises(ProfileError, match="8 ranks with 2 multiprocessors"):
+        transfer_time(profile, transfer("dispatch", 2))
+    with pytest.raises(ProfileError, match="it has: none"):
+        transfer_time(read("a100-x8"), transfer("dispatch", 24))
+
+
+def test_deepep_between_nodes_has_the_published_rate() -> None:
+    # On two nodes a token reaches the other one with 1 − (1/2)^8; 43 GB/s cross.
+    wanted = replace(transfer("dispatch", 24), group_size=16)
+    crossing = 4096 * 7168 * (1 - 0.5**8)
+    assert transfer_time(read("h800-x8"), wanted).seconds == pytest.approx(crossing / 43e9)
+
+
+def test_predictions_from_tables_are_modelled_and_rules_are_named() -> None:
+    costs = costs_of(read("h100-x8"))
+    published = costs.collective(op="all_to_all", group_size=8, num_bytes=64 * MIB)
+    assert (published.trust, published.doubts) == ("modelled", ())
+    ruled = costs.collective(op="all_to_all", group_size=64, num_bytes=64 * MIB)
+    assert ruled.trust == "modelled"
+    assert [(one.operation, one.stand_in) for one in ruled.doubts] == [
+        ("all_to_all of 64 ranks", "the modelled rule for more ranks")
+    ]
+    copied = costs_of(read("h800-x8")).collective(op="all_to_all", group_size=8, num_bytes=MIB)
+    assert "× 900/400" in copied.doubts[0].stand_in
+    assert costs.collective_line(op="all_to_all", group_size=64) is None
+    with pytest.raises(ProfileError, match="no all_to_all_2d measured"):
+        costs.collective(op="all_to_all_2d", group_size=64, num_bytes=MIB)
+
+
+def test_draws_of_a_rule_differ_and_those_in_flight_do_not() -> None:
+    profile = read("h100-x8")
+    draws = resample_costs(profile, num=20, seed=0)
+    times = [
+        one.collective(op="all_to_all", group_size=64, num_bytes=64 * MIB).seconds for one in draws
+    ]
+    assert 1.2 < max(times) / min(times) < 3
+    costs = costs_of(profile)
+    alone, four = (
+        costs.collective(op="all_to_all", group_size=8, num_bytes=MIB, in_flight=several)
+        for several in (1, 4)
+    )
+    assert alone.seconds == four.seconds
+
+
+def test_whatif_speeds_scale_tables_and_the_rule() -> None:
+    profile = read("h100-x8")
+    fast = costs_of(scale_profile(profile, Speeds(communication=2.0, computation=4.0)))
+    for ranks in (8, 64):
+        found = fast.collective(op="all_to_all", group_size=ranks, num_bytes=64 * MIB)
+        assert found.seconds == pytest.approx(seconds("h100-x8", "all_to_all", ranks, 64 * MIB) / 2)
+    found = fast.gemm(
+        dtype="bfloat16", product="forward", num_experts=1, rows=4096, d_in=4096, d_out=4096
+    )
+    assert found.seconds == pytest.approx(gemm("h100-x8", 4096, 4096, 4096) / 4)
+    assert profile.network is not None
+    plain = scale_profile(replace(profile, network=None), Speeds(computation=2.0))
+    assert plain.network is None
+
+
+def test_a_profile_without_a_rule_refuses_other_groups() -> None:
+    costs = costs_of(replace(read("h100-x8"), network=None))
+    with pytest.raises(ProfileError, match="no all_to_all measured for 16 ranks"):
+        costs.collective(op="all_to_all", group_size=16, num_bytes=MIB)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"points": ()}, "points is empty"),
+        ({"points": ((1.0, 2.0, 3.0),)}, "must have 2 numbers, got 3"),
+        ({"points": ((1.0, 0.0),)}, "must be positive"),
+        ({"group_size": 1}, "group_size must be at least 2"),
+        ({"spread": 2.0}, "spread must be from 0 to 1"),
+    ],
+)
+def test_a_broken_table_is_refused(change: dict[str, object], words: str) -> None:
+    plain = {
+        "schema": 1, "name": "x", "provenance": "published",
+        "machine": {"kind": "cuda", "device": "x", "num_devices": 8, "devices_per_node": 8,
+                    "memory_bytes": 1},
+        "tables": [{"kind": "collective", "label": "published", "source": "x", "op": "send",
+                    "group_size": 2, "points": ((1.0, 1.0),), **change}],
+    }  # fmt: skip
+    with pytest.raises(InputError, match=words):
+        profile_from_document(plain)
+
+
+def test_a_table_of_one_shape_holds_its_rate_beyond_its_rows() -> None:
+    points = tuple((rows, 512.0, 512.0, rows * 1e-8) for rows in (256.0, 1024.0, 4096.0))
+    table = GemmTable(label="published", source="x", dtype="bfloat16", points=points)
+    costs = costs_of(replace(read("h100-x8"), tables=(table,)))
+    found = costs.gemm(
+        dtype="bfloat16", product="forward", num_experts=1, rows=8192, d_in=512, d_out=512
+    )
+    assert found.seconds == pytest.approx(8192e-8)
+
+
+def test_a_broken_rule_is_refused() -> None:
+    for change, words in (
+        ({"nic_bytes_per_second": 0.0}, "must be above 0"),
+        ({"startup_seconds": -1.0}, "must be at least 0"),
+    ):
+        numbers = {"nic_bytes_per_second": 1.0, **change}
+        with pytest.raises(InputError, match=words):
+            Network(source="x", **numbers)  # type: ignore[arg-type] # all are numbers
+    with pytest.raises(InputError, match="num_sms not negative"):
+        DispatcherTable(
+            label="published", source="x", dispatcher="deepep", phase="dispatch", group_size=8,
+            num_sms=-1, points=((1.0, 1.0),),
+        )  # fmt: skip
+
+
+def test_what_a_plan_asks_of_a_rule_can_be_measured() -> None:
+    found = wanted_by(
+        lambda costs: costs.collective(op="all_to_all", group_size=64, num_bytes=MIB),
+        read("h100-x8"),
+    )
+    assert [one.operation for one in found] == ["all_to_all of 64 ranks"]
