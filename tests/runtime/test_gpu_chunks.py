@@ -1,5 +1,6 @@
 """Models in chunks on a GPU: gathers, reductions, copies and steps wait for each other."""
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -215,6 +216,29 @@ def test_unusual_steps_wait_as_well(num_ranks: int, *, offload: bool) -> None:
             if number == 2:
                 optimizer.zero_grad()
                 model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    _run(program, num_ranks)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_backward_pass_that_fails_waits_for_its_reductions(
+    num_ranks: int, *, offload: bool
+) -> None:
+    """Their chunks are freed, though the cache has space for more beside them."""
+
+    def program(_: FakeCuda) -> None:
+        model = Tied().to(GPU)
+        optimizer = moetune.shard(
+            model, torch.optim.AdamW(model.parameters()), chunk_bytes=1200, cache_bytes=6000,
+            offload=offload,
+        )[1]  # fmt: skip
+        for fails in (False, True, False):
+            model.fails = fails
+            with pytest.raises(StepError) if fails else contextlib.nullcontext():
+                model(torch.randn(24, 16, device=GPU)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
 
