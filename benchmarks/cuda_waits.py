@@ -46,8 +46,9 @@ WAITS = frozenset({
     "wait", "wait_event", "wait_stream", "synchronize", "result",
     # moetune's own, which wait by those above
     "drain", "finish", "finish_gather", "finish_reduce", "finish_reductions", "finish_step",
-    "make_writable",
-    "wait_for", "wait_for_save", "wait_for_saves", "_end_last_gather", "_finish_wait", "_wait",
+    "make_readable", "make_writable",
+    "wait_for", "wait_for_save", "wait_for_saves",
+    "_end_last_gather", "_end_last_reduce", "_finish_wait", "_wait",
 })  # fmt: skip
 RECORDS = frozenset({"record", "record_event"})
 ALSO = frozenset({("rings.py", "self._rotation.end")})
