@@ -1,7 +1,7 @@
 """Transfers that end when they are waited for, not before: no buffer changes under one of them.
 
-On NCCL a later exchange runs behind the earlier ones of its group, which hides a missing wait.
-Over gloo, or a link that serves two exchanges at once, nothing but the wait keeps them apart.
+On NCCL a later exchange runs behind the earlier ones of its group. Over gloo, or a link that serves
+two exchanges at once, nothing but the wait keeps them apart.
 """
 
 import pytest
