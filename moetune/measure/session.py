@@ -30,7 +30,8 @@ from moetune.measure.noise import (
 from moetune.measure.operations import Makers, Representatives, prepare_experiment
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, doubtful, round_of, tiers
-from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
+from moetune.measure.stopwatch import FailedPointError, explain
+from moetune.measure.timing import Effort, Timing, measure
 
 _PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
 _EFFORTS: dict[Preset, Effort] = {
