@@ -13,7 +13,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, GemmForm, GemmPoint, Point, Sample
 from moetune.fit.profile import fit_profile
 from moetune.store import open_store
-from moetune.workflows.profile import MeasurementSetting, ProfileRequest, detect_cluster
+from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
 from tests.cli.running import Cli
 
 LAYER = (

@@ -10,7 +10,8 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Profile
 from moetune.store import open_store
 from moetune.workflows.check import check_profile
-from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
+from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
 
 SETTING = MeasurementSetting(environment={})
 

@@ -18,9 +18,10 @@ from moetune.runtime.moe.cells import Cells
 from moetune.runtime.moe.counts import RowCounts, exchange_counts, open_with_counts
 from moetune.runtime.moe.dispatch import Dispatch, GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
-from moetune.runtime.moe.expert_layer import ExpertLayer, Step, is_capturing
+from moetune.runtime.moe.expert_layer import ExpertLayer, Step
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.inputs import is_capturing
 from moetune.runtime.moe.keep import KeepActivations
 from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
 from moetune.runtime.moe.padded import padded_dispatch
