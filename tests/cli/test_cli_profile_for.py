@@ -106,6 +106,7 @@ def test_a_plan_of_a_published_profile_has_nothing_to_measure(cli: Cli) -> None:
     assert "moetune profile" in result.err
 
 
+@pytest.mark.covered
 def test_a_plan_of_a_profile_that_changed_since_has_to_be_made_again(
     cli: Cli, cluster: Cluster, database: Path
 ) -> None:

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening
@@ -167,7 +168,9 @@ class ExpertLayer(nn.Module, ABC):
         self.gate.reset(int(seed))
         self.experts.reset(int(seed))
 
-    @torch.compiler.disable(reason="exchanges between experts have sizes that the tokens decide")  # type: ignore[untyped-decorator]
+    # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
+    # load the compiler with this module, in every process that only measures.
+    @_disable_dynamo
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the experts' weighted outputs.
 
