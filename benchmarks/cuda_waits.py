@@ -28,8 +28,8 @@ RESULT = ROOT / "docs/results/cuda-waits.md"
 PACKAGES = ("moetune/comm", "moetune/runtime")
 TESTS = (
     ("tests/comm/test_gpu_*.py", "tests/runtime/test_gpu_*.py", "tests/workflows/test_gpu_*.py"),
-    # Sums that a rank adds up itself are gloo's. Waits of chunks on a CPU start what a GPU has begun
-    # by then: its streams need some less. Exchanges in two steps have threads there.
+    # Sums that a rank adds up itself are gloo's. Waits of chunks on a CPU start what a GPU has
+    # begun by then: its streams need some less. Exchanges in two steps have threads there.
     (
         "tests/runtime/test_late_transfers.py",
         "tests/runtime/test_chunked_alone.py",
