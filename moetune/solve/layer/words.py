@@ -194,8 +194,8 @@ def trust_warnings(
     Args:
         trust: the least trust in any number behind the step.
         assumed_spread: whether the spread comes from an assumed error instead of a measured one.
-        doubts: warnings that name what was not measured; of another profile than a measured one,
-            what of it is neither published.
+        doubts: warnings that name what was not measured; of a published profile, what of it is not
+            published.
     """
     named = tuple(doubts)
     if provenance != "measured":
@@ -205,7 +205,8 @@ def trust_warnings(
         )
         if assumed_spread:
             yield f"p05 and p95 assume an error of 5 % in each number of {profile!r}"
-        yield from named
+        if provenance == "published":
+            yield from named
     elif named:
         yield from named
     elif trust == "modelled":
