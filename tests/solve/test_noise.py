@@ -1,10 +1,11 @@
 """Measured costs: differences that nobody can measure decide for fewer chunks."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moetune.domain.constraints import Bounds
-from moetune.domain.layer import PHASES, LayerShape, Phase
+from moetune.domain.layer import PHASES, LayerShape
 from moetune.solve.layer.choose import NOISE, WORTH, DegreeChooser
 from moetune.solve.layer.parallelism import AllToAllCosts
 from tests.solve.costs_by_hand import LinearCosts
@@ -12,38 +13,53 @@ from tests.solve.costs_by_hand import LinearCosts
 LAYER = LayerShape(d_model=512, d_hidden=1024, num_experts=8)
 
 
-def chooser(*, is_measured: bool) -> DegreeChooser:
+def chooser(*, is_measured: bool, bounds: Bounds | None = None) -> DegreeChooser:
     costs = AllToAllCosts(
         layer=LAYER, world_size=8, dtype="float32", costs=LinearCosts(is_measured=is_measured)
     )
-    return DegreeChooser(costs=costs, bounds=Bounds())
+    return DegreeChooser(costs=costs, bounds=bounds or Bounds())
 
 
-def saved_share(made: DegreeChooser, tokens: int) -> float:
-    """Return the share of a step in one chunk that the best degrees save."""
-    one_chunk = best = made.costs.overhead(tokens=tokens).seconds
-    for phase in PHASES:
-        seconds = [time.seconds for time in made.rank(phase, tokens)]
-        one_chunk += made.time(phase, tokens, 1).seconds
-        best += min(seconds)
-    return 1 - best / one_chunk
+def seconds_by_degree(made: DegreeChooser, tokens: int) -> dict[int, float]:
+    """Return the time of both phases in as many chunks."""
+    degrees = made.allowed("forward", tokens)
+    return {one: sum(made.time(phase, tokens, one).seconds for phase in PHASES) for one in degrees}
 
 
-@given(tokens=st.integers(1, 2**16), phase=st.sampled_from(("forward", "backward")))
+@given(tokens=st.integers(1, 2**16))
 def test_no_smaller_degree_is_within_noise_and_the_chosen_one_is_where_chunks_pay(
-    tokens: int, phase: Phase
+    tokens: int,
 ) -> None:
     made = chooser(is_measured=True)
-    times = {time.degree: time.seconds for time in made.rank(phase, tokens)}
-    limit = min(times.values()) * (1 + NOISE)
+    seconds = seconds_by_degree(made, tokens)
+    limit = min(seconds.values()) * (1 + NOISE)
+    around = made.costs.overhead(tokens=tokens).seconds
 
-    chosen = made.degree(phase, tokens)
+    chosen, backward = (made.degree(phase, tokens) for phase in PHASES)
 
-    if saved_share(made, tokens) < WORTH:
+    assert chosen == backward
+    if around + min(seconds.values()) > (around + seconds[1]) * (1 - WORTH):
         assert chosen == 1
         return
-    assert times[chosen] <= limit
-    assert all(times[degree] > limit for degree in range(1, chosen))
+    assert seconds[chosen] <= limit
+    assert all(seconds[degree] > limit for degree in range(1, chosen))
+
+
+@pytest.mark.parametrize(
+    ("pins", "allowed"),
+    [({}, (16, 16)), ({"backward_degree": 3}, (1, 1)), ({"forward_degree": 3}, (1, 1))],
+)
+def test_a_pin_of_one_phase_holds_for_both(pins: dict[str, int], allowed: tuple[int, int]) -> None:
+    made = chooser(is_measured=True, bounds=Bounds(max_degree=16, **pins))
+    assert tuple(len(made.allowed(phase, 4096)) for phase in PHASES) == allowed
+    forward, backward = made.best(4096)
+    assert forward.degree == backward.degree
+    assert not pins or forward.degree == 3
+
+
+def test_different_pins_are_kept() -> None:
+    made = chooser(is_measured=True, bounds=Bounds(forward_degree=2, backward_degree=5))
+    assert tuple(phase.degree for phase in made.best(4096)) == (2, 5)
 
 
 def test_published_lines_are_taken_at_their_word() -> None:

@@ -91,11 +91,13 @@ def _assert_chunks_where_they_pay(
 ) -> None:
     """Near the best, tried one by one, where that saves enough; else one chunk."""
     row = next(row for row in ranges if row[0] <= tokens <= row[1])
-    chosen = best = one_chunk = chooser.costs.overhead(tokens=tokens).seconds
-    for phase, degree in zip(PHASES, row[2:], strict=True):
-        times = [chooser.time(phase, tokens, one).seconds for one in chooser.allowed(phase, tokens)]
-        chosen, best = chosen + times[degree - 1], best + min(times)
-        one_chunk += times[0]
+    around = chooser.costs.overhead(tokens=tokens).seconds
+    steps = [
+        around + sum(chooser.time(phase, tokens, one).seconds for phase in PHASES)
+        for one in chooser.allowed("forward", tokens)
+    ]
+    assert row[2] == row[3]
+    chosen, best, one_chunk = steps[row[2] - 1], min(steps), steps[0]
     saved = 1 - best / one_chunk
     if saved > WORTH + NEAR:
         assert chosen / best - 1 <= NOISE + 5e-3, tokens
@@ -305,7 +307,7 @@ def test_measured_ranges_respect_the_bounds_and_the_memory(max_pipelined_tokens:
         for tokens in (low, high):
             assert forward in chooser.allowed("forward", tokens), (low, high)
             assert backward in chooser.allowed("backward", tokens), (low, high)
-    assert ranges[-1] == (ranges[-1][0], 2**20, 1, 3)
+    assert ranges[-1] == (ranges[-1][0], 2**20, 3, 3)
     assert ranges[-1][0] <= 20_001
 
 

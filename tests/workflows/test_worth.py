@@ -47,7 +47,7 @@ MACHINE = Machine(
 )
 FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 IN_FLIGHT = 4
-SEVERAL = 4e-4, 1.8e-8
+SEVERAL = 4e-4, 1.7e-8
 """Start-up time and time a byte of exchanges in flight."""
 
 
@@ -61,7 +61,7 @@ def profile() -> Profile:
                 points[point] = 1e-5 + 4e-11 * rows * d_in * d_out
     for size in (2**at for at in range(14, 24)):
         points[exchange(size, 1)] = 5e-4 + 2e-8 * size
-    for size in (2**14, 2**15):
+    for size in (2**15, 2**16):
         points[exchange(size, IN_FLIGHT)] = SEVERAL[0] + SEVERAL[1] * size
     rng = np.random.default_rng(0)
     samples = [
@@ -173,7 +173,7 @@ def test_the_operation_that_was_measured_worst_is_worth_measuring(
     assert found.before.expected_regret > 0.01
     (group,) = found.groups
     assert group.operations == (f"all_to_all of 2 ranks, {IN_FLIGHT} in flight",)
-    assert group.regret_saved > 0.5 * found.before.expected_regret
+    assert group.regret_saved > 0.3 * found.before.expected_regret
     width = found.before.p95_step_seconds - found.before.p05_step_seconds
     assert found.after.p95_step_seconds - found.after.p05_step_seconds < 0.6 * width
     assert found.after.expected_regret < found.before.expected_regret - 0.5 * group.regret_saved

@@ -1,7 +1,7 @@
 """Degree of each phase: bounds, ranking, and closed forms where costs are lines."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from moetune.domain.constraints import Bounds, Strategy
@@ -57,20 +57,35 @@ class DegreeChooser:
         """Whether the costs come from measurements, with their noise, and not from lines."""
         return self.costs.costs.gemm_line(dtype=self.costs.dtype) is None
 
+    @property
+    def is_paired(self) -> bool:
+        """Whether both phases get as many chunks: where costs are measured and no pins differ.
+
+        The layer keeps rows for the backward pass by the pieces that the cuts of both phases
+        make, f + b - gcd(f, b) of them. Its GEMMs run on pieces where a rank has several experts,
+        and are then slower than those of a chunk, which is what was measured.
+        """
+        pins = {self.bounds.forward_degree, self.bounds.backward_degree} - {None}
+        return self.is_measured and len(pins) <= 1
+
+    def pinned(self, phase: Phase) -> int | None:
+        """Return the degree pinned for the phase, or for both by a pin of the other one."""
+        pinned = self.bounds.pinned(phase)
+        if pinned is None and self.is_paired:
+            return self.bounds.forward_degree or self.bounds.backward_degree
+        return pinned
+
     def rank(self, phase: Phase, tokens: int) -> tuple[PhaseTime, ...]:
         """Return every allowed degree: the best one first, the others by time."""
-        times = [self.time(phase, tokens, degree) for degree in self.allowed(phase, tokens)]
-        if self._lines[phase] is not None or self.costs.world_size == 1:
-            best = self.degree(phase, tokens)
-        else:
-            best = self._smallest_best(times, tokens)
+        times = self._times(phase, tokens)
+        best = self.degree(phase, tokens)
         return tuple(
             sorted(times, key=lambda time: (time.degree != best, time.seconds, time.degree))
         )
 
     def allowed(self, phase: Phase, tokens: int) -> range:
         """Return the degrees that the bounds and the memory leave."""
-        pinned = self.bounds.pinned(phase)
+        pinned = self.pinned(phase)
         if pinned is not None:
             pinned = min(pinned, tokens)
             return range(pinned, pinned + 1)
@@ -93,7 +108,7 @@ class DegreeChooser:
             rows = tokens * self.costs.layer.top_k
             best = self.costs.best_degree(lines, rows=rows, max_degree=allowed[-1])
             return max(best, allowed[0])
-        return self._smallest_best([self.time(phase, tokens, degree) for degree in allowed], tokens)
+        return self._simulated_best(tokens)[PHASES.index(phase)].degree
 
     def best(self, tokens: int) -> tuple[PhaseTime, PhaseTime]:
         """Return both phases at their best degrees, with every time computed once."""
@@ -102,11 +117,7 @@ class DegreeChooser:
                 self.time(phase, tokens, self.degree(phase, tokens)) for phase in PHASES
             )
             return forward, backward
-        times = [self._times(phase, tokens) for phase in PHASES]
-        if self.is_measured and not self._is_worth_it(times, tokens):
-            return times[0][0], times[1][0]
-        forward, backward = (self._smallest_near_best(each) for each in times)
-        return forward, backward
+        return self._simulated_best(tokens)
 
     def time(self, phase: Phase, tokens: int, degree: int) -> PhaseTime:
         """Return the phase's time at a degree."""
@@ -119,37 +130,40 @@ class DegreeChooser:
             strategy=self.strategy,
         )
 
-    def _smallest_best(self, times: Sequence[PhaseTime], tokens: int) -> int:
-        """Return the smallest degree whose time ties with the best one, or is within noise.
+    def _simulated_best(self, tokens: int) -> tuple[PhaseTime, PhaseTime]:
+        """Return both phases at the smallest degrees that tie with the best, or within noise."""
+        times = [self._times(phase, tokens) for phase in PHASES]
+        if self.is_paired:
+            seconds = [[_seconds(pair) for pair in zip(*times, strict=True)]]
+        else:
+            seconds = [[time.seconds for time in each] for each in times]
+        if self.is_measured and not self._is_worth_it(seconds, tokens):
+            return times[0][0], times[1][0]
+        chosen = [self._smallest_near_best(each) for each in seconds]
+        return times[0][chosen[0]], times[1][chosen[-1]]
 
-        Args:
-            times: by degree, ascending.
-        """
-        if self.is_measured and not self._is_worth_it(
-            [self._times(phase, tokens) for phase in PHASES], tokens
-        ):
-            return times[0].degree
-        return self._smallest_near_best(times).degree
-
-    def _smallest_near_best(self, times: Sequence[PhaseTime]) -> PhaseTime:
-        limit = min(time.seconds for time in times) * (1 + (NOISE if self.is_measured else TIE))
-        near = (time for time in times if time.seconds <= limit)
-        return min(near, key=lambda time: time.degree)
+    def _smallest_near_best(self, seconds: Sequence[float]) -> int:
+        """Return the index of the first that is near the least, of times by degree, ascending."""
+        limit = min(seconds) * (1 + (NOISE if self.is_measured else TIE))
+        return next(at for at, one in enumerate(seconds) if one <= limit)
 
     def _times(self, phase: Phase, tokens: int) -> list[PhaseTime]:
         return [self.time(phase, tokens, degree) for degree in self.allowed(phase, tokens)]
 
-    def _is_worth_it(self, times: Sequence[Sequence[PhaseTime]], tokens: int) -> bool:
+    def _is_worth_it(self, seconds: Sequence[Sequence[float]], tokens: int) -> bool:
         """Return whether chunks promise to save enough of the step.
 
         Args:
-            times: of each phase, by degree, ascending.
+            seconds: of each phase, or of both together, by degree, ascending.
         """
-        fewest = best = self.costs.overhead(tokens=tokens).seconds
-        for each in times:
-            fewest += each[0].seconds
-            best += min(time.seconds for time in each)
+        around = self.costs.overhead(tokens=tokens).seconds
+        fewest = around + sum(each[0] for each in seconds)
+        best = around + sum(map(min, seconds))
         return best <= fewest * (1 - WORTH)
+
+
+def _seconds(phases: Iterable[PhaseTime]) -> float:
+    return sum(phase.seconds for phase in phases)
 
 
 def check_pins(*, bounds: Bounds, tokens: int) -> None:

@@ -152,9 +152,14 @@ def _chunks_are_worth_it(
 def _simulated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     """Yield each phase's good degrees where every one has to be simulated."""
     tolerance = NOISE if chooser.is_measured else TOLERANCE
-    for phase in PHASES:
-        degrees = [SimulatedDegrees(chooser, phase, size) for size in sizes]
-        yield partial(_is_near_best, degrees, tolerance)
+    together = [PHASES] if chooser.is_paired else [(phase,) for phase in PHASES]
+    good = [
+        partial(
+            _is_near_best, [SimulatedDegrees(chooser, phases, size) for size in sizes], tolerance
+        )
+        for phases in together
+    ]
+    yield from (good[0], good[-1])
 
 
 def _is_near_best(
@@ -166,14 +171,15 @@ def _is_near_best(
 def _evaluated(chooser: DegreeChooser, sizes: Sequence[int]) -> Iterator[Good]:
     """Yield each phase's good degrees from the times of all of them."""
     times = [_times(chooser, phase, sizes) for phase in PHASES]
-    good = [_good(each, NOISE if chooser.is_measured else TOLERANCE) for each in times]
+    compared = [times[0] + times[1]] if chooser.is_paired else times
+    good = [_good(each, NOISE if chooser.is_measured else TOLERANCE) for each in compared]
     if chooser.is_measured:
-        few = [_fewest(each) for each in times]
+        few = [_fewest(each) for each in compared]
         around = np.array([chooser.costs.overhead(tokens=size).seconds for size in sizes])
-        worth_it = _chunks_are_worth_it(times, few, around)
+        worth_it = _chunks_are_worth_it(compared, few, around)
         good = [np.where(worth_it[:, None], many, one) for many, one in zip(good, few, strict=True)]
-    for each in good:
-        yield partial(_is_set, each.tolist())
+    tables = [each.tolist() for each in good]
+    yield from (partial(_is_set, tables[0]), partial(_is_set, tables[-1]))
 
 
 def _is_set(good: Sequence[Sequence[bool]], at: int, degree: int) -> bool:

@@ -1,6 +1,6 @@
 """Best degrees where memory is reused: few are simulated, as bounds exclude the others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 from moetune.domain.layer import PHASES, Phase
@@ -11,37 +11,35 @@ from moetune.solve.layer.times import PhaseTime
 
 
 class SimulatedDegrees:
-    """A phase's allowed degrees, each simulated when it is first wanted.
+    """The allowed degrees of a phase, or of both in as many chunks, simulated when first wanted.
 
     Args:
+        phases: one, or both where they are paired.
         bounds: lower bounds of their times in seconds by degree, ascending.
     """
 
-    def __init__(self, chooser: DegreeChooser, phase: Phase, tokens: int) -> None:
+    def __init__(self, chooser: DegreeChooser, phases: Sequence[Phase], tokens: int) -> None:
         self._chooser = chooser
-        self._phase = phase
+        self._phases = phases
         self._tokens = tokens
-        self._times: dict[int, PhaseTime] = {}
+        self._times: dict[int, tuple[PhaseTime, ...]] = {}
         bounds = (
-            (
-                degree,
-                lower_bound_seconds(
-                    costs=chooser.costs,
-                    phase=phase,
-                    strategy=chooser.strategy,
-                    tokens=tokens,
-                    degree=degree,
-                ),
-            )
-            for degree in chooser.allowed(phase, tokens)
+            (degree, sum(self._bound(phase, degree) for phase in phases))
+            for degree in chooser.allowed(phases[0], tokens)
         )
         self.bounds = dict(sorted(bounds, key=itemgetter(1)))
 
-    def time(self, degree: int) -> PhaseTime:
-        """Return the phase's time in so many chunks."""
+    def times(self, degree: int) -> tuple[PhaseTime, ...]:
+        """Return each phase's time in so many chunks."""
         if degree not in self._times:
-            self._times[degree] = self._chooser.time(self._phase, self._tokens, degree)
+            self._times[degree] = tuple(
+                self._chooser.time(phase, self._tokens, degree) for phase in self._phases
+            )
         return self._times[degree]
+
+    def seconds(self, degree: int) -> float:
+        """Return the time of all phases in so many chunks."""
+        return sum(time.seconds for time in self.times(degree))
 
     def is_near_best(self, degree: int, tolerance: float) -> bool:
         """Return whether the degree's time is so near to the best one's.
@@ -50,25 +48,34 @@ class SimulatedDegrees:
         """
         if degree not in self.bounds:
             return False
-        seconds, longer = self.time(degree).seconds, 1 + tolerance
-        if any(seconds > one.seconds * longer for one in self._times.values()):
+        seconds, longer = self.seconds(degree), 1 + tolerance
+        if any(seconds > self.seconds(one) * longer for one in self._times):
             return False
         for other, at_least in self.bounds.items():
             if seconds <= at_least * longer:
                 return True
-            if seconds > self.time(other).seconds * longer:
+            if seconds > self.seconds(other) * longer:
                 return False
         return True
+
+    def _bound(self, phase: Phase, degree: int) -> float:
+        return lower_bound_seconds(
+            costs=self._chooser.costs,
+            phase=phase,
+            strategy=self._chooser.strategy,
+            tokens=self._tokens,
+            degree=degree,
+        )
 
 
 def near_best(chooser: DegreeChooser, phase: Phase, tokens: int) -> dict[int, float]:
     """Return the seconds of all degrees within `NOISE` of the best, and of some others."""
-    degrees = SimulatedDegrees(chooser, phase, tokens)
+    degrees = SimulatedDegrees(chooser, [phase], tokens)
     found: dict[int, float] = {}
     for degree, at_least in degrees.bounds.items():
         if found and at_least > min(found.values()) * (1 + NOISE):
             break
-        found[degree] = degrees.time(degree).seconds
+        found[degree] = degrees.seconds(degree)
     return found
 
 
@@ -86,15 +93,16 @@ def fewest_near_best(
     Raises:
         ArithmeticError: the costs are absurd, and no time is a number.
     """
-    forward, backward = (SimulatedDegrees(chooser, phase, tokens) for phase in PHASES)
+    forward, backward = (SimulatedDegrees(chooser, [phase], tokens) for phase in PHASES)
     pairs = sorted(
         (one + other, (first, second))
         for first, one in forward.bounds.items()
         for second, other in backward.bounds.items()
+        if first == second or not chooser.is_paired
     )
 
     def seconds(degrees: tuple[int, int]) -> float:
-        return forward.time(degrees[0]).seconds + backward.time(degrees[1]).seconds
+        return forward.seconds(degrees[0]) + backward.seconds(degrees[1])
 
     best: float | None = None
     for at_least, degrees in pairs:
@@ -110,4 +118,5 @@ def fewest_near_best(
     few = next((two for _, two in near if fits(two) and seconds(two) <= limit), None)
     if few is None:
         raise ArithmeticError("the times of a phase are no finite numbers")
-    return forward.time(few[0]), backward.time(few[1])
+    (first,), (second,) = forward.times(few[0]), backward.times(few[1])
+    return first, second

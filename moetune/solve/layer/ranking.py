@@ -1,6 +1,6 @@
 """Ranking of the degrees that one strategy and the memory allow, by time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -90,9 +90,13 @@ class Ranking:
 
     def others(self) -> list[StepTime]:
         """Return the next fastest choices, and one chunk each way wherever that is allowed."""
-        near = (phase[:NUM_ALTERNATIVES] for phase in (self.forward, self.backward))
-        steps = [self.step(forward, backward) for forward, backward in product(*near)][1:]
-        steps = [step for step in steps if self._is_choice(step.degrees)]
+        most = None if self.chooser.is_paired else NUM_ALTERNATIVES
+        near = (phase[:most] for phase in (self.forward, self.backward))
+        steps = [
+            self.step(forward, backward)
+            for forward, backward in product(*near)
+            if self._is_choice((forward.degree, backward.degree))
+        ][1:]
         steps.sort(key=order_of_steps)
         allowed = (
             {time.degree for time in self.forward},
@@ -117,6 +121,8 @@ class Ranking:
                 )
 
     def _is_choice(self, degrees: tuple[int, int]) -> bool:
+        if self.chooser.is_paired and degrees[0] != degrees[1]:
+            return False
         reuses = self.chooser.strategy != "none"
         return not reuses or (
             max(degrees) > 1 and self.budget.fits(strategy=self.strategy, degrees=degrees)
@@ -153,10 +159,10 @@ def rank_degrees(
         if reused is not None or bounds.strategy != strategy:
             return reused
     least = budget.least_degree(bounds.largest(tokens))
-    pins = bounds.forward_degree or least, bounds.backward_degree or least
+    chooser = DegreeChooser(costs=costs, bounds=bounds, budget=budget)
+    pins = chooser.pinned("forward") or least, chooser.pinned("backward") or least
     if not budget.fits(strategy=strategy, degrees=pins):
         return None
-    chooser = DegreeChooser(costs=costs, bounds=bounds, budget=budget)
     if not budget.shrinks_with_chunks:
         most = budget.max_pipelined_tokens
         chooser = DegreeChooser(costs=costs, bounds=bounds, max_pipelined_tokens=most)
@@ -182,16 +188,22 @@ def _rank_reused(chooser: DegreeChooser, budget: MemoryBudget, *, is_rival: bool
     def fits(degrees: tuple[int, int]) -> bool:
         return max(degrees) > 1 and budget.fits(strategy=strategy, degrees=degrees)
 
-    def ranked(phase: Phase, chosen: PhaseTime, pair: Callable[[int], tuple[int, int]]) -> _Times:
-        """Return the degrees that fit with the other phase's choice, the chosen one first."""
-        allowed = () if is_rival else chooser.allowed(phase, tokens)
-        others = [one for one in allowed if one != chosen.degree and fits(pair(one))]
-        times = [chooser.time(phase, tokens, one) for one in others]
-        return chosen, *sorted(times, key=lambda time: (time.seconds, time.degree))
-
     few = fewest_near_best(chooser, tokens, fits)
     if few is None:
         return None
+
+    def pair(phase: Phase, degree: int) -> tuple[int, int]:
+        if chooser.is_paired:
+            return degree, degree
+        return (degree, few[1].degree) if phase == "forward" else (few[0].degree, degree)
+
+    def ranked(phase: Phase, chosen: PhaseTime) -> _Times:
+        """Return the degrees that fit beside the other phase's choice, the chosen one first."""
+        allowed = () if is_rival else chooser.allowed(phase, tokens)
+        others = [one for one in allowed if one != chosen.degree and fits(pair(phase, one))]
+        times = [chooser.time(phase, tokens, one) for one in others]
+        return chosen, *sorted(times, key=lambda time: (time.seconds, time.degree))
+
     forward, backward = few
     return Ranking(
         tokens=tokens,
@@ -201,8 +213,8 @@ def _rank_reused(chooser: DegreeChooser, budget: MemoryBudget, *, is_rival: bool
         budget=budget,
         chooser=replace(chooser, budget=budget),
         free=replace(chooser, bounds=_without_pins(chooser.bounds)),
-        forward=ranked("forward", forward, lambda one: (one, backward.degree)),
-        backward=ranked("backward", backward, lambda one: (forward.degree, one)),
+        forward=ranked("forward", forward),
+        backward=ranked("backward", backward),
         sequential=_sequential(chooser.costs, chooser.bounds, tokens),
     )
 
