@@ -143,7 +143,11 @@ def _counts(config: Any) -> dict[str, int]:  # noqa: ANN401 - as above
         model = AutoModelForCausalLM.from_config(config)
     except ValueError:
         model = _text_model(config, AutoModel)
-        head = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+        head = (
+            0
+            if getattr(config, "tie_word_embeddings", False)
+            else config.vocab_size * config.hidden_size
+        )
     routed = sum(
         one.numel()
         for name, one in model.named_parameters()
