@@ -32,12 +32,14 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'open site/index.html; to search: $(BIN)/python -m http.server --directory site'
 
-# Two workers, because most tests wait; a file's tests share what they started. Every line of what
+# Three workers, because most tests wait; a file's tests share what they started. Every line of what
 # is computed is run by a test, and nine of ten of the rest; ranks, which are processes of their
-# own, and drawn examples do not count.
+# own, drawn examples and long tests of what others cover do not count. Workers and the hundreds of
+# processes that tests start keep what Python compiled.
 PURE := moetune/domain/*,moetune/fit/*,moetune/solve/*
+unexport PYTHONDONTWRITEBYTECODE
 test: $(READY) postgres chromium check
-	$(BIN)/pytest -n 2 --dist loadfile --cov --cov-report=
+	$(BIN)/pytest -n 3 --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 	$(BIN)/coverage report --fail-under=90 --format=total
 

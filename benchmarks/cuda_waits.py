@@ -28,9 +28,13 @@ RESULT = ROOT / "docs/results/cuda-waits.md"
 PACKAGES = ("moetune/comm", "moetune/runtime")
 TESTS = (
     ("tests/comm/test_gpu_*.py", "tests/runtime/test_gpu_*.py", "tests/workflows/test_gpu_*.py"),
-    # Waits of chunks on a CPU start what a GPU has begun by then: its streams need some less.
-    # Exchanges in two steps have threads there.
-    ("tests/runtime/test_chunked_alone.py", "tests/comm/test_hierarchical.py"),
+    # Sums that a rank adds up itself are gloo's. Waits of chunks on a CPU start what a GPU has
+    # begun by then: its streams need some less. Exchanges in two steps have threads there.
+    (
+        "tests/runtime/test_late_transfers.py",
+        "tests/runtime/test_chunked_alone.py",
+        "tests/comm/test_hierarchical.py",
+    ),
 )
 """Tests of the kit, and for what they let through those that run on the CPU."""
 FIRST = {
@@ -42,8 +46,9 @@ WAITS = frozenset({
     "wait", "wait_event", "wait_stream", "synchronize", "result",
     # moetune's own, which wait by those above
     "drain", "finish", "finish_gather", "finish_reduce", "finish_reductions", "finish_step",
-    "make_writable",
-    "wait_for", "wait_for_save", "wait_for_saves", "_end_last_gather", "_finish_wait", "_wait",
+    "make_readable", "make_writable",
+    "wait_for", "wait_for_save", "wait_for_saves",
+    "_end_last_gather", "_end_last_reduce", "_finish_wait", "_wait",
 })  # fmt: skip
 RECORDS = frozenset({"record", "record_event"})
 ALSO = frozenset({("rings.py", "self._rotation.end")})
@@ -183,7 +188,8 @@ _PREFACE = """# Waits taken out
 Would the test kit of fake GPUs notice a missing wait? `python -m benchmarks.cuda_waits` takes out
 one wait for a stream, an event, a transfer or a thread at a time, or the record of an event, the
 stream that work is put on, or the device whose stream is asked for, and runs the kit's tests until
-the first one fails. What those let through, the tests of chunks on a CPU get to see.
+the first one fails. What those let through, some tests on a CPU get to see: of chunks, of exchanges
+in two steps, and of transfers that end only when they are waited for.
 
 """
 

@@ -23,7 +23,8 @@ from moetune.solve.layer.degree import best_degree
 from moetune.store import open_store
 from moetune.workflows.files import load_profile_file, write_text
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
+from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
 
 _RESULT = Path(__file__).parents[1] / "docs/results/speed.md"
 _LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)

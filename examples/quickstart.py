@@ -56,7 +56,8 @@ def quickstart() -> int:
 
 def _profile(screen: Screen) -> None:
     from moetune.workflows.fitness import fitness_of
-    from moetune.workflows.profile import MeasurementSetting, ProfileRequest, profile_machine
+    from moetune.workflows.profile import profile_machine
+    from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
 
     request = ProfileRequest(
         name=_NAME,

@@ -19,16 +19,16 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Measure no coverage of drawn examples, nor of the golden answers.
+    """Measure no coverage of drawn examples, nor of golden answers and long tests.
 
     Which lines drawn examples run is luck: a line that they alone run would be covered today and
-    not tomorrow. Golden answers are whole plans, whose parts other tests run one by one. Measured
-    tests take more than twice as long. Where the lines of every single test are asked for
-    (`--cov-context`), these are measured like the others.
+    not tomorrow. Golden answers are whole plans, whose parts other tests run one by one, and so are
+    the tests that are marked "covered": measured, a solver takes three times as long. Where the
+    lines of every single test are asked for (`--cov-context`), these are measured like the others.
     """
     if config.getoption("cov_context", default=None) is not None:
         return
     for item in items:
         is_drawn = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
-        if is_drawn or GOLDEN in item.path.parents:
+        if is_drawn or GOLDEN in item.path.parents or item.get_closest_marker("covered"):
             item.add_marker(pytest.mark.no_cover)

@@ -3,10 +3,11 @@
 import pytest
 
 from benchmarks.netlab.traced import Parts
+from moetune.domain.layer import Phase
 
 
 def test_parts_are_covered_time_and_what_nothing_covers() -> None:
-    spans = (
+    spans: tuple[tuple[Phase, str, float, float], ...] = (
         ("forward", "comm", 1.0, 3.0), ("forward", "comp", 2.0, 4.0), ("forward", "comm", 2.5, 3.5),
         ("forward", "comp", 6.0, 7.0), ("backward", "comp", 9.0, 10.0),
     )  # fmt: skip

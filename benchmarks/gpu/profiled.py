@@ -12,7 +12,8 @@ from moetune.domain.samples import CopyPoint, GemmPoint, InterferencePoint, Rows
 from moetune.fit.costs import costs_of
 from moetune.measure.grid import SUSTAINED
 from moetune.workflows.files import load_profile_file, profile_to_toml, write_text
-from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
+from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
 
 FILE = "profile.toml"
 

@@ -23,7 +23,7 @@ from moetune.workflows import wiring
 
 if TYPE_CHECKING:
     from moetune.workflows.fitness import Fitness
-    from moetune.workflows.profile import MeasurementSetting, ProfileOutcome, ProfileRequest
+    from moetune.workflows.profile_request import MeasurementSetting, ProfileOutcome, ProfileRequest
 
 
 EPILOG = example("moetune profile --nproc 2 --preset quick --model bert-l --tokens 2k")
@@ -99,7 +99,8 @@ def profile(
     GEMMs, collectives, copies and their interference are measured. Under torchrun every rank runs
     this command, and rank 0 stores the samples.
     """
-    from moetune.workflows.profile import ProfileRequest, take_part
+    from moetune.workflows.profile import take_part
+    from moetune.workflows.profile_request import ProfileRequest
 
     session = session_of(context)
     settings, setting = session.settings, _setting(nproc)
@@ -155,7 +156,7 @@ def profile(
 
 def _setting(nproc: int | None) -> "MeasurementSetting":
     """Return this process's environment, and its launch where torchrun started it."""
-    from moetune.workflows.profile import MeasurementSetting
+    from moetune.workflows.profile_request import MeasurementSetting
 
     environ = config.environment()
     launch = config.launch(environ)
@@ -172,7 +173,8 @@ def _plan(
     resume: bool,
     as_json: bool,
 ) -> None:
-    from moetune.workflows.profile import detect_cluster, estimate_profile
+    from moetune.workflows.profile import estimate_profile
+    from moetune.workflows.profile_request import detect_cluster
     from moetune.workflows.recording import group_of
 
     machine = detect_cluster(request, setting).machine
@@ -211,7 +213,8 @@ def _measure(
     as_json: bool,
 ) -> None:
     from moetune.workflows.fitness import fitness_of
-    from moetune.workflows.profile import detect_cluster, profile_machine, profile_name
+    from moetune.workflows.profile import profile_machine
+    from moetune.workflows.profile_request import detect_cluster, profile_name
 
     screen = session.screen
     cluster = detect_cluster(request, setting)

@@ -14,7 +14,7 @@ from moetune.workflows import wiring
 if TYPE_CHECKING:
     from moetune.domain.plan import Plan
     from moetune.domain.profile import Profile
-    from moetune.workflows.profile import MeasurementSetting, ProfileRequest
+    from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
     from moetune.workflows.worth import PlanWorth
 
 INTERRUPTED = 130
@@ -45,8 +45,9 @@ def profile_for(
     Args:
         wanted: a plan's file, or the beginning of an id in the store.
     """
-    from moetune.workflows.profile import ProfileRequest, take_part
+    from moetune.workflows.profile import take_part
     from moetune.workflows.profile_for import for_document, request_for
+    from moetune.workflows.profile_request import ProfileRequest
     from moetune.workflows.views.worth import worth_section
     from moetune.workflows.worth import find_worth
 
@@ -71,8 +72,8 @@ def profile_for(
 def _find(session: Session, wanted: str, setting: "MeasurementSetting") -> tuple["Plan", "Profile"]:
     """Return the plan and its profile, which is one of this machine."""
     from moetune.workflows.planner import local_planner
-    from moetune.workflows.profile import ProfileRequest, detect_cluster
     from moetune.workflows.profile_for import check_machine
+    from moetune.workflows.profile_request import ProfileRequest, detect_cluster
 
     with local_planner(session.settings) as planner:
         plan = planner.plan(wanted)

@@ -59,7 +59,7 @@ def check(
     """
     from moetune import config
     from moetune.workflows.check import check_profile
-    from moetune.workflows.profile import MeasurementSetting
+    from moetune.workflows.profile_request import MeasurementSetting
 
     session = session_of(context)
     environ = config.environment()

@@ -11,34 +11,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
 
-from moetune.comm.agree import first_text, largest
+from moetune.comm.agree import largest
 from moetune.domain.errors import InputError
 from moetune.domain.samples import BurstPoint, CollectivePoint, Point, Sample, StepPoint
 from moetune.domain.units import format_seconds
 from moetune.measure.device import Device
-from moetune.measure.estimate import Rates, probe, representatives, visit_seconds
+from moetune.measure.estimate import Rates, representatives, visit_seconds
 from moetune.measure.grid import Preset
 from moetune.measure.noise import (
-    BUSY,
     CERTAIN,
-    THROTTLED,
-    Load,
     num_sharers,
     process_cores,
     relative_uncertainty,
 )
-from moetune.measure.operations import Makers, Representatives, prepare_experiment
+from moetune.measure.operations import Makers
+from moetune.measure.point_runner import PointRunner
 from moetune.measure.ranks import MeasuringRanks
 from moetune.measure.schedule import MAX_VISITS, NUM_VISITS, doubtful, round_of, tiers
-from moetune.measure.timing import Effort, FailedPointError, Timing, explain, measure
+from moetune.measure.timing import Effort
 
-_PROBE = Effort(min_blocks=3, max_blocks=3, max_seconds=0.1, warmup_seconds=0.05)
 _EFFORTS: dict[Preset, Effort] = {
     "quick": Effort(min_blocks=5, max_blocks=20, max_seconds=0.08, warmup_seconds=0.05),
     "full": Effort(min_blocks=10, max_blocks=100, max_seconds=0.6, warmup_seconds=0.6),
 }
 _LARGEST_SHARE, _SHORT_SECONDS = 1 / 6, 1.0
-_UNSTABLE = "unstable"
 _NO_MAKERS = Makers()
 
 
@@ -130,11 +126,11 @@ def run_session(
 
 def _runner_of(
     assignment: Assignment, device: Device, ranks: MeasuringRanks, makers: Makers
-) -> tuple["_PointRunner", Effort]:
+) -> tuple["PointRunner", Effort]:
     """Return what runs points here, and the effort on them where ranks share cores."""
     control = ranks.control
     sharers = num_sharers(control.all_gather_object(process_cores(), "the cores of ranks"))
-    runner = _PointRunner(
+    runner = PointRunner(
         device, ranks, representatives(device, control.num_ranks), sharers[control.rank], makers
     )
     return runner, _EFFORTS[assignment.preset].for_sharers(max(sharers))
@@ -218,7 +214,7 @@ class _Visits:
 
     def __init__(
         self,
-        runner: "_PointRunner",
+        runner: "PointRunner",
         effort: Effort,
         ranks: MeasuringRanks,
         on_news: Callable[[News], object],
@@ -246,60 +242,3 @@ class _Visits:
         """Return the time since the start, the same on all ranks."""
         (elapsed,) = largest(self._control, (time.perf_counter() - self._start,), "elapsed time")
         return elapsed
-
-
-class _PointRunner:
-    """Measures one point after another on this rank."""
-
-    def __init__(
-        self,
-        device: Device,
-        ranks: MeasuringRanks,
-        representatives: Representatives,
-        sharers: int,
-        makers: Makers,
-    ) -> None:
-        self._device, self._ranks, self._representatives = device, ranks, representatives
-        self._makers = makers
-        self._load = Load(device, sharers=sharers)
-
-    def probe(self, points: Sequence[Point]) -> Rates:
-        """Return rough speeds."""
-        return probe(
-            points, self._representatives, lambda point: self._timed(point, _PROBE),
-            self._device.kind,
-        )  # fmt: skip
-
-    def sample(self, point: Point, effort: Effort) -> Sample:
-        """Return the point's times, or its error."""
-        try:
-            timing = self._timed(point, effort)
-        except FailedPointError as error:
-            return Sample(point=point, seconds=(), error=error.what)
-        mine = [float(sign) for sign in self._load.signs()]
-        signs = largest(self._ranks.control, mine, "signs of other load")
-        seen = {_UNSTABLE: timing.is_unstable, BUSY: signs[0] > 0, THROTTLED: signs[1] > 0}
-        return Sample(
-            point=point,
-            seconds=timing.seconds,
-            num_iterations=timing.num_iterations,
-            marks=tuple(mark for mark, is_seen in seen.items() if is_seen),
-        )
-
-    def _timed(self, point: Point, effort: Effort) -> Timing:
-        """Prepare the point on every rank and, if all of them could, measure it."""
-        experiment, text = None, ""
-        try:
-            experiment = prepare_experiment(
-                point,
-                device=self._device,
-                ranks=self._ranks,
-                representatives=self._representatives,
-                makers=self._makers,
-            )
-        except (RuntimeError, MemoryError, InputError) as error:
-            text = explain(error)
-        reason = first_text(self._ranks.control, text, "the preparation of a point")
-        if experiment is None or reason:
-            raise FailedPointError(reason)
-        return measure(experiment, device=self._device, ranks=self._ranks, effort=effort)

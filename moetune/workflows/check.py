@@ -7,7 +7,8 @@ from moetune.domain.errors import InputError
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.domain.samples import Sample
-from moetune.workflows.profile import MeasurementSetting, ProfileRequest, detect_cluster, take_part
+from moetune.workflows.profile import take_part
+from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
 from moetune.workflows.staleness import Check, check_points, judge_check
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.request import PlanRequest
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profile import ProfileRequest
+from moetune.workflows.profile_request import ProfileRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,29 +3,25 @@
 `moetune profile` calls `profile_machine` on rank 0 and `take_part` on the other ranks of a launch.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moetune.config import Launch
 from moetune.domain.cluster import Cluster
-from moetune.domain.document import encode
-from moetune.domain.errors import InputError
-from moetune.domain.layer import LayerShape
-from moetune.domain.model import Transformer
 from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
-from moetune.domain.quantization import Format
 from moetune.domain.samples import Point, Sample
-from moetune.domain.units import dtype_bytes
 from moetune.fit.profile import fit_profile
-from moetune.measure.grid import Preset
-from moetune.measure.noise import has_drifted
 from moetune.measure.points import PointChoice, choose_points, default_group_sizes
 from moetune.workflows.beginning import Beginning, added_to, resumed, still_correct
+from moetune.workflows.profile_request import (
+    MeasurementSetting,
+    ProfileOutcome,
+    ProfileRequest,
+    detect_cluster,
+    profile_name,
+)
 from moetune.workflows.recording import (
-    GroupSummary,
     Progress,
     SampleRecorder,
     SilentProgress,
@@ -36,124 +32,6 @@ from moetune.workflows.step_records import with_steps
 
 if TYPE_CHECKING:
     from moetune.measure.session import Assignment, News
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileRequest:
-    """Points to measure; empty tuples and None take the defaults.
-
-    Args:
-        name: of the profile; default, the device's with the number of ranks.
-        num_ranks: ranks to start on this node; a launch sets their number itself.
-        dtypes: default, those that the device is fast with.
-        group_sizes: default, the divisors and powers of two up to the number of ranks.
-        layers: layers whose own shapes are measured.
-        transformers: whole models whose own shapes are measured.
-        max_tokens: tokens of one step on one rank; of a model, those of a micro-batch.
-        budget_seconds: longest time to measure, without the fit.
-        points: measured instead of all that the layers and presets ask for; the current profile
-            keeps its samples.
-        quantizations: formats in which experts' GEMMs are measured as well.
-    """
-
-    name: str | None = None
-    num_ranks: int = 1
-    preset: Preset = "quick"
-    dtypes: tuple[str, ...] = ()
-    group_sizes: tuple[int, ...] = ()
-    layers: tuple[LayerShape, ...] = ()
-    transformers: tuple[Transformer, ...] = ()
-    max_tokens: int = 4096
-    budget_seconds: float | None = None
-    points: tuple[Point, ...] = ()
-    quantizations: tuple[Format, ...] = ()
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for dtype in self.dtypes:
-            dtype_bytes(dtype)
-        for name in ("num_ranks", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementSetting:
-    """The process that measures.
-
-    Args:
-        environment: its variables; those that can change speed go into the fingerprint.
-        launch: the one that this process is a rank of; None to start the ranks from here.
-    """
-
-    environment: Mapping[str, str]
-    launch: Launch | None = None
-
-    @property
-    def is_writer(self) -> bool:
-        """Whether this process stores the samples: rank 0 alone."""
-        return self.launch is None or self.launch.rank == 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileOutcome:
-    """A finished measurement.
-
-    Args:
-        num_reused: samples of an earlier run that were not measured again.
-    """
-
-    profile: Profile
-    run_id: int
-    location: str
-    num_reused: int
-    groups: tuple[GroupSummary, ...]
-
-    @property
-    def failed(self) -> tuple[Sample, ...]:
-        """Samples without times."""
-        return tuple(sample for sample in self.profile.samples if sample.error)
-
-    @property
-    def has_drifted(self) -> bool:
-        """Whether the machine's speed changed during the measurement."""
-        return has_drifted(self.profile.samples)
-
-    @property
-    def document(self) -> dict[str, object]:
-        """The JSON document of `moetune profile`."""
-        return {
-            "schema": "moetune.profile-run/1",
-            "name": self.profile.name,
-            "run_id": self.run_id,
-            "store": self.location,
-            "machine": encode(self.profile.machine),
-            "num_samples": len(self.profile.samples),
-            "num_reused": self.num_reused,
-            "num_failed": len(self.failed),
-            "drifted": self.has_drifted,
-            "groups": encode(self.groups),
-        }
-
-
-def detect_cluster(request: ProfileRequest, setting: MeasurementSetting) -> Cluster:
-    """Return the machine as the measuring ranks see it."""
-    import torch
-
-    from moetune.hardware import detect
-
-    if (launch := setting.launch) is not None:
-        return detect(
-            num_ranks=launch.world_size,
-            ranks_per_node=launch.local_world_size,
-            environment=setting.environment,
-            threads_per_rank=torch.get_num_threads(),
-        )
-    return detect(
-        num_ranks=request.num_ranks,
-        ranks_per_node=request.num_ranks,
-        environment=setting.environment,
-    )
 
 
 def estimate_profile(
@@ -258,15 +136,6 @@ def profile_machine(
         num_reused=len(begun.known),
         groups=groups,
     )
-
-
-def profile_name(request: ProfileRequest, cluster: Cluster) -> str:
-    """Return the requested name, else one of the device and the number of ranks."""
-    if request.name is not None:
-        return request.name
-    words = re.sub(r"\([^)]*\)", "", cluster.machine.device)
-    slug = "-".join(re.findall(r"[a-z0-9.]+", words.lower())) or cluster.machine.kind
-    return f"{slug}-x{cluster.machine.num_devices}"
 
 
 def _beginning(

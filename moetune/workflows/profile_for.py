@@ -10,12 +10,8 @@ from moetune.domain.ports import Store
 from moetune.domain.profile import Profile
 from moetune.measure.grid import Preset
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profile import (
-    MeasurementSetting,
-    ProfileOutcome,
-    ProfileRequest,
-    profile_machine,
-)
+from moetune.workflows.profile import profile_machine
+from moetune.workflows.profile_request import MeasurementSetting, ProfileOutcome, ProfileRequest
 from moetune.workflows.recording import Progress
 from moetune.workflows.staleness import Change
 from moetune.workflows.worth import PlanWorth

@@ -13,7 +13,7 @@ from moetune.domain.profile import Profile
 from moetune.domain.samples import CollectivePoint, GemmForm, GemmPoint, Point, Sample
 from moetune.fit.profile import fit_profile
 from moetune.store import open_store
-from moetune.workflows.profile import MeasurementSetting, ProfileRequest, detect_cluster
+from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
 from tests.cli.running import Cli
 
 LAYER = (
@@ -106,6 +106,7 @@ def test_a_plan_of_a_published_profile_has_nothing_to_measure(cli: Cli) -> None:
     assert "moetune profile" in result.err
 
 
+@pytest.mark.covered
 def test_a_plan_of_a_profile_that_changed_since_has_to_be_made_again(
     cli: Cli, cluster: Cluster, database: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_a_tensor_plan_has_its_layout_its_pin_and_the_closed_forms_degrees(with_
         assert plan["predicted"][f"{phase}_seconds"] == pytest.approx(by_hand(num_gemms, best))
 
 
+@pytest.mark.covered
 def test_plan_and_explain_speak_of_all_reduces(with_sums: Cli) -> None:
     shown = " ".join(with_sums(*TENSOR).out.split())
     assert "16 experts over 4 GPUs · 4,096 tokens on every GPU" in shown

@@ -57,11 +57,14 @@ def test_the_first_step_of_an_exchange_runs_beside_the_second_of_the_one_before(
     def program(cuda: FakeCuda) -> None:
         group = _group()
         issued = [_start(group, is_homeward=False) for _ in range(3)]
+        torch.ones(2, 2, device=GPU).matmul(torch.ones(2, 2, device=GPU))
         for transfer, _ in issued:
             transfer.wait()
         steps = [one for one in cuda.operations if one.label.startswith("all_to_all")]
         across, inside = steps[::2], steps[1::2]
         assert len(across) == len(inside) == 3
+        (computed,) = [one for one in cuda.operations if one.label == "mm"]
+        assert computed.end_seconds < across[-1].end_seconds  # behind no step
         for before, after in itertools.pairwise(range(3)):
             assert across[after].start_seconds < inside[before].end_seconds
 
@@ -76,6 +79,7 @@ def test_who_does_not_wait_is_found(waits: str, is_homeward: bool) -> None:  # n
         future = transfer.future()
         assert future is not None
         assert future.done()
+        torch.cuda.set_device(0)  # no device of the exchange
         if waits != "nobody":
             (future if waits == "future" else transfer).wait()
         output.add_(1)

@@ -17,7 +17,8 @@ from moetune.measure.operations import (
     prepare_experiment,
 )
 from moetune.measure.ranks import MeasuringRanks
-from moetune.measure.timing import Effort, FailedPointError, measure
+from moetune.measure.stopwatch import FailedPointError
+from moetune.measure.timing import Effort, measure
 
 EFFORT = Effort(min_blocks=4, max_blocks=4, max_seconds=0.5, warmup_seconds=0.1)
 SLOW_SECONDS = 0.02

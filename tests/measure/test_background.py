@@ -11,7 +11,8 @@ from moetune.measure.background import Background, overlap, proves
 from moetune.measure.device import CpuDevice
 from moetune.measure.operations import Experiment, local_operation
 from moetune.measure.ranks import MeasuringRanks
-from moetune.measure.timing import Effort, FailedPointError, measure
+from moetune.measure.stopwatch import FailedPointError
+from moetune.measure.timing import Effort, measure
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 10)).map(lambda pair: (pair[0], sum(pair))),

@@ -157,7 +157,7 @@ def test_ranks_of_a_launch_make_one_profile(planner: Desk) -> None:
     }  # fmt: skip
     processes = [
         planner.start(
-            *SMALL_LAYER, "--budget", "10s", "--json", RANK=rank, LOCAL_RANK=rank, **launch
+            *SMALL_LAYER, "--budget", "6s", "--json", RANK=rank, LOCAL_RANK=rank, **launch
         )
         for rank in ("0", "1")
     ]

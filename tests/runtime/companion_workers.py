@@ -208,7 +208,7 @@ def checkpointed_passes_have_the_same_gradients() -> None:
         for use_reentrant in (False, True):
             net = Net(memory_reuse=memory_reuse)
             honest = net.moe.forward
-            net.moe.forward = partial(checkpoint, honest, use_reentrant=use_reentrant)
+            net.moe.forward = partial(checkpoint, honest, use_reentrant=use_reentrant)  # type: ignore[method-assign]
             backward(net, _mine())
             average = {name: each for name, each in wanted.items() if ".experts." in name}
             for name, parameter in net.moe.experts.named_parameters():
@@ -221,7 +221,7 @@ def checkpointed_passes_have_the_same_gradients() -> None:
 def checkpointed_fsdp_has_the_same_gradients() -> None:
     wanted, net = _gradients_alone(), Net()
     moetune.prepare_fsdp(net, mesh := _world())
-    net.moe.forward = partial(checkpoint, net.moe.forward, use_reentrant=False)
+    net.moe.forward = partial(checkpoint, net.moe.forward, use_reentrant=False)  # type: ignore[method-assign]
     fully_shard(net.moe, mesh=mesh)
     fully_shard(net, mesh=mesh)
     backward(net, _mine())

@@ -1,5 +1,6 @@
 """Models in chunks on a GPU: gathers, reductions, copies and steps wait for each other."""
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -177,10 +178,11 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+        self.order: tuple[int, ...] = (0, 1, 2, 0, 3, 1)
         self.fails = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number in (0, 1, 2, 0, 3, 1):
+        for number in self.order:
             x = torch.relu(self.layers[number](x))
             if self.fails and number == 2:
                 x.register_hook(self._fail)
@@ -219,6 +221,58 @@ def test_unusual_steps_wait_as_well(num_ranks: int, *, offload: bool) -> None:
             optimizer.zero_grad()
 
     _run(program, num_ranks)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_backward_pass_that_fails_waits_for_its_reductions(
+    num_ranks: int, *, offload: bool
+) -> None:
+    """Their chunks are freed, though the cache has space for more beside them."""
+
+    def program(_: FakeCuda) -> None:
+        model = Tied().to(GPU)
+        optimizer = moetune.shard(
+            model, torch.optim.AdamW(model.parameters()), chunk_bytes=1200, cache_bytes=6000,
+            offload=offload,
+        )[1]  # fmt: skip
+        for fails in (False, True, False):
+            model.fails = fails
+            with pytest.raises(StepError) if fails else contextlib.nullcontext():
+                model(torch.randn(24, 16, device=GPU)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    _run(program, num_ranks)
+
+
+def test_gradients_of_a_second_pass_wait_for_the_reduction_of_the_first() -> None:
+    """Whole chunks keep their values: no gather before the gradients has waited for it."""
+
+    def program(_: FakeCuda) -> None:
+        model = Tied().to(GPU)
+        adamw = torch.optim.AdamW(model.parameters())
+        optimizer = moetune.shard(model, adamw, chunk_bytes=1200, scatter=False)[1]
+        for _pass in range(2):
+            model(torch.randn(24, 16, device=GPU)).sum().backward()
+        optimizer.step()
+
+    _run(program, 1)
+    _run(program, 2)
+
+
+def test_a_layer_left_out_is_reduced_behind_the_gather_that_expected_it() -> None:
+    def program(_: FakeCuda) -> None:
+        model = Tied().to(GPU)
+        adamw = torch.optim.AdamW(model.parameters())
+        optimizer = moetune.shard(model, adamw, chunk_bytes=1200, cache_bytes=6000)[1]
+        for order in (model.order, model.order, model.order, (0, 1, 2)):
+            model.order = order
+            model(torch.randn(24, 16, device=GPU)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    _run(program, 2)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -12,7 +12,7 @@ from moetune.domain.constraints import Strategy
 from moetune.domain.errors import AllocationError
 from moetune.domain.layer import LayerShape, Workload
 from moetune.domain.units import pinned_bytes
-from moetune.runtime.moe.gate import _blocks
+from moetune.runtime.moe.gate_function import _blocks
 from moetune.runtime.moe.kernels import CombineWeights
 from moetune.runtime.moe.products import Part
 from moetune.runtime.moe.workspace import MemoryTracker

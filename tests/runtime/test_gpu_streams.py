@@ -80,11 +80,14 @@ def test_so_does_a_rank_alone(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_a_tensor_parallel_layer_waits_for_its_sums(*, sequence_parallel: bool) -> None:
-    def program(_: FakeCuda) -> None:
+    def program(cuda: FakeCuda) -> None:
         layer = tensor_layer(sequence_parallel=sequence_parallel)
         layer.pin(decision())
+        cuda.syncs.clear()
         for _number in range(2):
             step(layer)
+        # The agreement and the counts: the host stops for nothing else.
+        assert cuda.syncs == ["tolist", "tolist"] * 2
 
     on_every_rank(program)
 

@@ -126,6 +126,7 @@ def test_every_page_is_whole_and_asks_for_nothing_from_elsewhere(
             assert set(json.loads(figure)) == {"data", "layout"}
 
 
+@pytest.mark.covered
 def test_every_link_on_a_page_leads_somewhere(full: Client, addresses: list[str]) -> None:
     found: set[str] = set()
     for page in addresses:
@@ -236,6 +237,7 @@ def test_the_first_operation_shown_is_an_exchange_and_another_can_be_chosen(full
     assert drawn(unknown).startswith("all_to_all")
 
 
+@pytest.mark.covered
 def test_what_if_shows_both_plans_and_saves_none(
     full: Client, full_planner: ServicePlanner, plans: tuple[Plan, Plan]
 ) -> None:

@@ -41,6 +41,7 @@ def resolved(client: Client) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.covered
 def test_jobs_that_report_a_slower_link_get_another_plan(
     client: Client, measured: ServicePlanner
 ) -> None:

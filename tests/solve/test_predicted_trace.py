@@ -34,6 +34,7 @@ def _span(resource: ResourceClass, start: float, end: float) -> Span:
     return Span("some", resource, resource, start, end)
 
 
+@pytest.mark.covered
 @pytest.mark.parametrize("order", ["dispatch_first", "interleaved"])
 @pytest.mark.parametrize("degree", [None, 1, 5])
 def test_timelines_last_as_long_as_the_plan_predicts(degree: int | None, order: str) -> None:
@@ -43,6 +44,7 @@ def test_timelines_last_as_long_as_the_plan_predicts(degree: int | None, order: 
     assert backward.makespan_seconds == pytest.approx(plan.predicted.backward_seconds, rel=1e-9)
 
 
+@pytest.mark.covered
 @pytest.mark.parametrize("strategy", ["S1", "S2", "S3", "S4"])
 @pytest.mark.parametrize("degree", [1, 2, 6])
 def test_timelines_of_reused_memory_last_as_long_as_predicted(

@@ -124,6 +124,7 @@ def test_s4_forward_lies_between_the_orders_of_the_pipeline(degree: int, tokens:
         assert time.seconds == pytest.approx(least, rel=1e-9)
 
 
+@pytest.mark.covered
 @pytest.mark.parametrize("strategy", REUSE)
 @pytest.mark.parametrize("mode", ["pinned", "inline", "pageable"])
 @pytest.mark.parametrize("copy", [COPY, DEAR_COPY])

@@ -10,7 +10,8 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.profile import Profile
 from moetune.store import open_store
 from moetune.workflows.check import check_profile
-from moetune.workflows.profile import MeasurementSetting, ProfileRequest, measure_profile
+from moetune.workflows.profile import measure_profile
+from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest
 
 SETTING = MeasurementSetting(environment={})
 
@@ -39,6 +40,7 @@ def test_a_profile_that_holds_is_stored_with_the_software_of_now(
     assert is_kept == (check.verdict == "keep")
 
 
+@pytest.mark.covered
 def test_a_profile_of_a_machine_ten_times_as_fast_does_not_hold(
     profile: Profile, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from moetune.domain.layer import LayerShape
 from moetune.domain.request import PlanRequest
 from moetune.workflows.fitness import fitness_of
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profile import ProfileRequest
+from moetune.workflows.profile_request import ProfileRequest
 from tests.fit.measured import measured_profile
 
 LAYER = LayerShape(d_model=512, d_hidden=2048, num_experts=4)

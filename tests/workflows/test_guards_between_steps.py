@@ -23,12 +23,8 @@ from moetune.store import open_store
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import host_memory_bytes, make_plan
 from moetune.workflows.planner import Planner
-from moetune.workflows.profile import (
-    MeasurementSetting,
-    ProfileRequest,
-    detect_cluster,
-    estimate_profile,
-)
+from moetune.workflows.profile import estimate_profile
+from moetune.workflows.profile_request import MeasurementSetting, ProfileRequest, detect_cluster
 from moetune.workflows.recording import SampleRecorder, SilentProgress
 from moetune.workflows.sources import LocalSources
 from moetune.workflows.verify import Verification, VerifiedStep

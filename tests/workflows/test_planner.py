@@ -271,6 +271,7 @@ def test_the_planner_is_ready_until_its_database_is_gone_and_again_when_it_is_ba
     assert planner.resolve(ASKED) == plan
 
 
+@pytest.mark.covered
 @pytest.mark.parametrize(
     ("question", "part"),
     [

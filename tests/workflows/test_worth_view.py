@@ -10,8 +10,8 @@ from moetune.domain.request import PlanRequest
 from moetune.domain.samples import CollectivePoint, Point
 from moetune.workflows.files import bundled_profiles, load_profile_file
 from moetune.workflows.plan import make_plan
-from moetune.workflows.profile import ProfileOutcome
 from moetune.workflows.profile_for import ImprovedPlan
+from moetune.workflows.profile_request import ProfileOutcome
 from moetune.workflows.views.worth import improved_section, worth_section
 from moetune.workflows.worth import PlanWorth, WorthyOperations
 

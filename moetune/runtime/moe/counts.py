@@ -1,6 +1,6 @@
 """Numbers of rows: counted on the device, exchanged with the ranks' agreement, and read once.
 
-Between `gate` and `dispatch` in `MoELayer.forward`. This read is the forward pass's only stop: the
+Between `gate` and `cells` in `MoELayer.forward`. This read is the forward pass's only stop: the
 host needs the numbers for the exchanges' sizes.
 
 P ranks, C pieces, L local experts of a rank.

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.distributed.device_mesh import DeviceMesh
 
 from moetune.comm.agree import Opening
@@ -36,16 +37,21 @@ from moetune.runtime.moe.executor import PipelineContext
 from moetune.runtime.moe.expert_module import Experts
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Gate, Routing
-from moetune.runtime.moe.placement import ExpertPlacement, is_dtensor
-from moetune.runtime.moe.quantized import check_keeps, checked_quantization, problem_of
+from moetune.runtime.moe.inputs import (
+    check_padding,
+    expert_group,
+    input_dtype,
+    input_problem,
+    is_capturing,
+)
+from moetune.runtime.moe.placement import ExpertPlacement
+from moetune.runtime.moe.quantized import check_keeps, checked_quantization
 from moetune.runtime.moe.workspace import MemoryTracker, MemoryUse, Workspace
 from moetune.runtime.plans.book import PlanBook
 from moetune.runtime.plans.timers import NoWatch, Watch
 from moetune.runtime.trace import NoRecorder, SpanRecorder
 
 _SEED_LIMIT = 2**62
-_MESH_DIMS = 2
-"""Replicas and experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +108,9 @@ class ExpertLayer(nn.Module, ABC):
         pad_to_capacity: bool = False,
     ) -> None:
         super().__init__()
-        if pad_to_capacity and capacity_factor is None:
-            raise InputError("pad_to_capacity needs a capacity", "give capacity_factor, as 1.25")
-        if pad_to_capacity and quantization is not None:
-            raise InputError(
-                "experts in 8 bits have no fixed numbers of rows",
-                "leave pad_to_capacity or quantization out",
-            )
         self.pad_to_capacity = pad_to_capacity
+        if pad_to_capacity:
+            check_padding(capacity_factor, quantization)
         check_sequence_parallel(self.expert_parallel, sequence_parallel=sequence_parallel)
         self.sequence_parallel = sequence_parallel
         self.shape = LayerShape(
@@ -120,7 +121,7 @@ class ExpertLayer(nn.Module, ABC):
             quantization, self.shape, forced_strategy(memory_reuse)
         )
         if mesh is not None:
-            group = _expert_group(mesh, group if communicator is None else communicator)
+            group = expert_group(mesh, group if communicator is None else communicator)
         if communicator is None:
             check_joined("the layer")
             communicator = shared_communicator() if group is None else communicator_of(group)
@@ -167,7 +168,9 @@ class ExpertLayer(nn.Module, ABC):
         self.gate.reset(int(seed))
         self.experts.reset(int(seed))
 
-    @torch.compiler.disable(reason="exchanges between experts have sizes that the tokens decide")  # type: ignore[untyped-decorator]
+    # Never compiled, because the tokens decide the exchanges' sizes. `torch.compiler.disable` would
+    # load the compiler with this module, in every process that only measures.
+    @_disable_dynamo
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the experts' weighted outputs.
 
@@ -184,11 +187,14 @@ class ExpertLayer(nn.Module, ABC):
             AllocationError: there is no memory for the step.
         """
         self.experts.check_wrappers()
-        dtype = self.experts.compute_dtype or _compute_dtype(x)
+        dtype = self.experts.compute_dtype or input_dtype(x)
         width = x.shape[-1] if x.dim() else 0
         opening = Opening(
             num_tokens=x.numel() // width if width else 0, signature=self._signature(x, dtype),
-            problem=self._problem(x, dtype), note=self._decisions.note(dtype),
+            problem=input_problem(
+                x, dtype, shape=self.shape, experts=self.experts, quantization=self.quantization
+            ),
+            note=self._decisions.note(dtype),
         )  # fmt: skip
         with self._tracker.explain("a forward pass"):
             step = self._prepare(x, opening, dtype)
@@ -307,45 +313,3 @@ class ExpertLayer(nn.Module, ABC):
             f"{self.shape}, {dtype}, {self.quantization}, {self._decisions.version}, "
             f"gradients {torch.is_grad_enabled()}, of the input {x.requires_grad}"
         )
-
-    def _problem(self, x: torch.Tensor, dtype: torch.dtype) -> str:
-        if not x.dim() or x.shape[-1] != self.shape.d_model:
-            return f"x has shape {tuple(x.shape)}, its last size must be {self.shape.d_model}"
-        weight = self.experts.w1
-        # FSDP2 moves what it gathers from the host.
-        if x.device.type != weight.device.type and not is_dtensor(weight):
-            return f"x is on {x.device}, the experts are on {weight.device}"
-        is_cast = self.experts.compute_dtype or torch.is_autocast_enabled(x.device.type)
-        if dtype != weight.dtype and not is_cast:
-            return f"x is {x.dtype}, the experts are {weight.dtype}"
-        return problem_of(self.quantization, x.device, dtype)
-
-
-def _expert_group(mesh: DeviceMesh, other: object) -> dist.ProcessGroup:
-    """Return the ranks of a mesh that the experts are spread over.
-
-    Args:
-        other: was given beside the mesh.
-
-    Raises:
-        InputError: the mesh has more dimensions than experts and replicas, or is not alone.
-    """
-    if other is not None:
-        raise InputError("give one of mesh, group and communicator")
-    if mesh.ndim > _MESH_DIMS:
-        raise InputError(
-            f"mesh has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; experts are spread over one",
-            'take one of them, or two with the replicas first, as in mesh["replicas", "experts"]',
-        )
-    experts: dist.ProcessGroup = mesh.get_group(mesh.ndim - 1)
-    return experts
-
-
-def is_capturing(x: torch.Tensor) -> bool:
-    """Return whether what is issued goes into a CUDA graph, in which the host must not wait."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _compute_dtype(x: torch.Tensor) -> torch.dtype:
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -19,7 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.executor import Executor, Handlers, PipelineContext, Schedule
-from moetune.runtime.moe.experts import ExpertWeights, ParameterGrads, WantedGrads
+from moetune.runtime.moe.expert_grads import ParameterGrads
+from moetune.runtime.moe.experts import ExpertWeights, WantedGrads
 from moetune.runtime.moe.scaled_products import ScaledProducts
 
 Saved = tuple[Any, ...]

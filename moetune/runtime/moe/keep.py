@@ -15,12 +15,8 @@ from moetune.domain.constraints import Order
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.dispatch import Dispatch, PhaseOrder, slices_of
 from moetune.runtime.moe.executor import Executor, PipelineContext, pipelined_schedule
-from moetune.runtime.moe.experts import (
-    DeferredGrads,
-    ExpertGrads,
-    ParameterGrads,
-    SavedActivations,
-)
+from moetune.runtime.moe.expert_grads import DeferredGrads, ExpertGrads, ParameterGrads
+from moetune.runtime.moe.experts import SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.packed import PackedDispatch
 from moetune.runtime.moe.pairs import dots, pick, sum_pairs, weighted_sum

@@ -14,12 +14,14 @@ from moetune.comm.agree import Opening, agree_on_tokens
 from moetune.comm.group import Communicator
 from moetune.domain.errors import InputError
 from moetune.domain.layer import ExpertParallel
+from moetune.runtime.moe.cells import Cells
 from moetune.runtime.moe.counts import RowCounts, exchange_counts, open_with_counts
-from moetune.runtime.moe.dispatch import Cells, Dispatch, GroupedRows
+from moetune.runtime.moe.dispatch import Dispatch, GroupedRows
 from moetune.runtime.moe.executor import PipelineContext
-from moetune.runtime.moe.expert_layer import ExpertLayer, Step, is_capturing
+from moetune.runtime.moe.expert_layer import ExpertLayer, Step
 from moetune.runtime.moe.function import MemoryPolicy
 from moetune.runtime.moe.gate import Routing
+from moetune.runtime.moe.inputs import is_capturing
 from moetune.runtime.moe.keep import KeepActivations
 from moetune.runtime.moe.offload import Copies, DeviceCopies, Host, HostPool, Offload
 from moetune.runtime.moe.padded import padded_dispatch

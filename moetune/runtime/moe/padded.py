@@ -1,6 +1,6 @@
 """Dispatch with a capacity whose rows are always as many: sizes that no routing changes.
 
-Between `gate` and `function` in `MoELayer.forward`, in place of `counts` and `dispatch.Cells`. Each
+Between `gate` and `function` in `MoELayer.forward`, in place of `counts` and `cells`. Each
 expert has C places for every rank's pairs, filled or not, so that the host knows all sizes: nothing
 is agreed, exchanged or read, and a CUDA graph can hold the step (Megatron-Core's
 `moe_pad_expert_input_to_capacity`).
@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from moetune.runtime.moe.cells import common_pieces
 from moetune.runtime.moe.counts import RowCounts
-from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder, common_pieces
+from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder
 
 
 def padded_dispatch(

@@ -15,7 +15,8 @@ import torch
 from moetune.comm.transfer import Transfer
 from moetune.domain.layer import Phase
 from moetune.runtime.moe.executor import Executor, PipelineContext, local_schedule
-from moetune.runtime.moe.experts import ExpertGrads, ExpertWeights, SavedActivations
+from moetune.runtime.moe.expert_grads import ExpertGrads
+from moetune.runtime.moe.experts import ExpertWeights, SavedActivations
 from moetune.runtime.moe.function import PhaseInputs, Saved
 from moetune.runtime.moe.kernels import CombineWeights
 from moetune.runtime.moe.pairs import sum_pairs

@@ -15,7 +15,8 @@ import torch
 from moetune.comm.agree import few_values
 from moetune.comm.group import Communicator
 from moetune.comm.transfer import Transfer
-from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows, common_pieces
+from moetune.runtime.moe.cells import common_pieces
+from moetune.runtime.moe.dispatch import ChunkLayout, GroupedRows
 from moetune.runtime.moe.workspace import MemoryTracker
 
 Parts = tuple[slice, ...]

@@ -163,9 +163,10 @@ class DeferredProducts:
         return made if self._scale == 1 else made.mul_(self._scale)
 
     def rows(self, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the sum of every expert's rows."""
+        """Return the sum of every expert's rows, zero for experts without rows."""
         assert self._one_hot_RL is not None  # noqa: S101 - experts have biases
-        made = widened_mm(self._one_hot_RL.T, y, dtype)
+        # The product's zeros do not keep another expert's NaN out.
+        made = self._idle_are_zero(widened_mm(self._one_hot_RL.T, y, dtype))
         self._tracker.add(made)
         return made if self._scale == 1 else made.mul_(self._scale)
 
@@ -175,8 +176,12 @@ class DeferredProducts:
 
     def _grouped(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         made = torch._grouped_mm(x.T, y, offs=self._ends_L)  # noqa: SLF001 - no public name in 2.10
+        # Nobody says that a kernel writes what it adds nothing to.
+        return self._idle_are_zero(made)
+
+    def _idle_are_zero(self, made: torch.Tensor) -> torch.Tensor:
         for expert, rows in enumerate(self._rows_L):
-            if not rows:  # nobody says that a kernel writes what it adds nothing to
+            if not rows:
                 made[expert].zero_()
         return made
 

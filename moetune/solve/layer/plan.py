@@ -1,32 +1,28 @@
 """Plan of one layer, the last step of its solver: the best candidate, and why it is the best."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from moetune.domain.constraints import Bounds, Dispatcher, Order
+from moetune.domain.constraints import Bounds, Dispatcher
 from moetune.domain.costs import Costs, Trust, least_trust
 from moetune.domain.layout import Layout
 from moetune.domain.plan import (
-    Alternative,
-    Choice,
     Confidence,
     Pipeline,
     Plan,
     Predicted,
-    Verdict,
 )
 from moetune.domain.profile import Provenance
 from moetune.domain.request import OFFLOADS_INPUT, OFFLOADS_MIDDLE, PlanInputs
 from moetune.domain.terms import LayerTerms, StrategyTerms
 from moetune.solve.layer.choose import check_pins
 from moetune.solve.layer.doubts import doubt_warnings, profile_command
-from moetune.solve.layer.memory import limit_of, total_bytes
+from moetune.solve.layer.memory import limit_of
 from moetune.solve.layer.parallelism import is_hierarchy_measured, layer_costs
 from moetune.solve.layer.peak import has_grouped, peak_bytes
 from moetune.solve.layer.ranges import solve_ranges
 from moetune.solve.layer.ranking import Ranking
 from moetune.solve.layer.strategies import (
-    Contender,
     RankedLayer,
     choose_dispatcher,
     choose_safely,
@@ -36,19 +32,10 @@ from moetune.solve.layer.strategies import (
 )
 from moetune.solve.layer.times import StepTime
 from moetune.solve.layer.uncertainty import judge_choice
+from moetune.solve.layer.verdict import alternatives_of, verdict_of
 from moetune.solve.layer.words import (
-    ONE_RANK,
     PAGEABLE,
-    binding_resource,
-    explain_choice,
-    explain_declined,
-    explain_fewest,
-    explain_loss,
-    explain_memory,
     explain_peak,
-    explain_strategy,
-    explain_strategy_loss,
-    reuses,
     trust_warnings,
 )
 
@@ -185,12 +172,8 @@ def _plan_of(
         memory=ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees),
         chunks=None,
         predicted=_predicted(ranking, confidence, provenance),
-        decision=_verdict(ranked, confidence, others),
-        alternatives=(
-            *(_alternative(ranking, other) for other in others),
-            *(_other_strategy(ranking, loser) for loser in ranked.losers),
-            *_other_dispatcher(ranked),
-        ),
+        decision=verdict_of(ranked, confidence, others),
+        alternatives=tuple(alternatives_of(ranked, others)),
         warnings=(
             *_trust_warnings(ranked, inputs, provenance, has_refits=bool(resamples)),
             *layer_warnings(ranking),
@@ -280,103 +263,4 @@ def _predicted(ranking: Ranking, confidence: Confidence, provenance: Provenance)
         p05_step_seconds=confidence.p05_step_seconds,
         p95_step_seconds=confidence.p95_step_seconds,
         trust=least_trust((best.trust, *not_measured)),
-    )
-
-
-def _alternative(ranking: Ranking, other: StepTime) -> Alternative:
-    return Alternative(
-        forward_degree=other.forward.degree,
-        backward_degree=other.backward.degree,
-        order=ranking.order,
-        strategy=other.strategy,
-        step_seconds=other.seconds,
-        dispatcher=ranking.costs.dispatcher,
-        lost_because=explain_loss(other=other, best=ranking.best),
-    )
-
-
-def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
-    return Alternative(
-        forward_degree=loser.step.forward.degree,
-        backward_degree=loser.step.backward.degree,
-        order=_order(ranking, loser.step),
-        strategy=loser.strategy,
-        step_seconds=loser.step.seconds,
-        dispatcher=ranking.costs.dispatcher,
-        lost_because=explain_strategy_loss(
-            other=loser.step,
-            needed_bytes=total_bytes(loser.memory),
-            limit_bytes=ranking.budget.limit_bytes,
-            best=ranking.best,
-        ),
-    )
-
-
-def _other_dispatcher(ranked: RankedLayer) -> Iterator[Alternative]:
-    other, limit_bytes = ranked.other_dispatcher, ranked.best.budget.limit_bytes
-    if other is not None:
-        lost = explain_strategy_loss(
-            other=other.best, needed_bytes=0, limit_bytes=limit_bytes, best=ranked.step
-        )
-        yield replace(_alternative(other, other.best), lost_because=lost)
-
-
-def _order(ranking: Ranking, step: StepTime) -> Order:
-    return ranking.bounds.chosen_order if step.strategy == "none" else "interleaved"
-
-
-def _verdict(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
-    ranking = ranked.best
-    rest = [*others[:1], *ranked.rivals]
-    runner_up = min(rest, key=lambda step: step.seconds, default=None)
-    choice = None
-    if runner_up is not None:
-        choice = Choice(
-            forward_degree=runner_up.forward.degree,
-            backward_degree=runner_up.backward.degree,
-            order=_order(ranking, runner_up),
-            strategy=runner_up.strategy,
-            step_seconds=runner_up.seconds,
-            dispatcher=ranking.costs.dispatcher,
-        )
-    return Verdict(
-        probability_best=confidence.probability_best,
-        expected_regret=confidence.expected_regret,
-        runner_up=choice,
-        binding="memory" if ranked.is_forced else binding_resource(ranking.best),
-        why=_why(ranked, others[0] if others else None),
-    )
-
-
-def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
-    ranking = ranked.best
-    without = next((one for one in ranked.losers if one.strategy == "none"), None)
-    if without is not None and reuses(ranking.best) and not without.fits:
-        memory = ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
-        return explain_strategy(
-            best=ranking.best,
-            needed_bytes=total_bytes(memory),
-            without_bytes=total_bytes(without.memory),
-            limit_bytes=ranking.budget.limit_bytes,
-        )
-    if ranking.memory_forced and ranking.chooser.budget is not None:
-        return explain_fewest(fewest=ranking.fewest_chunks)
-    if ranking.memory_forced:
-        return explain_memory(
-            tokens=ranking.tokens, max_pipelined_tokens=int(ranking.chooser.max_pipelined_tokens)
-        )
-    if ranked.declined is not None:
-        return explain_declined(
-            several=ranked.declined.step,
-            one_chunk=ranking.best,
-            regret=ranked.declined.regret,
-        )
-    degrees = ranking.best.forward.degree, ranking.best.backward.degree
-    if ranking.costs.world_size == 1 and max(degrees) == 1:
-        return ONE_RANK
-    return explain_choice(
-        step=ranking.best,
-        sequential=ranking.sequential,
-        runner_up=runner_up,
-        interference=ranking.costs.costs.interference,
     )

@@ -1,0 +1,152 @@
+"""Order a step's pairs: which rows go where in each phase, from the gate's choices alone.
+
+Between `gate` and `function` in `MoELayer.forward`: all on the device, without the tokens. `counts`
+reads what the host must know; the result is a `dispatch.Dispatch`.
+
+T tokens of this rank, K choices a token, N rows to send, P ranks, C pieces, L local experts.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from moetune.comm.relay import Counts
+from moetune.runtime.moe.counts import RowCounts
+from moetune.runtime.moe.dispatch import Dispatch, GroupedRows, PhaseOrder
+
+
+class Cells:
+    """This rank's pairs by (piece, expert), before the exchange of their numbers.
+
+    Args:
+        experts_TK: chosen experts.
+        kept_TK: as in `Routing`.
+        degrees: forward and backward.
+
+    Attributes:
+        counts_CPL: pairs of each cell, by target rank.
+    """
+
+    def __init__(
+        self,
+        experts_TK: torch.Tensor,
+        kept_TK: torch.Tensor | None,
+        *,
+        num_experts: int,
+        num_ranks: int,
+        degrees: tuple[int, int],
+    ) -> None:
+        self.degrees = degrees
+        self._shape, self._num_ranks = experts_TK.shape, num_ranks
+        self._local_experts = num_experts // num_ranks
+        places, *self._chunk_pieces = common_pieces(*degrees)
+        num_pieces = len(places) - 1
+        self._num_cells = num_pieces * num_experts
+        piece_T, *self._chunk_T = _cuts(self._shape[0], degrees, experts_TK.device)
+        self._experts_TK = experts_TK
+        cells_TK = torch.add(experts_TK, piece_T.unsqueeze(1), alpha=num_experts)
+        if kept_TK is not None:
+            cells_TK = torch.where(kept_TK, cells_TK, self._num_cells)
+        self._cells = cells_TK.reshape(-1)
+        counts = self._cells.new_zeros(self._num_cells + 1)
+        counts.scatter_add_(0, self._cells, torch.ones_like(self._cells))
+        self.counts_CPL = counts[:-1].view(num_pieces, num_ranks, -1)
+
+    def dispatch(self, counts: RowCounts, *, grouped: GroupedRows | None = None) -> Dispatch:
+        """Return the step's dispatch, now that the ranks' numbers are known."""
+        forward, backward = self._chunk_pieces
+        order = self._order(counts, forward, self._chunk_T[0])
+        other = order
+        if self.degrees[0] != self.degrees[1]:
+            other = self._order(counts, backward, self._chunk_T[1])
+        return Dispatch(forward=order, backward=other, counts=counts, grouped=grouped)
+
+    def _order(
+        self, counts: RowCounts, chunk_pieces: tuple[int, ...], chunk_T: torch.Tensor
+    ) -> PhaseOrder:
+        send_counts = _per_chunk(counts.send_CP, chunk_pieces)
+        key = self._cells
+        if self.degrees[0] != self.degrees[1]:
+            key = self._sending_key(chunk_T)
+        pairs = torch.sort(key, stable=True).indices
+        rows = torch.empty_like(pairs)
+        rows.scatter_(0, pairs, torch.arange(len(pairs), device=pairs.device))
+        pairs_N = pairs[: sum(map(sum, send_counts))]
+        top_k = self._shape[1]
+        return PhaseOrder(
+            pairs_N=pairs_N,
+            tokens_N=pairs_N if top_k == 1 else pairs_N // top_k,
+            rows_TK=rows.view(self._shape),
+            chunk_pieces=chunk_pieces,
+            send_counts=send_counts,
+            receive_counts=_per_chunk(counts.receive_CP, chunk_pieces),
+            relayed_counts=_relayed_per_chunk(counts.relayed_NLC, chunk_pieces),
+        )
+
+    def _sending_key(self, chunk_T: torch.Tensor) -> torch.Tensor:
+        """Return a key that sorts pairs by (chunk, target rank, piece, expert), dropped ones last.
+
+        Where each chunk is one piece, a pair's cell is such a key.
+        """
+        target_TK = self._experts_TK // self._local_experts
+        target_TK = target_TK.add_(chunk_T.unsqueeze(1), alpha=self._num_ranks)
+        key = torch.add(self._cells, target_TK.view(-1), alpha=self._num_cells + 1)
+        last = self._num_ranks * len(self.counts_CPL) * (self._num_cells + 1)
+        return key.masked_fill_(self._cells == self._num_cells, last)
+
+
+def common_pieces(
+    forward_degree: int, backward_degree: int
+) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
+    """Return the bounds of the pieces and, in pieces, of the forward and the backward chunks.
+
+    Those of the pieces are in 1/(f·b) of the tokens, for the degrees f and b. Their number depends
+    on the degrees alone, never on this rank's tokens, because ranks exchange one count for each.
+    """
+    forward = range(0, forward_degree * backward_degree + 1, backward_degree)
+    backward = range(0, forward_degree * backward_degree + 1, forward_degree)
+    places = sorted({*forward, *backward})
+    return places, tuple(map(places.index, forward)), tuple(map(places.index, backward))
+
+
+def _cuts(
+    num_tokens: int, degrees: tuple[int, int], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Return each token's piece, forward chunk and backward chunk, by arithmetic on the device.
+
+    Token t is behind the cut T·i // n, of n, where i ≤ ((t + 1)·n − 1) // T; f and b cuts are
+    every b-th and f-th of n = f·b, and where f·b / gcd divides they are the same.
+    """
+    forward, backward = degrees
+    num_cuts = forward if forward == backward else forward * backward
+    token_T = torch.arange(1, num_tokens + 1, device=device)
+    cut_T = token_T.mul_(num_cuts).sub_(1).floor_divide_(max(1, num_tokens))
+    if forward == backward:
+        return cut_T, cut_T, cut_T
+    forward_T, backward_T = cut_T // backward, cut_T // forward
+    piece_T = (forward_T + backward_T).sub_(cut_T // math.lcm(forward, backward))
+    return piece_T, forward_T, backward_T
+
+
+def _per_chunk(
+    counts_CP: Sequence[Sequence[int]], chunk_pieces: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Return [chunk][rank] from [piece][rank] counts."""
+    return tuple(
+        tuple(map(sum, zip(*counts_CP[low:high], strict=True)))
+        for low, high in itertools.pairwise(chunk_pieces)
+    )
+
+
+def _relayed_per_chunk(
+    counts_NLC: Sequence[Sequence[Sequence[int]]] | None, chunk_pieces: tuple[int, ...]
+) -> tuple[Counts, ...]:
+    """Return [chunk][node][rank of a node] from [node][rank of a node][piece] counts."""
+    if counts_NLC is None:
+        return ()
+    return tuple(
+        [[sum(pieces[low:high]) for pieces in node] for node in counts_NLC]
+        for low, high in itertools.pairwise(chunk_pieces)
+    )

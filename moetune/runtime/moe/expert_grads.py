@@ -1,0 +1,225 @@
+"""The local experts' backward on the rows of one part of a chunk, and their parameters' gradients.
+
+`experts` has the forward; `weight_grads` sums or defers the gradients of the parameters.
+
+R rows, D model width, H hidden width, E local experts.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from moetune.domain.layer import Activation
+from moetune.runtime.moe.experts import (
+    Buffers,
+    ExpertWeights,
+    SavedActivations,
+    WantedGrads,
+    hidden_buffer,
+)
+from moetune.runtime.moe.kernels import (
+    CombineWeights,
+    activate,
+    activate_again,
+    activation_grad_,
+)
+from moetune.runtime.moe.products import Part, multiply
+from moetune.runtime.moe.weight_grads import DeferredProducts, GradientSum
+from moetune.runtime.moe.workspace import MemoryTracker
+
+
+class ParameterGrads(Protocol):
+    """The experts' backward, part by part, and what becomes of the parameters' gradients."""
+
+    def run(
+        self,
+        grad: torch.Tensor,
+        inputs: torch.Tensor,
+        saved: SavedActivations,
+        part: Part,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the gradient of the inputs, in `out` if there is one.
+
+        Args:
+            grad: (R, D), of the experts' results.
+            inputs: (R, D), the rows that the experts received.
+        """
+
+    def finish(self) -> None:
+        """Do what is left, when every chunk's results are on their way."""
+
+    def totals(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the wanted gradients, once."""
+
+
+class ExpertGrads:
+    """The experts' backward; the parameters' gradients are summed over parts.
+
+    Args:
+        num_parts: of all chunks.
+        buffers: of `ExpertWeights.hidden_shapes`.
+    """
+
+    def __init__(
+        self,
+        weights: ExpertWeights,
+        wanted: WantedGrads,
+        num_parts: int,
+        buffers: Buffers,
+        tracker: MemoryTracker,
+    ) -> None:
+        self._activation: Activation = weights.activation
+        self._w1_T, self._w2_T = weights.w1.transpose(1, 2), weights.w2.transpose(1, 2)
+        self._w3_T = None if weights.w3 is None else weights.w3.transpose(1, 2)
+        self._buffers = buffers
+        self._sums = [
+            None
+            if each is None or dtype is None
+            else GradientSum(each, num_parts, tracker, dtype=dtype, scale=wanted.scale)
+            for each, dtype in zip(weights.parameters, wanted.dtypes, strict=True)
+        ]
+
+    def run(
+        self,
+        grad: torch.Tensor,
+        inputs: torch.Tensor,
+        saved: SavedActivations,
+        part: Part,
+        out: torch.Tensor | None,
+        *,
+        combine_weights: CombineWeights | None = None,
+        saved_is_free: Callable[[], None] = lambda: None,
+    ) -> torch.Tensor:
+        """Return the gradient of the inputs in `out`, which may be `grad`.
+
+        Args:
+            grad: (R, D), of the experts' results; with `combine_weights`, of the weighted ones.
+            inputs: (R, D), the rows that the experts received.
+            saved_is_free: called after the last read of `saved`.
+        """
+        sum_w1, sum_b1, sum_w2, sum_b2, sum_w3 = self._sums
+        pre, gate = saved.pre_RH, saved.gate_RH
+        out_hidden = hidden_buffer(pre, self._activation, self._buffers)
+        hidden = activate_again(pre, gate, self._activation, out_hidden)
+        grad_hidden = self._buffers["grad hidden"][: len(pre)]
+        multiply(grad, self._w2_T, part, grad_hidden)
+        if combine_weights is not None:
+            combine_weights.apply(grad, hidden, grad_hidden, part)
+        _add_gemm(sum_w2, hidden, grad, part)
+        _add_rows(sum_b2, grad, part)
+        if gate is not None and self._w3_T is not None:
+            grad_gate = activate(pre, None, "silu", hidden).mul_(grad_hidden)
+            grad_hidden.mul_(gate)
+            _add_gemm(sum_w3, inputs, grad_gate, part)
+            out = multiply(grad_gate, self._w3_T, part, out)
+        grad_pre = activation_grad_(grad_hidden, pre, self._activation)
+        saved_is_free()
+        _add_gemm(sum_w1, inputs, grad_pre, part)
+        _add_rows(sum_b1, grad_pre, part)
+        return multiply(grad_pre, self._w1_T, part, out, adds=gate is not None)
+
+    def finish(self) -> None:
+        """Do nothing: every part was summed."""
+
+    def totals(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the wanted gradients, once: each sum is freed as its gradient is made."""
+        self._sums.reverse()
+        sums = (self._sums.pop() for _ in range(len(self._sums)))
+        return tuple(None if each is None else each.total() for each in sums)
+
+
+class DeferredGrads:
+    """The experts' backward with grouped kernels; parameters have one product each, at the end.
+
+    Args:
+        inputs_RD, grads_RD: all rows of the step, and the gradients that arrive for them.
+        products: of the parameters' gradients.
+    """
+
+    def __init__(
+        self,
+        weights: ExpertWeights,
+        wanted: WantedGrads,
+        inputs_RD: torch.Tensor,
+        grads_RD: torch.Tensor,
+        products: DeferredProducts,
+    ) -> None:
+        self._weights, self._wanted, self._products = weights, wanted, products
+        self._inputs_RD, self._grads_RD = inputs_RD, grads_RD
+        self._saved: list[tuple[Part, SavedActivations]] = []
+        self._totals: list[torch.Tensor | None] = []
+
+    def run(
+        self,
+        grad: torch.Tensor,
+        inputs: torch.Tensor,  # noqa: ARG002 - kept until the end
+        saved: SavedActivations,
+        part: Part,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the gradient of the inputs, and keep what the parameters' gradients need."""
+        weights, (w1, b1, _, _, w3) = self._weights, self._wanted.dtypes
+        pre, gate = saved.pre_RH, saved.gate_RH
+        self._saved.append((part, saved))
+        grad_hidden = weights.multiply(grad, weights.w2.transpose(1, 2), part, None)
+        through_gate = None
+        if gate is not None and weights.w3 is not None:
+            grad_gate = activate(pre, None, "silu", torch.empty_like(pre)).mul_(grad_hidden)
+            grad_hidden.mul_(gate)
+            if w3 is not None:
+                self._products.keep("gate", grad_gate, part)
+            through_gate = weights.multiply(grad_gate, weights.w3.transpose(1, 2), part, None)
+        grad_pre = activation_grad_(grad_hidden, pre, weights.activation)
+        if w1 is not None or b1 is not None:
+            self._products.keep("pre", grad_pre, part)
+        result = weights.multiply(grad_pre, weights.w1.transpose(1, 2), part, None)
+        if through_gate is not None:
+            result.add_(through_gate)
+        return result if out is None else out.copy_(result)
+
+    def finish(self) -> None:
+        """Multiply what was kept, one parameter after another."""
+        products = self._products
+        w1, b1, w2, b2, w3 = self._wanted.dtypes
+        totals: list[torch.Tensor | None] = [None] * 5
+        if w1 is not None or w3 is not None:
+            inputs = products.by_expert(self._inputs_RD)
+            if w1 is not None:
+                totals[0] = products.matrix(inputs, products.kept("pre"), w1)
+            if w3 is not None:
+                totals[4] = products.matrix(inputs, products.kept("gate"), w3)
+            del inputs
+        if b1 is not None:
+            totals[1] = products.rows(products.kept("pre"), b1)
+        if w2 is not None or b2 is not None:
+            grads = products.by_expert(self._grads_RD)
+            if b2 is not None:
+                totals[3] = products.rows(grads, b2)
+            if w2 is not None:
+                for part, saved in self._saved:
+                    products.keep("pre", self._hidden(saved), part)
+                totals[2] = products.matrix(products.kept("pre"), grads, w2)
+        products.release()
+        self._saved.clear()
+        self._totals = totals
+
+    def totals(self) -> tuple[torch.Tensor | None, ...]:
+        """Return the wanted gradients."""
+        return tuple(self._totals)
+
+    def _hidden(self, saved: SavedActivations) -> torch.Tensor:
+        activation = self._weights.activation
+        out = hidden_buffer(saved.pre_RH, activation, {})
+        return activate_again(saved.pre_RH, saved.gate_RH, activation, out)
+
+
+def _add_gemm(into: GradientSum | None, x: torch.Tensor, y: torch.Tensor, part: Part) -> None:
+    if into is not None:
+        into.add_gemm(x, y, part)
+
+
+def _add_rows(into: GradientSum | None, y: torch.Tensor, part: Part) -> None:
+    if into is not None:
+        into.add_rows(y, part)

@@ -1,0 +1,150 @@
+"""A plan's decision, and what lost against it and why.
+
+The last step of a layer's plan, before `plan` puts its parts together.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from moetune.domain.constraints import Order
+from moetune.domain.plan import (
+    Alternative,
+    Choice,
+    Confidence,
+    Verdict,
+)
+from moetune.solve.layer.memory import total_bytes
+from moetune.solve.layer.ranking import Ranking
+from moetune.solve.layer.strategies import (
+    Contender,
+    RankedLayer,
+)
+from moetune.solve.layer.times import StepTime
+from moetune.solve.layer.words import (
+    ONE_RANK,
+    binding_resource,
+    explain_choice,
+    explain_declined,
+    explain_fewest,
+    explain_loss,
+    explain_memory,
+    explain_strategy,
+    explain_strategy_loss,
+    reuses,
+)
+
+
+def alternatives_of(ranked: RankedLayer, others: Sequence[StepTime]) -> Iterator[Alternative]:
+    """Yield other degrees, strategies and dispatchers.
+
+    Args:
+        others: steps of the chosen strategy at other degrees, the best first.
+    """
+    ranking = ranked.best
+    yield from (_alternative(ranking, other) for other in others)
+    yield from (_other_strategy(ranking, loser) for loser in ranked.losers)
+    yield from _other_dispatcher(ranked)
+
+
+def _alternative(ranking: Ranking, other: StepTime) -> Alternative:
+    return Alternative(
+        forward_degree=other.forward.degree,
+        backward_degree=other.backward.degree,
+        order=ranking.order,
+        strategy=other.strategy,
+        step_seconds=other.seconds,
+        dispatcher=ranking.costs.dispatcher,
+        lost_because=explain_loss(other=other, best=ranking.best),
+    )
+
+
+def _other_strategy(ranking: Ranking, loser: Contender) -> Alternative:
+    return Alternative(
+        forward_degree=loser.step.forward.degree,
+        backward_degree=loser.step.backward.degree,
+        order=_order(ranking, loser.step),
+        strategy=loser.strategy,
+        step_seconds=loser.step.seconds,
+        dispatcher=ranking.costs.dispatcher,
+        lost_because=explain_strategy_loss(
+            other=loser.step,
+            needed_bytes=total_bytes(loser.memory),
+            limit_bytes=ranking.budget.limit_bytes,
+            best=ranking.best,
+        ),
+    )
+
+
+def _other_dispatcher(ranked: RankedLayer) -> Iterator[Alternative]:
+    other, limit_bytes = ranked.other_dispatcher, ranked.best.budget.limit_bytes
+    if other is not None:
+        lost = explain_strategy_loss(
+            other=other.best, needed_bytes=0, limit_bytes=limit_bytes, best=ranked.step
+        )
+        yield replace(_alternative(other, other.best), lost_because=lost)
+
+
+def _order(ranking: Ranking, step: StepTime) -> Order:
+    return ranking.bounds.chosen_order if step.strategy == "none" else "interleaved"
+
+
+def verdict_of(ranked: RankedLayer, confidence: Confidence, others: Sequence[StepTime]) -> Verdict:
+    """Return the decision and why it was taken.
+
+    Args:
+        others: steps of the chosen strategy at other degrees, the best first.
+    """
+    ranking = ranked.best
+    rest = [*others[:1], *ranked.rivals]
+    runner_up = min(rest, key=lambda step: step.seconds, default=None)
+    choice = None
+    if runner_up is not None:
+        choice = Choice(
+            forward_degree=runner_up.forward.degree,
+            backward_degree=runner_up.backward.degree,
+            order=_order(ranking, runner_up),
+            strategy=runner_up.strategy,
+            step_seconds=runner_up.seconds,
+            dispatcher=ranking.costs.dispatcher,
+        )
+    return Verdict(
+        probability_best=confidence.probability_best,
+        expected_regret=confidence.expected_regret,
+        runner_up=choice,
+        binding="memory" if ranked.is_forced else binding_resource(ranking.best),
+        why=_why(ranked, others[0] if others else None),
+    )
+
+
+def _why(ranked: RankedLayer, runner_up: StepTime | None) -> str:
+    ranking = ranked.best
+    without = next((one for one in ranked.losers if one.strategy == "none"), None)
+    if without is not None and reuses(ranking.best) and not without.fits:
+        memory = ranking.budget.memory(strategy=ranking.strategy, degrees=ranking.best.degrees)
+        return explain_strategy(
+            best=ranking.best,
+            needed_bytes=total_bytes(memory),
+            without_bytes=total_bytes(without.memory),
+            limit_bytes=ranking.budget.limit_bytes,
+        )
+    if ranking.memory_forced and ranking.chooser.budget is not None:
+        return explain_fewest(fewest=ranking.fewest_chunks)
+    if ranking.memory_forced:
+        return explain_memory(
+            tokens=ranking.tokens, max_pipelined_tokens=int(ranking.chooser.max_pipelined_tokens)
+        )
+    if ranked.declined is not None:
+        return explain_declined(
+            several=ranked.declined.step,
+            one_chunk=ranking.best,
+            regret=ranked.declined.regret,
+        )
+    degrees = ranking.best.forward.degree, ranking.best.backward.degree
+    if ranking.costs.world_size == 1 and max(degrees) == 1:
+        return ONE_RANK
+    return explain_choice(
+        step=ranking.best,
+        sequential=ranking.sequential,
+        runner_up=runner_up,
+        interference=ranking.costs.costs.interference,
+    )
