@@ -38,7 +38,6 @@ FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mellum", {"num_hidden_layers": 4}),
     ("olmoe", {"num_hidden_layers": 4}),
     ("flex_olmo", {"num_hidden_layers": 4}),
-    ("jetmoe", {"num_hidden_layers": 4}),
     ("deepseek_v2", {
         "num_hidden_layers": 4, "num_experts_per_tok": 6, "first_k_dense_replace": 1,
         "q_lora_rank": None,
@@ -46,10 +45,13 @@ FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepseek_v3", {"num_hidden_layers": 4, "attention_bias": True}),
     ("glm4_moe_lite", {"num_hidden_layers": 4}),
     ("axk1", {"num_hidden_layers": 4}),
-    ("axk2", {"num_hidden_layers": 4}),
     ("mistral4", {"num_hidden_layers": 4}),
     ("deepseek_v32", {"num_hidden_layers": 4}),
-    ("glm_moe_dsa", {"num_hidden_layers": 4}),
+    ("glm_moe_dsa", {
+        "num_hidden_layers": 4, "indexer_types": ["full", "full", "shared", "full"],
+    }),
+    ("qwen3_vl_text", {"num_hidden_layers": 4}),
+    ("qwen3_5_text", {"num_hidden_layers": 8}),
     ("deepseek_v4", {"num_hidden_layers": 6}),
     ("glm4_moe", {
         "num_hidden_layers": 5, "head_dim": 128, "attention_bias": True, "use_qk_norm": True,
@@ -86,7 +88,6 @@ FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
     }),
     ("cohere2_moe", {"num_hidden_layers": 8, "num_shared_experts": 2}),
     ("qwen3_vl_moe_text", {"num_hidden_layers": 4}),
-    ("qwen3_omni_moe_text", {"num_hidden_layers": 4, "head_dim": 128}),
     ("gemma4_text", {
         "num_hidden_layers": 6, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2,
         "moe_intermediate_size": 512, "hidden_size_per_layer_input": 0,
@@ -95,7 +96,6 @@ FAMILIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("muse_spark_text", {"num_hidden_layers": 4}),
     ("glm5_next_text", {"num_hidden_layers": 8}),
     ("hy_v4", {"num_hidden_layers": 4}),
-    ("mistral_large4_text", {"num_hidden_layers": 4}),
 )  # fmt: skip
 """Families, and fields that differ from their class's."""
 
@@ -143,7 +143,11 @@ def _counts(config: Any) -> dict[str, int]:  # noqa: ANN401 - as above
         model = AutoModelForCausalLM.from_config(config)
     except ValueError:
         model = _text_model(config, AutoModel)
-        head = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
+        head = (
+            0
+            if getattr(config, "tie_word_embeddings", False)
+            else config.vocab_size * config.hidden_size
+        )
     routed = sum(
         one.numel()
         for name, one in model.named_parameters()
@@ -171,7 +175,7 @@ def _fields(config: Any) -> dict[str, Any]:  # noqa: ANN401 - as above
     return {
         key: value
         for key, value in config.to_dict().items()
-        if key not in every and value is not None
+        if key not in every and (value is not None or key in {"q_lora_rank", "n_group"})
     }
 
 

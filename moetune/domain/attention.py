@@ -145,7 +145,9 @@ class LatentAttention:
         q_rank: None where queries are projected at once.
         nope_dim, rope_dim: widths of a head's query without and with rotary positions; all heads
             share one rotary key.
-        indexer: None where a token reads all earlier ones.
+        indexer: selects each token's keys; None where a token reads all earlier ones, or those
+            that an earlier block's indexer selected.
+        top_keys: how many an earlier block's indexer selected.
         biases: of the projections, counted.
         norm_parameters: more than the norms of the two latent vectors.
         gate_width: outputs of a projection that gates the attention's output, 0 for none.
@@ -163,6 +165,7 @@ class LatentAttention:
     rope_dim: int
     v_head_dim: int
     indexer: Indexer | None = None
+    top_keys: int | None = None
     biases: int = 0
     norm_parameters: int = 0
     gate_width: int = 0
@@ -174,7 +177,9 @@ class LatentAttention:
     @property
     def name(self) -> str:
         """What the attention is called in tables."""
-        sparse = "" if self.indexer is None else f", top {self.indexer.top_k} keys"
+        sparse = "" if self._selected is None else f", top {self._selected} keys"
+        if self.top_keys is not None:
+            sparse += " of an earlier block"
         window = "" if self.window is None else f", window {self.window}"
         return f"latent attention{sparse}{window}"
 
@@ -191,6 +196,11 @@ class LatentAttention:
             "gate": self.gate_width,
             "output": heads * self.v_head_dim,
         }
+
+    @property
+    def _selected(self) -> int | None:
+        """Keys that a token reads at most, None for all."""
+        return self.top_keys if self.indexer is None else self.indexer.top_k
 
     @property
     def _projections(self) -> int:
@@ -211,12 +221,13 @@ class LatentAttention:
 
     def forward_macs(self, length: int) -> float:
         """Return the MACs of one token; selected keys are read in latent form (absorbed)."""
-        if self.indexer is None:
+        if self._selected is None:
             per_key = self.num_heads * (self.nope_dim + self.rope_dim + self.v_head_dim)
             return self._projections + per_key * mean_context(length, self.window)
         per_key = self.num_heads * (2 * self.kv_rank + self.rope_dim)
-        core = per_key * mean_context(length, self.indexer.top_k)
-        return self._projections + core + self.indexer.forward_macs(length)
+        core = per_key * mean_context(length, self._selected)
+        scoring = 0 if self.indexer is None else self.indexer.forward_macs(length)
+        return self._projections + core + scoring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

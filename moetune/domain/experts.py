@@ -147,6 +147,16 @@ class RoutedExperts:
             activation=activation,
         )
 
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """Elements of a token's dispatched copies and their hidden vectors, and of the shared."""
+        shared = {} if self.shared is None else {"shared": self.shared.widths["hidden"]}
+        return {
+            "dispatched": self.top_k * self.d_expert,
+            "hidden": self.top_k * (self.num_gemms - 1) * self.d_hidden,
+            **shared,
+        }
+
     def parameters(self, *, active: bool = False) -> Amounts:
         """Return the parameters by part; active ones are those that one token meets."""
         count = self.mean_top_k if active else self.num_experts

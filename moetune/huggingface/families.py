@@ -14,13 +14,16 @@ _ROWS = (
     Family(
         types=("llama", "mistral"),
         attention=mixers.grouped,
+        needs_kv_heads=False,
+        needs_head_dim=False,
         kinds=kinds.windowed,
         sparse=sparse.nowhere,
         mlp_bias="mlp_bias",
     ),
     Family(
-        types=("qwen3",),
+        types=("qwen3", "qwen3_vl_text"),
         attention=mixers.grouped,
+        needs_head_dim=False,
         kinds=kinds.qwen_window,
         sparse=sparse.nowhere,
         qk_norm="head",
@@ -28,6 +31,7 @@ _ROWS = (
     Family(
         types=("mixtral",),
         attention=mixers.grouped,
+        needs_head_dim=False,
         kinds=kinds.windowed,
         qkv_bias=False,
         expert_width=_EXPERTS_ALONE,
@@ -35,6 +39,7 @@ _ROWS = (
     Family(
         types=("phimoe",),
         attention=mixers.grouped,
+        needs_head_dim=False,
         kinds=kinds.windowed,
         expert_width=_EXPERTS_ALONE,
         score="sparsemixer",
@@ -43,9 +48,11 @@ _ROWS = (
     Family(
         types=("granitemoe", "granitemoeshared", "granitemoehybrid"),
         attention=mixers.grouped,
+        needs_kv_heads=False,
+        needs_head_dim=False,
         linear=mixers.mamba2,
         expert_width=_EXPERTS_ALONE,
-        shared="width",
+        shared="optional_width",
         shared_width=("shared_intermediate_size",),
         score="softmax_of_top_k",
     ),
@@ -63,6 +70,7 @@ _ROWS = (
     Family(
         types=("minimax",),
         attention=mixers.grouped,
+        needs_head_dim=False,
         linear=mixers.lightning,
         kinds=kinds.lightning,
         qkv_bias=False,
@@ -74,7 +82,7 @@ _ROWS = (
         qkv_bias=False,
         qk_norm="full",
         expert_width=_EXPERTS_ALONE,
-        shared="width",
+        shared="optional_width",
         shared_width=("shared_intermediate_size",),
         score="sigmoid",
         has_balance_bias=True,
@@ -83,6 +91,7 @@ _ROWS = (
     Family(
         types=("qwen2_moe",),
         attention=mixers.grouped,
+        needs_head_dim=False,
         kinds=kinds.qwen_window,
         sparse=sparse.qwen,
         qkv_bias="qkv_bias",
@@ -95,6 +104,7 @@ _ROWS = (
     Family(
         types=("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text", "qwen3_omni_moe_thinker"),
         attention=mixers.grouped,
+        needs_head_dim=False,
         kinds=kinds.qwen_window,
         sparse=sparse.qwen,
         qk_norm="head",
@@ -110,6 +120,16 @@ _ROWS = (
         shared="width",
         shared_width=("shared_expert_intermediate_size",),
         has_shared_gate=True,
+        harmless=("attn_output_gate", "mamba_ssm_dtype"),
+    ),
+    Family(
+        types=("qwen3_5_text",),
+        attention=mixers.grouped,
+        linear=mixers.gated_delta,
+        kinds=kinds.interval,
+        sparse=sparse.nowhere,
+        qk_norm="head",
+        gate="full",
         harmless=("attn_output_gate", "mamba_ssm_dtype"),
     ),
     Family(
@@ -146,6 +166,8 @@ _ROWS = (
     Family(
         types=("olmoe", "flex_olmo"),
         attention=mixers.grouped,
+        needs_kv_heads=False,
+        needs_head_dim=False,
         qk_norm="full",
         expert_width=_EXPERTS_ALONE,
     ),
@@ -160,6 +182,7 @@ _ROWS = (
     Family(
         types=("deepseek_v3", "kimi_k2", "glm4_moe_lite"),
         attention=mixers.latent,
+        needs_groups=True,
         sparse=sparse.after_dense,
         shared="count",
         score="sigmoid",
@@ -179,20 +202,23 @@ _ROWS = (
     Family(
         types=("mistral4",),
         attention=mixers.latent,
-        sparse=sparse.after_dense,
+        sparse=sparse.after_any_dense,
         shared="count",
         harmless=("topk_method",),
     ),
     Family(
         types=("deepseek_v32", "glm_moe_dsa"),
         attention=mixers.latent,
+        needs_groups=True,
         kinds=kinds.indexed,
         sparse=sparse.after_dense,
         mlp_bias="mlp_bias",
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("topk_method",),
+        harmless=(
+            "topk_method", "index_share_for_mtp_iteration", "indexer_rope_interleave",
+        ),
     ),
     Family(
         types=("deepseek_v4",),
@@ -201,6 +227,7 @@ _ROWS = (
         shared="count",
         score="sqrtsoftplus",
         has_balance_bias=True,
+        streams="full",
         harmless=(
             "topk_method", "num_hash_layers", "attention_bias", "mlp_bias", "compress_rates",
             "compress_rate_csa", "compress_rate_hca",
@@ -209,6 +236,7 @@ _ROWS = (
     Family(
         types=("glm4_moe", "glm4v_moe_text"),
         attention=mixers.grouped,
+        needs_head_dim=False,
         sparse=sparse.after_dense,
         out_bias=False,
         qk_norm="head",
@@ -220,6 +248,7 @@ _ROWS = (
     Family(
         types=("dots1", "exaone_moe"),
         attention=mixers.grouped,
+        needs_head_dim=False,
         kinds=kinds.every_fourth,
         sparse=sparse.after_dense,
         qk_norm="head",
@@ -231,7 +260,7 @@ _ROWS = (
     Family(
         types=("solar_open",),
         attention=mixers.grouped,
-        sparse=sparse.after_dense,
+        sparse=sparse.after_any_dense,
         shared="count",
         score="sigmoid",
         has_balance_bias=True,
@@ -293,6 +322,7 @@ _ROWS = (
     Family(
         types=("bailing_hybrid",),
         attention=mixers.latent,
+        needs_query_rank=False,
         linear=mixers.bailing_delta,
         kinds=kinds.grouped_layers,
         sparse=sparse.after_dense,
@@ -305,6 +335,7 @@ _ROWS = (
     Family(
         types=("ernie4_5_moe",),
         attention=mixers.grouped,
+        needs_head_dim=False,
         sparse=sparse.ernie,
         qkv_bias="use_bias",
         mlp_bias="use_bias",
@@ -347,7 +378,7 @@ _ROWS = (
         harmless=("sliding_window", "n_shared_experts"),
     ),
     Family(
-        types=("step3p5",),
+        types=("step3p5", "step3p7"),
         attention=mixers.step,
         sparse=sparse.after_dense,
         qk_norm="head",
@@ -357,11 +388,12 @@ _ROWS = (
         shared_width=("share_expert_dim",),
         score="sigmoid",
         has_balance_bias=True,
-        harmless=("swiglu_limits_shared",),
+        harmless=("swiglu_limits_shared", "use_moe_router_bias", "n_shared_experts"),
     ),
     Family(
         types=("hunyuan_v1_moe",),
         attention=mixers.grouped,
+        needs_head_dim=False,
         qk_norm="head",
         expert_width=("moe_intermediate_size", "intermediate_size"),
         shared="one",
@@ -376,6 +408,7 @@ _ROWS = (
     Family(
         types=("jamba",),
         attention=mixers.grouped,
+        needs_head_dim=False,
         linear=mixers.mamba1,
         kinds=kinds.periodic,
         sparse=sparse.periodic,
@@ -385,12 +418,15 @@ _ROWS = (
     Family(
         types=("dbrx",),
         attention=mixers.grouped,
+        needs_kv_heads=False,
+        needs_head_dim=False,
         qkv_bias=False,
         expert_width=("ffn_hidden_size",),
     ),
     Family(
         types=("lfm2_moe",),
         attention=mixers.grouped,
+        needs_head_dim=False,
         linear=mixers.short_convolution,
         kinds=kinds.convolutions,
         sparse=sparse.after_dense,
@@ -405,7 +441,7 @@ _ROWS = (
         types=("cohere2_moe",),
         attention=mixers.grouped,
         kinds=kinds.every_fourth,
-        sparse=sparse.after_dense,
+        sparse=sparse.after_any_dense,
         dense_width=("prefix_dense_intermediate_size",),
         expert_width=_EXPERTS_ALONE,
         shared="count",
@@ -430,6 +466,28 @@ _ROWS = (
         harmless=("n_shared_experts",),
     ),
     Family(
+        types=("hy_v4",),
+        attention=mixers.hunyuan_latent,
+        kinds=kinds.indexed,
+        sparse=sparse.after_dense,
+        gate="full",
+        shared="count",
+        score="sigmoid",
+        has_balance_bias=True,
+        streams="diagonal",
+    ),
+    Family(
+        types=("glm5_next_text",),
+        attention=mixers.pooled_latent,
+        linear=mixers.kimi_delta,
+        sparse=sparse.after_dense,
+        shared="count",
+        score="sigmoid",
+        has_balance_bias=True,
+        streams="full",
+        harmless=("index_kpool_always_select_tail", "linear_lower_bound", "indexer_types"),
+    ),
+    Family(
         types=("gemma4_text",),
         attention=mixers.gemma,
         kinds=kinds.gemma,
@@ -446,7 +504,7 @@ _ROWS = (
     Family(
         types=("minimax_m3_vl_text",),
         attention=mixers.grouped,
-        sparse=sparse.after_dense,
+        sparse=sparse.after_any_dense,
         qkv_bias=False,
         qk_norm="head",
         dense_width=("dense_intermediate_size",),

@@ -14,8 +14,9 @@ from moetune.huggingface.sparse import SparseRule
 MixerBuilder: TypeAlias = Callable[[Fields, "Family", MixerKind], Mixer]
 Bias: TypeAlias = bool | str
 """Whether there are biases; the name of a flag that says so."""
-Shared = Literal["none", "count", "width", "one"]
-"""Shared experts: a count of expert widths, a width, or one that is as wide as an expert."""
+Shared = Literal["none", "count", "width", "optional_width", "one"]
+"""Shared experts: a count of expert widths, a width (that may be absent: none), or one that is as
+wide as an expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,10 @@ class Family:
         attention: builds the softmax attention of a block.
         kinds, sparse: rules of the kinds of attention, and of the blocks with experts.
         linear: builds the blocks' other mixer, where there are two.
+        needs_head_dim: whether heads have a width of the class's choice, not a share of `d_model`.
+        needs_kv_heads: whether the class has another default than one key head a query head.
+        needs_query_rank: whether the class knows low-rank queries; null is none.
+        needs_groups: whether the class chooses among groups of experts without a field.
         qkv_bias, out_bias, mlp_bias: of projections; `out_bias` None is as `qkv_bias`.
         has_bias_by_default: `qkv_bias` of the class, where it is a flag that is absent.
         qk_norm: of queries and keys: of each head's width, of all heads', or none; the name of a
@@ -40,11 +45,13 @@ class Family:
         router_parameters: of a router beside its matrix, for each expert.
         has_router_scale: whether the router scales its input, width by width.
         has_dense_beside: whether blocks with experts have a dense FFN beside them, too.
-        latent_width: spellings of the width of dispatched tokens; `has_latent_norms` where tokens of
-            that width are normed on both sides of the experts.
+        latent_width: spellings of the width of dispatched tokens.
+        has_latent_norms: whether tokens of that width are normed on both sides of the experts.
         norms_of_experts: vectors of `d_model` in norms that only blocks with experts have.
         expert_biases: whether experts have biases.
         norms: vectors of `d_model` in a block's norms.
+        streams: how residual streams are mixed (hyper-connections): all with all, each with
+            itself, or there is one.
         is_tied: `tie_word_embeddings` of the class.
         harmless: fields that change neither size nor cost here.
     """
@@ -54,6 +61,10 @@ class Family:
     linear: MixerBuilder | None = None
     kinds: KindsRule = kinds.full
     sparse: SparseRule = sparse.everywhere
+    needs_head_dim: bool = True
+    needs_kv_heads: bool = True
+    needs_query_rank: bool = True
+    needs_groups: bool = False
     qkv_bias: Bias = "attention_bias"
     has_bias_by_default: bool = False
     out_bias: Bias | None = None
@@ -79,5 +90,6 @@ class Family:
     expert_biases: bool = False
     is_gated: bool = True
     norms: int = 2
+    streams: Literal["one", "full", "diagonal"] = "one"
     is_tied: bool = False
     harmless: tuple[str, ...] = ()

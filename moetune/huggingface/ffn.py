@@ -46,13 +46,13 @@ def routed_experts(fields: Fields, family: Family, at: int) -> RoutedExperts:
         latent=latent,
         latent_biases=2 * latent if latent and family.has_latent_norms else 0,
         num_zero_experts=fields.count("zero_expert_num", default=0, least=0),
-        shared=_shared(fields, family, at, width),
+        shared=_shared(fields, family, width),
         shared_gate=d_model if family.has_shared_gate else 0,
     )
 
 
 def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Router:
-    groups = fields.count(*GROUPS, default=1)
+    groups = fields.count(*GROUPS, default=None if family.needs_groups else 1)
     every = experts + fields.count("zero_expert_num", default=0, least=0)
     score = fields.text("scoring_func", "score_func", "score_function")
     if score and score not in {"softmax", "sigmoid", "sqrtsoftplus"}:
@@ -72,15 +72,16 @@ def _router(fields: Fields, family: Family, *, d_model: int, experts: int) -> Ro
     )
 
 
-def _shared(fields: Fields, family: Family, at: int, width: int) -> DenseFfn | None:
+def _shared(fields: Fields, family: Family, width: int) -> DenseFfn | None:
     if family.shared == "none":
         return None
     if family.shared == "one":
         return _ffn(fields, family, width)
-    if family.shared == "width":
-        found = fields.count(*family.shared_width, default=0, least=0)
+    if family.shared in {"width", "optional_width"}:
+        default = 0 if family.shared == "optional_width" else None
+        found = fields.count(*family.shared_width, default=default, least=0)
         return _ffn(fields, family, found) if found else None
-    count = _of_block(fields, SHARED, at, default=0)
+    count = fields.or_null(*SHARED, null=0, least=0)
     return _ffn(fields, family, count * width) if count else None
 
 
@@ -96,9 +97,7 @@ def _ffn(fields: Fields, family: Family, width: int) -> DenseFfn:
     )
 
 
-def _of_block(
-    fields: Fields, names: tuple[str, ...], at: int, *, default: int | None = None
-) -> int:
+def _of_block(fields: Fields, names: tuple[str, ...], at: int) -> int:
     """Return a number, or the block's entry of a list of them."""
     for name in names:
         if isinstance(fields.values.get(name), list):
@@ -108,6 +107,5 @@ def _of_block(
                     f"{name} has {len(listed)} entries, and none for block {at}",
                     f"give {name} an entry for each layer, or correct num_hidden_layers",
                 )
-            entry = Fields(values={name: listed[at]}, where=fields.where)
-            return entry.count(name, default=default, least=0 if default == 0 else 1)
-    return fields.count(*names, default=default, least=0 if default == 0 else 1)
+            return Fields(values={name: listed[at]}, where=fields.where).count(name)
+    return fields.count(*names)

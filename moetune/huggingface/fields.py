@@ -24,6 +24,7 @@ _HARMLESS = re.compile(
     r"|^pad_|jitter|^layer_?norm_|^norm_|^logit|^seq_aux|lightning_|_implementation$|_lr_|^mup_"
     r"|^time_step|^layerdrop|^embedding_|^use_grouped|^pad_token|_overlap$|^expert_dtype|beta_factor$"
     r"|^temporal|^hidden_act|^chunk|token_index|^vision|^image|^video|^audio|^bias_update|^model_max"
+    r"|^num_beam|ngram|^num_return_|^tie_encoder|^top_k$|^top_p$|^bad_words|^pruned_heads"
     r"|^attn_factor|^attn_scale|^floor_scale|attn_temperature|^first_token|^n_ctx$|^n_positions$"
 )
 
@@ -75,6 +76,18 @@ class Fields:
                 "correct the field in the configuration",
             )
         return value
+
+    def or_null(self, *names: str, null: int | None, least: int = 1) -> int | None:
+        """Return a whole number, or `null` for a field that is there and null.
+
+        Raises:
+            InputError: it is absent: its class has another default than null.
+        """
+        self.read.update(names)
+        if not any(name in self.values for name in names):
+            raise self.missing(*names)
+        found = self.optional(*names, least=least)
+        return null if found is None else found
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """Return a truth value; `default` is that of the configuration's class."""
@@ -160,11 +173,14 @@ class Fields:
         return InputError(f"{self.where}: {what}", todo)
 
     def unread(self) -> tuple[str, ...]:
-        """Return the fields that look as if they mattered and that nobody read."""
+        """Return the fields that look as if they mattered and that nobody read.
+
+        None of something, null, zero or false, is as good as its absence.
+        """
         return tuple(
             name
             for name, value in sorted(self.values.items())
-            if name not in self.read and value not in (None, {}, []) and looks_relevant(name)
+            if name not in self.read and value not in (None, 0, {}, []) and looks_relevant(name)
         )
 
     def _one(self, names: Sequence[str]) -> tuple[str, object]:

@@ -2,7 +2,15 @@
 
 from moetune.domain.architecture import Block, Part, Prediction
 from moetune.huggingface.family import Family
-from moetune.huggingface.ffn import dense_ffn, routed_experts
+from moetune.huggingface.ffn import (
+    EXPERTS,
+    GROUPS,
+    SHARED,
+    TOP_GROUPS,
+    TOP_K,
+    dense_ffn,
+    routed_experts,
+)
 from moetune.huggingface.fields import Fields
 from moetune.huggingface.kinds import LAYERS
 from moetune.huggingface.mixers import WIDTH
@@ -31,6 +39,9 @@ def hybrid_blocks(fields: Fields, family: Family) -> tuple[Block, ...]:
         )
     if "mlp" not in kinds:
         fields.skip(*family.dense_width)
+    if "moe" not in kinds:
+        fields.skip(*EXPERTS, *TOP_K, *SHARED, *GROUPS, *TOP_GROUPS, *family.expert_width,
+                    *family.shared_width)  # fmt: skip
     return tuple(_block(fields, family, kind, at) for at, kind in enumerate(kinds))
 
 
@@ -39,6 +50,8 @@ def hybrid_predictions(fields: Fields, family: Family) -> tuple[Prediction, ...]
     d_model = fields.count(*WIDTH)
     steps = fields.count("num_nextn_predict_layers", default=0, least=0)
     kinds = _pattern(fields, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
+    if not steps:
+        return ()
     blocks = tuple(_block(fields, family, kind, 0) for kind in kinds or ("attention", "moe"))
     one = Prediction(blocks=blocks, projection=2 * d_model**2, norms=3 * d_model)
     return (one,) * steps

@@ -6,9 +6,10 @@ from typing import Literal, TypeAlias, cast
 from moetune.huggingface.fields import Fields
 
 MixerKind = Literal[
-    "full", "sliding", "chunked", "indexed", "linear", "conv", "compressed", "heavy"
+    "full", "sliding", "chunked", "indexed", "borrowed", "linear", "conv", "compressed", "heavy"
 ]
-"""`linear` is the family's other mixer; `compressed` and `heavy` are DeepSeek-V4's two rates."""
+"""`borrowed` reads the keys that an earlier block's indexer selected (`indexed`), `linear` is the
+family's other mixer; `compressed` and `heavy` are DeepSeek-V4's two rates."""
 KindsRule: TypeAlias = Callable[[Fields, int], tuple[MixerKind, ...]]
 """Kinds of so many blocks, where the configuration does not list them."""
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
@@ -46,7 +47,11 @@ def mixer_kinds(fields: Fields, rule: KindsRule) -> tuple[MixerKind, ...]:
             f"layer_types has kinds of attention that are not known: {unknown}",
             f"known are {', '.join(_NAMES)}",
         )
-    return tuple(_NAMES[cast("str", kind)] for kind in listed)
+    named = tuple(_NAMES[cast("str", kind)] for kind in listed)
+    return tuple(
+        "borrowed" if (kind, other) == ("indexed", "borrowed") else kind
+        for kind, other in zip(named, ruled, strict=True)
+    )
 
 
 def _all(kind: MixerKind, num_layers: int) -> tuple[MixerKind, ...]:
@@ -66,18 +71,25 @@ def full(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
 
 
 def indexed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:
-    """Sparse attention with an indexer in every block, which none borrows from another.
+    """Sparse attention, with an indexer of its own or an earlier block's.
+
+    `indexer_types` says which; else every `index_topk_freq`-th block after an offset has its own.
 
     Raises:
-        InputError: some blocks share an indexer.
+        InputError: `indexer_types` has an unknown kind.
     """
-    borrowed = [kind for kind in fields.sequence("indexer_types") or () if kind != "full"]
-    if borrowed:
+    every = fields.count("index_topk_freq", default=1)
+    offset = max(1, fields.count("index_skip_topk_offset", default=0, least=0))
+    listed = fields.of_layers("indexer_types", num_layers)
+    if listed is None:
+        own = (max(at + 1 - offset, 0) % every == 0 for at in range(num_layers))
+        return _split(own, true="indexed", false="borrowed")
+    unknown = [kind for kind in dict.fromkeys(listed) if kind not in {"full", "shared"}]
+    if unknown:
         raise fields.contradiction(
-            "indexer_types with blocks that share another's indexer is not supported",
-            "use a configuration in which every block has its own",
+            f"indexer_types has kinds that are not known: {unknown}", "known are full and shared"
         )
-    return _all("indexed", num_layers)
+    return _split((kind == "full" for kind in listed), true="indexed", false="borrowed")
 
 
 def windowed(fields: Fields, num_layers: int) -> tuple[MixerKind, ...]:

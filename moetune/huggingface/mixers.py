@@ -55,8 +55,13 @@ def grouped(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     prefix = ("swa_",) if is_sliding and fields.has("swa_num_attention_heads") else ()
     swa = "".join(prefix)
     heads = fields.count(*((f"{swa}num_attention_heads",) if swa else HEADS))
-    kv_heads = fields.count(f"{swa}num_key_value_heads", default=heads)
-    width = head_dim(fields, f"{swa}head_dim") if swa else head_dim(fields)
+    keys = f"{swa}num_key_value_heads"
+    kv_heads = fields.or_null(keys, null=heads) if family.needs_kv_heads else fields.optional(keys)
+    kv_heads = kv_heads or heads
+    if family.needs_head_dim and not swa:
+        width = fields.count("head_dim")
+    else:
+        width = head_dim(fields, f"{swa}head_dim") if swa else head_dim(fields)
     value_width = fields.count(f"{swa}v_head_dim", default=width)
     d_model = fields.count(*WIDTH)
     has_qkv = has_bias(fields, family.qkv_bias, default=family.has_bias_by_default)
@@ -111,7 +116,8 @@ def latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     heads = fields.count(*HEADS)
     fields.optional("num_key_value_heads")
     kv_rank = fields.count("kv_lora_rank")
-    q_rank = fields.optional("q_lora_rank")
+    name = "q_lora_rank"
+    q_rank = fields.or_null(name, null=None) if family.needs_query_rank else fields.optional(name)
     rope = fields.count("qk_rope_head_dim", least=0)
     nope = fields.count("qk_nope_head_dim")
     value = fields.count("v_head_dim")
@@ -132,6 +138,7 @@ def latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
         rope_dim=rope,
         v_head_dim=value,
         indexer=indexer_of(fields, q_rank or d_model) if kind == "indexed" else None,
+        top_keys=fields.count("index_topk") if kind == "borrowed" else None,
         biases=biases if has_bias(fields, family.qkv_bias) else 0,
         gate_width=_gate(fields, family, heads=heads, output=heads * value),
         window=window_of(fields, kind),
@@ -373,3 +380,22 @@ def gemma(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
     if shares and heads is not None:
         plain = replace(plain, num_kv_heads=heads)
     return replace(plain, has_value_projection=not shares)
+
+
+def hunyuan_latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return Hunyuan 4's latent attention, with a sink for each head."""
+    plain = latent(fields, family, kind)
+    if not isinstance(plain, LatentAttention):
+        return plain
+    return replace(plain, norm_parameters=plain.num_heads)
+
+
+def pooled_latent(fields: Fields, family: Family, kind: MixerKind) -> Mixer:
+    """Return GLM-5-Next's latent attention: its indexer also scores pooled keys."""
+    plain = latent(fields, family, kind)
+    pool = fields.count("index_kpool", default=0, least=0)
+    if not isinstance(plain, LatentAttention) or plain.indexer is None or not pool:
+        return plain
+    gate = pool * plain.indexer.head_dim + plain.indexer.head_dim * plain.d_model
+    norms = plain.indexer.norm_parameters + gate
+    return replace(plain, indexer=replace(plain.indexer, norm_parameters=norms))

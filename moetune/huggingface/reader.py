@@ -101,7 +101,7 @@ def _unknown(fields: Fields, name: str) -> InputError:
 
 def _decoder(fields: Fields, family: Family, *, name: str, family_name: str) -> Decoder:
     d_model, vocabulary = fields.count(*WIDTH), fields.count("vocab_size", "padded_vocab_size")
-    streams = _streams(fields, family_name)
+    streams = 1 if family.streams == "one" else fields.count("hc_mult", default=4)
     if family_name == "nemotron_h":
         blocks = hybrid_blocks(fields, family)
         predictions = hybrid_predictions(fields, family)
@@ -109,7 +109,7 @@ def _decoder(fields: Fields, family: Family, *, name: str, family_name: str) -> 
         blocks = _blocks(fields, family, family_name, streams=streams)
         predictions = _predictions(fields, blocks, family_name)
     norms = d_model * (2 if family_name in _LAYER_NORM_WITH_BIAS else 1)
-    if streams > 1:
+    if family.streams != "one" and family_name != "glm5_next_text":
         norms += streams * (streams * d_model + 1) + 1
     has_bias = family_name in _HEAD_BIAS and fields.flag(_HEAD_BIAS[family_name])
     return Decoder(
@@ -125,11 +125,6 @@ def _decoder(fields: Fields, family: Family, *, name: str, family_name: str) -> 
     )
 
 
-def _streams(fields: Fields, family_name: str) -> int:
-    """Return the residual streams (manifold-constrained hyper-connections), 1 without."""
-    return fields.count("hc_mult", default=4) if family_name == "deepseek_v4" else 1
-
-
 def _blocks(fields: Fields, family: Family, family_name: str, *, streams: int) -> tuple[Block, ...]:
     d_model = fields.count(*WIDTH)
     kinds = mixer_kinds(fields, family.kinds)
@@ -137,9 +132,10 @@ def _blocks(fields: Fields, family: Family, family_name: str, *, streams: int) -
     mixers: dict[tuple[MixerKind, str], Part] = {}
     _skip_unused(fields, family, kinds=kinds, sparse=sparse)
     norms = family.norms * d_model
-    if streams > 1:
-        mixing = streams * (2 + streams)
-        norms += 2 * (mixing * (streams * d_model + 1) + 3)
+    if family.streams != "one":
+        is_full = family.streams == "full"
+        mixing = streams * (2 + streams if is_full else 2)
+        norms += 2 * (mixing * (streams * d_model + 1) + (3 if is_full else 2))
     found = []
     for at, (kind, has_experts) in enumerate(zip(kinds, sparse, strict=True)):
         own = fields.of_block(at)

@@ -58,9 +58,22 @@ def after_dense(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Experts after the first dense blocks, in all or in every n-th (`moe_layer_freq`, or a list).
 
     Raises:
-        InputError: there are more dense blocks than blocks.
+        InputError: nothing says how many are dense, or there are more than blocks.
     """
-    first = fields.count("first_k_dense_replace", "num_dense_layers", default=0, least=0)
+    is_listed = fields.has("mlp_layer_types") or isinstance(
+        fields.values.get("moe_layer_freq"), list
+    )
+    return _after(fields, num_layers, default=0 if is_listed else None)
+
+
+def after_any_dense(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """As `after_dense`; no block is dense where nothing says so."""
+    return _after(fields, num_layers, default=0)
+
+
+def _after(fields: Fields, num_layers: int, *, default: int | None) -> tuple[bool, ...]:
+    names = ("first_k_dense_replace", "num_dense_layers")
+    first = fields.count(*names, default=default, least=0)
     if first > num_layers:
         raise fields.contradiction(
             f"there are {first} dense blocks first, but {num_layers} blocks",

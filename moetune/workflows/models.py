@@ -158,7 +158,10 @@ def decoder_document(decoder: Decoder | None, length: int) -> dict[str, object]:
 def _kind(decoder: Decoder, block: Block, length: int) -> dict[str, object]:
     return {
         "num_layers": decoder.blocks.count(block),
-        "parts": [{"part": type(part).__name__, "sizes": part} for part in block.parts],
+        "parts": [
+            {"part": type(part).__name__, "sizes": part, "widths": part.widths}
+            for part in block.parts
+        ],
         "parameters": block.parameters,
         "active_parameters": block.active_parameters,
         "flops_per_token": block.flops_per_token(length),

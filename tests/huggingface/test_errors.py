@@ -38,7 +38,9 @@ def test_a_field_that_looks_relevant_and_was_not_read_is_an_error(field: str) ->
         (QWEN3, "model_type"), (QWEN3, "hidden_size"), (QWEN3, "num_hidden_layers"),
         (QWEN3, "num_attention_heads"), (QWEN3, "num_experts"), (QWEN3, "num_experts_per_tok"),
         (QWEN3, "moe_intermediate_size"), (QWEN3, "vocab_size"), (DEEPSEEK, "kv_lora_rank"),
-        (DEEPSEEK, "intermediate_size"), (NEMOTRON, "hybrid_override_pattern"),
+        (DEEPSEEK, "intermediate_size"), (DEEPSEEK, "q_lora_rank"), (DEEPSEEK, "n_shared_experts"),
+        (DEEPSEEK, "first_k_dense_replace"), (DEEPSEEK, "n_group"),
+        (QWEN3, "num_key_value_heads"), (NEMOTRON, "hybrid_override_pattern"),
     ],
 )  # fmt: skip
 def test_a_missing_size_has_no_default(base: dict[str, Any], field: str) -> None:

@@ -42,7 +42,7 @@ def test_shared_experts_are_a_count_in_one_family_and_a_width_in_another() -> No
     assert shared is not None
     assert shared.d_hidden == 48
     assert qwen2.blocks[0].parameters.shared == 3 * 64 * 48 + 64  # and its gate
-    assert decoder(DEEPSEEK, n_shared_experts=...).blocks[-1].parameters.shared == 0
+    assert decoder(DEEPSEEK, n_shared_experts=None).blocks[-1].parameters.shared == 0
 
 
 @pytest.mark.parametrize(

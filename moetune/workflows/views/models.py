@@ -93,7 +93,9 @@ def decoder_sections(found: FoundModel, *, length: int) -> tuple[Section, ...]:
         more = billions(decoder.prediction_parameters)
         rows.append(("multi-token prediction", f"{steps}, {more} more"))
     flops = decoder.flops_per_token(length).total / 1e9
-    rows.append(("FLOPs of a token", f"{flops:,.1f} GFLOP at {length:,} tokens, trained"))
+    rows.append(
+        ("FLOPs of a token", f"{flops:,.1f} GFLOP at {length:,} tokens, forward and backward")
+    )
     if found.published:
         rows.append(("published", found.published))
     sizes = facts("model", rows)
