@@ -42,7 +42,9 @@ def score(run: PublicRun) -> Scored:
     profile = _profile(run.profile)
     device = Device(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
     stages = DecoderStages(run.job.decoder)
-    step = StepPrices(job=run.job, device=device, stages=stages, target=find_target("megatron")).step(run.layout)
+    step = StepPrices(
+        job=run.job, device=device, stages=stages, target=find_target("megatron")
+    ).step(run.layout)
     peak = MemoryModel(job=run.job, stages=stages).peak(run.layout).peak_bytes
     return Scored(run=run, seconds=step.seconds, peak_gib=peak / 2**30)
 

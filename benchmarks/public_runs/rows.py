@@ -169,7 +169,9 @@ def _size(text: str) -> int:
 
 
 def _model(text: str) -> str:
-    name = text.split("(")[0].replace("weak", "").strip().lower().replace("_", "-").replace(" ", "-")
+    name = (
+        text.split("(")[0].replace("weak", "").strip().lower().replace("_", "-").replace(" ", "-")
+    )
     if "tokendrop" in text:
         raise ValueError("tokens are dropped")
     return _MODELS[name]

@@ -126,7 +126,8 @@ def plan(
     zero: Annotated[
         int | None,
         typer.Option(
-            min=0, max=3,
+            min=0,
+            max=3,
             help="Pin what replicas shard: 0 nothing, 1 optimizer states (of the papers' models "
             "all states), 2 gradients, 3 parameters.",
         ),

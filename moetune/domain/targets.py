@@ -123,7 +123,9 @@ def find_target(name: str) -> Target:
     raise InputError(f"target {name!r} is unknown", f"use one of {', '.join(TARGETS)}")
 
 
-def target_rules(layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> Iterator[BrokenRule]:
+def target_rules(
+    layout: FoldedLayout, target: Target, dtype: TrainingDtype
+) -> Iterator[BrokenRule]:
     """Yield what of a layout the runtime cannot run."""
     for name, most in target.largest.items():
         size = getattr(layout, name)

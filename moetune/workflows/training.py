@@ -115,15 +115,11 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
     """
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     with sound_numbers(profile.name):
-        device = Device(
-            costs=costs_of(profile, allow_modelled=True), machine=profile.machine
-        )
+        device = Device(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
         stages = DecoderStages(request.job.decoder)
         search = LayoutSearch(
             job=request.job,
-            prices=StepPrices(
-                job=request.job, device=device, stages=stages, target=request.target
-            ),
+            prices=StepPrices(job=request.job, device=device, stages=stages, target=request.target),
             memory=MemoryModel(job=request.job, stages=stages),
             limit_bytes=limit,
             target=request.target,

@@ -130,9 +130,12 @@ class BlockPrices:
         core_macs = part.forward_macs(self.job.length) - part.forward_macs(1)  # type: ignore[attr-defined]
         yield "attention", self._projections(part)
         scored = self.tokens * core_macs / tp
-        yield "core_attn", Passes(
-            forward=self.device.attention_core(scored, backward=False) + self._rotary(part),
-            grad_input=self.device.attention_core(scored, backward=True) + self._rotary(part),
+        yield (
+            "core_attn",
+            Passes(
+                forward=self.device.attention_core(scored, backward=False) + self._rotary(part),
+                grad_input=self.device.attention_core(scored, backward=True) + self._rotary(part),
+            ),
         )
         yield "tensor_comm", self._tensor_comm(d_model)
         yield "context_comm", self._context_comm(part, scored)
@@ -205,8 +208,10 @@ class BlockPrices:
     def _ffn(self, part: DenseFfn, rows: float, cut: int) -> Passes:
         width = max(1, part.d_hidden // cut)
         up = self._gemm(rows, part.d_model, width * (part.num_gemms - 1))
-        return up + self._activation(rows * width, part.num_gemms) + self._gemm(
-            rows, width, part.d_model
+        return (
+            up
+            + self._activation(rows * width, part.num_gemms)
+            + self._gemm(rows, width, part.d_model)
         )
 
     def _activation(self, elements: float, num_gemms: int) -> Passes:
@@ -226,7 +231,10 @@ class BlockPrices:
         down = self._gemm(each, width, part.d_expert, num_experts=experts)
         yield "experts", up + down
         yield "moe_act", self._activation(rows * width, part.num_gemms)
-        yield "router", self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype="bfloat16")
+        yield (
+            "router",
+            self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype="bfloat16"),
+        )
         yield "permute", self._permute(part, rows)
         yield "exchange", self._exchange(part)
         if part.shared is not None:
@@ -280,5 +288,3 @@ def projections_of(part: object, d_model: int) -> Iterator[tuple[int, int, bool]
         inner = sum(width for name, width in widths.items() if name != "output")
         yield d_model, inner, True
     yield d_model, output, True
-
-

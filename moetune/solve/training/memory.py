@@ -86,9 +86,7 @@ class MemoryModel:
         )  # fmt: skip
         if layout.overlap == "batch":
             live += 1 / layout.vpp
-        largest = max(
-            work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count
-        )
+        largest = max(work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count)
         return live * own, largest
 
     def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[float, float]]:

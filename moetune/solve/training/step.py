@@ -150,9 +150,7 @@ class StepPrices:
     _blocks: dict[_Key, tuple[BlockSeconds, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _times: dict[_Key, tuple[BlockTimes, ...]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _times: dict[_Key, tuple[BlockTimes, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def blocks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of each kind of block, and then of each block of predictions."""
@@ -168,7 +166,8 @@ class StepPrices:
                 )
                 times = self._times[shape] = tuple(prices.times(kind) for kind in every)
             found = self._blocks[key] = tuple(
-                block_seconds(kind, one, layout, self.target) for kind, one in zip(every, times, strict=True)
+                block_seconds(kind, one, layout, self.target)
+                for kind, one in zip(every, times, strict=True)
             )
         return found
 
@@ -176,7 +175,9 @@ class StepPrices:
         """Return the time of a step."""
         blocks, ends = self.blocks(layout), self._ends(layout)
         batches = self.job.global_batch // (layout.micro_batch * layout.dp)
-        ranks = [(self._rank(one, blocks, ends), one) for one in self.stages.of(layout.pp, layout.vpp)]
+        ranks = [
+            (self._rank(one, blocks, ends), one) for one in self.stages.of(layout.pp, layout.vpp)
+        ]
         busiest, slowest = max(ranks, key=lambda pair: pair[0])
         pipeline = pipeline_seconds(
             [(seconds, len(one.ranks)) for seconds, one in ranks],
@@ -224,9 +225,7 @@ class StepPrices:
         vocab = -(-decoder.vocab_size // layout.tp)
         embedding = 2 * device.moved(2 * ELEMENT * tokens * decoder.d_model, kernels=2)
         gemms = sum(
-            device.gemm(
-                product, rows=tokens, d_in=decoder.d_model, d_out=vocab, dtype="bfloat16"
-            )
+            device.gemm(product, rows=tokens, d_in=decoder.d_model, d_out=vocab, dtype="bfloat16")
             for product in GEMM_FORMS
         )
         # Logits are read and written in float32 by the loss, forward and backward.

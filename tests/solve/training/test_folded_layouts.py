@@ -46,7 +46,9 @@ def test_a_broken_rule_names_the_sizes(layout: FoldedLayout, what: str | None) -
         check_layout(layout, JOB)
 
 
-@pytest.mark.parametrize(("num_layers", "num_stages"), [(61, 16), (61, 4), (94, 32), (48, 48), (7, 1)])
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages"), [(61, 16), (61, 4), (94, 32), (48, 48), (7, 1)]
+)
 def test_stages_have_all_layers_and_the_last_has_the_fewest(
     num_layers: int, num_stages: int
 ) -> None:

@@ -57,7 +57,9 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
     assert found.step.seconds == pytest.approx(best, rel=1e-9)
 
 
-@pytest.mark.parametrize("target", ["moetune", "megatron", "torchtitan", "transformers", "deepspeed"])
+@pytest.mark.parametrize(
+    "target", ["moetune", "megatron", "torchtitan", "transformers", "deepspeed"]
+)
 def test_a_target_gets_only_what_it_can_run(target: str) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     search = search_of(job, target=target)
