@@ -131,28 +131,28 @@ def target_rules(
         size = getattr(layout, name)
         if size > most:
             yield _cannot(target, f"{name} {size}", f"--{name} {most}")
-    if layout.dispatcher not in target.dispatchers and layout.ep > 1:
-        yield _cannot(target, f"the dispatcher {layout.dispatcher}",
-                      f"--dispatcher {target.dispatchers[0]}")  # fmt: skip
-    for module in layout.recompute:
-        if module not in target.recompute:
-            yield _cannot(target, f"recomputation of {module}",
-                          f"--recompute {' or '.join(target.recompute)}")  # fmt: skip
-    if layout.overlap not in target.overlaps:
-        yield _cannot(target, f"overlap {layout.overlap}", "--overlap none")
-    if layout.zero not in target.zero:
-        yield _cannot(target, f"ZeRO-{layout.zero}",
-                      f"--zero {' or '.join(map(str, target.zero))}")  # fmt: skip
-    if layout.pp > 1 and layout.zero > target.zero_with_pp and layout.zero not in target.zero[:1]:
+    for what, flag, value, known in (
+        ("the dispatcher", "dispatcher", layout.dispatcher, target.dispatchers),
+        *(("recomputation of", "recompute", one, target.recompute) for one in layout.recompute),
+        ("overlap", "overlap", layout.overlap, target.overlaps),
+        ("ZeRO stage", "zero", layout.zero, target.zero),
+        ("the dtype", "dtype", dtype, target.dtypes),
+    ):
+        if value not in known:
+            yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(map(str, known))}")
+    yield from _combinations(layout, target)
+    yield from _overlap_rules(layout, target)
+
+
+def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield what the runtime cannot run together."""
+    if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip
-    if dtype not in target.dtypes:
-        yield _cannot(target, dtype, f"--dtype {target.dtypes[0]}")
     if not target.folds and layout.dp % layout.ep:
         yield _cannot(target, f"ep {layout.ep} beyond dp {layout.dp}", "an ep that divides dp")
     if layout.tp > 1 and layout.ep > 1 and not target.exchanges_under_tensor:
         yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "--tp 1 or --ep 1")
-    yield from _overlap_rules(layout, target)
 
 
 def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:

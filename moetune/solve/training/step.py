@@ -8,16 +8,18 @@ from moetune.domain.architecture import Block, Decoder
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.block import ELEMENT, GEMM_FORMS, BlockPrices, BlockTimes
+from moetune.solve.training.block import ELEMENT, GEMM_FORMS, BlockPrices, BlockTimes, ModuleName
 from moetune.solve.training.machine import Device
 from moetune.solve.training.stages import DecoderStages, RankBlocks, pipeline_seconds
-
 
 _HOST_SECONDS = {"mixer": 1.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3}
 """Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
 
 Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
 11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1."""
+_AGAIN_SECONDS = 0.6e-3
+"""Of launching a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
+(Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
 _FORWARD_OF_BOTH = 1 / 3
 _SHARDS_GRADIENTS = 2
 
@@ -62,7 +64,9 @@ def host_seconds(block: Block, layout: FoldedLayout, target: Target) -> float:
     ]  # fmt: skip
     total = sum(_HOST_SECONDS[kind] for kind in kinds)
     total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
-    return target.launches * total * (1 + _FORWARD_OF_BOTH * ("full" in layout.recompute))
+    modules = [module for module in layout.recompute if module != "full"]
+    total *= 1 + _FORWARD_OF_BOTH * ("full" in layout.recompute)
+    return target.launches * (total + _AGAIN_SECONDS * len(modules))
 
 
 def block_seconds(
@@ -84,7 +88,9 @@ def block_seconds(
     if layout.overlap == "batch":
         hidden = target.overlap_hidden * min(forward + backward, exchange.forward + exchanges)
     share = hidden / 2
-    parts = {name: one.forward + one.backward for name, one in times.modules.items()}
+    parts: dict[str, float] = {
+        name: one.forward + one.backward for name, one in times.modules.items()
+    }
     if again:
         parts["recompute"] = again + exchanges - exchange.grad_input
     if hidden:
@@ -100,6 +106,11 @@ def block_seconds(
     )
 
 
+_OF_EXPERTS: tuple[ModuleName, ...] = (
+    "experts", "moe_act", "router", "permute", "shared_experts",
+)  # fmt: skip
+
+
 def _repeats_exchange(layout: FoldedLayout) -> bool:
     return "full" in layout.recompute or "moe" in layout.recompute
 
@@ -111,8 +122,7 @@ def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
         return times.compute.forward + other
     total = 0.0
     if "moe" in layout.recompute:
-        names = ("experts", "moe_act", "router", "permute", "shared_experts")
-        total += sum(times.passes(name).forward for name in names)
+        total += sum(times.passes(name).forward for name in _OF_EXPERTS)
     elif "moe_act" in layout.recompute:
         total += times.passes("moe_act").forward
     if "norm" in layout.recompute:
