@@ -74,7 +74,7 @@ _KNOWN: dict[TargetName, Target] = {
     "megatron": Target(
         name="megatron", version="megatron-core 0.16.1",
         source="megatron/core/transformer/transformer_config.py, model_parallel_config.py",
-        dispatchers=("all_gather", "all_to_all", "deepep", "hybrid_ep"),
+        dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
         recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
         dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
         largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
@@ -82,7 +82,7 @@ _KNOWN: dict[TargetName, Target] = {
     "bridge": Target(
         name="bridge", version="megatron-bridge 0.3.1",
         source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
-        dispatchers=("all_gather", "all_to_all", "deepep", "hybrid_ep"),
+        dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
         recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
         dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
         largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
