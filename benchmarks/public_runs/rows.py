@@ -145,7 +145,7 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         zero=3 if row["FSDP"] not in ("", "0") else 1,
     )  # fmt: skip
     return PublicRun(
-        name=name, set_name=f"Bridge {row['release']}, {profile}",
+        name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
         tokens=float(row["Tokens / sec / GPU"]), memory_gib=None, routing="forced",
         assumed=("hybrid_ep", "no recomputation", "no overlap"),
