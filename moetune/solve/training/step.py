@@ -74,7 +74,8 @@ def block_seconds(
 ) -> BlockSeconds:
     """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
 
-    A pass takes as long as the device or the host that launches it, whichever is longer.
+    A block takes as long as the device or the host that launches it, whichever is longer, and then
+    its exchanges: the host waits for the numbers of rows in each of them.
     """
     again = _recomputed(times, layout)
     compute, exchange = times.compute, times.passes("exchange")
@@ -83,10 +84,11 @@ def block_seconds(
     exchanges = exchange.forward * (2 if _repeats_exchange(layout) else 1)
     forward = compute.forward + other
     backward = compute.backward + other_back + again
+    waiting = max(0.0, host_seconds(block, layout, target) - forward - backward)
     hidden = 0.0
-    total = forward + backward + exchange.forward + exchanges
     if layout.overlap == "batch":
-        hidden = target.overlap_hidden * min(forward + backward, exchange.forward + exchanges)
+        beside = forward + backward + waiting
+        hidden = target.overlap_hidden * min(beside, exchange.forward + exchanges)
     share = hidden / 2
     parts: dict[str, float] = {
         name: one.forward + one.backward for name, one in times.modules.items()
@@ -95,8 +97,6 @@ def block_seconds(
         parts["recompute"] = again + exchanges - exchange.grad_input
     if hidden:
         parts["exchange"] -= hidden
-    both = total - hidden
-    waiting = max(0.0, host_seconds(block, layout, target) - both)
     if waiting:
         parts["launches"] = waiting
     return BlockSeconds(
