@@ -123,6 +123,14 @@ def plan(
             help="The runtime that the plan is for. Default: moetune.",
         ),
     ] = None,
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[balanced|natural|FILE]",
+            help="How evenly tokens reach experts; a file has one load for each. "
+            "Default: balanced.",
+        ),
+    ] = None,
     zero: Annotated[
         int | None,
         typer.Option(
@@ -204,7 +212,7 @@ def plan(
             model=model, world_size=world_size, num_nodes=nodes, global_batch=global_batch,
             length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
             ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
-            overlap=overlap, zero=zero, target=target or "moetune",
+            overlap=overlap, zero=zero, target=target or "moetune", routing=routing,
         )  # fmt: skip
         refuse_flags_of_layers(context, model)
         plan_decoder(session, flags, profile=profile, output=output, as_json=json)

@@ -25,7 +25,7 @@ _OF_LAYERS = (
     "memory_taken", "strategy", "forward_degree", "backward_degree", "max_degree",
     "min_chunk_tokens", "order",
 )  # fmt: skip
-_OF_DECODERS = ("global_batch", "cp", "vpp", "etp", "recompute", "overlap", "target")
+_OF_DECODERS = ("global_batch", "cp", "vpp", "etp", "recompute", "overlap", "target", "routing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,7 @@ class TrainingFlags:
     overlap: str | None
     zero: int | None
     target: str
+    routing: str | None
 
     def request(self, profile: "Profile") -> "TrainingRequest":
         """Return the request that the flags make.
@@ -60,7 +61,7 @@ class TrainingFlags:
         """
         from moetune.domain.targets import find_target
         from moetune.workflows.models import find_decoder_model
-        from moetune.workflows.training import TrainingRequest, training_job
+        from moetune.workflows.training import TrainingRequest, read_routing, training_job
 
         ranks = self.world_size
         if self.num_nodes is not None:
@@ -72,7 +73,7 @@ class TrainingFlags:
         return TrainingRequest(
             job=training_job(
                 decoder, world_size=ranks, global_batch=self.global_batch, length=self.length,
-                dtype=self.dtype, profile=profile,
+                dtype=self.dtype, routing=read_routing(self.routing), profile=profile,
             ),
             pins=self._pins(),
             target=find_target(self.target),

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.routing import BALANCED, Routing
 
 Recompute = Literal[
     "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "full"
@@ -114,9 +115,10 @@ class TrainingJob:
         length: tokens of a sequence.
         dtype: of the GEMMs; 8-bit formats keep attention's core, the router and the head in
             bfloat16.
+        routing: of tokens to experts; a step waits for the fullest rank.
 
     Raises:
-        InputError: a size below 1.
+        InputError: a size below 1, or a routing of another number of experts.
     """
 
     decoder: Decoder
@@ -124,9 +126,11 @@ class TrainingJob:
     global_batch: int
     length: int
     dtype: TrainingDtype = "bfloat16"
+    routing: Routing = BALANCED
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")
+        self.routing.check(self.decoder.layer.num_experts)
 
     @property
     def tokens(self) -> int:

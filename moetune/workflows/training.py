@@ -4,11 +4,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError
 from moetune.domain.profile import Profile
+from moetune.domain.routing import BALANCED, NATURAL, Routing
 from moetune.domain.targets import Target
 from moetune.domain.training import TRAINING_DTYPES, FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.units import format_bytes
@@ -83,6 +85,7 @@ class TrainingPlan:
             "global_batch": job.global_batch,
             "seq": job.length,
             "dtype": job.dtype,
+            "routing": job.routing.name,
             "profile": self.profile,
             "target": self.request.target.name,
             "pins": encode(self.request.pins),
@@ -135,7 +138,7 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
 
 def training_job(
     decoder: Decoder, *, world_size: int | None, global_batch: int | None, length: int | None,
-    dtype: str | None, profile: Profile,
+    dtype: str | None, routing: Routing, profile: Profile,
 ) -> TrainingJob:  # fmt: skip
     """Return the job, with the profile's devices where no ranks are named.
 
@@ -161,7 +164,37 @@ def training_job(
     return TrainingJob(
         decoder=decoder, world_size=world_size or profile.machine.num_devices,
         global_batch=global_batch, length=length, dtype=wanted,
+        routing=routing,
     )  # fmt: skip
+
+
+def read_routing(wanted: str | None) -> Routing:
+    """Return the routing of that name, or of a file with one load for each expert.
+
+    Args:
+        wanted: None for balanced; a file has a JSON list, or numbers apart by spaces or commas.
+
+    Raises:
+        InputError: the file is missing, or has something else than numbers.
+    """
+    if wanted is None or wanted == BALANCED.name:
+        return BALANCED
+    if wanted == NATURAL.name:
+        return NATURAL
+    path = Path(wanted)
+    try:
+        text = path.read_text(encoding="utf-8").strip().strip("[]").replace(",", " ")
+        return Routing(name=path.name, loads=tuple(float(word) for word in text.split()))
+    except OSError as error:
+        raise InputError(
+            f"routing {wanted!r} cannot be read: {error.strerror}",
+            "use balanced, natural, or a file with one load for each expert",
+        ) from None
+    except ValueError:
+        raise InputError(
+            f"routing {wanted}: the file must have one number for each expert",
+            "write a JSON list, or numbers apart by spaces",
+        ) from None
 
 
 def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:

@@ -97,3 +97,20 @@ def test_flags_of_decoders_are_refused_for_the_papers_models(
     result = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", flag, value)
     assert result.code == 2
     assert flag in result.err
+
+
+def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path: Path) -> None:
+    even, skewed = (cli(*PINNED, "--routing", one, "--json").document for one in (
+        "balanced", "natural"))  # fmt: skip
+    assert skewed["predicted"]["step_seconds"] > even["predicted"]["step_seconds"]
+    assert skewed["memory"]["peak_bytes"] > even["memory"]["peak_bytes"]
+    file = tmp_path / "loads.json"
+    file.write_text(json.dumps([1] * 128))
+    same = cli(*PINNED, "--routing", str(file), "--json").document
+    assert same["predicted"]["step_seconds"] == pytest.approx(even["predicted"]["step_seconds"])
+    for text, word in (("[1, 2]", "2 experts"), ("one two", "one number for each")):
+        file.write_text(text)
+        result = cli(*PINNED, "--routing", str(file))
+        assert result.code == 2
+        assert word in result.err
+    assert cli(*PINNED, "--routing", str(tmp_path / "none")).code == 2

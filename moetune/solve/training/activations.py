@@ -14,14 +14,8 @@ _ROUTER_COPIES = 3
 """Of the router's scores in float32: logits, probabilities and the map of the chosen ones."""
 
 
-def block_bytes(
-    block: Block, job: TrainingJob, layout: FoldedLayout, *, skew: float = 1.0
-) -> float:
-    """Return the bytes of a block for one micro-batch.
-
-    Args:
-        skew: rows of the fullest rank of an expert group over the mean.
-    """
+def block_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
+    """Return the bytes of a block for one micro-batch."""
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
     residual = ELEMENT * tokens * job.decoder.d_model
     if "full" in layout.recompute:
@@ -31,31 +25,31 @@ def block_bytes(
         total += residual  # the input of the norm, which the residual sum needs anyway
         if "norm" not in layout.recompute:
             total += residual
-        total += _part_bytes(part, layout, tokens, skew)
+        total += _part_bytes(part, job, layout, tokens)
     return total
 
 
-def workspace_bytes(
-    block: Block, job: TrainingJob, layout: FoldedLayout, *, skew: float = 1.0
-) -> float:
+def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
     """Return the bytes of a block while it is computed: gradients, and what is computed again."""
     plain = FoldedLayout(cp=layout.cp, tp=layout.tp, dp=layout.dp, pp=layout.pp, ep=layout.ep,
                          etp=layout.etp, micro_batch=layout.micro_batch)  # fmt: skip
-    kept = block_bytes(block, job, layout, skew=skew)
-    again = block_bytes(block, job, plain, skew=skew) - kept
+    kept = block_bytes(block, job, layout)
+    again = block_bytes(block, job, plain) - kept
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
     routed = block.routed
     widest = job.decoder.d_model
     if routed is not None:
-        widest = round(routed.mean_top_k * skew * (2 * routed.d_expert + 2 * routed.d_hidden))
+        widest = round(most_rows(routed, job, layout) * 2 * (routed.d_expert + routed.d_hidden))
     return again + ELEMENT * tokens * widest
 
 
-def _part_bytes(part: Part, layout: FoldedLayout, tokens: float, skew: float) -> float:
+def _part_bytes(part: Part, job: TrainingJob, layout: FoldedLayout, tokens: float) -> float:
     if isinstance(part, DenseFfn):
         return 0.0 if "mlp" in layout.recompute else _ffn_bytes(part, tokens)
     if isinstance(part, RoutedExperts):
-        return 0.0 if "moe" in layout.recompute else _routed_bytes(part, tokens, layout, skew)
+        if "moe" in layout.recompute:
+            return 0.0
+        return _routed_bytes(part, tokens * most_rows(part, job, layout), tokens, layout)
     widths = part.widths
     inner = sum(widths.values())
     if isinstance(part, LatentAttention) and "mla_up_proj" in layout.recompute:
@@ -70,8 +64,13 @@ def _ffn_bytes(part: DenseFfn, tokens: float) -> float:
     return ELEMENT * tokens * (hidden + part.d_hidden)
 
 
-def _routed_bytes(part: RoutedExperts, tokens: float, layout: FoldedLayout, skew: float) -> float:
-    rows = tokens * part.mean_top_k * skew * layout.etp
+def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> float:
+    """Return the rows of the fullest rank for each token of a rank."""
+    skew = job.routing.skew(part.num_experts, part.mean_top_k, layout.ep)
+    return part.mean_top_k * skew * layout.etp
+
+
+def _routed_bytes(part: RoutedExperts, rows: float, tokens: float, layout: FoldedLayout) -> float:
     width = part.d_hidden / layout.etp
     total = _ROUTER_COPIES * FULL * tokens * part.num_experts
     total += ELEMENT * rows * part.d_expert  # the experts' input

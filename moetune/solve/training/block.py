@@ -14,6 +14,7 @@ from moetune.domain.attention import CompressedAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.samples import GemmForm
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.solve.training.activations import most_rows
 from moetune.solve.training.exchange import exchange_seconds
 from moetune.solve.training.machine import Device
 
@@ -84,16 +85,11 @@ class BlockTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPrices:
-    """Prices of a decoder's blocks under a layout.
-
-    Args:
-        skew: rows of the fullest rank of an expert group over the mean.
-    """
+    """Prices of a decoder's blocks under a layout."""
 
     job: TrainingJob
     layout: FoldedLayout
     device: Device
-    skew: float = 1.0
 
     @property
     def decoder(self) -> Decoder:
@@ -227,7 +223,7 @@ class BlockPrices:
     def _routed(self, part: RoutedExperts) -> Iterator[tuple[ModuleName, Passes]]:
         layout = self.layout
         experts = part.num_experts // layout.ep
-        rows = self.own_tokens * part.mean_top_k * self.skew * layout.etp
+        rows = self.own_tokens * most_rows(part, self.job, layout)
         each = rows / experts
         width = max(1, part.d_hidden // layout.etp)
         up = self._gemm(each, part.d_expert, width * (part.num_gemms - 1), num_experts=experts)
@@ -256,7 +252,7 @@ class BlockPrices:
             exchange_seconds(
                 self.device, layout=self.layout, part=part, tokens=self.own_tokens, phase=phase
             )
-            * self.skew
+            * self.job.routing.skew(part.num_experts, part.mean_top_k, self.layout.ep)
             for phase in ("dispatch", "combine")
         )
         both = dispatch + combine

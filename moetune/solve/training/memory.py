@@ -37,15 +37,10 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """Memory of a job's layouts, each part computed once. Not safe for several threads.
-
-    Args:
-        skew: rows of the fullest rank of an expert group over the mean.
-    """
+    """Memory of a job's layouts, each part computed once. Not safe for several threads."""
 
     job: TrainingJob
     stages: DecoderStages
-    skew: float = 1.0
     _blocks: dict[tuple[object, ...], list[tuple[float, float]]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -90,13 +85,13 @@ class MemoryModel:
         return live * own, largest
 
     def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[float, float]]:
-        key = (layout.tp, layout.cp, layout.etp, layout.micro_batch, layout.recompute)
+        key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute)
         found = self._blocks.get(key)
         if found is None:
             found = self._blocks[key] = [
                 (
-                    block_bytes(kind, self.job, layout, skew=self.skew),
-                    workspace_bytes(kind, self.job, layout, skew=self.skew),
+                    block_bytes(kind, self.job, layout),
+                    workspace_bytes(kind, self.job, layout),
                 )
                 for kind in self.job.decoder.kinds
             ]

@@ -148,7 +148,6 @@ class StepPrices:
     Not safe for several threads.
 
     Args:
-        skew: rows of the fullest rank of an expert group over the mean.
         target: the runtime that the prices are for.
     """
 
@@ -156,7 +155,6 @@ class StepPrices:
     device: Device
     stages: DecoderStages
     target: Target
-    skew: float = 1.0
     _blocks: dict[_Key, tuple[BlockSeconds, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -171,9 +169,7 @@ class StepPrices:
             times = self._times.get(shape)
             every = self._every_kind
             if times is None:
-                prices = BlockPrices(
-                    job=self.job, layout=layout, device=self.device, skew=self.skew
-                )
+                prices = BlockPrices(job=self.job, layout=layout, device=self.device)
                 times = self._times[shape] = tuple(prices.times(kind) for kind in every)
             found = self._blocks[key] = tuple(
                 block_seconds(kind, one, layout, self.target)
