@@ -89,7 +89,7 @@ _KNOWN: dict[TargetName, Target] = {
     ),
     "torchtitan": Target(
         name="torchtitan", version="0.3.0",
-        source="torchtitan/config/job_config.py, torchtitan/distributed/parallel_dims.py",
+        source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), folds=True,
         exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=2,
@@ -97,7 +97,8 @@ _KNOWN: dict[TargetName, Target] = {
     "transformers": Target(
         name="transformers", version="5.23.0",
         source="transformers/distributed/configuration_utils.py",
-        dispatchers=("all_gather",), recompute=("full",), overlaps=("none",), zero=(3,),
+        dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
+        zero=(3,),
         dtypes=("bfloat16",), folds=True, exchanges_under_tensor=True,
         largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
     ),
@@ -106,7 +107,7 @@ _KNOWN: dict[TargetName, Target] = {
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
         dtypes=("bfloat16",), folds=True, exchanges_under_tensor=True,
-        largest=_sizes(pp=1, vpp=1, cp=1), zero_with_pp=1,
+        largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
     ),
 }  # fmt: skip
 

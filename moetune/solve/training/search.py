@@ -105,7 +105,8 @@ class LayoutSearch:
                 for vpp in self._stages_per_rank(pins, pp):
                     layout = FoldedLayout(
                         dp=dp, cp=cp, tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, micro_batch=batch,
-                        zero=self._zero(pins, pp), dispatcher=self.target.dispatchers[0],
+                        zero=self._zero(pins, pp),
+                        dispatcher=pins.dispatcher or self.target.dispatchers[0],
                     )  # fmt: skip
                     if self._is_allowed(layout):
                         yield layout
@@ -141,14 +142,19 @@ class LayoutSearch:
         smallest: tuple[float, FoldedLayout] | None = None
         for overlap in overlaps:
             for recompute in wanted:
-                layout = replace(shape, recompute=recompute, overlap=overlap)
-                if not self._is_allowed(layout):
+                variant = replace(shape, recompute=recompute, overlap=overlap)
+                allowed = [
+                    one
+                    for one in (replace(variant, dispatcher=name) for name in dispatchers)
+                    if self._is_allowed(one)
+                ]
+                if not allowed:
                     continue
-                peak = self.memory.peak(layout).peak_bytes
+                peak = self.memory.peak(allowed[0]).peak_bytes
                 if smallest is None or peak < smallest[0]:
-                    smallest = (peak, layout)
+                    smallest = (peak, allowed[0])
                 if peak <= self.limit_bytes:
-                    fitting += [replace(layout, dispatcher=one) for one in dispatchers]
+                    fitting += allowed
                     break
         return fitting, smallest
 
