@@ -27,8 +27,8 @@ def deepspeed_export(planned: Planned) -> Export:
     """
     _check(planned)
     layout = planned.layout
+    # The global batch follows from these two and the replicas, which DeepSpeed counts itself.
     document: dict[str, object] = {
-        "train_batch_size": planned.job.global_batch,
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": planned.num_micro_batches,
         "bf16": {"enabled": True},

@@ -13,17 +13,19 @@ _MODEL = (
     "it passes them on."
 )
 _SMS = "The dispatcher's multiprocessors are Megatron-Core's default."
+_DELAYED = "Delayed weight gradients need --transformer-impl transformer_engine, 2.8 or newer."
 
 
 def megatron_export(planned: Planned) -> Export:
     """Return the script; its own arguments are the model's and the data's."""
     values = megatron_values(planned)
     lines = "".join(f"    {line}\n" for line in _arguments(planned))
-    notes = (_SMS,) if "moe_flex_dispatcher_backend" in values.model else ()
+    notes = {"moe_flex_dispatcher_backend": _SMS, "delay_wgrad_compute": _DELAYED}
+    said = (note for field, note in notes.items() if field in values.model)
     command = f"{planned.torchrun} pretrain_gpt.py"
     text = (
         "#!/usr/bin/env bash\n"
-        f"{remarks(planned, values.not_expressed, _MODEL, *notes)}"
+        f"{remarks(planned, values.not_expressed, _MODEL, *said)}"
         "set -euo pipefail\n"
         f"export CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections}\n"
         f"LAYOUT=(\n{lines})\n"
