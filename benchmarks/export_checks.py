@@ -69,7 +69,7 @@ class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, _path: object, _target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] not in ABSENT:
+        if name.partition(".")[0] not in ABSENT:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -94,8 +94,8 @@ def prepare(megatron_lm: Path) -> None:
     import torch
 
     gpu = SimpleNamespace(major=9, minor=0, name="NVIDIA H100")
-    torch.cuda.get_device_properties = lambda *_: gpu  # type: ignore[assignment,misc]
-    torch.cuda.get_device_capability = lambda *_: (9, 0)  # type: ignore[assignment]
+    torch.cuda.get_device_properties = lambda *_: gpu  # type: ignore[assignment]
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
     version = take("packaging.version", "Version")("2.10.0")
     importlib.import_module("megatron.core.utils").get_te_version = lambda: version  # type: ignore[attr-defined]
 
@@ -162,7 +162,8 @@ def check_torchtitan(found: PlanExport, plan: dict[str, Any]) -> int:
     config.__post_init__()
     given = config.parallelism
     dims = take("torchtitan.distributed", "ParallelDims")(
-        dp_replicate=given.data_parallel_replicate_degree, dp_shard=given.data_parallel_shard_degree,
+        dp_replicate=given.data_parallel_replicate_degree,
+        dp_shard=given.data_parallel_shard_degree,
         cp=given.context_parallel_degree, tp=given.tensor_parallel_degree,
         pp=given.pipeline_parallel_degree, ep=given.expert_parallel_degree,
         world_size=plan["inputs"]["world_size"],
@@ -188,9 +189,12 @@ def check_transformers(found: PlanExport, plan: dict[str, Any]) -> int:
     assert layout["ep_implementation"] in {"auto", *registered.keys()}
     with tempfile.TemporaryDirectory() as folder:
         arguments = module.training_arguments(folder)
-    assert arguments.gradient_accumulation_steps * arguments.per_device_train_batch_size * plan[
-        "layout"
-    ]["dp"] == plan["inputs"]["global_batch"]
+    assert (
+        arguments.gradient_accumulation_steps
+        * arguments.per_device_train_batch_size
+        * plan["layout"]["dp"]
+        == plan["inputs"]["global_batch"]
+    )
     return len(keywords(found.export.text))
 
 

@@ -17,9 +17,7 @@ def export(
         Path,
         typer.Argument(help="File that `moetune plan --output` wrote for a Hugging Face model."),
     ],
-    to: Annotated[
-        str, typer.Option("--to", metavar=f"[{'|'.join(TARGETS)}]", help="The runtime.")
-    ],
+    to: Annotated[str, typer.Option("--to", metavar=f"[{'|'.join(TARGETS)}]", help="The runtime.")],
     model: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="The config.json of a plan whose model has no name."),

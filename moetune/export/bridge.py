@@ -43,9 +43,7 @@ def bridge_export(planned: Planned) -> Export:
         f"CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections} {planned.torchrun} "
         "YOUR_RECIPE_SCRIPT.py"
     )
-    return Export(
-        text=text, file_name=_FILE, launch=launch, not_expressed=values.not_expressed
-    )
+    return Export(text=text, file_name=_FILE, launch=launch, not_expressed=values.not_expressed)
 
 
 def _statements(planned: Planned) -> Iterator[str]:
@@ -54,7 +52,8 @@ def _statements(planned: Planned) -> Iterator[str]:
     for name, value in (unset | values.model).items():
         if name not in (*_PRECISION, *_OVERLAP):
             yield f"cfg.model.{name} = {_literal(value)}"
-    yield f"cfg.model.virtual_pipeline_model_parallel_size = {layout.vpp if layout.vpp > 1 else None}"
+    virtual = layout.vpp if layout.vpp > 1 else None
+    yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
     stages = stage_letters(planned) if layout.pp > 1 else None
     yield f"cfg.model.pipeline_model_parallel_layout = {stages!r}"
     yield "cfg.model.pipeline_dtype = torch.bfloat16"

@@ -7,6 +7,52 @@ from moetune.export.planned import Export, Planned, refuse, remarks
 _FILE = "moetune_layout.py"
 
 
+_TEXT = """\
+{remarks}#   {plan}
+import moetune
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+MICRO_BATCH = {micro_batch}
+MICRO_BATCHES = {num_micro_batches}
+SEQUENCE = {length}
+
+
+def make_mesh() -> DeviceMesh:
+    \"\"\"Return the ranks of a stage: replicas of the experts, and those that share them.\"\"\"
+    names = ("stages", "replicas", "experts")
+    mesh = init_device_mesh("cuda", ({pp}, {replicas}, {ep}), mesh_dim_names=names)
+    return mesh["replicas", "experts"]
+
+
+def make_layer(book: moetune.PlanBook, mesh: DeviceMesh) -> moetune.MoELayer:
+    \"\"\"Return one MoE layer of the model; all its layers share book and mesh.\"\"\"
+    return moetune.MoELayer(
+        d_model={layer.d_model},
+        d_hidden={layer.d_hidden},
+        num_experts={layer.num_experts},
+        top_k={layer.top_k},
+        activation="{layer.activation}",
+        bias={bias},
+        mesh=mesh,
+        planbook=book,
+        device="cuda",
+        dtype=torch.{dtype},
+    )
+
+
+def wrap(model: torch.nn.Module) -> DistributedDataParallel:
+    \"\"\"Return the model with dense gradients averaged; experts stay with their rank.\"\"\"
+    return DistributedDataParallel(moetune.prepare_ddp(model))
+
+
+def open_book() -> moetune.PlanBook:
+    \"\"\"Return the plans of the layers, equal on all ranks.\"\"\"
+    return moetune.open_planbook("layer.json")
+"""
+
+
 def layer_export(planned: Planned) -> Export:
     """Return a module that makes the layers and wraps the model.
 
@@ -16,53 +62,21 @@ def layer_export(planned: Planned) -> Export:
     layer, layout, job = planned.decoder.layer, planned.layout, planned.job
     experts = next((block.routed for block in planned.decoder.blocks if block.routed), None)
     if experts is None or layout.tp > 1:
-        what = f"{planned.decoder.name}: it has no experts" if experts is None else f"tp {layout.tp}"
-        raise refuse(planned, f"{what}: the export is of MoELayer", "plan with --tp 1, or use another --to")
+        what = f"tp {layout.tp}" if experts else f"{planned.decoder.name}, which has no experts"
+        raise refuse(planned, what, "the export is of MoELayer: plan with --tp 1, or another --to")
     missing = tuple(_not_expressed(planned))
-    tokens = layout.micro_batch * job.length
-    layer_plan = (
+    plan = (
         f"moetune plan --d-model {layer.d_model} --d-hidden {layer.d_hidden} "
-        f"--num-experts {layer.num_experts} --top-k {layer.top_k} "
-        f"--activation {layer.activation} --tokens {tokens} --world-size {layout.ep} "
+        f"--num-experts {layer.num_experts} --top-k {layer.top_k} --activation {layer.activation} "
+        f"--tokens {layout.micro_batch * job.length} --world-size {layout.ep} "
         f"--dtype {job.dtype} --output layer.json"
     )
-    text = (
-        f"{remarks(planned, missing, 'The chunks of a layer are a plan of their own:')}"
-        f"#   {layer_plan}\n"
-        "import moetune\n"
-        "import torch\n"
-        "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh\n"
-        "from torch.nn.parallel import DistributedDataParallel\n\n"
-        f"MICRO_BATCH = {layout.micro_batch}\n"
-        f"MICRO_BATCHES = {planned.num_micro_batches}\n"
-        f"SEQUENCE = {job.length}\n\n\n"
-        "def make_mesh() -> DeviceMesh:\n"
-        '    """Return the ranks of a stage: replicas of the experts, and those that share them."""\n'
-        f"    shape = ({layout.pp}, {layout.dp // layout.ep}, {layout.ep})\n"
-        '    names = ("stages", "replicas", "experts")\n'
-        '    mesh = init_device_mesh("cuda", shape, mesh_dim_names=names)\n'
-        '    return mesh["replicas", "experts"]\n\n\n'
-        "def make_layer(book: moetune.PlanBook, mesh: DeviceMesh) -> moetune.MoELayer:\n"
-        '    """Return one MoE layer of the model; all its layers share book and mesh."""\n'
-        "    return moetune.MoELayer(\n"
-        f"        d_model={layer.d_model},\n"
-        f"        d_hidden={layer.d_hidden},\n"
-        f"        num_experts={layer.num_experts},\n"
-        f"        top_k={layer.top_k},\n"
-        f'        activation="{layer.activation}",\n'
-        f"        bias={experts.biases > 0},\n"
-        "        mesh=mesh,\n"
-        "        planbook=book,\n"
-        '        device="cuda",\n'
-        f"        dtype=torch.{job.dtype},\n"
-        "    )\n\n\n"
-        "def wrap(model: torch.nn.Module) -> DistributedDataParallel:\n"
-        '    """Return the model with its dense gradients averaged; experts stay with their rank."""\n'
-        "    return DistributedDataParallel(moetune.prepare_ddp(model))\n\n\n"
-        "def open_book() -> moetune.PlanBook:\n"
-        '    """Return the plans of the layers, equal on all ranks."""\n'
-        '    return moetune.open_planbook("layer.json")\n'
-    )
+    text = _TEXT.format(
+        remarks=remarks(planned, missing, "The chunks of a layer are a plan of their own:"),
+        plan=plan, micro_batch=layout.micro_batch, num_micro_batches=planned.num_micro_batches,
+        length=job.length, pp=layout.pp, replicas=layout.dp // layout.ep, ep=layout.ep,
+        layer=layer, bias=experts.biases > 0, dtype=job.dtype,
+    )  # fmt: skip
     return Export(
         text=text, file_name=_FILE, launch=f"{planned.torchrun} YOUR_SCRIPT.py",
         not_expressed=missing,

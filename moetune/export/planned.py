@@ -69,13 +69,13 @@ class Planned:
         """What the export is of, line by line."""
         job, layout = self.job, self.layout
         sizes = " · ".join(f"{name} {getattr(layout, name)}" for name in _SIZES)
+        what = f"Layout of {self.decoder.name} on {job.world_size} ranks"
+        batches = f"{self.num_micro_batches} micro-batches of {layout.micro_batch}"
         return (
-            f"Layout of {self.decoder.name} on {job.world_size} ranks, for {self.target.name} "
-            f"({self.target.version}).",
+            f"{what}, for {self.target.name} ({self.target.version}).",
             f"{sizes} · ZeRO-{layout.zero}",
-            f"Step: {job.global_batch} sequences of {job.length} tokens, in "
-            f"{self.num_micro_batches} micro-batches of {layout.micro_batch}.",
-            f"moetune plan {self.plan_id[:6]}; numbers of the plan are predictions.",
+            f"Step: {job.global_batch} sequences of {job.length} tokens, in {batches}.",
+            f"Plan {self.plan_id[:6]} of moetune; its numbers are predictions.",
             *self.warnings,
         )
 

@@ -38,6 +38,21 @@ _RECIPES: MappingProxyType[str, _Recipe] = MappingProxyType(
 )
 
 
+_FULL = "from torchtitan.distributed.activation_checkpoint import FullAC\n"
+_TEXT = """\
+{remarks}from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.config import ParallelismConfig
+{full}from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.{recipe.family} import model_registry
+from torchtitan.models.{recipe.family}.config_registry import {recipe.function}
+from torchtitan.trainer import Trainer
+
+
+def planned() -> Trainer.Config:
+    \"\"\"Return the planned configuration.\"\"\"
+{body}"""
+
+
 def torchtitan_export(planned: Planned) -> Export:
     """Return the module with the function `planned`.
 
@@ -51,26 +66,13 @@ def torchtitan_export(planned: Planned) -> Export:
             f"use one of {', '.join(_RECIPES)}, or another --to",
         )  # fmt: skip
     missing = tuple(_not_expressed(planned))
-    body = "".join(f"    {line}\n" for line in _statements(planned, recipe))
-    imports = [
-        "from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss",
-        "from torchtitan.config import ParallelismConfig",
-        "from torchtitan.models.common.config_utils import decoder_vocab_size",
-        f"from torchtitan.models.{recipe.family} import model_registry",
-        f"from torchtitan.models.{recipe.family}.config_registry import {recipe.function}",
-        "from torchtitan.trainer import Trainer",
-    ]
-    if "full" in planned.layout.recompute:
-        imports.insert(
-            2, "from torchtitan.distributed.activation_checkpoint import FullAC"
-        )
-    note = "Set hf_assets_path, the optimizer and the data for your run."
-    text = (
-        f"{remarks(planned, missing, note)}"
-        f"{chr(10).join(imports)}\n\n\n"
-        "def planned() -> Trainer.Config:\n"
-        '    """Return the planned configuration."""\n'
-        f"{body}"
+    text = _TEXT.format(
+        remarks=remarks(
+            planned, missing, "Set hf_assets_path, the optimizer and the data for your run."
+        ),
+        recipe=recipe,
+        full=_FULL if "full" in planned.layout.recompute else "",
+        body="".join(f"    {line}\n" for line in _statements(planned, recipe)),
     )
     launch = (
         f'PYTHONPATH="$PWD" {planned.torchrun} -m torchtitan.train '

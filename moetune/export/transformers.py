@@ -12,47 +12,58 @@ _IMPLEMENTATIONS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
 )
 
 
+_TEXT = """\
+{remarks}import torch
+from transformers import AutoModelForCausalLM, TrainingArguments
+from transformers.distributed import DistributedConfig
+
+LAYOUT = DistributedConfig(
+    tp_size={layout.tp},
+    fsdp_size={layout.dp},
+    dp_replicate_size=1,
+    pp_size=1,
+    ep_size={layout.ep},
+    ep_implementation="{implementation}",
+    fsdp_mixed_precision=True,
+)
+
+
+def load_model() -> torch.nn.Module:
+    \"\"\"Return the model in the planned layout: float32, its GEMMs in bfloat16.\"\"\"
+    return AutoModelForCausalLM.from_pretrained(
+        "{name}",
+        distributed_config=LAYOUT,
+        experts_implementation="grouped_mm",
+        dtype=torch.float32,
+    )
+
+
+def training_arguments(output_dir: str) -> TrainingArguments:
+    \"\"\"Return the planned batch; add the optimizer and its schedule.\"\"\"
+    return TrainingArguments(
+        output_dir=output_dir,
+        per_device_train_batch_size={layout.micro_batch},
+        gradient_accumulation_steps={num_micro_batches},
+        gradient_checkpointing={is_recomputed},
+    )
+"""
+
+
 def transformers_export(planned: Planned) -> Export:
-    """Return a module with `load_model` and `TRAINING`.
+    """Return a module with `LAYOUT`, `load_model` and `training_arguments`.
 
     Raises:
         InfeasiblePlanError: `DistributedConfig` or its dispatch refuses the layout.
     """
     _check(planned)
-    layout = planned.layout
-    missing = tuple(_not_expressed(planned))
-    implementation = _IMPLEMENTATIONS[layout.dispatcher] if layout.ep > 1 else "auto"
-    name = planned.hub_name or "PATH_OF_THE_MODEL"
-    text = (
-        f"{remarks(planned, missing, 'The import and load_model run under torchrun.')}"
-        "import torch\n"
-        "from transformers import AutoModelForCausalLM, TrainingArguments\n"
-        "from transformers.distributed import DistributedConfig\n\n"
-        "LAYOUT = DistributedConfig(\n"
-        f"    tp_size={layout.tp},\n"
-        f"    fsdp_size={layout.dp},\n"
-        "    dp_replicate_size=1,\n"
-        "    pp_size=1,\n"
-        f"    ep_size={layout.ep},\n"
-        f'    ep_implementation="{implementation}",\n'
-        "    fsdp_mixed_precision=True,\n"
-        ")\n\n\n"
-        "def load_model() -> torch.nn.Module:\n"
-        '    """Return the model in the planned layout, parameters in float32, GEMMs in bfloat16."""\n'
-        "    return AutoModelForCausalLM.from_pretrained(\n"
-        f'        "{name}",\n'
-        "        distributed_config=LAYOUT,\n"
-        '        experts_implementation="grouped_mm",\n'
-        "        dtype=torch.float32,\n"
-        "    )\n\n\n"
-        "def training_arguments(output_dir: str) -> TrainingArguments:\n"
-        '    """Return the planned batch; add the optimizer and its schedule."""\n'
-        "    return TrainingArguments(\n"
-        "        output_dir=output_dir,\n"
-        f"        per_device_train_batch_size={layout.micro_batch},\n"
-        f"        gradient_accumulation_steps={planned.num_micro_batches},\n"
-        f"        gradient_checkpointing={'full' in layout.recompute},\n"
-        "    )\n"
+    layout, missing = planned.layout, tuple(_not_expressed(planned))
+    text = _TEXT.format(
+        remarks=remarks(planned, missing, "Import it under torchrun."),
+        layout=layout,
+        implementation=_IMPLEMENTATIONS[layout.dispatcher] if layout.ep > 1 else "auto",
+        name=planned.hub_name or "PATH_OF_THE_MODEL",
+        num_micro_batches=planned.num_micro_batches,
+        is_recomputed="full" in layout.recompute,
     )
     return Export(
         text=text, file_name=_FILE, launch=f"{planned.torchrun} YOUR_SCRIPT.py",

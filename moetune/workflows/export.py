@@ -131,6 +131,9 @@ def _mapping(document: Mapping[str, object], key: str, path: Path) -> dict[str, 
 
 def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
     rest = {key: value for key, value in plain.items() if key != "edp"}
+    missing = [item.name for item in fields(FoldedLayout) if item.name not in rest]
+    if missing:  # their defaults would be another layout than the planned one
+        raise InputError(f"{path}: layout lacks {', '.join(missing)}", _MAKE_ONE)
     if rest.get("recompute") == ["none"]:
         rest["recompute"] = []
     return decode(FoldedLayout, rest, f"{path}: layout")

@@ -126,6 +126,14 @@ def bundled_profiles() -> dict[str, Path]:
 
 
 def read_text(path: Path, what: str) -> str:
+    """Return a file's text.
+
+    Args:
+        what: the file is, for the error.
+
+    Raises:
+        InputError: it cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -37,7 +37,8 @@ def plan_document(
 
 def exported(folder: Path, to: str, document: object) -> PlanExport:
     path = folder / "plan.json"
-    path.write_text(json.dumps(document), encoding="utf-8")
+    text = document if isinstance(document, str) else json.dumps(document)
+    path.write_text(text, encoding="utf-8")
     return export_plan(path, to=to, model=None, stores=lambda: nullcontext(None))
 
 

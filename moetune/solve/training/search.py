@@ -100,7 +100,9 @@ class LayoutSearch:
             etps = [pins.etp] if pins.etp else [1]
             batches = [pins.micro_batch] if pins.micro_batch else range(1, _LARGEST_MICRO_BATCH + 1)
             for ep, etp, batch in itertools.product(eps, etps, batches):
-                if job.global_batch % (dp * batch) or (batch & (batch - 1) and not pins.micro_batch):
+                if job.global_batch % (dp * batch) or (
+                    batch & (batch - 1) and not pins.micro_batch
+                ):
                     continue
                 for vpp in self._stages_per_rank(pins, pp):
                     layout = FoldedLayout(
@@ -129,7 +131,14 @@ class LayoutSearch:
         if pp == 1:
             return [1]
         most = self.job.decoder.num_layers // pp
-        return [1, *(one for one in range(2, most + 1) if -(-self.job.decoder.num_layers // pp) % one == 0)]
+        return [
+            1,
+            *(
+                one
+                for one in range(2, most + 1)
+                if -(-self.job.decoder.num_layers // pp) % one == 0
+            ),
+        ]
 
     def _cheapest_fitting(
         self, shape: FoldedLayout, pins: LayoutRequest
@@ -171,7 +180,10 @@ class LayoutSearch:
 
     def _impossible(self, pins: LayoutRequest) -> Exception:
         """Return the first broken rule of the layout that the pins come nearest to."""
-        sizes = {name: getattr(pins, name) or 1 for name in ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")}
+        sizes = {
+            name: getattr(pins, name) or 1
+            for name in ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
+        }
         sharers = sizes["cp"] * sizes["tp"] * sizes["pp"]
         layout = FoldedLayout(
             dp=max(1, self.job.world_size // sharers), recompute=pins.recompute or (),
