@@ -113,7 +113,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         assumed.append("etp 1")
     layout = _layout(
         job, tp=row["tp"], pp=row["pp"], vpp=row["vpp"], cp=row["cp"], ep=row["ep"], etp=etp,
-        micro_batch=row["mbs"], dispatcher=_dispatcher(row["dispatcher"], assumed),
+        micro_batch=row["mbs"], dispatcher=_dispatcher(row, assumed),
         recompute=_recompute(row["recompute"]), overlap=_overlap(row["overlap"]),
         zero=3 if "FSDP" in row["note"] else 1,
     )  # fmt: skip
@@ -145,7 +145,7 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         zero=3 if row["FSDP"] not in ("", "0") else 1,
     )  # fmt: skip
     return PublicRun(
-        name=name, set_name=f"Bridge {row['release']}, {profile}",
+        name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
         tokens=float(row["Tokens / sec / GPU"]), memory_gib=None, routing="forced",
         assumed=("hybrid_ep", "no recomputation", "no overlap"),
@@ -169,14 +169,15 @@ def _size(text: str) -> int:
 
 
 def _model(text: str) -> str:
-    name = text.split("(")[0].replace("weak", "").strip().lower().replace("_", "-").replace(" ", "-")
+    name = text.split("(", maxsplit=1)[0].replace("weak", "").strip().lower()
+    name = name.replace("_", "-").replace(" ", "-")
     if "tokendrop" in text:
         raise ValueError("tokens are dropped")
     return _MODELS[name]
 
 
 def _machine(text: str) -> str:
-    return MACHINES[text.split()[0]]
+    return MACHINES[text.split(maxsplit=1)[0]]
 
 
 def _dtype(text: str) -> TrainingDtype:
@@ -187,10 +188,16 @@ def _dtype(text: str) -> TrainingDtype:
     return known[name]
 
 
-def _dispatcher(text: str, assumed: list[str]) -> TokenDispatcher:
+def _dispatcher(row: Mapping[str, str], assumed: list[str]) -> TokenDispatcher:
+    text = row["dispatcher"]
+    if text == "deepep(uccl)":
+        raise ValueError("UCCL's library is none of the dispatchers")
     if not text:
-        assumed.append("all_to_all")
-        return "all_to_all"
+        found: TokenDispatcher = "all_to_all"
+        if row["framework"] == "Megatron-Bridge" and int(row["ep"]) > 1:
+            found = "hybrid_ep" if row["hardware"].startswith(("GB", "B")) else "deepep"
+        assumed.append(found)
+        return found
     if text.startswith("deep"):
         return "deepep"
     return {"alltoall": "all_to_all", "hybridep": "hybrid_ep", "allgather": "all_gather"}[text]  # type: ignore[return-value]

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 
 from benchmarks.public_runs.rows import PublicRun
 
+_TIE = 1e-9
+"""Predicted steps that differ by less are equal: they count for no order."""
 _SAME = 0.02
 """Measured steps that differ by less are equal: no order of them is wrong."""
 
@@ -36,7 +38,8 @@ def kendall(rows: Sequence[Scored]) -> float | None:
             continue
         total += 1
         predicted = _log_speed(one) - _log_speed(other)
-        agree += 1 if predicted * measured > 0 else -1
+        if abs(predicted) > _TIE:
+            agree += 1 if predicted * measured > 0 else -1
     return agree / total if total else None
 
 

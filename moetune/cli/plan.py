@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moetune.cli.flags import LayerFlags, model_sizes, parsed, tokens_of
 from moetune.cli.plan_decoder import (
     TrainingFlags,
     is_decoder_name,
@@ -13,7 +14,6 @@ from moetune.cli.plan_decoder import (
     refuse_flags_of_layers,
     sharded_states,
 )
-from moetune.cli.flags import LayerFlags, model_sizes, parsed, tokens_of
 from moetune.cli.session import Json, ProfileOption, Session, example, session_of
 from moetune.domain.constraints import (
     DISPATCHERS,
@@ -126,7 +126,8 @@ def plan(
     zero: Annotated[
         int | None,
         typer.Option(
-            min=0, max=3,
+            min=0,
+            max=3,
             help="Pin what replicas shard: 0 nothing, 1 optimizer states (of the papers' models "
             "all states), 2 gradients, 3 parameters.",
         ),
@@ -227,7 +228,8 @@ def plan(
         ),
         pins=LayoutPins(
             dp=dp, ep=ep, tp=tp, pp=pp, expert_parallel=expert_parallel,
-            micro_batch=micro_batch, zero=sharded_states(zero), offload=False if no_offload else None,
+            micro_batch=micro_batch, zero=sharded_states(zero),
+            offload=False if no_offload else None,
         ),
         sizes=sizes,
         sequence_parallel=sequence_parallel,

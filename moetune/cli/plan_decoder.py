@@ -204,4 +204,4 @@ def _one_of(flag: str, value: str | None, known: tuple[T, ...]) -> T | None:
         return None
     if value not in known:
         raise InputError(f"{flag} {value!r} is unknown", f"use one of {', '.join(known)}")
-    return cast("T", value)
+    return value

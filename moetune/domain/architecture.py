@@ -143,7 +143,7 @@ class Decoder:
         """Blocks, without those of multi-token prediction."""
         return len(self.blocks)
 
-    @property
+    @cached_property
     def num_moe_layers(self) -> int:
         """Blocks with routed experts."""
         return sum(block.routed is not None for block in self.blocks)

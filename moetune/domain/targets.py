@@ -74,7 +74,7 @@ _KNOWN: dict[TargetName, Target] = {
     "megatron": Target(
         name="megatron", version="megatron-core 0.16.1",
         source="megatron/core/transformer/transformer_config.py, model_parallel_config.py",
-        dispatchers=("all_gather", "all_to_all", "deepep", "hybrid_ep"),
+        dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
         recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
         dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
         largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
@@ -82,7 +82,7 @@ _KNOWN: dict[TargetName, Target] = {
     "bridge": Target(
         name="bridge", version="megatron-bridge 0.3.1",
         source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
-        dispatchers=("all_gather", "all_to_all", "deepep", "hybrid_ep"),
+        dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
         recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
         dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
         largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
@@ -124,34 +124,36 @@ def find_target(name: str) -> Target:
     raise InputError(f"target {name!r} is unknown", f"use one of {', '.join(TARGETS)}")
 
 
-def target_rules(layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> Iterator[BrokenRule]:
+def target_rules(
+    layout: FoldedLayout, target: Target, dtype: TrainingDtype
+) -> Iterator[BrokenRule]:
     """Yield what of a layout the runtime cannot run."""
     for name, most in target.largest.items():
         size = getattr(layout, name)
         if size > most:
             yield _cannot(target, f"{name} {size}", f"--{name} {most}")
-    if layout.dispatcher not in target.dispatchers and layout.ep > 1:
-        yield _cannot(target, f"the dispatcher {layout.dispatcher}",
-                      f"--dispatcher {target.dispatchers[0]}")  # fmt: skip
-    for module in layout.recompute:
-        if module not in target.recompute:
-            yield _cannot(target, f"recomputation of {module}",
-                          f"--recompute {' or '.join(target.recompute)}")  # fmt: skip
-    if layout.overlap not in target.overlaps:
-        yield _cannot(target, f"overlap {layout.overlap}", "--overlap none")
-    if layout.zero not in target.zero:
-        yield _cannot(target, f"ZeRO-{layout.zero}",
-                      f"--zero {' or '.join(map(str, target.zero))}")  # fmt: skip
-    if layout.pp > 1 and layout.zero > target.zero_with_pp and layout.zero not in target.zero[:1]:
+    for what, flag, value, known in (
+        ("the dispatcher", "dispatcher", layout.dispatcher, target.dispatchers),
+        *(("recomputation of", "recompute", one, target.recompute) for one in layout.recompute),
+        ("overlap", "overlap", layout.overlap, target.overlaps),
+        ("ZeRO stage", "zero", layout.zero, target.zero),
+        ("the dtype", "dtype", dtype, target.dtypes),
+    ):
+        if value not in known:
+            yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(map(str, known))}")
+    yield from _combinations(layout, target)
+    yield from _overlap_rules(layout, target)
+
+
+def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
+    """Yield what the runtime cannot run together."""
+    if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip
-    if dtype not in target.dtypes:
-        yield _cannot(target, dtype, f"--dtype {target.dtypes[0]}")
     if not target.folds and layout.dp % layout.ep:
         yield _cannot(target, f"ep {layout.ep} beyond dp {layout.dp}", "an ep that divides dp")
     if layout.tp > 1 and layout.ep > 1 and not target.exchanges_under_tensor:
         yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "--tp 1 or --ep 1")
-    yield from _overlap_rules(layout, target)
 
 
 def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:

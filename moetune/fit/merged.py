@@ -120,8 +120,8 @@ def _ratios(measured: Profile, base: Profile) -> Ratios:
                 reference = costs.collective(
                     op=op, group_size=size, num_nodes=nodes, num_bytes=num_bytes
                 )
-                for key in _keys_of(op, size, nodes):
-                    found[key].append(seconds / reference.seconds)
+                for name in _keys_of(op, size, nodes):
+                    found[name].append(seconds / reference.seconds)
     return found
 
 

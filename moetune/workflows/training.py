@@ -4,14 +4,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError
 from moetune.domain.profile import Profile
 from moetune.domain.targets import Target
-from moetune.domain.training import TRAINING_DTYPES, LayoutRequest, TrainingDtype, TrainingJob
+from moetune.domain.training import TRAINING_DTYPES, FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
 from moetune.solve.training.machine import Device
@@ -115,15 +114,11 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
     """
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     with sound_numbers(profile.name):
-        device = Device(
-            costs=costs_of(profile, allow_modelled=True), machine=profile.machine
-        )
+        device = Device(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
         stages = DecoderStages(request.job.decoder)
         search = LayoutSearch(
             job=request.job,
-            prices=StepPrices(
-                job=request.job, device=device, stages=stages, target=request.target
-            ),
+            prices=StepPrices(job=request.job, device=device, stages=stages, target=request.target),
             memory=MemoryModel(job=request.job, stages=stages),
             limit_bytes=limit,
             target=request.target,
@@ -165,7 +160,7 @@ def training_job(
         )
     return TrainingJob(
         decoder=decoder, world_size=world_size or profile.machine.num_devices,
-        global_batch=global_batch, length=length, dtype=cast("TrainingDtype", wanted),
+        global_batch=global_batch, length=length, dtype=wanted,
     )  # fmt: skip
 
 
@@ -178,7 +173,7 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "dp": layout.dp, "cp": layout.cp, "tp": layout.tp, "pp": layout.pp,
             "vpp": layout.vpp, "ep": layout.ep, "etp": layout.etp, "edp": layout.edp,
             "micro_batch": layout.micro_batch,
-            "recompute": list(layout.recompute) or ["none"],
+            "recompute": [*layout.recompute] if layout.recompute else ["none"],
             "dispatcher": layout.dispatcher, "overlap": layout.overlap, "zero": layout.zero,
         },
         "predicted": {
@@ -212,8 +207,8 @@ def _too_large(plan: TrainingPlan) -> LayoutTooLargeError:
     )
 
 
-def layout_words(layout: object) -> str:
+def layout_words(layout: FoldedLayout) -> str:
     """Return "dp 8 · tp 2 · pp 4 · vpp 2 · ep 8 · micro-batch 1", sizes of 1 omitted."""
     names = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
     sizes = [f"{name} {getattr(layout, name)}" for name in names if getattr(layout, name) > 1]
-    return " · ".join([*sizes, f"micro-batch {getattr(layout, 'micro_batch')}"])
+    return " · ".join([*sizes, f"micro-batch {layout.micro_batch}"])

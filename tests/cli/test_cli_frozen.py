@@ -103,6 +103,15 @@ def test_keys_of_plans_and_explanations(cli: Cli) -> None:
     assert sorted(explanations) == FROZEN["explanation"]
 
 
+def test_keys_of_training_plans(cli: Cli) -> None:
+    plan = cli(
+        "plan", "--model", "olmoe", "--profile", "h100-x8", "--global-batch", "64", "--seq", "4096",
+        "--target", "megatron", "--json",
+    ).document  # fmt: skip
+    found = {key for key in keys(plan) if ".predicted.parts." not in key}
+    assert sorted(found) == FROZEN["training_plan"]
+
+
 def test_keys_of_profiles(cli: Cli, database: Path) -> None:
     database.parent.mkdir(parents=True)
     fill(database)

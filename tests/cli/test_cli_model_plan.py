@@ -69,8 +69,8 @@ def test_json_of_a_whole_model_has_its_part_and_the_layers(cli: Cli) -> None:
 
 def test_pins_are_kept_and_recorded_by_flag_name(cli: Cli) -> None:
     pins = (
-        "--tp", "8", "--pp", "4", "--expert-parallel", "tensor", "--micro-batch", "2", "--no-zero",
-        "--moe-every", "4",
+        "--tp", "8", "--pp", "4", "--expert-parallel", "tensor", "--micro-batch", "2",
+        "--zero", "0", "--moe-every", "4",
     )  # fmt: skip
     plan = cli(*PLAN, *pins, "--json").document
     assert plan["layout"] == {"expert_parallel": "tensor", "dp": 1, "ep": 1, "tp": 8, "pp": 4}

@@ -106,7 +106,7 @@ CASES = {
         plan=(*_SMALL, "--expert-parallel", "all_to_all", "--micro-batch", "1"), questions=EXPLAIN
     ),
     "model-tensor": Case(
-        plan=(*_SMALL, "--expert-parallel", "tensor", "--no-zero"), questions=EXPLAIN
+        plan=(*_SMALL, "--expert-parallel", "tensor", "--zero", "0"), questions=EXPLAIN
     ),
     "model-sizes": Case(plan=(*_SIZES, "--moe-every", "3"), questions=BOTH),
     "model-143b": Case(plan=_LARGE, questions=EXPLAIN),

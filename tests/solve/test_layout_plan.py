@@ -351,7 +351,7 @@ def test_too_large_without_zero_asks_for_zero() -> None:
     pins = LayoutPins(dp=32, ep=32, zero=False)
     with pytest.raises(InfeasiblePlanError) as raised:
         solve_layout(question(pins=pins, memory_bytes=8 * GIB))
-    assert raised.value.hint == "shard the model states: --zero"
+    assert raised.value.hint == "shard the model states: --zero 1"
     sharded = solve_layout(question(pins=replace(pins, zero=True), memory_bytes=8 * GIB)).plan
     assert sharded.transformer is not None
     assert sharded.transformer.zero

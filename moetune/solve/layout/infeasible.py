@@ -50,7 +50,7 @@ def what_would_fit(search: LayoutSearch, *, inputs: PlanInputs) -> str:
     ):
         return "let model states live on the host: omit --no-offload"
     if pins.zero is False and _smallest(replace(search, pins=replace(pins, zero=None)), inputs):
-        return "shard the model states: --zero"
+        return "shard the model states: --zero 1"
     found = _smallest(replace(search, pins=LayoutPins()), inputs)
     if pins != LayoutPins() and found is not None:
         axes = " ".join(f"--{axis} {getattr(found, axis)}" for axis in AXES)

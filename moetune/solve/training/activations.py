@@ -4,12 +4,10 @@ bfloat16 tensors that Megatron-Core with Transformer Engine keeps, FlashAttentio
 A recomputed module keeps its inputs alone.
 """
 
-from collections.abc import Collection
-
-from moetune.domain.architecture import Block, Decoder
+from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
-from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
+from moetune.domain.training import FoldedLayout, TrainingJob
 
 ELEMENT, FULL = 2, 4
 _ROUTER_COPIES = 3
@@ -33,7 +31,7 @@ def block_bytes(
         total += residual  # the input of the norm, which the residual sum needs anyway
         if "norm" not in layout.recompute:
             total += residual
-        total += _part_bytes(part, job.decoder, layout, tokens, skew)
+        total += _part_bytes(part, layout, tokens, skew)
     return total
 
 
@@ -53,25 +51,21 @@ def workspace_bytes(
     return again + ELEMENT * tokens * widest
 
 
-def _part_bytes(
-    part: object, decoder: Decoder, layout: FoldedLayout, tokens: float, skew: float
-) -> float:
-    recomputed: Collection[Recompute] = layout.recompute
+def _part_bytes(part: Part, layout: FoldedLayout, tokens: float, skew: float) -> float:
     if isinstance(part, DenseFfn):
-        return 0.0 if "mlp" in recomputed else _ffn_bytes(part, tokens, recomputed)
+        return 0.0 if "mlp" in layout.recompute else _ffn_bytes(part, tokens)
     if isinstance(part, RoutedExperts):
-        return 0.0 if "moe" in recomputed else _routed_bytes(part, tokens, layout, skew)
-    widths = part.widths  # type: ignore[attr-defined]
-    inner = sum(width for name, width in widths.items())
-    if isinstance(part, LatentAttention) and "mla_up_proj" in recomputed:
+        return 0.0 if "moe" in layout.recompute else _routed_bytes(part, tokens, layout, skew)
+    widths = part.widths
+    inner = sum(widths.values())
+    if isinstance(part, LatentAttention) and "mla_up_proj" in layout.recompute:
         inner -= widths["q"] + widths["k"] + widths["v"]
-    if "core_attn" in recomputed:
-        pass  # its output is the input of the projection behind it, and is kept all the same
-    heads = getattr(part, "num_heads", 0)
+    # The output of recomputed core attention is the next projection's input, and kept all the same.
+    heads: int = getattr(part, "num_heads", 0)
     return tokens * (ELEMENT * inner + FULL * heads)
 
 
-def _ffn_bytes(part: DenseFfn, tokens: float, recomputed: Collection[Recompute]) -> float:
+def _ffn_bytes(part: DenseFfn, tokens: float) -> float:
     hidden = (part.num_gemms - 1) * part.d_hidden
     return ELEMENT * tokens * (hidden + part.d_hidden)
 
@@ -84,7 +78,6 @@ def _routed_bytes(part: RoutedExperts, tokens: float, layout: FoldedLayout, skew
     total += ELEMENT * rows * width * (part.num_gemms - 1)
     if "moe_act" not in layout.recompute:
         total += ELEMENT * rows * width
-    total += ELEMENT * tokens * part.mean_top_k * part.d_expert  # the combined rows
     if part.shared is not None and "shared_experts" not in layout.recompute:
-        total += _ffn_bytes(part.shared, tokens, layout.recompute)
+        total += _ffn_bytes(part.shared, tokens)
     return total

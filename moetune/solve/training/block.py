@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from moetune.domain.architecture import Block, Decoder
+from moetune.domain.architecture import Block, Decoder, Mixer
 from moetune.domain.attention import CompressedAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.samples import GemmForm
@@ -125,19 +125,23 @@ class BlockPrices:
             modules["norm"] = modules.get("norm", NO_TIME) + self._norm()
         return BlockTimes(modules=modules)
 
-    def _mixer(self, part: object) -> Iterator[tuple[ModuleName, Passes]]:
+    def _mixer(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
         tp, d_model = self.layout.tp, self.decoder.d_model
-        core_macs = part.forward_macs(self.job.length) - part.forward_macs(1)  # type: ignore[attr-defined]
         yield "attention", self._projections(part)
-        scored = self.tokens * core_macs / tp
-        yield "core_attn", Passes(
-            forward=self.device.attention_core(scored, backward=False) + self._rotary(part),
-            grad_input=self.device.attention_core(scored, backward=True) + self._rotary(part),
+        once = part.forward_macs(1)
+        scored = self.tokens / tp * (part.forward_macs(self.job.length) - once)
+        updated = self.tokens / tp * max(0.0, once - part.parameters)
+        forward, backward = (
+            self.device.attention_core(scored, backward=backward)
+            + self.device.recurrence(updated, backward=backward)
+            + self._rotary(part)
+            for backward in (False, True)
         )
+        yield "core_attn", Passes(forward=forward, grad_input=backward)
         yield "tensor_comm", self._tensor_comm(d_model)
         yield "context_comm", self._context_comm(part, scored)
 
-    def _projections(self, part: object) -> Passes:
+    def _projections(self, part: Mixer) -> Passes:
         """Return the projections: one GEMM for each matrix, cut over the tensor-parallel ranks."""
         tp, d_model, total = self.layout.tp, self.decoder.d_model, NO_TIME
         for d_in, d_out, is_cut in projections_of(part, d_model):
@@ -162,9 +166,9 @@ class BlockPrices:
             grad_input += self.device.moved(_ROUNDING_BYTES[1] * elements * d_out)
         return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
 
-    def _rotary(self, part: object) -> float:
+    def _rotary(self, part: Mixer) -> float:
         """Return the rotation of queries and keys and the layout of heads, read and written."""
-        widths = part.widths  # type: ignore[attr-defined]
+        widths = part.widths
         elements = self.tokens / self.layout.tp * (widths.get("q", 0) + widths.get("k", 0))
         return self.device.moved(2 * ELEMENT * elements, kernels=2)
 
@@ -177,20 +181,22 @@ class BlockPrices:
         )
 
     def _tensor_comm(self, width: int) -> Passes:
-        """Return the gather before a cut part and the scatter behind it; the gather comes again
-        for the gradients of the weights, hidden behind those of the inputs."""
+        """Return the gather before a cut part and the scatter behind it.
+
+        The gather comes again for the gradients of the weights, behind those of the inputs.
+        """
         span = self.device.span(self.layout.tp, 1)
         whole = self.tokens * width * ELEMENT
         both = self.device.collective("all_gather", span, whole / span.size)
         both += self.device.collective("reduce_scatter", span, whole)
         return Passes(forward=both, grad_input=both)
 
-    def _context_comm(self, part: object, core_macs: float) -> Passes:
+    def _context_comm(self, part: Mixer, core_macs: float) -> Passes:
         """Return what a ring of keys and values is longer than the attention that hides it."""
         cp = self.layout.cp
         if cp == 1:
             return NO_TIME
-        widths = part.widths  # type: ignore[attr-defined]
+        widths = part.widths
         width = (widths.get("k", 0) + widths.get("v", 0)) / self.layout.tp
         span = self.device.span(cp, self.layout.tp)
         sent = self.device.collective("all_gather", span, self.tokens * width * ELEMENT)
@@ -205,8 +211,10 @@ class BlockPrices:
     def _ffn(self, part: DenseFfn, rows: float, cut: int) -> Passes:
         width = max(1, part.d_hidden // cut)
         up = self._gemm(rows, part.d_model, width * (part.num_gemms - 1))
-        return up + self._activation(rows * width, part.num_gemms) + self._gemm(
-            rows, width, part.d_model
+        return (
+            up
+            + self._activation(rows * width, part.num_gemms)
+            + self._gemm(rows, width, part.d_model)
         )
 
     def _activation(self, elements: float, num_gemms: int) -> Passes:
@@ -226,7 +234,10 @@ class BlockPrices:
         down = self._gemm(each, width, part.d_expert, num_experts=experts)
         yield "experts", up + down
         yield "moe_act", self._activation(rows * width, part.num_gemms)
-        yield "router", self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype="bfloat16")
+        yield (
+            "router",
+            self._gemm(self.own_tokens, part.d_model, part.num_experts, dtype="bfloat16"),
+        )
         yield "permute", self._permute(part, rows)
         yield "exchange", self._exchange(part)
         if part.shared is not None:
@@ -252,13 +263,13 @@ class BlockPrices:
         return Passes(forward=both, grad_input=both)
 
 
-def projections_of(part: object, d_model: int) -> Iterator[tuple[int, int, bool]]:
+def projections_of(part: Mixer, d_model: int) -> Iterator[tuple[int, int, bool]]:
     """Yield (inputs, outputs, whether tensor parallelism cuts it) of a mixer's matrices.
 
     A matrix that is cut along its inputs is given with inputs and outputs swapped, which takes as
     long.
     """
-    widths = part.widths  # type: ignore[attr-defined]
+    widths = part.widths
     output = widths.get("output", 0)
     if isinstance(part, LatentAttention):
         latent = widths["q_latent"] + widths["kv_latent"]
@@ -280,5 +291,3 @@ def projections_of(part: object, d_model: int) -> Iterator[tuple[int, int, bool]
         inner = sum(width for name, width in widths.items() if name != "output")
         yield d_model, inner, True
     yield d_model, output, True
-
-

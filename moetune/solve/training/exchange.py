@@ -1,8 +1,8 @@
 """Times of the exchanges of tokens with experts on other ranks, by dispatcher.
 
 A rank has t tokens, k experts each, over ep·etp ranks in n nodes. An all-to-all sends each (token,
-expert) pair; deduplicating dispatchers (DeepEP, HybridEP, and the hierarchical one) send a token
-once to each node that has one of its experts, and copy it inside the node.
+expert) pair. DeepEP and HybridEP send a token once to each node, and inside it once to each rank,
+that has one of its experts; the hierarchical exchange sends pairs, across nodes, then inside.
 """
 
 from typing import Literal
@@ -12,8 +12,8 @@ from moetune.domain.training import FoldedLayout
 from moetune.solve.training.machine import Device, Span
 
 Phase = Literal["dispatch", "combine"]
+_DEDUPLICATING = frozenset({"deepep", "hybrid_ep"})
 _ELEMENT = 2
-DEDUPLICATING = frozenset({"deepep", "hybrid_ep", "hierarchical"})
 
 
 def reached_nodes(part: RoutedExperts, nodes: int) -> float:
@@ -26,7 +26,12 @@ def reached_nodes(part: RoutedExperts, nodes: int) -> float:
     allowed = float(nodes)
     if router.num_groups > 1:
         allowed = min(allowed, max(1.0, nodes * router.top_groups / router.num_groups))
-    return allowed * (1 - (1 - 1 / allowed) ** part.mean_top_k) if allowed > 1 else 1.0
+    return reached(part.mean_top_k, allowed)
+
+
+def reached(top_k: float, parts: float) -> float:
+    """Return the expected parts, of so many, that k independently drawn experts are on."""
+    return parts * (1 - (1 - 1 / parts) ** top_k) if parts > 1 else 1.0
 
 
 def exchange_seconds(
@@ -43,30 +48,31 @@ def exchange_seconds(
     if span.size == 1:
         return seconds
     if layout.dispatcher == "all_gather":
-        op = "all_gather" if phase == "dispatch" else "reduce_scatter"
-        size = tokens * row_bytes * (1 if phase == "dispatch" else span.size)
-        return seconds + device.collective(op, span, size)
+        if phase == "dispatch":
+            return seconds + device.collective("all_gather", span, tokens * row_bytes)
+        return seconds + device.collective("reduce_scatter", span, tokens * row_bytes * span.size)
     rows = tokens * part.mean_top_k
+    if layout.dispatcher in _DEDUPLICATING:
+        rows = tokens * reached(part.mean_top_k, span.size)
     if layout.dispatcher == "all_to_all" or span.nodes == 1:
         return seconds + device.collective("all_to_all", span, rows * row_bytes)
-    return seconds + _in_two_steps(device, span, part, tokens, row_bytes)
+    copies = part.mean_top_k
+    if layout.dispatcher in _DEDUPLICATING:
+        copies = reached_nodes(part, span.nodes)
+    return seconds + _in_two_steps(
+        device, span, across_bytes=tokens * copies * row_bytes, inside_bytes=rows * row_bytes
+    )
 
 
-def _in_two_steps(
-    device: Device, span: Span, part: RoutedExperts, tokens: float, row_bytes: float
-) -> float:
-    """Return an exchange that crosses between nodes once a token and node, then inside them.
+def _in_two_steps(device: Device, span: Span, *, across_bytes: float, inside_bytes: float) -> float:
+    """Return an exchange that crosses between nodes, then goes on inside them.
 
     Both steps run at once, in pieces: the longer one counts.
     """
-    copies = reached_nodes(part, span.nodes)
-    across = device.collective(
-        "all_to_all", Span(size=span.nodes, nodes=span.nodes), tokens * copies * row_bytes
-    )
+    across = device.collective("all_to_all", Span(size=span.nodes, nodes=span.nodes), across_bytes)
     inside = device.collective(
-        "all_to_all", Span(size=span.size // span.nodes, nodes=1),
-        tokens * part.mean_top_k * row_bytes,
-    )  # fmt: skip
+        "all_to_all", Span(size=span.size // span.nodes, nodes=1), inside_bytes
+    )
     return max(across, inside)
 
 

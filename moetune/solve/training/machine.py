@@ -19,6 +19,8 @@ _MEMORY_EFFICIENCY = 0.8
 _ATTENTION_FORWARD, _ATTENTION_BACKWARD = 0.62, 0.50
 """Of the rate of large GEMMs. FlashAttention-3, Figures 5 and 6 (H100, bf16, causal, head 128, 4 k
 to 16 k tokens): about 500 to 640 TFLOP/s forward and 400 to 560 backward, of 790."""
+_RECURRENCE = 0.10
+"""Of the same rate that chunked scans of states reach, counted by the recurrence; stated."""
 _LARGE = 4096
 _KERNEL_SECONDS = 3e-6
 """Of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
@@ -134,8 +136,20 @@ class Device:
             macs: of the forward pass; the backward pass has 2.5 times as many, since it computes
                 the scores again.
         """
-        peak = 1.0 / (self.gemm("forward", rows=_LARGE, d_in=_LARGE, d_out=_LARGE, dtype=_BF16)
-                      / _LARGE**3)  # fmt: skip
         if backward:
-            return 2.5 * macs / (peak * _ATTENTION_BACKWARD)
-        return macs / (peak * _ATTENTION_FORWARD)
+            return 2.5 * macs / (self._macs_per_second * _ATTENTION_BACKWARD)
+        return macs / (self._macs_per_second * _ATTENTION_FORWARD)
+
+    def recurrence(self, macs: float, *, backward: bool) -> float:
+        """Return the seconds of a state's updates (state spaces, linear attention).
+
+        Args:
+            macs: of the forward pass, as the recurrence is written; chunked kernels do more.
+        """
+        return macs * (2 if backward else 1) / (self._macs_per_second * _RECURRENCE)
+
+    @property
+    def _macs_per_second(self) -> float:
+        """Rate of a large GEMM."""
+        seconds = self.gemm("forward", rows=_LARGE, d_in=_LARGE, d_out=_LARGE)
+        return _LARGE**3 / seconds

@@ -84,11 +84,9 @@ class MemoryModel:
             rank=rank.ranks[0], pp=layout.pp, vpp=layout.vpp,
             num_micro_batches=self.job.global_batch // (layout.micro_batch * layout.dp),
         )  # fmt: skip
-        if layout.overlap == "batch":
-            live += 1 / layout.vpp
-        largest = max(
-            work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count
-        )
+        if layout.overlap == "batch" and layout.pp > 1:
+            live += 1 / layout.vpp  # one more stage's worth of warm-up
+        largest = max(work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count)
         return live * own, largest
 
     def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[float, float]]:
@@ -105,7 +103,7 @@ class MemoryModel:
         return found
 
     def _logits(self, layout: FoldedLayout) -> float:
-        """Return the logits in bfloat16, and in float32 with their gradient for the loss."""
+        """Return the logits and their gradient, as of a fused cross entropy."""
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-self.job.decoder.vocab_size // layout.tp)
-        return (ELEMENT + 2 * FULL) * tokens * vocab
+        return 2 * ELEMENT * tokens * vocab

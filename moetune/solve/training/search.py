@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from moetune.domain.errors import InfeasiblePlanError, InputError
-from moetune.domain.layout import divisors
+from moetune.domain.errors import InputError
+from moetune.domain.layout import BrokenRule, divisors
 from moetune.domain.targets import Target, target_rules
 from moetune.domain.training import (
     FoldedLayout,
@@ -16,7 +16,6 @@ from moetune.domain.training import (
     TrainingJob,
     ZeroStage,
     broken_rules,
-    check_layout,
 )
 from moetune.solve.training.memory import MemoryModel, RankMemory
 from moetune.solve.training.step import StepPrices, StepSeconds
@@ -28,7 +27,9 @@ _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
     ("moe", "norm"), ("full",),
 )  # fmt: skip
 """From the least to the most that is computed again."""
-NUM_ALTERNATIVES = 5
+NUM_ALTERNATIVES, NUM_NEAR = 5, 20
+NOISE = 0.01
+"""Steps within it of each other tie: the simpler layout is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +68,24 @@ class LayoutSearch:
         """Return the fastest layouts that fit, best first; where none does, the smallest.
 
         Raises:
-            InputError: the pins break a rule.
-            InfeasiblePlanError: no layout obeys the rules.
+            InputError: the pins break a rule, or no layout obeys the rules.
         """
-        found: list[PricedLayout] = []
+        best: dict[tuple[int, ...], PricedLayout] = {}
         smallest: tuple[float, FoldedLayout] | None = None
         for shape in self.shapes(pins):
             fitting, least = self._cheapest_fitting(shape, pins)
             if least is not None and (smallest is None or least[0] < smallest[0]):
                 smallest = least
-            found += [self.priced(layout) for layout in fitting]
-            found = heapq.nsmallest(NUM_ALTERNATIVES + 1, found, key=lambda one: one.step.seconds)
+            for layout in fitting:
+                one, key = self.priced(layout), _ranks(layout)
+                known = best.get(key)
+                if known is None or _is_better(one, known):
+                    best[key] = one
         if smallest is None:
             raise self._impossible(pins)
-        return found or [self.priced(smallest[1])]
+        if not best:
+            return [self.priced(smallest[1])]
+        return _simplest_first(heapq.nsmallest(NUM_NEAR, best.values(), key=_seconds))
 
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield every layout of the ranks that the rules allow, without recomputation."""
@@ -107,8 +112,7 @@ class LayoutSearch:
                 for vpp in self._stages_per_rank(pins, pp):
                     layout = FoldedLayout(
                         dp=dp, cp=cp, tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, micro_batch=batch,
-                        zero=self._zero(pins, pp),
-                        dispatcher=pins.dispatcher or self.target.dispatchers[0],
+                        zero=self._zero(pins, pp), dispatcher=self.target.dispatchers[0],
                     )  # fmt: skip
                     if self._is_allowed(layout):
                         yield layout
@@ -151,19 +155,16 @@ class LayoutSearch:
         smallest: tuple[float, FoldedLayout] | None = None
         for overlap in overlaps:
             for recompute in wanted:
-                variant = replace(shape, recompute=recompute, overlap=overlap)
-                allowed = [
-                    one
-                    for one in (replace(variant, dispatcher=name) for name in dispatchers)
-                    if self._is_allowed(one)
-                ]
-                if not allowed:
+                layout = replace(shape, recompute=recompute, overlap=overlap)
+                able = [replace(layout, dispatcher=one) for one in dispatchers]
+                able = [one for one in able if self._is_allowed(one)]
+                if not able:
                     continue
-                peak = self.memory.peak(allowed[0]).peak_bytes
+                peak = self.memory.peak(layout).peak_bytes
                 if smallest is None or peak < smallest[0]:
-                    smallest = (peak, allowed[0])
+                    smallest = (peak, able[0])
                 if peak <= self.limit_bytes:
-                    fitting += allowed
+                    fitting += able
                     break
         return fitting, smallest
 
@@ -172,13 +173,10 @@ class LayoutSearch:
         return [one for one in _RECOMPUTES if set(one) <= known]
 
     def _dispatchers(self, shape: FoldedLayout) -> Sequence[TokenDispatcher]:
-        """Return the target's dispatchers between nodes; inside one they send the same."""
-        span = self.prices.device.span(shape.ep, shape.etp)
-        if shape.ep == 1 or span.nodes == 1:
-            return self.target.dispatchers[:1]
-        return self.target.dispatchers
+        """Return the target's dispatchers; without other ranks they are one."""
+        return self.target.dispatchers[: 1 if shape.ep == 1 else None]
 
-    def _impossible(self, pins: LayoutRequest) -> Exception:
+    def _impossible(self, pins: LayoutRequest) -> InputError:
         """Return the first broken rule of the layout that the pins come nearest to."""
         sizes = {
             name: getattr(pins, name) or 1
@@ -190,12 +188,48 @@ class LayoutSearch:
             dispatcher=pins.dispatcher or self.target.dispatchers[0],
             overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]), **sizes,
         )  # fmt: skip
-        check_layout(layout, self.job)
-        broken = next(target_rules(layout, self.target, self.job.dtype), None)
-        if broken is not None:
-            return InputError(broken.what, broken.hint)
-        return InfeasiblePlanError(
-            f"no layout of {self.job.world_size} ranks obeys the rules with a global batch of "
-            f"{self.job.global_batch}",
-            "take a global batch that more numbers of replicas divide",
+        none = BrokenRule("no layout obeys the rules", "pin less of it")
+        rules = itertools.chain(
+            broken_rules(layout, self.job), target_rules(layout, self.target, self.job.dtype)
         )
+        broken = next(rules, none)
+        return InputError(broken.what, broken.hint)
+
+
+def _seconds(one: PricedLayout) -> float:
+    return one.step.seconds
+
+
+def _ranks(layout: FoldedLayout) -> tuple[int, ...]:
+    """Return what layouts share that differ in stages, dispatcher, overlap and recomputation."""
+    return layout.tp, layout.cp, layout.pp, layout.ep, layout.etp, layout.micro_batch
+
+
+def _is_better(one: PricedLayout, other: PricedLayout) -> bool:
+    """Return whether one is faster by more than noise, or as fast and simpler."""
+    ratio = one.step.seconds / other.step.seconds
+    if abs(ratio - 1) > NOISE:
+        return ratio < 1
+    return (_complexity(one.layout), ratio) < (_complexity(other.layout), 1.0)
+
+
+def _complexity(layout: FoldedLayout) -> tuple[int, ...]:
+    """Return how much a layout has that can be left out, the heaviest first."""
+    dispatcher = ("all_to_all", "all_gather", "hierarchical", "deepep", "hybrid_ep").index(
+        layout.dispatcher
+    )
+    return (
+        len(layout.recompute), layout.overlap != "none", dispatcher, layout.vpp,
+        sum(size > 1 for size in (layout.tp, layout.cp, layout.pp, layout.ep, layout.etp)),
+    )  # fmt: skip
+
+
+def _simplest_first(near: Sequence[PricedLayout]) -> list[PricedLayout]:
+    """Return the simplest of those within noise of the fastest, and then the others by time.
+
+    Args:
+        near: by time.
+    """
+    tied = [one for one in near if one.step.seconds <= near[0].step.seconds * (1 + NOISE)]
+    first = min(tied, key=lambda one: (_complexity(one.layout), one.step.seconds))
+    return [first, *(one for one in near if one is not first)][: NUM_ALTERNATIVES + 1]

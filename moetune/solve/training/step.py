@@ -8,16 +8,18 @@ from moetune.domain.architecture import Block, Decoder
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.block import ELEMENT, GEMM_FORMS, BlockPrices, BlockTimes
+from moetune.solve.training.block import ELEMENT, GEMM_FORMS, BlockPrices, BlockTimes, ModuleName
 from moetune.solve.training.machine import Device
 from moetune.solve.training.stages import DecoderStages, RankBlocks, pipeline_seconds
-
 
 _HOST_SECONDS = {"mixer": 1.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3}
 """Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
 
 Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
 11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1."""
+_AGAIN_SECONDS = 0.6e-3
+"""Of launching a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
+(Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
 _FORWARD_OF_BOTH = 1 / 3
 _SHARDS_GRADIENTS = 2
 
@@ -62,7 +64,9 @@ def host_seconds(block: Block, layout: FoldedLayout, target: Target) -> float:
     ]  # fmt: skip
     total = sum(_HOST_SECONDS[kind] for kind in kinds)
     total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
-    return target.launches * total * (1 + _FORWARD_OF_BOTH * ("full" in layout.recompute))
+    modules = [module for module in layout.recompute if module != "full"]
+    total *= 1 + _FORWARD_OF_BOTH * ("full" in layout.recompute)
+    return target.launches * (total + _AGAIN_SECONDS * len(modules))
 
 
 def block_seconds(
@@ -70,7 +74,8 @@ def block_seconds(
 ) -> BlockSeconds:
     """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
 
-    A pass takes as long as the device or the host that launches it, whichever is longer.
+    A block takes as long as the device or the host that launches it, whichever is longer, and then
+    its exchanges: the host waits for the numbers of rows in each of them.
     """
     again = _recomputed(times, layout)
     compute, exchange = times.compute, times.passes("exchange")
@@ -79,18 +84,19 @@ def block_seconds(
     exchanges = exchange.forward * (2 if _repeats_exchange(layout) else 1)
     forward = compute.forward + other
     backward = compute.backward + other_back + again
+    waiting = max(0.0, host_seconds(block, layout, target) - forward - backward)
     hidden = 0.0
-    total = forward + backward + exchange.forward + exchanges
     if layout.overlap == "batch":
-        hidden = target.overlap_hidden * min(forward + backward, exchange.forward + exchanges)
+        beside = forward + backward + waiting
+        hidden = target.overlap_hidden * min(beside, exchange.forward + exchanges)
     share = hidden / 2
-    parts = {name: one.forward + one.backward for name, one in times.modules.items()}
+    parts: dict[str, float] = {
+        name: one.forward + one.backward for name, one in times.modules.items()
+    }
     if again:
         parts["recompute"] = again + exchanges - exchange.grad_input
     if hidden:
         parts["exchange"] -= hidden
-    both = total - hidden
-    waiting = max(0.0, host_seconds(block, layout, target) - both)
     if waiting:
         parts["launches"] = waiting
     return BlockSeconds(
@@ -98,6 +104,11 @@ def block_seconds(
         backward=backward + exchanges - share + (1 - _FORWARD_OF_BOTH) * waiting,
         parts=parts,
     )
+
+
+_OF_EXPERTS: tuple[ModuleName, ...] = (
+    "experts", "moe_act", "router", "permute", "shared_experts",
+)  # fmt: skip
 
 
 def _repeats_exchange(layout: FoldedLayout) -> bool:
@@ -111,8 +122,7 @@ def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
         return times.compute.forward + other
     total = 0.0
     if "moe" in layout.recompute:
-        names = ("experts", "moe_act", "router", "permute", "shared_experts")
-        total += sum(times.passes(name).forward for name in names)
+        total += sum(times.passes(name).forward for name in _OF_EXPERTS)
     elif "moe_act" in layout.recompute:
         total += times.passes("moe_act").forward
     if "norm" in layout.recompute:
@@ -150,9 +160,7 @@ class StepPrices:
     _blocks: dict[_Key, tuple[BlockSeconds, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
-    _times: dict[_Key, tuple[BlockTimes, ...]] = field(
-        default_factory=dict, init=False, repr=False
-    )
+    _times: dict[_Key, tuple[BlockTimes, ...]] = field(default_factory=dict, init=False, repr=False)
 
     def blocks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of each kind of block, and then of each block of predictions."""
@@ -168,7 +176,8 @@ class StepPrices:
                 )
                 times = self._times[shape] = tuple(prices.times(kind) for kind in every)
             found = self._blocks[key] = tuple(
-                block_seconds(kind, one, layout, self.target) for kind, one in zip(every, times, strict=True)
+                block_seconds(kind, one, layout, self.target)
+                for kind, one in zip(every, times, strict=True)
             )
         return found
 
@@ -176,7 +185,9 @@ class StepPrices:
         """Return the time of a step."""
         blocks, ends = self.blocks(layout), self._ends(layout)
         batches = self.job.global_batch // (layout.micro_batch * layout.dp)
-        ranks = [(self._rank(one, blocks, ends), one) for one in self.stages.of(layout.pp, layout.vpp)]
+        ranks = [
+            (self._rank(one, blocks, ends), one) for one in self.stages.of(layout.pp, layout.vpp)
+        ]
         busiest, slowest = max(ranks, key=lambda pair: pair[0])
         pipeline = pipeline_seconds(
             [(seconds, len(one.ranks)) for seconds, one in ranks],
@@ -224,9 +235,7 @@ class StepPrices:
         vocab = -(-decoder.vocab_size // layout.tp)
         embedding = 2 * device.moved(2 * ELEMENT * tokens * decoder.d_model, kernels=2)
         gemms = sum(
-            device.gemm(
-                product, rows=tokens, d_in=decoder.d_model, d_out=vocab, dtype="bfloat16"
-            )
+            device.gemm(product, rows=tokens, d_in=decoder.d_model, d_out=vocab, dtype="bfloat16")
             for product in GEMM_FORMS
         )
         # Logits are read and written in float32 by the loss, forward and backward.

@@ -43,7 +43,8 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
 
 
 def _memory(plan: TrainingPlan) -> str:
-    return f"{Cell.size(round(plan.best.memory.peak_bytes)).text} of {Cell.size(plan.limit_bytes).text}"
+    peak = Cell.size(round(plan.best.memory.peak_bytes)).text
+    return f"{peak} of {Cell.size(plan.limit_bytes).text}"
 
 
 def _time(best: PricedLayout) -> Table:

@@ -1,11 +1,18 @@
 """Folded layouts: their rules, and the parameters that they leave on a device."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.training import FoldedLayout, TrainingJob, broken_rules, check_layout
+from moetune.domain.training import (
+    FoldedLayout,
+    LayoutRequest,
+    TrainingJob,
+    broken_rules,
+    check_layout,
+)
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.stages import DecoderStages, stage_sizes
 from moetune.solve.training.step import rank_parameters
@@ -46,7 +53,9 @@ def test_a_broken_rule_names_the_sizes(layout: FoldedLayout, what: str | None) -
         check_layout(layout, JOB)
 
 
-@pytest.mark.parametrize(("num_layers", "num_stages"), [(61, 16), (61, 4), (94, 32), (48, 48), (7, 1)])
+@pytest.mark.parametrize(
+    ("num_layers", "num_stages"), [(61, 16), (61, 4), (94, 32), (48, 48), (7, 1)]
+)
 def test_stages_have_all_layers_and_the_last_has_the_fewest(
     num_layers: int, num_stages: int
 ) -> None:
@@ -74,3 +83,44 @@ def test_the_devices_hold_the_model_once(decoder: object) -> None:
             total += len(rank.ranks) * ((dense - replicated) * tp + experts * ep)
         expected = model.parameters.total + model.prediction_parameters
         assert total == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "what"),
+    [
+        (FoldedLayout(dp=16, ep=3), "qwen3-30b-a3b", "num_experts"),
+        (FoldedLayout(dp=8, tp=2, etp=2), "llama-3-8b", "dense"),
+        (FoldedLayout(dp=16, etp=16, ep=1), "deepseek-v2-lite", None),
+        (FoldedLayout(dp=1, tp=16), "qwen2-57b-a14b", "num_heads"),
+        (FoldedLayout(dp=2, cp=8, ep=1), "qwen3-30b-a3b", "cp·tp"),
+    ],
+)
+def test_rules_of_the_model_name_its_sizes(
+    layout: FoldedLayout, name: str, what: str | None
+) -> None:
+    job = TrainingJob(
+        decoder=named_model(name).decoder, world_size=16, global_batch=64,
+        length=4097 if layout.cp > 1 else 4096,
+    )  # fmt: skip
+    broken = [one.what for one in broken_rules(layout, job)]
+    if what is None:
+        assert broken == []
+    else:
+        assert any(what in one for one in broken)
+    assert layout.world_size == 16
+
+
+def test_a_request_is_complete_when_all_is_pinned() -> None:
+    assert not LayoutRequest(tp=1).is_complete
+    every = LayoutRequest(
+        cp=1, tp=1, pp=1, vpp=1, ep=1, etp=1, micro_batch=1, recompute=(), zero=1,
+        dispatcher="all_to_all", overlap="none",
+    )  # fmt: skip
+    assert every.is_complete
+
+
+def test_all_broken_rules_are_named() -> None:
+    wrong = FoldedLayout(dp=5, etp=5)
+    broken = list(broken_rules(wrong, replace(JOB, world_size=5, global_batch=6)))
+    assert [one.what.split(" (")[0] for one in broken] == ["the experts' width", "micro_batch·dp"]
+    assert len(list(broken_rules(FoldedLayout(dp=3, tp=3), JOB))) > 1

@@ -69,7 +69,7 @@ def test_equal_stages_take_as_long_as_the_schedule_played(pp: int, vpp: int, num
     assert found == pytest.approx(played(pp, vpp, num, forward, backward), rel=1e-9)
 
 
-@pytest.mark.parametrize(("pp", "vpp"), itertools.product((2, 4, 8), (1, 2, 4)))
+@pytest.mark.parametrize(("pp", "vpp"), list(itertools.product((2, 4, 8), (1, 2, 4))))
 def test_live_micro_batches_are_those_of_the_schedule(pp: int, vpp: int) -> None:
     num = 4 * pp
     for rank in range(pp):

@@ -12,7 +12,7 @@ from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.machine import Device
 from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.search import LayoutSearch
+from moetune.solve.training.search import NOISE, LayoutSearch
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -54,10 +54,12 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
             if search.priced(known).memory.peak_bytes <= search.limit_bytes:
                 best = min(best, search.priced(known).step.seconds)
     assert found.memory.peak_bytes <= search.limit_bytes
-    assert found.step.seconds == pytest.approx(best, rel=1e-9)
+    assert best <= found.step.seconds <= best * (1 + NOISE) ** 2
 
 
-@pytest.mark.parametrize("target", ["moetune", "megatron", "torchtitan", "transformers", "deepspeed"])
+@pytest.mark.parametrize(
+    "target", ["moetune", "megatron", "torchtitan", "transformers", "deepspeed"]
+)
 def test_a_target_gets_only_what_it_can_run(target: str) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     search = search_of(job, target=target)
@@ -76,6 +78,11 @@ def test_a_target_gets_only_what_it_can_run(target: str) -> None:
         ("megatron", LayoutRequest(pp=2, vpp=1, ep=4, overlap="batch"), "virtual stages"),
         ("megatron", LayoutRequest(tp=3), "does not divide world_size"),
         ("megatron", LayoutRequest(ep=16), "ep"),
+        ("megatron", LayoutRequest(ep=1, overlap="batch"), "ep 1"),
+        ("megatron", LayoutRequest(ep=8, overlap="batch", dispatcher="all_gather"), "all_gather"),
+        ("megatron", LayoutRequest(ep=8, overlap="batch", recompute=("moe",)), "moe"),
+        ("megatron", LayoutRequest(pp=2, zero=3), "ZeRO-3"),
+        ("moetune", LayoutRequest(pp=4, ep=8), "ep"),
     ],
 )
 def test_pins_that_cannot_be_are_refused_by_name(
@@ -98,3 +105,22 @@ def test_where_nothing_fits_the_smallest_layout_is_priced() -> None:
     (one,) = search_of(job, gib=2).best(LayoutRequest())
     assert one.memory.peak_bytes > 2 * 2**30
     assert one.step.seconds > 0
+
+
+def test_what_is_pinned_is_kept() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    pins = LayoutRequest(
+        cp=2, tp=1, pp=2, vpp=2, ep=2, etp=1, micro_batch=2, recompute=("moe_act",), zero=0,
+        dispatcher="deepep", overlap="batch",
+    )  # fmt: skip
+    (one,) = search_of(job).best(pins)
+    assert one.layout == FoldedLayout(
+        dp=2, cp=2, pp=2, vpp=2, ep=2, micro_batch=2, recompute=("moe_act",), zero=0,
+        dispatcher="deepep", overlap="batch",
+    )  # fmt: skip
+
+
+def test_a_global_batch_that_nothing_divides_is_refused() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=7, length=2049)
+    with pytest.raises(InputError, match="global_batch"):
+        search_of(job, target="transformers").best(LayoutRequest())

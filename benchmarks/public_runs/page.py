@@ -1,0 +1,73 @@
+"""The page of public runs: scores of the sets, every row, and what was not priced."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from benchmarks.public_runs.rows import Skipped
+from benchmarks.public_runs.score import (
+    Scored,
+    errors_left_out,
+    is_sign_right,
+    kendall,
+    pairs_of_one_change,
+    regret,
+)
+
+
+def lines(scored: Sequence[Scored], skipped: Sequence[Skipped]) -> Iterator[str]:
+    """Yield the page's lines."""
+    errors = errors_left_out(scored)
+    sets: dict[str, list[Scored]] = defaultdict(list)
+    for row in scored:
+        sets[row.run.set_name].append(row)
+    yield "# Published training runs, planned"
+    yield ""
+    yield (
+        "Runs that others measured and published, priced by `moetune plan` with a reference "
+        "profile of their machine: nothing here was measured by moetune. An error is what is left "
+        "after one factor for each machine and release, fitted on the other rows."
+    )
+    yield ""
+    yield f"- {len(scored)} rows priced, {len(skipped)} not."
+    sizes = sorted(abs(one) for one in errors.values())
+    if sizes:
+        middle = statistics.median(sizes)
+        yield f"- Error of a step: {middle:.1%} in the median, {sizes[-1]:.0%} at worst."
+    pairs = [pair for rows in sets.values() for pair in pairs_of_one_change(rows)]
+    right = sum(is_sign_right(one, other) for one, other, _ in pairs)
+    yield f"- Pairs that differ in one thing: {right} of {len(pairs)} in the right order."
+    yield from _sets(sets)
+    yield from _rows(scored, errors)
+    yield from ("", "## Not priced", "")
+    for one in skipped:
+        yield f"- {one.name}: {' '.join(one.reason.split())}"
+
+
+def _sets(sets: dict[str, list[Scored]]) -> Iterator[str]:
+    yield from ("", "| set | rows | Kendall's τ | regret |", "|---|---:|---:|---:|")
+    for name, rows in sets.items():
+        if len(rows) > 1:
+            tau = kendall(rows)
+            shown = "" if tau is None else f"{tau:.2f}"
+            yield f"| {name} | {len(rows)} | {shown} | {regret(rows):.1%} |"
+
+
+def _rows(scored: Sequence[Scored], errors: dict[str, float]) -> Iterator[str]:
+    yield ""
+    yield "| run | layout | measured s | predicted s | ratio | error | memory GiB | predicted |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    for row in scored:
+        run, error = row.run, errors.get(row.run.name)
+        left = "" if error is None else f"{error:+.0%}"
+        yield (
+            f"| {run.name} {run.job.decoder.name} | {_layout(row)} | {run.seconds:.2f} | "
+            f"{row.seconds:.2f} | {run.seconds / row.seconds:.2f} | {left} | "
+            f"{run.memory_gib or ''} | {row.peak_gib:.1f} |"
+        )
+
+
+def _layout(row: Scored) -> str:
+    one = row.run.layout
+    sizes = f"tp {one.tp} cp {one.cp} pp {one.pp} vpp {one.vpp} ep {one.ep} mbs {one.micro_batch}"
+    return f"{sizes} {one.dispatcher} {one.overlap} {','.join(one.recompute)}".strip()

@@ -1,0 +1,99 @@
+"""`moetune plan` of Hugging Face models: documents, pins, wrong input."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Cli
+
+QWEN = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "1024",
+        "--seq", "4096")  # fmt: skip
+PINNED = (*QWEN, "--world-size", "16", "--target", "megatron", "--tp", "2", "--pp", "2", "--vpp",
+          "2", "--ep", "8", "--micro-batch", "1", "--recompute", "norm,moe_act")  # fmt: skip
+
+
+def test_a_pinned_layout_is_kept_and_the_numbers_agree(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan = cli(*PINNED, "--json", "--output", str(file)).document
+    assert plan["layout"] | {"dispatcher": "", "overlap": ""} == {
+        "dp": 4, "cp": 1, "tp": 2, "pp": 2, "vpp": 2, "ep": 8, "etp": 1, "edp": 1,
+        "micro_batch": 1, "recompute": ["moe_act", "norm"], "dispatcher": "", "overlap": "",
+        "zero": 1,
+    }  # fmt: skip
+    predicted, memory = plan["predicted"], plan["memory"]
+    tokens = 1024 * 4096 / predicted["step_seconds"] / 16
+    assert predicted["tokens_per_second_per_device"] == pytest.approx(tokens)
+    flops = cli("models", "show", "qwen3-30b-a3b", "--seq", "4096", "--json").document
+    assert predicted["model_tflops_per_device"] == pytest.approx(
+        tokens * flops["flops_per_token"] / 1e12
+    )
+    assert sum(memory["parts"].values()) == pytest.approx(memory["peak_bytes"], abs=10)
+    assert json.loads(file.read_text()) == plan
+
+
+def test_a_model_of_a_file_is_planned(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "mixtral", "hidden_size": 512, "intermediate_size": 1024,
+                "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8,
+                "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 1000,
+            }
+        )
+    )  # fmt: skip
+    plan = cli(
+        "plan", "--model", str(tmp_path), "--profile", "h100-x8", "--global-batch", "64", "--seq",
+        "1k", "--json",
+    ).document  # fmt: skip
+    assert plan["inputs"]["world_size"] == 8
+    assert plan["layout"]["vpp"] == plan["layout"]["cp"] == 1
+
+
+def test_nodes_are_ranks_of_the_profile(cli: Cli) -> None:
+    plan = cli(*QWEN, "--nodes", "4", "--target", "megatron", "--tp", "1", "--pp", "2").out
+    assert "on 32 ranks" in plan
+
+
+def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
+    result = cli(*QWEN, "--target", "megatron", "--tp", "1", "--pp", "1", "--ep", "1",
+                 "--recompute", "none", "--json")  # fmt: skip
+    assert result.code == 3
+    plan = result.document["plan"]
+    assert not plan["fits"]
+    assert plan["layout"]["recompute"] == ["none"]
+    assert plan["memory"]["peak_bytes"] > plan["inputs"]["memory_limit_bytes"]
+    assert plan["predicted"]["step_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--seq", "4k"), "--global-batch"),
+        (("--global-batch", "64"), "--seq"),
+        (("--global-batch", "64", "--seq", "4k", "--target", "megatron-lm"), "megatron-lm"),
+        (("--global-batch", "64", "--seq", "4k", "--recompute", "moe_act,glu"), "glu"),
+        (("--global-batch", "64", "--seq", "4k", "--dispatcher", "uccl"), "uccl"),
+        (("--global-batch", "64", "--seq", "4k", "--overlap", "full"), "full"),
+        (("--global-batch", "64", "--seq", "4k", "--dtype", "float16"), "float16"),
+        (("--global-batch", "64", "--seq", "4k", "--target", "moetune", "--vpp", "2", "--pp", "2"),
+         "vpp 2"),
+        (("--global-batch", "64", "--seq", "4k", "--nodes", "2", "--world-size", "16"), "--nodes"),
+        (("--global-batch", "64", "--seq", "4k", "--d-hidden", "64"), "--d-hidden"),
+        (("--global-batch", "64", "--seq", "4k", "--world-size", "24", "--tp", "7",
+          "--target", "megatron"), "world_size"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_named(cli: Cli, flags: tuple[str, ...], word: str) -> None:
+    result = cli("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", *flags)
+    assert result.code == 2
+    assert word in result.err
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--global-batch", "8"), ("--zero", "2")])
+def test_flags_of_decoders_are_refused_for_the_papers_models(
+    cli: Cli, flag: str, value: str
+) -> None:
+    result = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", flag, value)
+    assert result.code == 2
+    assert flag in result.err

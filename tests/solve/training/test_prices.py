@@ -1,0 +1,166 @@
+"""Prices and memory of steps: physical limits, and what recomputation and dispatchers change."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from moetune.domain.costs import Estimate
+from moetune.domain.errors import ProfileError
+from moetune.domain.targets import TARGETS, find_target
+from moetune.domain.training import (
+    RECOMPUTES,
+    FoldedLayout,
+    Recompute,
+    TokenDispatcher,
+    TrainingDtype,
+    TrainingJob,
+)
+from moetune.fit.costs import costs_of
+from moetune.huggingface.registry import model_names, named_model
+from moetune.solve.training.exchange import exchange_seconds
+from moetune.solve.training.machine import Device
+from moetune.solve.training.memory import MemoryModel
+from moetune.solve.training.stages import DecoderStages
+from moetune.solve.training.step import StepPrices, StepSeconds
+from moetune.workflows.files import bundled_profiles, load_profile_file
+
+H100 = load_profile_file(bundled_profiles()["h100-x8"])
+MEGATRON = find_target("megatron")
+ROW_BYTES = 2048 * 2
+PEAK_FLOPS = 989e12
+"""bfloat16, dense, of the H100's data sheet."""
+
+
+def device() -> Device:
+    return Device(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
+
+
+def job_of(name: str, *, world_size: int = 64, dtype: TrainingDtype = "bfloat16") -> TrainingJob:
+    return TrainingJob(
+        decoder=named_model(name).decoder, world_size=world_size, global_batch=256, length=4096,
+        dtype=dtype,
+    )  # fmt: skip
+
+
+def step_of(job: TrainingJob, layout: FoldedLayout, target: str = "megatron") -> StepSeconds:
+    prices = StepPrices(
+        job=job, device=device(), stages=DecoderStages(job.decoder), target=find_target(target)
+    )
+    return prices.step(layout)
+
+
+def peak_of(job: TrainingJob, layout: FoldedLayout) -> float:
+    return MemoryModel(job=job, stages=DecoderStages(job.decoder)).peak(layout).peak_bytes
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_no_step_is_faster_than_the_peak_of_the_device(name: str) -> None:
+    job = job_of(name)
+    layout = FoldedLayout(dp=32, pp=2, ep=(job.decoder.layer.num_experts > 1 and 2) or 1)
+    step = step_of(job, layout)
+    flops = job.decoder.flops_per_token(job.length).total * job.tokens / job.world_size
+    assert step.seconds > flops / PEAK_FLOPS
+    assert step.seconds < 20 * flops / PEAK_FLOPS
+    assert math.isclose(sum(step.parts.values()), step.seconds, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("module", RECOMPUTES)
+def test_recomputation_takes_no_less_time_and_no_more_memory(name: str, module: Recompute) -> None:
+    job, layout = job_of(name), FoldedLayout(dp=32, tp=2, ep=8)
+    again = replace(layout, recompute=(module,))
+    assert step_of(job, again).seconds >= step_of(job, layout).seconds
+    assert peak_of(job, again) <= peak_of(job, layout)
+
+
+def test_more_ranks_for_a_sequence_an_expert_and_the_widths_take_less_memory() -> None:
+    job, layout = job_of("qwen3-30b-a3b"), FoldedLayout(dp=64, ep=8)
+    for other in (
+        FoldedLayout(dp=16, cp=4, ep=8),
+        FoldedLayout(dp=16, tp=4, ep=8),
+        FoldedLayout(dp=64, ep=8, zero=3),
+        FoldedLayout(dp=64, ep=32),
+        FoldedLayout(dp=64, ep=8, etp=2),
+    ):
+        assert peak_of(job, other) < peak_of(job, layout)
+        assert step_of(job, other).seconds > 0
+
+
+def test_a_ring_of_keys_is_exposed_where_attention_is_short() -> None:
+    job = replace(job_of("qwen3-30b-a3b"), length=512)
+    step = step_of(job, FoldedLayout(dp=1, cp=64, ep=8))
+    assert step.parts["context_comm"] > 0
+
+
+def test_overlap_hides_at_most_the_exchanges() -> None:
+    job = job_of("qwen3-30b-a3b")
+    layout = FoldedLayout(dp=64, ep=64, dispatcher="all_to_all")
+    plain, hidden = (step_of(job, replace(layout, overlap=one)) for one in ("none", "batch"))
+    assert plain.seconds - plain.parts["exchange"] <= hidden.seconds < plain.seconds
+
+
+def test_sharded_gradients_and_parameters_cost_a_reduction_a_micro_batch() -> None:
+    job = job_of("llama-3-70b")
+    times = [step_of(job, FoldedLayout(dp=64, zero=zero)).seconds for zero in (1, 2, 3)]
+    assert times == sorted(times)
+    assert step_of(job, FoldedLayout(dp=64), "moetune").seconds > times[0]
+
+
+@pytest.mark.parametrize(("dispatcher", "seconds"), [
+    ("all_to_all", 8 * 100 * ROW_BYTES),
+    ("all_gather", 100 * ROW_BYTES),
+])  # fmt: skip
+def test_exchanges_send_what_the_dispatcher_sends(
+    dispatcher: TokenDispatcher, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = named_model("qwen3-30b-a3b").decoder.blocks[0].routed
+    assert part is not None
+    made = device()
+
+    def collective(**wanted: object) -> Estimate:
+        size = wanted["num_bytes"]
+        assert isinstance(size, float | int)
+        return Estimate(seconds=float(size), trust="measured")
+
+    monkeypatch.setattr(type(made.costs), "collective", staticmethod(collective))
+    layout = FoldedLayout(dp=8, ep=8, dispatcher=dispatcher)
+    found = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="dispatch")
+    assert found == seconds
+    back = exchange_seconds(made, layout=layout, part=part, tokens=100.0, phase="combine")
+    assert back == (seconds if dispatcher == "all_to_all" else 8 * seconds)
+
+
+def test_deduplicating_dispatchers_are_no_slower_and_pairs_in_two_steps_are_no_faster() -> None:
+    job = job_of("qwen3-30b-a3b")
+    layout = FoldedLayout(dp=64, ep=32)
+    times = {
+        name: step_of(job, replace(layout, dispatcher=name)).parts["exchange"]
+        for name in ("all_to_all", "deepep", "hybrid_ep", "hierarchical")
+    }
+    assert times["deepep"] == times["hybrid_ep"] < times["hierarchical"]
+    inside = replace(layout, ep=8)
+    plain = step_of(job, inside).parts["exchange"]
+    assert step_of(job, replace(inside, dispatcher="deepep")).parts["exchange"] < plain
+
+
+def test_eight_bits_are_faster_and_round_their_factors() -> None:
+    layout = FoldedLayout(dp=32, tp=2, ep=8)
+    plain = step_of(job_of("qwen3-235b-a22b"), layout)
+    rounded = step_of(job_of("qwen3-235b-a22b", dtype="fp8"), layout)
+    assert plain.parts["experts"] / 2 < rounded.parts["experts"] < plain.parts["experts"]
+    assert rounded.parts["core_attn"] == plain.parts["core_attn"]
+
+
+def test_a_profile_without_adam_is_refused() -> None:
+    bare = replace(H100, rows=())
+    made = Device(costs=costs_of(bare, allow_modelled=True), machine=bare.machine)
+    with pytest.raises(ProfileError, match="Adam"):
+        made.moved(1e6)
+    assert made.gemm("forward", rows=0, d_in=8, d_out=8) == 0
+
+
+def test_targets_are_found_by_name() -> None:
+    assert [find_target(name).name for name in TARGETS] == list(TARGETS)
+    with pytest.raises(Exception, match="unknown"):
+        find_target("megatron-lm")
