@@ -53,10 +53,14 @@ def transformers_export(planned: Planned) -> Export:
     """Return a module with `LAYOUT`, `load_model` and `training_arguments`.
 
     Raises:
-        InfeasiblePlanError: `DistributedConfig` or its dispatch refuses the layout.
+        InfeasiblePlanError: tensor parallelism would cut the experts, which the plan does not.
     """
-    _check(planned)
     layout, missing = planned.layout, tuple(_not_expressed(planned))
+    if layout.tp > 1 and layout.ep == 1 and planned.decoder.num_moe_layers:
+        raise refuse(
+            planned, f"tp {layout.tp} with ep 1: its tensor plan cuts the experts, too",
+            f"plan with --ep {layout.tp}, or --tp 1",
+        )  # fmt: skip
     text = _TEXT.format(
         remarks=remarks(planned, missing, "Import it under torchrun."),
         layout=layout,
@@ -69,22 +73,6 @@ def transformers_export(planned: Planned) -> Export:
         text=text, file_name=_FILE, launch=f"{planned.torchrun} YOUR_SCRIPT.py",
         not_expressed=missing,
     )  # fmt: skip
-
-
-def _check(planned: Planned) -> None:
-    """Refuse what `DistributedConfig` and `EPImplementation` refuse, before it is launched."""
-    layout = planned.layout
-    if layout.ep % layout.tp and planned.decoder.num_moe_layers:
-        raise refuse(
-            planned, f"ep {layout.ep} with tp {layout.tp}: ep_size must be a multiple of tp_size",
-            f"plan with --ep {layout.tp}, or --tp 1",
-        )  # fmt: skip
-    if layout.ep > 1 and layout.dispatcher == "all_gather" and layout.ep != layout.tp:
-        raise refuse(
-            planned, f"the dispatcher all_gather with ep {layout.ep} and tp {layout.tp}: "
-            "all_reduce needs ep_size == tp_size",
-            "plan with --dispatcher all_to_all",
-        )  # fmt: skip
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:

@@ -198,10 +198,11 @@ def test_a_machine_that_is_not_there_leaves_the_nodes_to_the_user(tmp_path: Path
         ("deepspeed", {}, "pp 8"),
         ("deepspeed", {**LAYOUT, "etp": 2, "edp": 4}, "etp 2"),
         ("deepspeed", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
-        ("transformers", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "ep 1 with tp 2"),
-        ("transformers", {**LAYOUT, "dispatcher": "all_gather"}, "all_reduce needs ep_size"),
+        ("transformers", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
+        ("transformers", {**LAYOUT, "dp": 64, "tp": 4, "ep": 2}, "ep 2 with tp 4"),
+        ("transformers", {**LAYOUT, "dispatcher": "all_gather"}, "all_gather with ep 32 and tp 1"),
         ("moetune", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1, "zero": 1}, "tp 2"),
-        ("moetune", LAYOUT, "ZeRO-3"),
+        ("moetune", LAYOUT, "ZeRO stage 3"),
     ],
 )
 def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
