@@ -83,6 +83,11 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
     found = find_decoder_model(model or inputs.model, world_size=inputs.world_size)
     if found.decoder is None:
         raise InputError(f"{path}: {inputs.model} is a layer, not a model", _MAKE_ONE)
+    if found.decoder.name != inputs.model:
+        raise InputError(
+            f"{path} is a plan of {inputs.model}, not of {found.decoder.name}",
+            "omit --model, or name the configuration that the plan was made for",
+        )
     job = TrainingJob(
         decoder=found.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
         length=inputs.seq, dtype=inputs.dtype,

@@ -50,6 +50,7 @@ def test_what_json_files_cannot_say_stands_beside_them(cli: Cli, plan: str) -> N
         (("plan.json", "--to", "transformers"), 3, "cannot run pp 8"),
         (("gone.json", "--to", "megatron"), 2, "gone.json"),
         (("plan.json", "--to", "megatron", "--model", "no-such"), 2, "'no-such' is unknown"),
+        (("plan.json", "--to", "megatron", "--model", "qwen3-30b-a3b"), 2, "not of qwen3-30b-a3b"),
         (("plan.json",), 2, "--to"),
     ],
 )
