@@ -182,6 +182,32 @@ def test_a_plan_for_another_target_or_without_room_says_so(tmp_path: Path) -> No
     assert "feed12" in text
 
 
+@pytest.mark.parametrize(
+    ("to", "change", "dtype", "words"),
+    [
+        ("transformers", {}, "bfloat16", "multi-token prediction"),
+        ("deepspeed", {}, "bfloat16", "multi-token prediction"),
+        ("torchtitan", {}, "mxfp8", "mxfp8"),
+        ("moetune", {"zero": 1, "dispatcher": "hierarchical"}, "bfloat16", "dispatcher"),
+    ],
+)
+def test_what_a_target_has_no_key_for_is_said(
+    tmp_path: Path, to: str, change: dict[str, Any], dtype: str, words: str
+) -> None:
+    document = plan_document({**LAYOUT, "dp": 1024, **change}, DEEPSEEK, dtype=dtype)
+    found = exported(tmp_path, to, document).export
+    assert any(words in one for one in found.not_expressed)
+
+
+def test_a_dense_model_has_no_flags_of_experts(tmp_path: Path) -> None:
+    dense = {"model": "llama-3-70b", "world_size": 256, "global_batch": 2048}
+    layout = {**LAYOUT, "ep": 1, "recompute": ["none"]}
+    text = megatron(tmp_path, layout, dense)
+    assert not any(flag.startswith("--moe") for flag in flags(text))
+    plain = json.loads(exported(tmp_path, "deepspeed", plan_document(layout, dense)).export.text)
+    assert "expert_parallel" not in plain
+
+
 def test_a_machine_that_is_not_there_leaves_the_nodes_to_the_user(tmp_path: Path) -> None:
     launch = exported(tmp_path, "deepspeed", plan_document(LAYOUT, profile="gone")).export.launch
     assert '--nnodes "$NNODES" --nproc-per-node gpu' in launch
