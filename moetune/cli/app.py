@@ -14,6 +14,7 @@ from moetune.cli import (
     db,
     doctor,
     explain,
+    export,
     models,
     plan,
     profile,
@@ -47,6 +48,7 @@ app.command("profile", epilog=profile.EPILOG)(profile.profile)
 app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.command("explain", epilog=explain.EPILOG)(explain.explain)
 app.command("whatif", epilog=whatif.EPILOG)(whatif.whatif)
+app.command("export", epilog=export.EPILOG)(export.export)
 app.command("verify", epilog=verify.EPILOG)(verify.verify)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("report", epilog=report.EPILOG)(report.report)

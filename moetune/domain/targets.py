@@ -33,6 +33,8 @@ class Target:
         source: where.
         folds: whether ep may exceed or cross dp, and experts be cut otherwise than attention.
         exchanges_under_tensor: whether experts are exchanged with tp above 1.
+        tp_divides_ep: whether ep above 1 is a multiple of tp, and equal to it with all_gather,
+            which works on tokens that the ranks already share.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
@@ -52,6 +54,7 @@ class Target:
     exchanges_under_tensor: bool
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
+    tp_divides_ep: bool = False
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
     launches: float = 1.0
@@ -89,7 +92,7 @@ _KNOWN: dict[TargetName, Target] = {
     ),
     "torchtitan": Target(
         name="torchtitan", version="0.3.0",
-        source="torchtitan/config/job_config.py, torchtitan/distributed/parallel_dims.py",
+        source="torchtitan/config/configs.py, torchtitan/distributed/parallel_dims.py",
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), folds=True,
         exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=2,
@@ -97,8 +100,9 @@ _KNOWN: dict[TargetName, Target] = {
     "transformers": Target(
         name="transformers", version="5.23.0",
         source="transformers/distributed/configuration_utils.py",
-        dispatchers=("all_gather",), recompute=("full",), overlaps=("none",), zero=(3,),
-        dtypes=("bfloat16",), folds=True, exchanges_under_tensor=True,
+        dispatchers=("all_to_all", "all_gather"), recompute=("full",), overlaps=("none",),
+        zero=(3,), dtypes=("bfloat16",), folds=True, exchanges_under_tensor=True,
+        tp_divides_ep=True,
         largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=0,
     ),
     "deepspeed": Target(
@@ -106,7 +110,7 @@ _KNOWN: dict[TargetName, Target] = {
         source="deepspeed/module_inject/auto_ep_config.py, runtime/zero",
         dispatchers=("all_to_all",), recompute=("full",), overlaps=("none",), zero=(0, 1, 2, 3),
         dtypes=("bfloat16",), folds=True, exchanges_under_tensor=True,
-        largest=_sizes(pp=1, vpp=1, cp=1), zero_with_pp=1,
+        largest=_sizes(pp=1, vpp=1, cp=1, etp=1), zero_with_pp=1,
     ),
 }  # fmt: skip
 
@@ -153,6 +157,12 @@ def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
         yield _cannot(target, f"ep {layout.ep} beyond dp {layout.dp}", "an ep that divides dp")
     if layout.tp > 1 and layout.ep > 1 and not target.exchanges_under_tensor:
         yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "--tp 1 or --ep 1")
+    if target.tp_divides_ep and layout.ep > 1:
+        if layout.ep % layout.tp:
+            yield _cannot(target, f"ep {layout.ep} with tp {layout.tp}", "an ep that tp divides")
+        if layout.dispatcher == "all_gather" and layout.ep != layout.tp:
+            yield _cannot(target, f"all_gather with ep {layout.ep} and tp {layout.tp}",
+                          "--dispatcher all_to_all")  # fmt: skip
 
 
 def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:

@@ -44,7 +44,7 @@ def load_profile_file(path: Path) -> Profile:
         InputError: the file is missing, or is not a profile; the message names the file, and the
             line (invalid TOML) or the key (wrong value).
     """
-    document = parse_toml(_read_text(path, "profile"), f"profile {path}")
+    document = parse_toml(read_text(path, "profile"), f"profile {path}")
     try:
         return profile_from_document(document)
     except InputError as error:
@@ -77,7 +77,7 @@ def load_plan_file(path: Path) -> Plan:
         InputError: the file is missing, or is not a plan; the message names the file, and the line
             (invalid JSON) or the key (wrong value).
     """
-    text = _read_text(path, "plan")
+    text = read_text(path, "plan")
     try:
         return plan_from_json(text, str(path))
     except RecursionError:
@@ -125,7 +125,15 @@ def bundled_profiles() -> dict[str, Path]:
     return {}
 
 
-def _read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str) -> str:
+    """Return a file's text.
+
+    Args:
+        what: the file is, for the error.
+
+    Raises:
+        InputError: it cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

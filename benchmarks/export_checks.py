@@ -1,0 +1,344 @@
+"""Exports of plans, read by each runtime's own classes; and the names that those classes know.
+
+Run it in an environment of its own with megatron-core, torchtitan, transformers, accelerate and
+deepspeed in the versions of `moetune/domain/targets.py` (a CPU is enough; about 600 MB without
+torch), megatron-bridge without its dependencies, and Megatron-LM's source at core_v0.16.1:
+
+    PYTHONPATH=. python benchmarks/export_checks.py plan.json … --megatron-lm Megatron-LM --write
+
+For each plan and target it prints the names that were checked, or why there is no export. `--write`
+renews `tests/export/known/`, which the tests compare exports with. Transformer Engine and other
+CUDA packages that Megatron-Bridge imports are replaced by empty modules, and the GPU by an H100.
+"""
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import importlib.abc
+import importlib.machinery
+import io
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, redirect_stdout
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.targets import TARGETS
+from moetune.workflows.export import PlanExport, export_plan
+
+KNOWN = Path(__file__).parent.parent / "tests" / "export" / "known"
+ABSENT = (
+    "transformer_engine", "transformer_engine_torch", "nvidia_resiliency_ext", "modelopt",
+    "mamba_ssm", "causal_conv1d", "megatron_energon", "nv_grouped_gemm", "qwen_vl_utils",
+    "open_clip", "timm", "fla", "mlflow",
+)  # fmt: skip
+COMMON = (
+    "--max-position-embeddings 163840 --swiglu --disable-bias-linear --position-embedding-type "
+    "rope --no-rope-fusion --lr 1e-4 --min-lr 1e-5 --train-iters 10 --tokenizer-type NullTokenizer "
+    "--mock-data --transformer-impl transformer_engine --untie-embeddings-and-output-weights "
+    "--normalization RMSNorm --no-persist-layer-norm --moe-router-topk 8 "
+)
+MODELS = {
+    "qwen3-235b-a22b": COMMON + (
+        "--num-layers 94 --hidden-size 4096 --num-attention-heads 64 --group-query-attention "
+        "--num-query-groups 4 --kv-channels 128 --ffn-hidden-size 12288 --moe-ffn-hidden-size 1536 "
+        "--num-experts 128 --vocab-size 151936"
+    ),
+    "deepseek-v3": COMMON + (
+        "--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --multi-latent-attention "
+        "--q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
+        "--v-head-dim 128 --ffn-hidden-size 18432 --moe-ffn-hidden-size 2048 "
+        "--moe-shared-expert-intermediate-size 2048 --num-experts 256 "
+        "--moe-layer-freq ([0]*3+[1]*58) --vocab-size 129280"
+    ),
+}  # fmt: skip
+
+
+class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import packages that need CUDA as modules whose every name is there and does nothing."""
+
+    def find_spec(
+        self, name: str, _path: object, _target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] not in ABSENT:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module: Any = MagicMock(name=spec.name)
+        module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
+        module.__version__ = "2.10.0"
+        return module  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def take(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name)
+
+
+def prepare(megatron_lm: Path) -> None:
+    """Let an H100 and Transformer Engine 2.10 seem to be there."""
+    sys.meta_path.insert(0, EmptyModules())
+    sys.path.insert(0, str(megatron_lm))
+    import torch
+
+    gpu = SimpleNamespace(major=9, minor=0, name="NVIDIA H100")
+    torch.cuda.get_device_properties = lambda *_: gpu  # type: ignore[assignment]
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    version = take("packaging.version", "Version")("2.10.0")
+    importlib.import_module("megatron.core.utils").get_te_version = lambda: version  # type: ignore[attr-defined]
+
+
+def module_of(found: PlanExport) -> ModuleType:
+    module = ModuleType("exported")
+    exec(compile(found.export.text, found.export.file_name, "exec"), module.__dict__)  # noqa: S102
+    return module
+
+
+def names(cls: Any) -> list[str]:
+    return sorted(item.name for item in dataclasses.fields(cls))
+
+
+def check_megatron(found: PlanExport, plan: dict[str, Any]) -> int:
+    """Parse, validate and turn the arguments into a TransformerConfig, as pretrain_gpt.py does."""
+    text = found.export.text
+    given = shlex.split(text[text.index("LAYOUT=(") + len("LAYOUT=(") : text.index("\n)\n")])
+    connections = next(one for one in text.splitlines() if one.startswith("export ")).split("=")[1]
+    ranks = str(plan["inputs"]["world_size"])
+    os.environ.update(WORLD_SIZE=ranks, RANK="0", LOCAL_RANK="0")
+    os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = connections
+    sys.argv = ["pretrain_gpt.py", *given, *MODELS[plan["inputs"]["model"]].split()]
+    arguments = importlib.import_module("megatron.training.arguments")
+    with redirect_stdout(io.StringIO()):
+        parsed = arguments.parse_args()
+        arguments.validate_args(parsed)
+        config = arguments.core_transformer_config_from_args(parsed)
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        del os.environ[name]
+    layout = plan["layout"]
+    assert parsed.data_parallel_size == layout["dp"]
+    assert (config.virtual_pipeline_model_parallel_size or 1) == layout["vpp"]
+    assert config.expert_tensor_parallel_size == layout["etp"]
+    return sum(one.startswith("--") for one in given)
+
+
+def check_bridge(found: PlanExport, plan: dict[str, Any]) -> int:
+    """Run apply_layout on a container of Bridge's own classes; no other attribute may appear."""
+    provider = take("megatron.bridge.models", "GPTModelProvider")(
+        num_layers=94, hidden_size=4096, num_attention_heads=64, num_moe_experts=128
+    )
+    training = importlib.import_module("megatron.bridge.training.config")
+    cfg: Any = SimpleNamespace(
+        model=provider, train=training.TrainingConfig(),
+        ddp=training.DistributedDataParallelConfig(), checkpoint=training.CheckpointConfig(),
+        dataset=object.__new__(training.GPTDatasetConfig), comm_overlap=None, mixed_precision=None,
+    )  # fmt: skip
+    module_of(found).apply_layout(cfg)
+    container = set(names(training.ConfigContainer))
+    for part, value in vars(cfg).items():
+        assert part in container
+        assert set(vars(value)) <= set(names(type(value))), part
+    cfg.comm_overlap.finalize()
+    cfg.model.bf16 = True
+    cfg.comm_overlap._get_model_comm_overlap_cfgs(cfg.model, cfg.ddp)
+    assert cfg.model.pipeline_model_parallel_size == plan["layout"]["pp"]
+    return found.export.text.count("    cfg.") + found.export.text.count("=True,")
+
+
+def check_torchtitan(found: PlanExport, plan: dict[str, Any]) -> int:
+    """Build the configuration, validate it again, and lay out its mesh."""
+    config = module_of(found).planned()
+    config.__post_init__()
+    given = config.parallelism
+    dims = take("torchtitan.distributed", "ParallelDims")(
+        dp_replicate=given.data_parallel_replicate_degree,
+        dp_shard=given.data_parallel_shard_degree,
+        cp=given.context_parallel_degree, tp=given.tensor_parallel_degree,
+        pp=given.pipeline_parallel_degree, ep=given.expert_parallel_degree,
+        world_size=plan["inputs"]["world_size"],
+    )  # fmt: skip
+    assert dims.dp_shard == plan["layout"]["dp"]
+    if stages := given.module_fqns_per_model_part:
+        blocks = [name for stage in stages for name in stage if name.startswith("layers.")]
+        assert blocks == [f"layers.{at}" for at in range(len(config.model_spec.model.layers))]
+        assert len(stages) == plan["layout"]["pp"] * plan["layout"]["vpp"]
+        take("torch.distributed.pipelining.schedules", "get_schedule_class")(
+            given.pipeline_parallel_schedule
+        )
+    return len(keywords(found.export.text))
+
+
+def check_transformers(found: PlanExport, plan: dict[str, Any]) -> int:
+    """Make the DistributedConfig and the TrainingArguments."""
+    module = module_of(found)
+    layout = module.LAYOUT.to_dict()
+    assert module.LAYOUT.dp_size == plan["layout"]["dp"]
+    assert layout["ep_size"] == plan["layout"]["ep"]
+    registered = take("transformers.distributed.expert_parallel", "EPImplementationInterface")()
+    assert layout["ep_implementation"] in {"auto", *registered.keys()}
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = module.training_arguments(folder)
+    assert (
+        arguments.gradient_accumulation_steps
+        * arguments.per_device_train_batch_size
+        * plan["layout"]["dp"]
+        == plan["inputs"]["global_batch"]
+    )
+    return len(keywords(found.export.text))
+
+
+class Read(dict[str, Any]):
+    """A dict that remembers which of its keys were read."""
+
+    def __init__(self, plain: dict[str, Any]) -> None:
+        super().__init__(plain)
+        self.seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.seen.add(key)
+        return super().__getitem__(key)
+
+    def __deepcopy__(self, _memo: object) -> "Read":
+        return self
+
+
+def check_deepspeed(found: PlanExport, plan: dict[str, Any]) -> int:
+    """Read the JSON with DeepSpeedConfig and AutoEP's checks; each key must have been read."""
+    layout, plain = plan["layout"], json.loads(found.export.text)
+    tree = Read({key: Read(one) if isinstance(one, dict) else one for key, one in plain.items()})
+    replicas = plan["inputs"]["world_size"] // layout["tp"]
+    mpu = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)
+    settings = importlib.import_module("deepspeed.runtime.config")
+    settings.dist.get_rank = lambda: 0
+    config = settings.DeepSpeedConfig(tree, mpu=mpu)
+    assert config.train_batch_size == plan["inputs"]["global_batch"]
+    autoep = importlib.import_module("deepspeed.module_inject.auto_ep_config")
+    if experts := tree.get("expert_parallel"):
+        parsed = autoep.parse_autoep_config(experts)
+        autoep.validate_autoep_config(
+            parsed, plan["inputs"]["world_size"], 1, layout["tp"], 1, zero_stage=layout["zero"]
+        )
+        assert set(experts) <= experts.seen
+        assert parsed.autoep_size == layout["ep"]
+    assert config.zero_config.stage == layout["zero"]
+    if tensor := tree.get("tensor_parallel"):
+        assert tensor["autotp_size"] == config.tensor_parallel_config.autotp_size == layout["tp"]
+    assert set(tree) <= tree.seen, set(tree) - tree.seen
+    assert set(plain["zero_optimization"]) <= set(type(config.zero_config).model_fields)
+    return sum(len(one) if isinstance(one, dict) else 1 for one in plain.values())
+
+
+def check_moetune(found: PlanExport, _plan: dict[str, Any]) -> int:
+    """Import the module; its functions need a GPU."""
+    return len(keywords(found.export.text)) * bool(module_of(found).make_layer)
+
+
+CHECKS: dict[str, Callable[[PlanExport, dict[str, Any]], int]] = {
+    "megatron": check_megatron, "bridge": check_bridge, "torchtitan": check_torchtitan,
+    "transformers": check_transformers, "deepspeed": check_deepspeed, "moetune": check_moetune,
+}  # fmt: skip
+
+
+def keywords(text: str) -> list[str]:
+    """Return the named arguments of calls and the attributes that are set."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.keyword) and node.arg:
+            found.append(node.arg)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.append(node.attr)
+    return found
+
+
+def facts() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (package, version, names that it knows)."""
+    core = "megatron.core.transformer.transformer_config"
+    ddp = take("megatron.core.distributed", "DistributedDataParallelConfig")
+    yield "megatron-core", metadata.version("megatron-core"), {
+        "TransformerConfig": names(take(core, "TransformerConfig")),
+        "DistributedDataParallelConfig": names(ddp),
+    }  # fmt: skip
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    take("megatron.training.arguments", "add_megatron_arguments")(parser)
+    flags = {
+        flag: sorted(map(str, one.choices)) if one.choices else None
+        for one in parser._actions
+        for flag in one.option_strings
+    }
+    yield "megatron-lm", "core_v0.16.1", {"flags": dict(sorted(flags.items()))}
+    training = importlib.import_module("megatron.bridge.training.config")
+    precision = take("megatron.bridge.training.mixed_precision", "MixedPrecisionConfig")
+    yield "megatron-bridge", metadata.version("megatron-bridge"), {
+        "model": names(take("megatron.bridge.models", "GPTModelProvider")),
+        "train": names(training.TrainingConfig),
+        "ddp": names(training.DistributedDataParallelConfig),
+        "dataset": names(training.GPTDatasetConfig),
+        "checkpoint": names(training.CheckpointConfig),
+        "comm_overlap": names(training.CommOverlapConfig),
+        "mixed_precision": names(precision),
+    }  # fmt: skip
+    titan = importlib.import_module("torchtitan.config")
+    yield "torchtitan", metadata.version("torchtitan"), {
+        "ParallelismConfig": names(titan.ParallelismConfig),
+        "training": names(titan.TrainingConfig),
+        "config": names(take("torchtitan.trainer", "Trainer").Config),
+    }  # fmt: skip
+    yield "transformers", metadata.version("transformers"), {
+        "DistributedConfig": names(take("transformers.distributed", "DistributedConfig")),
+        "TrainingArguments": names(take("transformers", "TrainingArguments")),
+    }  # fmt: skip
+    experts = Read({"enabled": True})
+    autoep = importlib.import_module("deepspeed.module_inject.auto_ep_config")
+    autoep.parse_autoep_config(experts)
+    zero = take("deepspeed.runtime.zero.config", "DeepSpeedZeroConfig")
+    yield "deepspeed", metadata.version("deepspeed"), {
+        "expert_parallel": sorted(experts.seen),
+        "presets": sorted(autoep.PRESET_MODELS),
+        "zero_optimization": sorted(zero.model_fields),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("plans", nargs="*", type=Path)
+    parser.add_argument("--megatron-lm", type=Path, required=True)
+    parser.add_argument("--write", action="store_true")
+    asked = parser.parse_args()
+    prepare(asked.megatron_lm)
+    failed = 0
+    for path in asked.plans:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        for target in TARGETS:
+            try:
+                found = export_plan(path, to=target, model=None, stores=lambda: nullcontext(None))
+            except InfeasiblePlanError as error:
+                print(f"{path.stem:24} {target:13} none: {error.what}")
+                continue
+            try:
+                print(f"{path.stem:24} {target:13} {CHECKS[target](found, plan)} names")
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - of any kind: it is a finding
+                failed += 1
+                print(f"{path.stem:24} {target:13} FAILED: {type(error).__name__}: {error}")
+    for package, version, known in facts() if asked.write else ():
+        document = {"name": package, "version": version, "known": known}
+        (KNOWN / f"{package}.json").write_text(json.dumps(document, indent=1) + "\n")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,84 @@
+"""Megatron-Bridge 0.3.1: a function that edits a recipe's configuration."""
+
+from collections.abc import Iterator
+
+from moetune.export.megatron_values import Value, megatron_values, stage_letters
+from moetune.export.planned import Export, Planned, remarks
+
+_FILE = "bridge_layout.py"
+_OVERLAP = (
+    "overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "overlap_grad_reduce",
+    "overlap_param_gather",
+)  # fmt: skip
+"""Fields that `CommOverlapConfig` writes over those of the model and of the gradients."""
+_PRECISION = ("fp8", "fp8_recipe")
+_RESET = (
+    "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
+    "mtp_num_layers",
+)  # fmt: skip
+"""Fields that a recipe may have set and that the layout may not need."""
+_USE = (
+    "Call apply_layout(cfg) on a recipe's configuration before pretrain(cfg, forward_step). On "
+    "GPUs that a flex dispatcher is not for, Megatron-Bridge skips it with a warning only."
+)
+
+
+def bridge_export(planned: Planned) -> Export:
+    """Return the function's module."""
+    values = megatron_values(planned)
+    body = "".join(f"    {line}\n" for line in _statements(planned))
+    text = (
+        f"{remarks(planned, values.not_expressed, _USE)}"
+        "import torch\n"
+        "from megatron.bridge.training.comm_overlap import CommOverlapConfig\n"
+        "from megatron.bridge.training.config import ConfigContainer\n"
+        "from megatron.bridge.training.flex_dispatcher_backend import "
+        "apply_flex_dispatcher_backend\n"
+        "from megatron.bridge.training.mixed_precision import get_mixed_precision_config\n\n\n"
+        "def apply_layout(cfg: ConfigContainer) -> None:\n"
+        '    """Give a recipe the planned layout."""\n'
+        f"{body}"
+    )
+    launch = (
+        f"CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections} {planned.torchrun} "
+        "YOUR_RECIPE_SCRIPT.py"
+    )
+    return Export(text=text, file_name=_FILE, launch=launch, not_expressed=values.not_expressed)
+
+
+def _statements(planned: Planned) -> Iterator[str]:
+    values, layout, job = megatron_values(planned), planned.layout, planned.job
+    unset = dict.fromkeys(_RESET)
+    for name, value in (unset | values.model).items():
+        if name not in (*_PRECISION, *_OVERLAP):
+            yield f"cfg.model.{name} = {_literal(value)}"
+    virtual = layout.vpp if layout.vpp > 1 else None
+    yield f"cfg.model.virtual_pipeline_model_parallel_size = {virtual}"
+    stages = stage_letters(planned) if layout.pp > 1 else None
+    yield f"cfg.model.pipeline_model_parallel_layout = {stages!r}"
+    yield "cfg.model.pipeline_dtype = torch.bfloat16"
+    yield f"cfg.model.seq_length = {job.length}"
+    yield f"cfg.dataset.sequence_length = {job.length}"
+    yield f"cfg.train.micro_batch_size = {layout.micro_batch}"
+    yield f"cfg.train.global_batch_size = {job.global_batch}"
+    for name, value in values.ddp.items():
+        yield f"cfg.ddp.{name} = {_literal(value)}"
+    if "use_megatron_fsdp" in values.ddp:
+        yield 'cfg.checkpoint.ckpt_format = "fsdp_dtensor"'
+        yield "cfg.model.gradient_accumulation_fusion = False"
+    yield "cfg.comm_overlap = CommOverlapConfig("
+    yield "    tp_comm_overlap=False,"
+    both = values.model | values.ddp
+    yield from (f"    {name}={_literal(both.get(name, False))}," for name in _OVERLAP)
+    yield ")"
+    yield "cfg.model.moe_shared_expert_overlap = False"
+    yield 'cfg.mixed_precision = get_mixed_precision_config("bf16_mixed")'
+    for name in _PRECISION:
+        if name in values.model:
+            yield f"cfg.mixed_precision.{name} = {_literal(values.model[name])}"
+    if backend := values.model.get("moe_flex_dispatcher_backend"):
+        yield f"apply_flex_dispatcher_backend(cfg.model, {backend!r})"
+
+
+def _literal(value: Value) -> str:
+    return repr(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,130 @@
+"""A layout as fields of Megatron-Core 0.16.1, by the class that has them.
+
+Names and values of `TransformerConfig`, `DistributedDataParallelConfig` and the training loop; the
+command line and Megatron-Bridge write the same ones.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+from moetune.domain.training import Recompute, TokenDispatcher
+from moetune.export.planned import Planned
+
+Value: TypeAlias = int | bool | str | tuple[str, ...] | None
+
+_DISPATCHERS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
+    {"all_gather": "allgather", "all_to_all": "alltoall", "deepep": "flex", "hybrid_ep": "flex"}
+)
+_FLEX: MappingProxyType[TokenDispatcher, tuple[str, str, int]] = MappingProxyType(
+    {
+        "deepep": ("deepep", "moe_deepep_num_sms", 20),
+        "hybrid_ep": ("hybridep", "moe_hybridep_num_sms", 16),
+    }
+)
+"""Back end, the field of its multiprocessors, and their number: Megatron-Core's defaults."""
+_FP8 = MappingProxyType({"fp8": "blockwise", "mxfp8": "mxfp8"})
+_SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+_SHARED_CONNECTIONS = 32
+_FIRST_FSDP_STAGE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronValues:
+    """Fields and their values.
+
+    Args:
+        model: of `TransformerConfig`.
+        ddp: of `DistributedDataParallelConfig`.
+        max_connections: of CUDA_DEVICE_MAX_CONNECTIONS.
+    """
+
+    model: dict[str, Value]
+    ddp: dict[str, Value]
+    max_connections: int
+    not_expressed: tuple[str, ...]
+
+
+def megatron_values(planned: Planned) -> MegatronValues:
+    """Return the fields that make Megatron run the layout."""
+    layout = planned.layout
+    modules, absent = planned.modules()
+    model: dict[str, Value] = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+        "sequence_parallel": layout.tp > 1,
+        **_dispatch(planned),
+        **_recompute(modules),
+    }
+    if planned.decoder.predictions:
+        model["mtp_num_layers"] = len(planned.decoder.predictions)
+    if layout.overlap == "batch":
+        model |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
+    if planned.job.dtype in _FP8:
+        model |= {"fp8": "e4m3", "fp8_recipe": _FP8[planned.job.dtype]}
+    return MegatronValues(
+        model=model, ddp=_sharding(planned), max_connections=_connections(planned),
+        not_expressed=absent,
+    )  # fmt: skip
+
+
+def stage_letters(planned: Planned) -> str:
+    """Return the stages in the letters of `pipeline_model_parallel_layout`, such as "Et|t|tmL"."""
+    stages = ["t" * len(blocks) for blocks in planned.stages]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "m" * len(planned.decoder.predictions) + "L"
+    return "|".join(stages)
+
+
+def _dispatch(planned: Planned) -> dict[str, Value]:
+    if not planned.decoder.num_moe_layers:
+        return {}
+    name: TokenDispatcher = planned.layout.dispatcher if planned.layout.ep > 1 else "all_to_all"
+    found: dict[str, Value] = {
+        "moe_token_dispatcher_type": _DISPATCHERS[name],
+        "moe_grouped_gemm": True,
+    }
+    if name in _FLEX:
+        backend, field, multiprocessors = _FLEX[name]
+        found |= {
+            "moe_flex_dispatcher_backend": backend,
+            field: multiprocessors,
+            "moe_router_dtype": "fp32",
+        }
+    return found
+
+
+def _recompute(modules: tuple[Recompute, ...]) -> dict[str, Value]:
+    if "full" in modules:
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    if not modules:
+        return {}
+    names = tuple("layernorm" if name == "norm" else name for name in modules)
+    return {"recompute_granularity": "selective", "recompute_modules": names}
+
+
+def _sharding(planned: Planned) -> dict[str, Value]:
+    stage, hides = planned.layout.zero, planned.target.hides_gradients
+    found: dict[str, Value] = {"use_distributed_optimizer": stage > 0}
+    if stage >= _FIRST_FSDP_STAGE:
+        found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _SHARDING[stage]}
+    return found | {"overlap_grad_reduce": hides, "overlap_param_gather": hides and stage > 0}
+
+
+def _connections(planned: Planned) -> int:
+    """Return 1, so that kernels start in their order, but where several streams must run.
+
+    Megatron asks for 1 with tensor or context parallelism before Blackwell, for more with its
+    overlap of exchanges, and refuses 1 with FSDP.
+    """
+    layout = planned.layout
+    if layout.overlap == "batch" or layout.zero >= _FIRST_FSDP_STAGE:
+        return _SHARED_CONNECTIONS
+    return 1

@@ -1,0 +1,134 @@
+"""A training plan as exports read it, and what they write."""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from textwrap import wrap
+
+from moetune.domain.architecture import Decoder
+from moetune.domain.attention import LatentAttention
+from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.experts import DenseFfn
+from moetune.domain.targets import Target
+from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
+from moetune.solve.training.stages import stage_sizes
+
+_WIDTH = 96
+_SIZES = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A layout to export.
+
+    Args:
+        plan_id: of the plan.
+        hub_name: the model on the Hugging Face Hub, None where the plan's model is a file.
+        devices_per_node: of the plan's machine, None where its profile is not there.
+        warnings: about the plan, for the head of the export.
+    """
+
+    plan_id: str
+    job: TrainingJob
+    layout: FoldedLayout
+    target: Target
+    hub_name: str | None = None
+    devices_per_node: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def decoder(self) -> Decoder:
+        """The model."""
+        return self.job.decoder
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a step, of one replica."""
+        return self.job.global_batch // (self.layout.dp * self.layout.micro_batch)
+
+    @property
+    def stages(self) -> tuple[range, ...]:
+        """The blocks of each pipeline stage; stage s is on rank s mod pp."""
+        ends = accumulate(stage_sizes(self.decoder.num_layers, self.layout.num_stages), initial=0)
+        return tuple(range(first, end) for first, end in pairwise(ends))
+
+    @property
+    def torchrun(self) -> str:
+        """The launcher with the plan's ranks."""
+        ranks, width = self.job.world_size, self.devices_per_node
+        if width is None or ranks % min(width, ranks):
+            nodes, each = '"$NNODES"', "gpu"
+        else:
+            nodes, each = str(ranks // min(width, ranks)), str(min(width, ranks))
+        return (
+            f"torchrun --nnodes {nodes} --nproc-per-node {each} --rdzv-backend c10d "
+            '--rdzv-endpoint "$MASTER_ADDR:29500"'
+        )
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """What the export is of, line by line."""
+        job, layout = self.job, self.layout
+        sizes = " · ".join(f"{name} {getattr(layout, name)}" for name in _SIZES)
+        what = f"Layout of {self.decoder.name} on {job.world_size} ranks"
+        batches = f"{self.num_micro_batches} micro-batches of {layout.micro_batch}"
+        return (
+            f"{what}, for {self.target.name} ({self.target.version}).",
+            f"{sizes} · ZeRO-{layout.zero}",
+            f"Step: {job.global_batch} sequences of {job.length} tokens, in {batches}.",
+            f"Plan {self.plan_id[:6]} of moetune; its numbers are predictions.",
+            *self.warnings,
+        )
+
+    def modules(self) -> tuple[tuple[Recompute, ...], tuple[str, ...]]:
+        """Return the recomputed modules that the model has, and a note for each other."""
+        blocks = self.decoder.blocks
+        parts = [part for block in blocks for part in block.parts]
+        has: dict[str, bool] = {
+            "mla_up_proj": any(isinstance(part, LatentAttention) for part in parts),
+            "mlp": any(isinstance(part, DenseFfn) for part in parts),
+            "shared_experts": any(one.routed and one.routed.shared for one in blocks),
+            "moe": self.decoder.num_moe_layers > 0,
+            "moe_act": self.decoder.num_moe_layers > 0,
+        }
+        kept = tuple(name for name in self.layout.recompute if has.get(name, True))
+        return kept, tuple(
+            f"recomputation of {name}: the model has none"
+            for name in self.layout.recompute
+            if name not in kept
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What a runtime reads.
+
+    Args:
+        text: the file.
+        file_name: that the launch line names.
+        launch: the command that starts the training, with its environment.
+        not_expressed: parts of the plan that the runtime has no key for.
+    """
+
+    text: str
+    file_name: str
+    launch: str
+    not_expressed: tuple[str, ...] = ()
+
+
+def comments(lines: tuple[str, ...]) -> str:
+    """Return lines as comments of a shell or Python file."""
+    return "".join(
+        f"# {part}\n" for line in lines for part in wrap(line, _WIDTH, break_on_hyphens=False)
+    )
+
+
+def remarks(planned: Planned, not_expressed: tuple[str, ...], *more: str) -> str:
+    """Return the comments at the head of a file."""
+    missing = tuple(f"Not expressed: {one}." for one in not_expressed)
+    return comments((*planned.head, *more, *missing))
+
+
+def refuse(planned: Planned, what: str, hint: str) -> InfeasiblePlanError:
+    """Return the error for a layout that the runtime's own checks would refuse."""
+    target = planned.target
+    return InfeasiblePlanError(f"{target.name} ({target.version}) cannot run {what}", hint)

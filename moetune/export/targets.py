@@ -1,0 +1,40 @@
+"""The export of each target."""
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+from moetune.domain.errors import InfeasiblePlanError
+from moetune.domain.targets import TargetName, target_rules
+from moetune.domain.training import check_layout
+from moetune.export.bridge import bridge_export
+from moetune.export.deepspeed import deepspeed_export
+from moetune.export.layer import layer_export
+from moetune.export.megatron import megatron_export
+from moetune.export.planned import Export, Planned
+from moetune.export.torchtitan import torchtitan_export
+from moetune.export.transformers import transformers_export
+
+_EXPORTS: MappingProxyType[TargetName, Callable[[Planned], Export]] = MappingProxyType(
+    {
+        "moetune": layer_export,
+        "megatron": megatron_export,
+        "bridge": bridge_export,
+        "torchtitan": torchtitan_export,
+        "transformers": transformers_export,
+        "deepspeed": deepspeed_export,
+    }
+)
+
+
+def export_layout(planned: Planned) -> Export:
+    """Return what the plan's target reads.
+
+    Raises:
+        InputError: the layout is none of the job's.
+        InfeasiblePlanError: the target cannot run it.
+    """
+    check_layout(planned.layout, planned.job)
+    broken = next(target_rules(planned.layout, planned.target, planned.job.dtype), None)
+    if broken is not None:
+        raise InfeasiblePlanError(broken.what, broken.hint.replace("--target", "--to"))
+    return _EXPORTS[planned.target.name](planned)

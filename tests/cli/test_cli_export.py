@@ -1,0 +1,61 @@
+"""`moetune export` through the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Cli
+from tests.cli.test_cli_frozen import FROZEN, keys
+from tests.export.plans import LAYOUT, PIPELINE, plan_document
+
+
+@pytest.fixture
+def plan(home: Path) -> str:
+    (home / "work" / "plan.json").write_text(json.dumps(plan_document(PIPELINE)), encoding="utf-8")
+    return "plan.json"
+
+
+def test_the_file_is_stdout_and_notes_are_stderr(cli: Cli, plan: str) -> None:
+    result = cli("export", plan, "--to", "megatron")
+    assert result.code == 0
+    assert result.out.startswith("#!/usr/bin/env bash\n")
+    assert "Launch" in result.err
+
+
+def test_output_writes_the_same_text(cli: Cli, plan: str) -> None:
+    result = cli("export", plan, "--to", "bridge", "--output", "layout.py")
+    assert result.code == 0
+    assert "layout.py" in result.out
+    text = Path("layout.py").read_text(encoding="utf-8")
+    document = cli("export", plan, "--to", "bridge", "--json").document
+    assert document["text"] == text
+    assert sorted(keys(document)) == FROZEN["export"]
+    assert document["schema"] == "moetune.export/1"
+    assert document["version"] == "megatron-bridge 0.3.1"
+
+
+def test_what_json_files_cannot_say_stands_beside_them(cli: Cli, plan: str) -> None:
+    Path(plan).write_text(json.dumps(plan_document(LAYOUT)), encoding="utf-8")
+    result = cli("export", plan, "--to", "deepspeed")
+    assert result.code == 0
+    assert json.loads(result.out)["zero_optimization"]["stage"] == 3
+    assert "gradient_checkpointing_enable" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("plan.json", "--to", "colossalai"), 2, "target 'colossalai' is unknown"),
+        (("plan.json", "--to", "transformers"), 3, "cannot run pp 8"),
+        (("gone.json", "--to", "megatron"), 2, "gone.json"),
+        (("plan.json", "--to", "megatron", "--model", "no-such"), 2, "'no-such' is unknown"),
+        (("plan.json", "--to", "megatron", "--model", "qwen3-30b-a3b"), 2, "not of qwen3-30b-a3b"),
+        (("plan.json",), 2, "--to"),
+    ],
+)
+@pytest.mark.usefixtures("plan")
+def test_wrong_input(cli: Cli, arguments: tuple[str, ...], code: int, words: str) -> None:
+    result = cli("export", *arguments)
+    assert (result.code, result.out) == (code, "")
+    assert words in result.err

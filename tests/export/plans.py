@@ -1,0 +1,47 @@
+"""Training plans to export: documents as `moetune plan --output` writes them."""
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from moetune.workflows.export import PlanExport, export_plan
+
+KNOWN = Path(__file__).parent / "known"
+LAYOUT: dict[str, Any] = {
+    "dp": 256, "cp": 1, "tp": 1, "pp": 1, "vpp": 1, "ep": 32, "etp": 1, "edp": 8, "micro_batch": 1,
+    "recompute": ["full"], "dispatcher": "all_to_all", "overlap": "none", "zero": 3,
+}  # fmt: skip
+PIPELINE: dict[str, Any] = {
+    **LAYOUT, "dp": 8, "tp": 4, "pp": 8, "vpp": 4, "edp": 1, "recompute": ["moe_act", "norm"],
+    "dispatcher": "deepep", "overlap": "batch", "zero": 1,
+}  # fmt: skip
+QWEN: dict[str, Any] = {"model": "qwen3-235b-a22b", "world_size": 256, "global_batch": 2048}
+DEEPSEEK: dict[str, Any] = {"model": "deepseek-v3", "world_size": 1024, "global_batch": 8192}
+
+
+def plan_document(
+    layout: dict[str, Any], model: dict[str, Any] = QWEN, **inputs: object
+) -> dict[str, Any]:
+    return {
+        "schema": "moetune.training-plan/1",
+        "id": "0123456789abcdef",
+        "inputs": {
+            "seq": 4096, "dtype": "bfloat16", "profile": "h100-x8", "target": "megatron",
+            "pins": {}, "memory_limit_bytes": 1, **model, **inputs,
+        },
+        "layout": layout,
+        "fits": True,
+    }  # fmt: skip
+
+
+def exported(folder: Path, to: str, document: object) -> PlanExport:
+    path = folder / "plan.json"
+    text = document if isinstance(document, str) else json.dumps(document)
+    path.write_text(text, encoding="utf-8")
+    return export_plan(path, to=to, model=None, stores=lambda: nullcontext(None))
+
+
+def known(package: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((KNOWN / f"{package}.json").read_text(encoding="utf-8"))
+    return found

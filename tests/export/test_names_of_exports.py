@@ -1,0 +1,154 @@
+"""Every name that an export writes is one that the target's version knows.
+
+`known/` holds what the versions' own classes and parsers listed (`benchmarks/export_checks.py`).
+"""
+
+import ast
+import inspect
+import json
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import moetune
+from moetune.domain.targets import find_target
+from tests.export.plans import DEEPSEEK, LAYOUT, PIPELINE, exported, known, plan_document
+
+FLAT = plan_document(LAYOUT)
+SPLIT = plan_document(PIPELINE)
+LATENT = plan_document(
+    {**PIPELINE, "dp": 16, "pp": 16, "vpp": 2, "ep": 64, "dispatcher": "hybrid_ep",
+     "recompute": ["moe_act", "norm", "mla_up_proj", "shared_experts"]},
+    DEEPSEEK, dtype="fp8",
+)  # fmt: skip
+PLAIN = plan_document(
+    {**PIPELINE, "vpp": 1, "cp": 2, "tp": 2, "zero": 0, "recompute": ["none"], "overlap": "none",
+     "dispatcher": "all_gather"}
+)  # fmt: skip
+MEGATRONS = {"flat": FLAT, "split": SPLIT, "latent": LATENT, "plain": PLAIN}
+TITANS = {
+    "flat": FLAT,
+    "split": plan_document({**PIPELINE, "recompute": ["full"], "overlap": "none", "zero": 2}),
+    "latent": plan_document({**LAYOUT, "dp": 1024, "recompute": ["none"]}, DEEPSEEK),
+}
+GATHERED = {**LAYOUT, "dp": 32, "tp": 8, "ep": 8, "dispatcher": "all_gather"}
+FSDPS = {"flat": FLAT, "folded": plan_document({**LAYOUT, "dp": 64, "tp": 4})}
+
+
+def assigned(text: str) -> Iterator[tuple[str, str]]:
+    """Yield ("a", "b") for each statement `x.a.b = …`, and ("", "a") for `x.a = …`."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
+            owner = target.value
+            yield owner.attr if isinstance(owner, ast.Attribute) else "", target.attr
+
+
+def arguments(text: str, call: str) -> set[str]:
+    """Return the named arguments of the calls of a function."""
+    return {
+        word.arg
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == call
+        for word in node.keywords
+        if word.arg
+    }
+
+
+def flags(text: str) -> dict[str, list[str]]:
+    """Return the values of each flag of a script's LAYOUT."""
+    body = text[text.index("LAYOUT=(") + len("LAYOUT=(") : text.index("\n)\n")]
+    found: dict[str, list[str]] = {}
+    last: list[str] = []
+    for word in shlex.split(body):
+        if word.startswith("--"):
+            assert word not in found
+            last = found[word] = []
+        else:
+            last.append(word)
+    return found
+
+
+@pytest.mark.parametrize("name", MEGATRONS)
+def test_megatron_knows_the_flags_and_their_choices(tmp_path: Path, name: str) -> None:
+    text = exported(tmp_path, "megatron", MEGATRONS[name]).export.text
+    facts = known("megatron-lm")["known"]["flags"]
+    for flag, values in flags(text).items():
+        assert flag in facts
+        assert facts[flag] is None or set(values) <= set(facts[flag])
+    assert flags(text)["--expert-tensor-parallel-size"] == ["1"]
+    script = tmp_path / "layout.sh"
+    script.write_text(text)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("name", MEGATRONS)
+def test_bridge_knows_the_fields(tmp_path: Path, name: str) -> None:
+    text = exported(tmp_path, "bridge", MEGATRONS[name]).export.text
+    facts, core = known("megatron-bridge")["known"], known("megatron-core")["known"]
+    for part, field in assigned(text):
+        assert field in (facts[part] if part else facts), (part, field)
+    assert arguments(text, "CommOverlapConfig") <= set(facts["comm_overlap"])
+    ours = {field for part, field in assigned(text) if part == "model"}
+    provider = {"seq_length"}  # the one field here of Bridge's provider, not of Megatron-Core
+    assert ours - provider <= set(core["TransformerConfig"])
+
+
+@pytest.mark.parametrize("name", TITANS)
+def test_torchtitan_knows_the_fields(tmp_path: Path, name: str) -> None:
+    text = exported(tmp_path, "torchtitan", TITANS[name]).export.text
+    facts = known("torchtitan")["known"]
+    for part, field in assigned(text):
+        assert field in facts[part or "config"], (part, field)
+    assert arguments(text, "ParallelismConfig") <= set(facts["ParallelismConfig"])
+
+
+@pytest.mark.parametrize("name", [*FSDPS, "gathered"])
+def test_transformers_knows_the_fields(tmp_path: Path, name: str) -> None:
+    document = FSDPS[name] if name in FSDPS else plan_document(GATHERED)
+    text = exported(tmp_path, "transformers", document).export.text
+    facts = known("transformers")["known"]
+    for call in ("DistributedConfig", "TrainingArguments"):
+        found = arguments(text, call)
+        assert found
+        assert found <= set(facts[call])
+
+
+@pytest.mark.parametrize("name", FSDPS)
+def test_deepspeed_reads_the_keys(tmp_path: Path, name: str) -> None:
+    document = json.loads(exported(tmp_path, "deepspeed", FSDPS[name]).export.text)
+    facts = known("deepspeed")["known"]
+    assert set(document["expert_parallel"]) <= set(facts["expert_parallel"])
+    assert document["expert_parallel"]["preset_model"] in facts["presets"]
+    assert set(document["zero_optimization"]) <= set(facts["zero_optimization"])
+    rest = set(document) - {"expert_parallel", "zero_optimization", "tensor_parallel"}
+    assert rest == {
+        "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "bf16",
+    }  # fmt: skip
+
+
+def test_moetune_has_the_names_and_arguments(tmp_path: Path) -> None:
+    layout = {**LAYOUT, "dp": 32, "pp": 8, "zero": 1}
+    text = exported(tmp_path, "moetune", plan_document(layout)).export.text
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "moetune"
+    }
+    assert used <= set(moetune.__all__)
+    found = arguments(text, "moetune.MoELayer")
+    assert {"d_model", "mesh", "planbook"} <= found
+    assert found <= set(inspect.signature(moetune.MoELayer).parameters)
+
+
+@pytest.mark.parametrize(
+    ("target", "package"),
+    [("megatron", "megatron-core"), ("bridge", "megatron-bridge"), ("torchtitan", "torchtitan"),
+     ("transformers", "transformers"), ("deepspeed", "deepspeed")],
+)  # fmt: skip
+def test_facts_are_of_the_targets_version(target: str, package: str) -> None:
+    facts: dict[str, Any] = known(package)
+    assert find_target(target).version.split()[-1] == facts["version"]

@@ -1,0 +1,276 @@
+"""Exports say the plan's layout in the target's own words, and what they cannot say."""
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moetune.domain.errors import InfeasiblePlanError, InputError
+from tests.export.plans import DEEPSEEK, LAYOUT, PIPELINE, QWEN, exported, plan_document
+from tests.export.test_names_of_exports import flags
+
+LATENT = {**PIPELINE, "dp": 16, "pp": 16, "vpp": 2, "ep": 64}
+INTERLEAVED = {**PIPELINE, "recompute": ["full"], "overlap": "none", "zero": 2}
+
+
+def megatron(folder: Path, layout: dict[str, Any], model: dict[str, Any] = QWEN) -> str:
+    return exported(folder, "megatron", plan_document(layout, model)).export.text
+
+
+def test_megatron_gets_each_size_and_the_batch(tmp_path: Path) -> None:
+    given = flags(megatron(tmp_path, PIPELINE))
+    sizes = {
+        "--tensor-model-parallel-size": 4, "--pipeline-model-parallel-size": 8,
+        "--context-parallel-size": 1, "--expert-model-parallel-size": 32,
+        "--expert-tensor-parallel-size": 1, "--micro-batch-size": 1, "--global-batch-size": 2048,
+        "--seq-length": 4096, "--moe-deepep-num-sms": 20,
+    }  # fmt: skip
+    assert {flag: int(given[flag][0]) for flag in sizes} == sizes
+    assert given["--moe-token-dispatcher-type"] == ["flex"]
+    assert given["--moe-flex-dispatcher-backend"] == ["deepep"]
+    assert given["--recompute-modules"] == ["moe_act", "layernorm"]
+    for switch in (
+        "--sequence-parallel", "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute",
+        "--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather",
+    ):  # fmt: skip
+        assert given[switch] == []
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "blocks", "predictions"),
+    [(PIPELINE, QWEN, 94, 0), (LATENT, DEEPSEEK, 61, 1)],
+)
+def test_megatrons_stages_have_every_block_once(
+    tmp_path: Path, layout: dict[str, Any], model: dict[str, Any], blocks: int, predictions: int
+) -> None:
+    [letters] = flags(megatron(tmp_path, layout, model))["--pipeline-model-parallel-layout"]
+    stages = letters.split("|")
+    assert len(stages) == layout["pp"] * layout["vpp"]
+    assert letters.count("t") == blocks
+    assert stages[0].startswith("Et")
+    assert stages[-1].endswith("m" * predictions + "L")
+    assert letters.count("m") == predictions
+    sizes = [stage.count("t") for stage in stages]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "connections"),
+    [
+        ({"overlap": "none"}, "1"),
+        ({}, "32"),
+        ({"pp": 1, "vpp": 1, "dp": 64, "overlap": "none", "zero": 3}, "32"),
+    ],
+)
+def test_connections_are_one_unless_streams_must_run_together(
+    tmp_path: Path, change: dict[str, Any], connections: str
+) -> None:
+    text = megatron(tmp_path, {**PIPELINE, **change})
+    assert f"export CUDA_DEVICE_MAX_CONNECTIONS={connections}\n" in text
+    bridge = exported(tmp_path, "bridge", plan_document({**PIPELINE, **change})).export
+    assert bridge.launch.startswith(f"CUDA_DEVICE_MAX_CONNECTIONS={connections} torchrun")
+
+
+def test_gradients_and_parameters_in_shards_are_megatrons_fsdp(tmp_path: Path) -> None:
+    names = {2: "optim_grads", 3: "optim_grads_params"}
+    for stage, name in names.items():
+        given = flags(megatron(tmp_path, {**LAYOUT, "zero": stage}))
+        assert given["--data-parallel-sharding-strategy"] == [name]
+        assert given["--ckpt-format"] == ["fsdp_dtensor"]
+        assert "--use-megatron-fsdp" in given
+    none = flags(megatron(tmp_path, {**LAYOUT, "zero": 0}))
+    assert not {"--use-distributed-optimizer", "--use-megatron-fsdp"} & set(none)
+
+
+def test_modules_that_the_model_lacks_are_left_out_and_said(tmp_path: Path) -> None:
+    layout = {**PIPELINE, "recompute": ["moe_act", "mla_up_proj", "shared_experts", "mlp"]}
+    found = exported(tmp_path, "megatron", plan_document(layout)).export
+    assert flags(found.text)["--recompute-modules"] == ["moe_act"]
+    assert len(found.not_expressed) == 3
+    for name, note in zip(
+        ("mla_up_proj", "shared_experts", "mlp"), found.not_expressed, strict=True
+    ):
+        assert name in note
+        assert note in found.text.replace("\n# ", " ")
+
+
+def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
+    text = exported(tmp_path, "bridge", plan_document(LATENT, DEEPSEEK, dtype="fp8")).export.text
+    for line in (
+        "cfg.model.expert_tensor_parallel_size = 1",
+        "cfg.model.virtual_pipeline_model_parallel_size = 2",
+        "cfg.model.mtp_num_layers = 1",
+        "cfg.mixed_precision.fp8_recipe = 'blockwise'",
+        "cfg.train.global_batch_size = 8192",
+        "apply_flex_dispatcher_backend(cfg.model, 'deepep')",
+    ):
+        assert f"    {line}\n" in text
+    [letters] = re.findall(r"pipeline_model_parallel_layout = '(.*)'", text)
+    assert [letters] == flags(megatron(tmp_path, LATENT, DEEPSEEK))[
+        "--pipeline-model-parallel-layout"
+    ]
+
+
+def test_a_pipeline_of_torchtitan_takes_all_micro_batches_at_once(tmp_path: Path) -> None:
+    found = exported(tmp_path, "torchtitan", plan_document(INTERLEAVED)).export
+    values = {
+        node.arg: ast.literal_eval(node.value)
+        for node in ast.walk(ast.parse(found.text))
+        if isinstance(node, ast.keyword) and isinstance(node.value, (ast.Constant, ast.List))
+    }
+    stages = values["module_fqns_per_model_part"]
+    assert [name for stage in stages for name in stage] == [
+        "tok_embeddings", *(f"layers.{at}" for at in range(94)), "norm", "lm_head",
+    ]  # fmt: skip
+    assert len(stages) == 32
+    assert values["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    assert values["pipeline_parallel_microbatch_size"] == 1
+    assert values["fsdp_reshard_after_forward"] == "never"
+    assert values["data_parallel_shard_degree"] == 8
+    assert values["moe_comm_backend"] == "deepep"
+    assert "config.training.local_batch_size = 256\n" in found.text
+    assert "--config planned" in found.launch
+    assert "--nnodes 32 --nproc-per-node 8" in found.launch
+    flat = exported(tmp_path, "torchtitan", plan_document(LAYOUT)).export.text
+    assert "config.training.local_batch_size = 1\n" in flat
+    assert 'fsdp_reshard_after_forward="always"' in flat
+
+
+def test_sequences_of_a_step_follow_from_the_batch_of_transformers_and_deepspeed(
+    tmp_path: Path,
+) -> None:
+    document = plan_document({**LAYOUT, "micro_batch": 2})
+    text = exported(tmp_path, "transformers", document).export.text
+    given = {one: int(size) for one, size in re.findall(r"(\w+)=(\d+),", text)}
+    assert (
+        given["per_device_train_batch_size"]
+        * given["gradient_accumulation_steps"]
+        * given["fsdp_size"]
+        == 2048
+    )
+    assert given["ep_size"] == 32
+    assert "gradient_checkpointing=True" in text
+    assert '"Qwen/Qwen3-235B-A22B"' in text
+    plain = json.loads(exported(tmp_path, "deepspeed", document).export.text)
+    assert (
+        plain["train_micro_batch_size_per_gpu"] * plain["gradient_accumulation_steps"] * 256 == 2048
+    )
+    assert plain["zero_optimization"]["stage"] == 3
+    assert plain["expert_parallel"]["autoep_size"] == 32
+
+
+def test_tensor_parallelism_of_transformers_and_deepspeed(tmp_path: Path) -> None:
+    document = plan_document({**LAYOUT, "dp": 128, "tp": 2})
+    found = exported(tmp_path, "transformers", document).export
+    assert "tp_size=2," in found.text
+    assert any("sequence parallelism" in one for one in found.not_expressed)
+    beside = exported(tmp_path, "deepspeed", document).export
+    assert json.loads(beside.text)["tensor_parallel"] == {"autotp_size": 2}
+    assert any("sequence parallelism" in one for one in beside.not_expressed)
+
+
+def test_a_plan_for_another_target_or_without_room_says_so(tmp_path: Path) -> None:
+    document = plan_document(LAYOUT, target="torchtitan") | {"fits": False, "id": "feed1234"}
+    text = exported(
+        tmp_path, "megatron", {"schema": "moetune.error/1", "plan": document}
+    ).export.text
+    assert "Planned for torchtitan" in text
+    assert "does not fit" in text
+    assert "feed12" in text
+
+
+@pytest.mark.parametrize(
+    ("to", "change", "dtype", "words"),
+    [
+        ("transformers", {}, "bfloat16", "multi-token prediction"),
+        ("deepspeed", {}, "bfloat16", "multi-token prediction"),
+        ("torchtitan", {}, "mxfp8", "mxfp8"),
+        ("moetune", {"zero": 1, "dispatcher": "hierarchical"}, "bfloat16", "dispatcher"),
+    ],
+)
+def test_what_a_target_has_no_key_for_is_said(
+    tmp_path: Path, to: str, change: dict[str, Any], dtype: str, words: str
+) -> None:
+    document = plan_document({**LAYOUT, "dp": 1024, **change}, DEEPSEEK, dtype=dtype)
+    found = exported(tmp_path, to, document).export
+    assert any(words in one for one in found.not_expressed)
+
+
+def test_a_dense_model_has_no_flags_of_experts(tmp_path: Path) -> None:
+    dense = {"model": "llama-3-70b", "world_size": 256, "global_batch": 2048}
+    layout = {**LAYOUT, "ep": 1, "recompute": ["none"]}
+    text = megatron(tmp_path, layout, dense)
+    assert not any(flag.startswith("--moe") for flag in flags(text))
+    plain = json.loads(exported(tmp_path, "deepspeed", plan_document(layout, dense)).export.text)
+    assert "expert_parallel" not in plain
+
+
+def test_a_machine_that_is_not_there_leaves_the_nodes_to_the_user(tmp_path: Path) -> None:
+    launch = exported(tmp_path, "deepspeed", plan_document(LAYOUT, profile="gone")).export.launch
+    assert '--nnodes "$NNODES" --nproc-per-node gpu' in launch
+
+
+@pytest.mark.parametrize(
+    ("to", "change", "words"),
+    [
+        ("megatron", {"dispatcher": "hierarchical"}, "hierarchical"),
+        ("megatron", {"recompute": ["moe", "norm"]}, "overlap batch with recomputation of moe"),
+        ("bridge", {"zero": 3}, "ZeRO-3 with pp 8"),
+        ("torchtitan", {}, "recomputation of moe_act"),
+        ("transformers", {}, "pp 8"),
+        ("deepspeed", {}, "pp 8"),
+        ("deepspeed", {**LAYOUT, "etp": 2, "edp": 4}, "etp 2"),
+        ("deepspeed", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
+        ("transformers", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1}, "tp 2 with ep 1"),
+        ("transformers", {**LAYOUT, "dp": 64, "tp": 4, "ep": 2}, "ep 2 with tp 4"),
+        ("transformers", {**LAYOUT, "dispatcher": "all_gather"}, "all_gather with ep 32 and tp 1"),
+        ("moetune", {**LAYOUT, "dp": 128, "tp": 2, "ep": 1, "zero": 1}, "tp 2"),
+        ("moetune", LAYOUT, "ZeRO stage 3"),
+    ],
+)
+def test_a_layout_that_the_target_cannot_run_is_refused_by_name(
+    tmp_path: Path, to: str, change: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InfeasiblePlanError, match=re.escape(words)) as refused:
+        exported(tmp_path, to, plan_document({**PIPELINE, **change}))
+    assert refused.value.what.startswith(f"{to} (")
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("to", "model"),
+    [("torchtitan", "kimi-k2"), ("deepspeed", "gpt-oss-120b"), ("moetune", "llama-3-70b")],
+)
+def test_a_model_that_the_target_does_not_have_is_refused(
+    tmp_path: Path, to: str, model: str
+) -> None:
+    named = {"model": model, "world_size": 256, "global_batch": 2048}
+    layout = {**LAYOUT, "ep": 1, "zero": 1 if to == "moetune" else 3}
+    with pytest.raises(InfeasiblePlanError, match=model):
+        exported(tmp_path, to, plan_document(layout, named))
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ("{", "not valid JSON"),
+        ([], "is not a plan"),
+        ({}, "no schema"),
+        ({"schema": "moetune.training-plan/9"}, "moetune.training-plan/9"),
+        ({"pipeline": {}, "inputs": {}}, "plan of a layer"),
+        ({"schema": "moetune.training-plan/1"}, "inputs is missing"),
+        (plan_document({"dp": 1}), "layout lacks cp, tp"),
+        (plan_document({**LAYOUT, "dp": 3}), "world_size"),
+        (plan_document(LAYOUT, model={"model": "gpt-s"}, world_size=8, global_batch=8), "layer"),
+        (plan_document(LAYOUT, dtype="int4"), "dtype"),
+    ],
+)
+def test_a_file_that_is_no_training_plan_is_one_clear_error(
+    tmp_path: Path, document: object, words: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(words)) as wrong:
+        exported(tmp_path, "megatron", document)
+    assert not isinstance(wrong.value, InfeasiblePlanError)
