@@ -87,7 +87,7 @@ nic_bytes_per_second = 1e9
     Path("four.toml").write_text(base, encoding="utf-8")
     layer = ("--d-model", "16", "--d-hidden", "16", "--num-experts", "8", "--dtype", "float32")
     arguments = ("profile", "--name", "mine", *layer, "--tokens", "64", "--base", "four.toml")
-    measured = cli(*arguments, "--budget", "1s")
+    measured = cli(*arguments, "--budget", "5s")
     assert measured.code == 0
     cli("profiles", "export", "mine", "--output", "mine.toml")
     profile = load_profile_file(Path("mine.toml"))
