@@ -14,7 +14,7 @@ from moetune.domain.errors import MoetuneError
 from moetune.domain.profile import Profile
 from moetune.domain.targets import find_target
 from moetune.fit.costs import costs_of
-from moetune.solve.training.machine import Device
+from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
@@ -31,7 +31,7 @@ def _profile(name: str) -> Profile:
 def score(run: PublicRun) -> Scored:
     """Return the run with its prediction."""
     profile = _profile(run.profile)
-    device = Device(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
+    device = DevicePrices(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
     stages = DecoderStages(run.job.decoder)
     step = StepPrices(
         job=run.job, device=device, stages=stages, target=find_target("megatron")

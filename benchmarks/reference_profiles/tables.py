@@ -18,9 +18,10 @@ from moetune.domain.reference import (
     Rows,
     TransferPhase,
 )
+from moetune.domain.routing import reached
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.curve import curve_through
-from moetune.fit.dispatchers import Transfer, reached
+from moetune.fit.dispatchers import TokenTransfer
 from moetune.fit.gemm import Surface
 from moetune.fit.reference import gemm_series, series_of
 
@@ -248,9 +249,9 @@ def _transfers(row: Mapping[str, str]) -> Iterator[tuple[TransferPhase, float, i
         yield phase, wanted.num_bytes, sms, float(row[f"{phase}_transmit_us"])
 
 
-def _transfer(phase: TransferPhase, ranks: int, tokens: int, sms: int) -> Transfer:
+def _transfer(phase: TransferPhase, ranks: int, tokens: int, sms: int) -> TokenTransfer:
     """Return the transfer of tokens as the tables have them."""
-    return Transfer(
+    return TokenTransfer(
         dispatcher="deepep", phase=phase, group_size=ranks, num_sms=sms, tokens=tokens,
         top_k=DEEPEP_TOP_K, width_bytes=DEEPEP_HIDDEN * WIDTHS[phase],
     )  # fmt: skip

@@ -23,7 +23,7 @@ _OF_LAYERS = (
     "d_model", "d_hidden", "num_experts", "top_k", "activation", "tokens", "batch", "num_layers",
     "num_heads", "vocab", "moe_every", "dp", "expert_parallel", "sequence_parallel", "no_offload",
     "memory_taken", "strategy", "forward_degree", "backward_degree", "max_degree",
-    "min_chunk_tokens", "order",
+    "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
 _OF_DECODERS = ("global_batch", "cp", "vpp", "etp", "recompute", "overlap", "target", "routing")
 

@@ -1,4 +1,4 @@
-"""What a launcher says: how many ranks it started, and how many on each node."""
+"""A launcher's word on how many ranks it started, and how many on each node."""
 
 import os
 

@@ -52,6 +52,26 @@ class Block:
         return next((part for part in self.parts if isinstance(part, RoutedExperts)), None)
 
     @property
+    def modules(self) -> frozenset[str]:
+        """Its modules that may be computed again in the backward pass, as Megatron-Core names them.
+
+        "full" is the block as a whole.
+        """
+        found = {"full", "norm"}
+        for part in self.parts:
+            if isinstance(part, RoutedExperts):
+                found |= {"moe", "moe_act"}
+                if part.shared is not None:
+                    found.add("shared_experts")
+            elif isinstance(part, DenseFfn):
+                found.add("mlp")
+            else:
+                found.add("core_attn")
+            if isinstance(part, LatentAttention):
+                found.add("mla_up_proj")
+        return frozenset(found)
+
+    @property
     def parameters(self) -> Amounts:
         """Parameters by part."""
         return self._parameters(active=False)
@@ -152,6 +172,11 @@ class Decoder:
     def kinds(self) -> tuple[Block, ...]:
         """Distinct blocks in the order of their first appearance."""
         return tuple(dict.fromkeys(self.blocks))
+
+    @cached_property
+    def modules(self) -> frozenset[str]:
+        """Modules of any of its blocks (`Block.modules`)."""
+        return frozenset().union(*(kind.modules for kind in self.kinds))
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int, int], ...]:

@@ -12,8 +12,16 @@ _EXPONENT, _LARGEST = 1.01, 3276.8
 _NUM_PLACEMENTS = 64
 
 
+def reached(top_k: float, parts: float) -> float:
+    """Return the expected parts, of so many ranks or nodes, that a token's experts are on.
+
+    g·(1 − (1 − 1/g)^k), for k experts that are drawn independently
+    """
+    return parts * (1 - (1 - 1 / parts) ** top_k) if parts > 1 else 1.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
+class ExpertLoads:
     """Loads of the experts.
 
     Args:
@@ -56,7 +64,7 @@ class Routing:
         return _skew(self.loads or natural_loads(num_experts), top_k, ep)
 
 
-BALANCED, NATURAL = Routing(), Routing(name="natural")
+BALANCED, NATURAL = ExpertLoads(), ExpertLoads(name="natural")
 
 
 def natural_loads(num_experts: int) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ that the runtime cannot run is refused by the name of what is missing.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -67,6 +67,14 @@ def _sizes(**largest: int) -> MappingProxyType[str, int]:
 _MEGATRON_RECOMPUTE: tuple[Recompute, ...] = (
     "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "full",
 )  # fmt: skip
+_MEGATRON = Target(
+    name="megatron", version="megatron-core 0.16.1",
+    source="megatron/core/transformer/transformer_config.py, model_parallel_config.py",
+    dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
+    recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
+    dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
+    largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
+)  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
         name="moetune", version="this one", source="moetune.runtime",
@@ -74,21 +82,10 @@ _KNOWN: dict[TargetName, Target] = {
         zero=(0, 1), dtypes=("bfloat16",), folds=False, exchanges_under_tensor=False,
         largest=_sizes(vpp=1, cp=1, etp=1), zero_with_pp=1, hides_gradients=False,
     ),
-    "megatron": Target(
-        name="megatron", version="megatron-core 0.16.1",
-        source="megatron/core/transformer/transformer_config.py, model_parallel_config.py",
-        dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
-        recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
-        dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
-        largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
-    ),
-    "bridge": Target(
-        name="bridge", version="megatron-bridge 0.3.1",
+    "megatron": _MEGATRON,
+    "bridge": replace(
+        _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
         source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
-        dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
-        recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
-        dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
-        largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
     ),
     "torchtitan": Target(
         name="torchtitan", version="0.3.0",

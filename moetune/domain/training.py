@@ -5,19 +5,20 @@ dp·cp·tp, and may exceed or cross dp (Megatron-Core's parallel folding).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layout import BrokenRule, nearest_divisors
-from moetune.domain.routing import BALANCED, Routing
+from moetune.domain.routing import BALANCED, ExpertLoads
 
 Recompute = Literal[
     "core_attn", "moe_act", "norm", "mla_up_proj", "mlp", "shared_experts", "moe", "full"
 ]
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
-TokenDispatcher = Literal["all_gather", "all_to_all", "hierarchical", "deepep", "hybrid_ep"]
+TokenDispatcher = Literal["all_to_all", "all_gather", "hierarchical", "deepep", "hybrid_ep"]
+"""Exchanges of tokens, the simplest first."""
 TOKEN_DISPATCHERS: tuple[TokenDispatcher, ...] = get_args(TokenDispatcher)
 Overlap = Literal["none", "batch"]
 """Of expert-parallel exchanges: not at all, or with another micro-batch's computation."""
@@ -100,11 +101,6 @@ class LayoutRequest:
     def __post_init__(self) -> None:
         check_positive(self, "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether nothing is left to choose."""
-        return all(getattr(self, item.name) is not None for item in fields(self))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
@@ -126,7 +122,7 @@ class TrainingJob:
     global_batch: int
     length: int
     dtype: TrainingDtype = "bfloat16"
-    routing: Routing = BALANCED
+    routing: ExpertLoads = BALANCED
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")
@@ -196,6 +192,12 @@ def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]
             f"pp·vpp ({layout.num_stages}) is larger than the {decoder.num_layers} layers",
             f"use pp·vpp up to {decoder.num_layers}",
         )
+    for module in layout.recompute:
+        if module not in decoder.modules:
+            known = [one for one in RECOMPUTES if one in decoder.modules]
+            yield BrokenRule(
+                f"{decoder.name} has no {module} to recompute", f"use some of {', '.join(known)}"
+            )
     if layout.vpp > 1 and layout.pp == 1:
         yield BrokenRule("vpp above 1 needs a pipeline", "use pp above 1, or vpp 1")
 

@@ -28,7 +28,7 @@ def bridge_export(planned: Planned) -> Export:
     values = megatron_values(planned)
     body = "".join(f"    {line}\n" for line in _statements(planned))
     text = (
-        f"{remarks(planned, values.not_expressed, _USE)}"
+        f"{remarks(planned, (), _USE)}"
         "import torch\n"
         "from megatron.bridge.training.comm_overlap import CommOverlapConfig\n"
         "from megatron.bridge.training.config import ConfigContainer\n"
@@ -43,7 +43,7 @@ def bridge_export(planned: Planned) -> Export:
         f"CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections} {planned.torchrun} "
         "YOUR_RECIPE_SCRIPT.py"
     )
-    return Export(text=text, file_name=_FILE, launch=launch, not_expressed=values.not_expressed)
+    return Export(text=text, file_name=_FILE, launch=launch)
 
 
 def _statements(planned: Planned) -> Iterator[str]:

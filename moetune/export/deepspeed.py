@@ -74,7 +74,6 @@ def _check(planned: Planned) -> None:
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:
-    yield from planned.modules()[1]
     if "full" in planned.layout.recompute:
         yield "recomputation of full: call model.gradient_checkpointing_enable() in the script"
     if planned.layout.tp > 1:

@@ -85,7 +85,6 @@ def layer_export(planned: Planned) -> Export:
 
 def _not_expressed(planned: Planned) -> Iterator[str]:
     layout = planned.layout
-    yield from planned.modules()[1]
     if layout.recompute:
         yield f"recomputation of {', '.join(layout.recompute)}: wrap the model's blocks"
     if layout.pp > 1:

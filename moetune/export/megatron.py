@@ -25,7 +25,7 @@ def megatron_export(planned: Planned) -> Export:
     command = f"{planned.torchrun} pretrain_gpt.py"
     text = (
         "#!/usr/bin/env bash\n"
-        f"{remarks(planned, values.not_expressed, _MODEL, *said)}"
+        f"{remarks(planned, (), _MODEL, *said)}"
         "set -euo pipefail\n"
         f"export CUDA_DEVICE_MAX_CONNECTIONS={values.max_connections}\n"
         f"LAYOUT=(\n{lines})\n"
@@ -33,7 +33,6 @@ def megatron_export(planned: Planned) -> Export:
     )
     return Export(
         text=text, file_name=_FILE, launch=f"bash {_FILE} MODEL_AND_DATA_ARGUMENTS",
-        not_expressed=values.not_expressed,
     )  # fmt: skip
 
 

@@ -42,13 +42,11 @@ class MegatronValues:
     model: dict[str, Value]
     ddp: dict[str, Value]
     max_connections: int
-    not_expressed: tuple[str, ...]
 
 
 def megatron_values(planned: Planned) -> MegatronValues:
     """Return the fields that make Megatron run the layout."""
     layout = planned.layout
-    modules, absent = planned.modules()
     model: dict[str, Value] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -57,7 +55,7 @@ def megatron_values(planned: Planned) -> MegatronValues:
         "expert_tensor_parallel_size": layout.etp,
         "sequence_parallel": layout.tp > 1,
         **_dispatch(planned),
-        **_recompute(modules),
+        **_recompute(layout.recompute),
     }
     if planned.decoder.predictions:
         model["mtp_num_layers"] = len(planned.decoder.predictions)
@@ -66,8 +64,7 @@ def megatron_values(planned: Planned) -> MegatronValues:
     if planned.job.dtype in _FP8:
         model |= {"fp8": "e4m3", "fp8_recipe": _FP8[planned.job.dtype]}
     return MegatronValues(
-        model=model, ddp=_sharding(planned), max_connections=_connections(planned),
-        not_expressed=absent,
+        model=model, ddp=_sharding(planned), max_connections=_connections(planned)
     )  # fmt: skip
 
 

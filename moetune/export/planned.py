@@ -5,11 +5,9 @@ from itertools import accumulate, pairwise
 from textwrap import wrap
 
 from moetune.domain.architecture import Decoder
-from moetune.domain.attention import LatentAttention
 from moetune.domain.errors import InfeasiblePlanError
-from moetune.domain.experts import DenseFfn
 from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
+from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.stages import stage_sizes
 
 _WIDTH = 96
@@ -77,24 +75,6 @@ class Planned:
             f"Step: {job.global_batch} sequences of {job.length} tokens, in {batches}.",
             f"Plan {self.plan_id[:6]} of moetune; its numbers are predictions.",
             *self.warnings,
-        )
-
-    def modules(self) -> tuple[tuple[Recompute, ...], tuple[str, ...]]:
-        """Return the recomputed modules that the model has, and a note for each other."""
-        blocks = self.decoder.blocks
-        parts = [part for block in blocks for part in block.parts]
-        has: dict[str, bool] = {
-            "mla_up_proj": any(isinstance(part, LatentAttention) for part in parts),
-            "mlp": any(isinstance(part, DenseFfn) for part in parts),
-            "shared_experts": any(one.routed and one.routed.shared for one in blocks),
-            "moe": self.decoder.num_moe_layers > 0,
-            "moe_act": self.decoder.num_moe_layers > 0,
-        }
-        kept = tuple(name for name in self.layout.recompute if has.get(name, True))
-        return kept, tuple(
-            f"recomputation of {name}: the model has none"
-            for name in self.layout.recompute
-            if name not in kept
         )
 
 

@@ -82,7 +82,6 @@ def torchtitan_export(planned: Planned) -> Export:
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:
-    yield from planned.modules()[1]
     if planned.decoder.predictions:
         yield "multi-token prediction, which torchtitan trains without a pipeline only"
     if planned.job.dtype == "mxfp8":

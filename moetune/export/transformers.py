@@ -76,7 +76,6 @@ def transformers_export(planned: Planned) -> Export:
 
 
 def _not_expressed(planned: Planned) -> Iterator[str]:
-    yield from planned.modules()[1]
     if planned.layout.tp > 1:
         yield "sequence parallelism beside tp, which transformers reserves and does not run yet"
     if planned.decoder.predictions:

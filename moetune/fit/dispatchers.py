@@ -15,17 +15,9 @@ from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
 from moetune.domain.profile import Profile
 from moetune.domain.reference import DispatcherTable, TransferPhase
+from moetune.domain.routing import reached
 from moetune.fit.curve import curve_through
 from moetune.fit.reference import series_of
-
-
-def reached(top_k: int, parts: int) -> float:
-    """Return the expected ranks, or nodes, of `parts` that a token's experts are on.
-
-    Experts are taken to be drawn independently: g·(1 − (1 − 1/g)^k).
-    """
-    return parts * (1 - (1 - 1 / parts) ** top_k)
-
 
 ROW_BYTES: Mapping[TransferPhase, int] = MappingProxyType({"dispatch": 1800, "combine": 0})
 """Of a row beside its elements (scales, experts, weights), fitted to DeepEP's rows of 2,048 to
@@ -33,7 +25,7 @@ ROW_BYTES: Mapping[TransferPhase, int] = MappingProxyType({"dispatch": 1800, "co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class TokenTransfer:
     """One phase of an exchange of tokens.
 
     Args:
@@ -58,7 +50,7 @@ class Transfer:
         return self.tokens * width * reached(self.top_k, self.group_size)
 
 
-def transfer_time(profile: Profile, wanted: Transfer) -> Estimate:
+def transfer_time(profile: Profile, wanted: TokenTransfer) -> Estimate:
     """Return the time of a transfer.
 
     Between two known numbers of multiprocessors the logarithm of the time is straight in that of
@@ -90,7 +82,7 @@ def transfer_time(profile: Profile, wanted: Transfer) -> Estimate:
     return Estimate(seconds=low ** (1 - share) * high**share, trust="modelled")
 
 
-def _is_alike(table: DispatcherTable, wanted: Transfer) -> bool:
+def _is_alike(table: DispatcherTable, wanted: TokenTransfer) -> bool:
     return (table.dispatcher, table.phase, table.group_size, table.num_nodes) == (
         wanted.dispatcher, wanted.phase, wanted.group_size, wanted.num_nodes,
     )  # fmt: skip
@@ -101,7 +93,7 @@ def _seconds(table: DispatcherTable, num_bytes: float) -> float:
     return curve_through(sizes=series.sizes, seconds=series.medians).predict(num_bytes).seconds
 
 
-def _known(tables: Iterable[object], wanted: Transfer) -> str:
+def _known(tables: Iterable[object], wanted: TokenTransfer) -> str:
     known = sorted(
         {
             (table.group_size, table.num_sms)

@@ -10,14 +10,14 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError
 from moetune.domain.profile import Profile
-from moetune.domain.routing import BALANCED, NATURAL, Routing
+from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
 from moetune.domain.training import TRAINING_DTYPES, FoldedLayout, LayoutRequest, TrainingJob
 from moetune.domain.units import format_bytes
 from moetune.fit.costs import costs_of
-from moetune.solve.training.machine import Device
+from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.search import LayoutSearch, PricedLayout
+from moetune.solve.training.search import FoldedSearch, PricedLayout
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.plan import sound_numbers
@@ -45,12 +45,14 @@ class TrainingPlan:
     """The best layout of a request, with the next ones.
 
     Args:
-        best: first of `found`.
+        profile: its name; `profile_fingerprint` is its digest.
         trust: the least in any number behind the choice.
+        found: the chosen layout first.
     """
 
     request: TrainingRequest
     profile: str
+    profile_fingerprint: str
     limit_bytes: int
     trust: str
     found: tuple[PricedLayout, ...]
@@ -67,8 +69,9 @@ class TrainingPlan:
 
     @property
     def id(self) -> str:
-        """Digest of the inputs."""
-        return _id_of(self.inputs)
+        """Digest of the inputs, with what their names stand for."""
+        job = self.request.job
+        return _id_of({**self.inputs, "decoder": repr(job.decoder), "loads": job.routing.loads})
 
     @property
     def text(self) -> str:
@@ -87,6 +90,7 @@ class TrainingPlan:
             "dtype": job.dtype,
             "routing": job.routing.name,
             "profile": self.profile,
+            "profile_fingerprint": self.profile_fingerprint,
             "target": self.request.target.name,
             "pins": encode(self.request.pins),
             "memory_limit_bytes": self.limit_bytes,
@@ -117,9 +121,9 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
     """
     limit = request.memory_limit_bytes or profile.machine.plannable_bytes
     with sound_numbers(profile.name):
-        device = Device(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
+        device = DevicePrices(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
         stages = DecoderStages(request.job.decoder)
-        search = LayoutSearch(
+        search = FoldedSearch(
             job=request.job,
             prices=StepPrices(job=request.job, device=device, stages=stages, target=request.target),
             memory=MemoryModel(job=request.job, stages=stages),
@@ -128,7 +132,8 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
         )
         found = search.best(request.pins)
         plan = TrainingPlan(
-            request=request, profile=profile.name, limit_bytes=limit,
+            request=request, profile=profile.name, profile_fingerprint=profile.digest,
+            limit_bytes=limit,
             trust=device.trusts.least, found=tuple(found),
         )  # fmt: skip
     if not plan.fits:
@@ -138,7 +143,7 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
 
 def training_job(
     decoder: Decoder, *, world_size: int | None, global_batch: int | None, length: int | None,
-    dtype: str | None, routing: Routing, profile: Profile,
+    dtype: str | None, routing: ExpertLoads, profile: Profile,
 ) -> TrainingJob:  # fmt: skip
     """Return the job, with the profile's devices where no ranks are named.
 
@@ -168,7 +173,7 @@ def training_job(
     )  # fmt: skip
 
 
-def read_routing(wanted: str | None) -> Routing:
+def read_routing(wanted: str | None) -> ExpertLoads:
     """Return the routing of that name, or of a file with one load for each expert.
 
     Args:
@@ -184,7 +189,7 @@ def read_routing(wanted: str | None) -> Routing:
     path = Path(wanted)
     try:
         text = path.read_text(encoding="utf-8").strip().strip("[]").replace(",", " ")
-        return Routing(name=path.name, loads=tuple(float(word) for word in text.split()))
+        return ExpertLoads(name=path.name, loads=tuple(float(word) for word in text.split()))
     except OSError as error:
         raise InputError(
             f"routing {wanted!r} cannot be read: {error.strerror}",

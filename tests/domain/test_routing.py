@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.routing import BALANCED, NATURAL, Routing, natural_loads
+from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads, natural_loads
 
 
 def test_even_loads_and_a_single_rank_have_no_skew() -> None:
     assert BALANCED.skew(128, 8, 32) == 1
     assert NATURAL.skew(128, 8, 1) == 1
-    assert Routing(name="even", loads=(3.0,) * 64).skew(64, 4, 8) == pytest.approx(1)
+    assert ExpertLoads(name="even", loads=(3.0,) * 64).skew(64, 4, 8) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("experts", "top_k", "ep"), [(128, 8, 8), (64, 2, 16), (256, 8, 64)])
@@ -28,16 +28,16 @@ def test_the_skew_of_a_law_is_that_of_drawn_tokens(experts: int, top_k: int, ep:
 
 
 def test_no_expert_gets_a_token_twice() -> None:
-    assert Routing(name="one", loads=(1.0, 0.0, 0.0, 0.0)).skew(4, 2, 4) == pytest.approx(2)
-    assert Routing(name="two", loads=(5.0, 5.0, 1.0, 1.0)).skew(4, 4, 4) == pytest.approx(1)
+    assert ExpertLoads(name="one", loads=(1.0, 0.0, 0.0, 0.0)).skew(4, 2, 4) == pytest.approx(2)
+    assert ExpertLoads(name="two", loads=(5.0, 5.0, 1.0, 1.0)).skew(4, 4, 4) == pytest.approx(1)
     assert NATURAL.skew(8, 2, 8) <= 4
 
 
 def test_loads_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="not all 0"):
-        Routing(name="none", loads=(0.0, 0.0))
+        ExpertLoads(name="none", loads=(0.0, 0.0))
     with pytest.raises(InputError, match="from 0 on"):
-        Routing(name="less", loads=(1.0, -1.0))
+        ExpertLoads(name="less", loads=(1.0, -1.0))
     with pytest.raises(InputError, match="4 experts"):
-        Routing(name="four", loads=(1.0,) * 4).check(8)
+        ExpertLoads(name="four", loads=(1.0,) * 4).check(8)
     NATURAL.check(8)

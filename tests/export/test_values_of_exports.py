@@ -85,16 +85,11 @@ def test_gradients_and_parameters_in_shards_are_megatrons_fsdp(tmp_path: Path) -
     assert not {"--use-distributed-optimizer", "--use-megatron-fsdp"} & set(none)
 
 
-def test_modules_that_the_model_lacks_are_left_out_and_said(tmp_path: Path) -> None:
-    layout = {**PIPELINE, "recompute": ["moe_act", "mla_up_proj", "shared_experts", "mlp"]}
-    found = exported(tmp_path, "megatron", plan_document(layout)).export
-    assert flags(found.text)["--recompute-modules"] == ["moe_act"]
-    assert len(found.not_expressed) == 3
-    for name, note in zip(
-        ("mla_up_proj", "shared_experts", "mlp"), found.not_expressed, strict=True
-    ):
-        assert name in note
-        assert note in found.text.replace("\n# ", " ")
+@pytest.mark.parametrize("module", ["mla_up_proj", "shared_experts", "mlp"])
+def test_modules_that_the_model_lacks_are_refused(tmp_path: Path, module: str) -> None:
+    layout = {**PIPELINE, "recompute": ["moe_act", module]}
+    with pytest.raises(InputError, match=f"no {module} to recompute"):
+        exported(tmp_path, "megatron", plan_document(layout))
 
 
 def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:

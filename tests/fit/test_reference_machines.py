@@ -18,7 +18,7 @@ from moetune.domain.reference import (
 )
 from moetune.domain.samples import CollectiveOp
 from moetune.fit.costs import costs_of
-from moetune.fit.dispatchers import Transfer, transfer_time
+from moetune.fit.dispatchers import TokenTransfer, transfer_time
 from moetune.fit.scaled import Speeds, scale_profile
 from moetune.fit.variants import resample_costs
 from moetune.fit.wanted import wanted_by
@@ -245,9 +245,9 @@ def test_deepep_takes_what_was_published_by_its_multiprocessors(
     assert found == pytest.approx([dispatch, combine], rel=KEPT)
 
 
-def transfer(phase: TransferPhase, num_sms: int, element_bytes: int = 1) -> Transfer:
+def transfer(phase: TransferPhase, num_sms: int, element_bytes: int = 1) -> TokenTransfer:
     """4,096 tokens of 7,168 elements, top-8, among eight ranks."""
-    return Transfer(
+    return TokenTransfer(
         dispatcher="deepep", phase=phase, group_size=8, num_sms=num_sms, tokens=4096, top_k=8,
         width_bytes=7168 * element_bytes,
     )  # fmt: skip

@@ -4,12 +4,15 @@ bfloat16 tensors that Megatron-Core with Transformer Engine keeps, FlashAttentio
 A recomputed module keeps its inputs alone.
 """
 
+from dataclasses import replace
+
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.training import FoldedLayout, TrainingJob
+from moetune.domain.units import dtype_bytes
 
-ELEMENT, FULL = 2, 4
+ELEMENT, FULL = dtype_bytes("bfloat16"), dtype_bytes("float32")
 _ROUTER_COPIES = 3
 """Of the router's scores in float32: logits, probabilities and the map of the chosen ones."""
 
@@ -31,8 +34,7 @@ def block_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
 
 def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
     """Return the bytes of a block while it is computed: gradients, and what is computed again."""
-    plain = FoldedLayout(cp=layout.cp, tp=layout.tp, dp=layout.dp, pp=layout.pp, ep=layout.ep,
-                         etp=layout.etp, micro_batch=layout.micro_batch)  # fmt: skip
+    plain = replace(layout, recompute=())
     kept = block_bytes(block, job, layout)
     again = block_bytes(block, job, plain) - kept
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)

@@ -14,17 +14,15 @@ from moetune.domain.attention import CompressedAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.samples import GemmForm
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.activations import most_rows
+from moetune.solve.training.activations import ELEMENT, most_rows
 from moetune.solve.training.exchange import exchange_seconds
-from moetune.solve.training.machine import Device
+from moetune.solve.training.machine import DevicePrices
 
 ModuleName = Literal[
-    "attention", "core_attn", "norm", "mlp", "router", "experts", "moe_act", "shared_experts",
-    "permute", "exchange", "tensor_comm", "context_comm",
+    "attention", "mla_up_proj", "core_attn", "norm", "mlp", "router", "experts", "moe_act",
+    "shared_experts", "permute", "exchange", "tensor_comm", "context_comm",
 ]  # fmt: skip
 COMMUNICATION: frozenset[ModuleName] = frozenset({"exchange", "tensor_comm", "context_comm"})
-ELEMENT = 2
-"""Bytes of bfloat16."""
 GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8"}
 _ROUNDING_BYTES = 3, 4
@@ -89,7 +87,7 @@ class BlockPrices:
 
     job: TrainingJob
     layout: FoldedLayout
-    device: Device
+    device: DevicePrices
 
     @property
     def decoder(self) -> Decoder:
@@ -123,7 +121,7 @@ class BlockPrices:
 
     def _mixer(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
         tp, d_model = self.layout.tp, self.decoder.d_model
-        yield "attention", self._projections(part)
+        yield from self._projections(part)
         once = part.forward_macs(1)
         scored = self.tokens / tp * (part.forward_macs(self.job.length) - once)
         updated = self.tokens / tp * max(0.0, once - part.parameters)
@@ -137,13 +135,14 @@ class BlockPrices:
         yield "tensor_comm", self._tensor_comm(d_model)
         yield "context_comm", self._context_comm(part, scored)
 
-    def _projections(self, part: Mixer) -> Passes:
-        """Return the projections: one GEMM for each matrix, cut over the tensor-parallel ranks."""
-        tp, d_model, total = self.layout.tp, self.decoder.d_model, NO_TIME
-        for d_in, d_out, is_cut in projections_of(part, d_model):
-            wide, narrow = (d_in, d_out) if not is_cut else (d_in, max(1, d_out // tp))
-            total += self._gemm(self.tokens if is_cut else self.own_tokens, wide, narrow)
-        return total
+    def _projections(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
+        """Yield the projections: one GEMM for each matrix, cut over the tensor-parallel ranks."""
+        tp = self.layout.tp
+        for module, d_in, d_out, is_cut in projections_of(part, self.decoder.d_model):
+            if is_cut:
+                yield module, self._gemm(self.tokens, d_in, max(1, d_out // tp))
+            else:
+                yield module, self._gemm(self.own_tokens, d_in, d_out)
 
     def _gemm(
         self, rows: float, d_in: int, d_out: int, *, num_experts: int = 1, dtype: str | None = None
@@ -259,8 +258,8 @@ class BlockPrices:
         return Passes(forward=both, grad_input=both)
 
 
-def projections_of(part: Mixer, d_model: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield (inputs, outputs, whether tensor parallelism cuts it) of a mixer's matrices.
+def projections_of(part: Mixer, d_model: int) -> Iterator[tuple[ModuleName, int, int, bool]]:
+    """Yield (module, inputs, outputs, whether tensor parallelism cuts it) of a mixer's matrices.
 
     A matrix that is cut along its inputs is given with inputs and outputs swapped, which takes as
     long.
@@ -268,22 +267,20 @@ def projections_of(part: Mixer, d_model: int) -> Iterator[tuple[int, int, bool]]
     widths = part.widths
     output = widths.get("output", 0)
     if isinstance(part, LatentAttention):
-        latent = widths["q_latent"] + widths["kv_latent"]
         if widths["q_latent"]:
-            yield d_model, latent, False
-            yield widths["q_latent"], widths["q"], True
+            yield "attention", d_model, widths["q_latent"] + widths["kv_latent"], False
+            yield "mla_up_proj", widths["q_latent"], widths["q"], True
         else:
-            yield d_model, widths["q"], True
-            yield d_model, widths["kv_latent"], False
-        heads = part.num_heads
-        yield part.kv_rank, heads * (part.nope_dim + part.v_head_dim), True
+            yield "attention", d_model, widths["q"], True
+            yield "attention", d_model, widths["kv_latent"], False
+        heads = part.num_heads * (part.nope_dim + part.v_head_dim)
+        yield "mla_up_proj", part.kv_rank, heads, True
     elif isinstance(part, CompressedAttention):
-        yield d_model, widths["q_latent"] + widths["kv"], False
-        yield widths["q_latent"], widths["q"], True
-        yield output // part.out_groups, part.out_groups * part.out_rank, True
-        yield d_model, widths["output_latent"], True
-        return
+        yield "attention", d_model, widths["q_latent"] + widths["kv"], False
+        yield "attention", widths["q_latent"], widths["q"], True
+        yield "attention", output // part.out_groups, part.out_groups * part.out_rank, True
+        output = widths["output_latent"]
     else:
         inner = sum(width for name, width in widths.items() if name != "output")
-        yield d_model, inner, True
-    yield d_model, output, True
+        yield "attention", d_model, inner, True
+    yield "attention", d_model, output, True

@@ -5,15 +5,14 @@ expert) pair. DeepEP and HybridEP send a token once to each node, and inside it 
 that has one of its experts; the hierarchical exchange sends pairs, across nodes, then inside.
 """
 
-from typing import Literal
-
 from moetune.domain.experts import RoutedExperts
+from moetune.domain.reference import TransferPhase
+from moetune.domain.routing import reached
 from moetune.domain.training import FoldedLayout
-from moetune.solve.training.machine import Device, Span
+from moetune.solve.training.activations import ELEMENT
+from moetune.solve.training.machine import DevicePrices, RankSpan
 
-Phase = Literal["dispatch", "combine"]
 _DEDUPLICATING = frozenset({"deepep", "hybrid_ep"})
-_ELEMENT = 2
 
 
 def reached_nodes(part: RoutedExperts, nodes: int) -> float:
@@ -29,13 +28,13 @@ def reached_nodes(part: RoutedExperts, nodes: int) -> float:
     return reached(part.mean_top_k, allowed)
 
 
-def reached(top_k: float, parts: float) -> float:
-    """Return the expected parts, of so many, that k independently drawn experts are on."""
-    return parts * (1 - (1 - 1 / parts) ** top_k) if parts > 1 else 1.0
-
-
 def exchange_seconds(
-    device: Device, *, layout: FoldedLayout, part: RoutedExperts, tokens: float, phase: Phase
+    device: DevicePrices,
+    *,
+    layout: FoldedLayout,
+    part: RoutedExperts,
+    tokens: float,
+    phase: TransferPhase,
 ) -> float:
     """Return one dispatch or combine of a micro-batch's tokens.
 
@@ -43,7 +42,7 @@ def exchange_seconds(
         tokens: of the rank.
     """
     span = device.span(layout.ep, layout.etp)
-    row_bytes = part.d_expert * _ELEMENT
+    row_bytes = part.d_expert * ELEMENT
     seconds = _shared_width(device, layout, tokens * part.mean_top_k * row_bytes, phase)
     if span.size == 1:
         return seconds
@@ -64,19 +63,25 @@ def exchange_seconds(
     )
 
 
-def _in_two_steps(device: Device, span: Span, *, across_bytes: float, inside_bytes: float) -> float:
+def _in_two_steps(
+    device: DevicePrices, span: RankSpan, *, across_bytes: float, inside_bytes: float
+) -> float:
     """Return an exchange that crosses between nodes, then goes on inside them.
 
     Both steps run at once, in pieces: the longer one counts.
     """
-    across = device.collective("all_to_all", Span(size=span.nodes, nodes=span.nodes), across_bytes)
+    across = device.collective(
+        "all_to_all", RankSpan(size=span.nodes, nodes=span.nodes), across_bytes
+    )
     inside = device.collective(
-        "all_to_all", Span(size=span.size // span.nodes, nodes=1), inside_bytes
+        "all_to_all", RankSpan(size=span.size // span.nodes, nodes=1), inside_bytes
     )
     return max(across, inside)
 
 
-def _shared_width(device: Device, layout: FoldedLayout, num_bytes: float, phase: Phase) -> float:
+def _shared_width(
+    device: DevicePrices, layout: FoldedLayout, num_bytes: float, phase: TransferPhase
+) -> float:
     """Return the gather or scatter over the ranks that share one expert's width."""
     span = device.span(layout.etp, 1)
     if phase == "dispatch":

@@ -40,7 +40,7 @@ class Trusts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class RankSpan:
     """Ranks of a group, and the nodes that they are spread over evenly."""
 
     size: int
@@ -48,7 +48,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DevicePrices:
     """One rank's operations, each time computed once. Not safe for several threads."""
 
     costs: Costs
@@ -61,11 +61,11 @@ class Device:
         """Devices of a node."""
         return self.machine.devices_per_node
 
-    def span(self, size: int, stride: int) -> Span:
+    def span(self, size: int, stride: int) -> RankSpan:
         """Return a group of ranks at that distance from each other."""
         ranks = size * stride
         nodes = -(-ranks // self.per_node)
-        return Span(size=size, nodes=min(size, nodes))
+        return RankSpan(size=size, nodes=min(size, nodes))
 
     def gemm(
         self, product: GemmForm, *, rows: float, d_in: int, d_out: int, num_experts: int = 1,
@@ -85,7 +85,7 @@ class Device:
             found = self._known[key] = estimate.seconds
         return found
 
-    def collective(self, op: CollectiveOp, span: Span, num_bytes: float) -> float:
+    def collective(self, op: CollectiveOp, span: RankSpan, num_bytes: float) -> float:
         """Return the seconds of a collective; 0 in a group of one."""
         if span.size == 1 or num_bytes <= 0:
             return 0.0

@@ -9,6 +9,7 @@ from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule, divisors
 from moetune.domain.targets import Target, target_rules
 from moetune.domain.training import (
+    TOKEN_DISPATCHERS,
     FoldedLayout,
     LayoutRequest,
     Recompute,
@@ -22,12 +23,14 @@ from moetune.solve.training.step import StepPrices, StepSeconds
 
 _LARGEST_MICRO_BATCH = 8
 _LARGEST_TP = 8
+_LARGEST_CP, _SHARED = 16, 8192
+"""Of unpinned context parallelism, and the tokens of a sequence for each of its ranks at least."""
 _RECOMPUTES: tuple[tuple[Recompute, ...], ...] = (
     (), ("moe_act", "norm"), ("moe_act", "norm", "mlp", "shared_experts", "mla_up_proj"),
     ("moe", "norm"), ("full",),
 )  # fmt: skip
 """From the least to the most that is computed again."""
-NUM_ALTERNATIVES, NUM_NEAR = 5, 20
+NUM_ALTERNATIVES = 5
 NOISE = 0.01
 """Steps within it of each other tie: the simpler layout is taken."""
 
@@ -42,7 +45,7 @@ class PricedLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutSearch:
+class FoldedSearch:
     """The layouts of a job.
 
     Args:
@@ -70,30 +73,34 @@ class LayoutSearch:
         Raises:
             InputError: the pins break a rule, or no layout obeys the rules.
         """
-        best: dict[tuple[int, ...], PricedLayout] = {}
+        near: dict[tuple[int, ...], list[PricedLayout]] = {}
         smallest: tuple[float, FoldedLayout] | None = None
         for shape in self.shapes(pins):
             fitting, least = self._cheapest_fitting(shape, pins)
             if least is not None and (smallest is None or least[0] < smallest[0]):
                 smallest = least
             for layout in fitting:
-                one, key = self.priced(layout), _ranks(layout)
-                known = best.get(key)
-                if known is None or _is_better(one, known):
-                    best[key] = one
+                key = _ranks(layout)
+                near[key] = _tied([*near.get(key, ()), self.priced(layout)])
         if smallest is None:
             raise self._impossible(pins)
-        if not best:
+        if not near:
             return [self.priced(smallest[1])]
-        return _simplest_first(heapq.nsmallest(NUM_NEAR, best.values(), key=_seconds))
+        first = min(_tied([one for tied in near.values() for one in tied]), key=_complexity)
+        del near[_ranks(first.layout)]
+        others = (min(tied, key=_complexity) for tied in near.values())
+        return [first, *heapq.nsmallest(NUM_ALTERNATIVES, others, key=_seconds)]
 
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
-        """Yield every layout of the ranks that the rules allow, without recomputation."""
+        """Yield every layout of the ranks that the rules allow, without recomputation.
+
+        Micro-batches that are not pinned are powers of two, and experts whole.
+        """
         job, most_tp = self.job, max(_LARGEST_TP, pins.tp or 1)
         sizes = divisors(job.world_size)
         experts = divisors(job.decoder.layer.num_experts) if job.decoder.num_moe_layers else [1]
         tps = [pins.tp] if pins.tp else [one for one in sizes if one <= most_tp]
-        cps = [pins.cp] if pins.cp else [1]
+        cps = [one for one in sizes if one <= self._most_cp] if pins.cp is None else [pins.cp]
         pps = [pins.pp] if pins.pp else [one for one in sizes if one <= job.decoder.num_layers]
         for tp, cp, pp in itertools.product(tps, cps, pps):
             sharers = tp * cp * pp
@@ -116,6 +123,11 @@ class LayoutSearch:
                     )  # fmt: skip
                     if self._is_allowed(layout):
                         yield layout
+
+    @property
+    def _most_cp(self) -> int:
+        """The most ranks that share a sequence: 1 up to a length that one rank can do with."""
+        return max(1, min(self.target.largest.get("cp", _LARGEST_CP), self.job.length // _SHARED))
 
     def _is_allowed(self, layout: FoldedLayout) -> bool:
         if next(broken_rules(layout, self.job), None) is not None:
@@ -169,8 +181,10 @@ class LayoutSearch:
         return fitting, smallest
 
     def _recomputes(self) -> Sequence[tuple[Recompute, ...]]:
-        known = set(self.target.recompute)
-        return [one for one in _RECOMPUTES if set(one) <= known]
+        """Return the lists of modules that the runtime recomputes and the model has."""
+        able = [one for one in _RECOMPUTES if {*one} <= {*self.target.recompute}]
+        has = self.job.decoder.modules
+        return list(dict.fromkeys(tuple(module for module in one if module in has) for one in able))
 
     def _dispatchers(self, shape: FoldedLayout) -> Sequence[TokenDispatcher]:
         """Return the target's dispatchers; without other ranks they are one."""
@@ -205,31 +219,18 @@ def _ranks(layout: FoldedLayout) -> tuple[int, ...]:
     return layout.tp, layout.cp, layout.pp, layout.ep, layout.etp, layout.micro_batch
 
 
-def _is_better(one: PricedLayout, other: PricedLayout) -> bool:
-    """Return whether one is faster by more than noise, or as fast and simpler."""
-    ratio = one.step.seconds / other.step.seconds
-    if abs(ratio - 1) > NOISE:
-        return ratio < 1
-    return (_complexity(one.layout), ratio) < (_complexity(other.layout), 1.0)
+def _tied(among: Sequence[PricedLayout]) -> list[PricedLayout]:
+    """Return those within noise of the fastest."""
+    limit = min(map(_seconds, among)) * (1 + NOISE)
+    return [one for one in among if one.step.seconds <= limit]
 
 
-def _complexity(layout: FoldedLayout) -> tuple[int, ...]:
-    """Return how much a layout has that can be left out, the heaviest first."""
-    dispatcher = ("all_to_all", "all_gather", "hierarchical", "deepep", "hybrid_ep").index(
-        layout.dispatcher
-    )
+def _complexity(one: PricedLayout) -> tuple[float, ...]:
+    """Return how much a layout has that can be left out, the heaviest first; then its time."""
+    layout = one.layout
     return (
-        len(layout.recompute), layout.overlap != "none", dispatcher, layout.vpp,
+        len(layout.recompute), layout.overlap != "none",
+        TOKEN_DISPATCHERS.index(layout.dispatcher), layout.vpp,
         sum(size > 1 for size in (layout.tp, layout.cp, layout.pp, layout.ep, layout.etp)),
+        one.step.seconds,
     )  # fmt: skip
-
-
-def _simplest_first(near: Sequence[PricedLayout]) -> list[PricedLayout]:
-    """Return the simplest of those within noise of the fastest, and then the others by time.
-
-    Args:
-        near: by time.
-    """
-    tied = [one for one in near if one.step.seconds <= near[0].step.seconds * (1 + NOISE)]
-    first = min(tied, key=lambda one: (_complexity(one.layout), one.step.seconds))
-    return [first, *(one for one in near if one is not first)][: NUM_ALTERNATIVES + 1]

@@ -5,22 +5,15 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from moetune.domain.architecture import Block, Decoder
-from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.experts import RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.block import ELEMENT, GEMM_FORMS, BlockPrices, BlockTimes, ModuleName
-from moetune.solve.training.machine import Device
+from moetune.solve.training.activations import ELEMENT
+from moetune.solve.training.block import GEMM_FORMS, BlockPrices, BlockTimes
+from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds, block_seconds
 from moetune.solve.training.stages import DecoderStages, RankBlocks, pipeline_seconds
 
-_HOST_SECONDS = {"mixer": 1.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3}
-"""Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
-
-Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
-11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1."""
-_AGAIN_SECONDS = 0.6e-3
-"""Of launching a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
-(Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
-_FORWARD_OF_BOTH = 1 / 3
 _SHARDS_GRADIENTS = 2
 
 
@@ -37,107 +30,6 @@ class StepSeconds:
     parts: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSeconds:
-    """Seconds of a block for one micro-batch.
-
-    Args:
-        parts: of both passes, by module.
-    """
-
-    forward: float
-    backward: float
-    parts: Mapping[str, float]
-
-    @property
-    def both(self) -> float:
-        """Both passes."""
-        return self.forward + self.backward
-
-
-def host_seconds(block: Block, layout: FoldedLayout, target: Target) -> float:
-    """Return the host's time to launch both passes of a block."""
-    kinds = [
-        "routed" if isinstance(part, RoutedExperts)
-        else "dense" if isinstance(part, DenseFfn) else "mixer"
-        for part in block.parts
-    ]  # fmt: skip
-    total = sum(_HOST_SECONDS[kind] for kind in kinds)
-    total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
-    modules = [module for module in layout.recompute if module != "full"]
-    total *= 1 + _FORWARD_OF_BOTH * ("full" in layout.recompute)
-    return target.launches * (total + _AGAIN_SECONDS * len(modules))
-
-
-def block_seconds(
-    block: Block, times: BlockTimes, layout: FoldedLayout, target: Target
-) -> BlockSeconds:
-    """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
-
-    A block takes as long as the device or the host that launches it, whichever is longer, and then
-    its exchanges: the host waits for the numbers of rows in each of them.
-    """
-    again = _recomputed(times, layout)
-    compute, exchange = times.compute, times.passes("exchange")
-    other = times.communication.forward - exchange.forward
-    other_back = times.communication.grad_input - exchange.grad_input
-    exchanges = exchange.forward * (2 if _repeats_exchange(layout) else 1)
-    forward = compute.forward + other
-    backward = compute.backward + other_back + again
-    waiting = max(0.0, host_seconds(block, layout, target) - forward - backward)
-    hidden = 0.0
-    if layout.overlap == "batch":
-        beside = forward + backward + waiting
-        hidden = target.overlap_hidden * min(beside, exchange.forward + exchanges)
-    share = hidden / 2
-    parts: dict[str, float] = {
-        name: one.forward + one.backward for name, one in times.modules.items()
-    }
-    if again:
-        parts["recompute"] = again + exchanges - exchange.grad_input
-    if hidden:
-        parts["exchange"] -= hidden
-    if waiting:
-        parts["launches"] = waiting
-    return BlockSeconds(
-        forward=forward + exchange.forward - share + _FORWARD_OF_BOTH * waiting,
-        backward=backward + exchanges - share + (1 - _FORWARD_OF_BOTH) * waiting,
-        parts=parts,
-    )
-
-
-_OF_EXPERTS: tuple[ModuleName, ...] = (
-    "experts", "moe_act", "router", "permute", "shared_experts",
-)  # fmt: skip
-
-
-def _repeats_exchange(layout: FoldedLayout) -> bool:
-    return "full" in layout.recompute or "moe" in layout.recompute
-
-
-def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
-    """Return the seconds of computation that the backward pass repeats, without exchanges."""
-    if "full" in layout.recompute:
-        other = times.communication.forward - times.passes("exchange").forward
-        return times.compute.forward + other
-    total = 0.0
-    if "moe" in layout.recompute:
-        total += sum(times.passes(name).forward for name in _OF_EXPERTS)
-    elif "moe_act" in layout.recompute:
-        total += times.passes("moe_act").forward
-    if "norm" in layout.recompute:
-        total += times.passes("norm").forward
-    if "core_attn" in layout.recompute:
-        total += times.passes("core_attn").forward
-    if "mlp" in layout.recompute:
-        total += times.passes("mlp").forward
-    if "shared_experts" in layout.recompute and "moe" not in layout.recompute:
-        total += times.passes("shared_experts").forward
-    if "mla_up_proj" in layout.recompute:
-        total += times.passes("attention").forward / 3
-    return total
-
-
 _Key = tuple[object, ...]
 
 
@@ -152,7 +44,7 @@ class StepPrices:
     """
 
     job: TrainingJob
-    device: Device
+    device: DevicePrices
     stages: DecoderStages
     target: Target
     _blocks: dict[_Key, tuple[BlockSeconds, ...]] = field(
@@ -261,7 +153,7 @@ class StepPrices:
         for count, span in ((dense, data), (experts, replicas)):
             reduced += self.device.collective("reduce_scatter", span, ELEMENT * count)
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
-        forward = _FORWARD_OF_BOTH * micro_batch_seconds * self.target.hides_gradients
+        forward = FORWARD_OF_BOTH * micro_batch_seconds * self.target.hides_gradients
         first = max(0.0, reduced - 2 * forward) + max(0.0, gathered - forward)
         again = 0.0
         if layout.zero >= _SHARDS_GRADIENTS:

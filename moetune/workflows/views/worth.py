@@ -1,4 +1,4 @@
-"""What is worth measuring for a plan, and the plan that followed, as sections."""
+"""The measurements worth their time to a plan, and the plan that followed, as sections."""
 
 from moetune.domain.plan import Confidence, Plan
 from moetune.domain.units import format_seconds

@@ -8,7 +8,6 @@ import pytest
 from moetune.domain.errors import InputError
 from moetune.domain.training import (
     FoldedLayout,
-    LayoutRequest,
     TrainingJob,
     broken_rules,
     check_layout,
@@ -110,13 +109,14 @@ def test_rules_of_the_model_name_its_sizes(
     assert layout.world_size == 16
 
 
-def test_a_request_is_complete_when_all_is_pinned() -> None:
-    assert not LayoutRequest(tp=1).is_complete
-    every = LayoutRequest(
-        cp=1, tp=1, pp=1, vpp=1, ep=1, etp=1, micro_batch=1, recompute=(), zero=1,
-        dispatcher="all_to_all", overlap="none",
-    )  # fmt: skip
-    assert every.is_complete
+def test_only_modules_that_the_model_has_are_recomputed() -> None:
+    layout = FoldedLayout(dp=16, recompute=("moe_act", "mla_up_proj", "shared_experts"))
+    broken = [one.what for one in broken_rules(layout, JOB)]
+    assert len(broken) == 2
+    assert all("to recompute" in one for one in broken)
+    assert list(broken_rules(layout, replace(JOB, decoder=DEEPSEEK))) == []
+    assert "mla_up_proj" not in QWEN.modules
+    assert "mlp" in DEEPSEEK.modules
 
 
 def test_all_broken_rules_are_named() -> None:

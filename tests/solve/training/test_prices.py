@@ -19,7 +19,7 @@ from moetune.domain.training import (
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import model_names, named_model
 from moetune.solve.training.exchange import exchange_seconds
-from moetune.solve.training.machine import Device
+from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices, StepSeconds
@@ -32,8 +32,8 @@ PEAK_FLOPS = 989e12
 """bfloat16, dense, of the H100's data sheet."""
 
 
-def device() -> Device:
-    return Device(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
+def device() -> DevicePrices:
+    return DevicePrices(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
 
 
 def job_of(name: str, *, world_size: int = 64, dtype: TrainingDtype = "bfloat16") -> TrainingJob:
@@ -154,7 +154,7 @@ def test_eight_bits_are_faster_and_round_their_factors() -> None:
 
 def test_a_profile_without_adam_is_refused() -> None:
     bare = replace(H100, rows=())
-    made = Device(costs=costs_of(bare, allow_modelled=True), machine=bare.machine)
+    made = DevicePrices(costs=costs_of(bare, allow_modelled=True), machine=bare.machine)
     with pytest.raises(ProfileError, match="Adam"):
         made.moved(1e6)
     assert made.gemm("forward", rows=0, d_in=8, d_out=8) == 0

@@ -10,9 +10,9 @@ from moetune.domain.targets import find_target, target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, broken_rules
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.machine import Device
+from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
-from moetune.solve.training.search import NOISE, LayoutSearch
+from moetune.solve.training.search import NOISE, FoldedSearch
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
@@ -21,10 +21,10 @@ H100 = load_profile_file(bundled_profiles()["h100-x8"])
 OLMOE = named_model("olmoe").decoder
 
 
-def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) -> LayoutSearch:
-    device = Device(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
+def search_of(job: TrainingJob, *, target: str = "megatron", gib: float = 70) -> FoldedSearch:
+    device = DevicePrices(costs=costs_of(H100, allow_modelled=True), machine=H100.machine)
     stages, runtime = DecoderStages(job.decoder), find_target(target)
-    return LayoutSearch(
+    return FoldedSearch(
         job=job,
         prices=StepPrices(job=job, device=device, stages=stages, target=runtime),
         memory=MemoryModel(job=job, stages=stages),
@@ -54,7 +54,7 @@ def test_no_combination_of_sizes_is_faster(gib: float) -> None:
             if search.priced(known).memory.peak_bytes <= search.limit_bytes:
                 best = min(best, search.priced(known).step.seconds)
     assert found.memory.peak_bytes <= search.limit_bytes
-    assert best <= found.step.seconds <= best * (1 + NOISE) ** 2
+    assert best <= found.step.seconds <= best * (1 + NOISE)
 
 
 @pytest.mark.parametrize(
@@ -124,3 +124,11 @@ def test_a_global_batch_that_nothing_divides_is_refused() -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=7, length=2049)
     with pytest.raises(InputError, match="global_batch"):
         search_of(job, target="transformers").best(LayoutRequest())
+
+
+def test_long_sequences_are_shared_where_that_is_needed() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=8, length=131_072)
+    pins = LayoutRequest(tp=1, pp=1, recompute=())
+    assert search_of(job, gib=40).best(pins)[0].layout.cp > 1
+    short = replace(job, length=4096)
+    assert {one.layout.cp for one in search_of(short).best(LayoutRequest())} == {1}

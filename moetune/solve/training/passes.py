@@ -1,0 +1,107 @@
+"""Passes of a block on a rank: its modules with recomputation, launches, and hidden exchanges."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from moetune.domain.architecture import Block
+from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.targets import Target
+from moetune.domain.training import FoldedLayout
+from moetune.solve.training.block import BlockTimes, ModuleName
+
+_HOST_SECONDS = {"mixer": 1.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3}
+"""Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
+
+Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
+11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1."""
+_AGAIN_SECONDS = 0.6e-3
+"""Of launching a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
+(Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
+FORWARD_OF_BOTH = 1 / 3
+"""The backward pass has twice the GEMMs."""
+_OF_EXPERTS: tuple[ModuleName, ...] = (
+    "experts", "moe_act", "router", "permute", "shared_experts",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSeconds:
+    """Seconds of a block for one micro-batch.
+
+    Args:
+        parts: of both passes, by module.
+    """
+
+    forward: float
+    backward: float
+    parts: Mapping[str, float]
+
+    @property
+    def both(self) -> float:
+        """Both passes."""
+        return self.forward + self.backward
+
+
+def host_seconds(block: Block, layout: FoldedLayout, target: Target) -> float:
+    """Return the host's time to launch both passes of a block."""
+    kinds = [
+        "routed" if isinstance(part, RoutedExperts)
+        else "dense" if isinstance(part, DenseFfn) else "mixer"
+        for part in block.parts
+    ]  # fmt: skip
+    total = sum(_HOST_SECONDS[kind] for kind in kinds)
+    total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
+    if "full" in layout.recompute:
+        return target.launches * total * (1 + FORWARD_OF_BOTH)
+    again = block.modules & {*layout.recompute}
+    return target.launches * (total + _AGAIN_SECONDS * len(again))
+
+
+def block_seconds(
+    block: Block, times: BlockTimes, layout: FoldedLayout, target: Target
+) -> BlockSeconds:
+    """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
+
+    A block takes as long as the device or the host that launches it, whichever is longer, and then
+    its exchanges: the host waits for the numbers of rows in each of them.
+    """
+    again = _recomputed(times, layout)
+    compute, exchange = times.compute, times.passes("exchange")
+    other = times.communication.forward - exchange.forward
+    other_back = times.communication.grad_input - exchange.grad_input
+    exchanges = exchange.forward * (2 if _repeats_exchange(layout) else 1)
+    forward = compute.forward + other
+    backward = compute.backward + other_back + again
+    waiting = max(0.0, host_seconds(block, layout, target) - forward - backward)
+    hidden = 0.0
+    if layout.overlap == "batch":
+        beside = forward + backward + waiting
+        hidden = target.overlap_hidden * min(beside, exchange.forward + exchanges)
+    share = hidden / 2
+    parts: dict[str, float] = {
+        name: one.forward + one.backward for name, one in times.modules.items()
+    }
+    if again:
+        parts["recompute"] = again + exchanges - exchange.grad_input
+    if hidden:
+        parts["exchange"] -= hidden
+    if waiting:
+        parts["launches"] = waiting
+    return BlockSeconds(
+        forward=forward + exchange.forward - share + FORWARD_OF_BOTH * waiting,
+        backward=backward + exchanges - share + (1 - FORWARD_OF_BOTH) * waiting,
+        parts=parts,
+    )
+
+
+def _repeats_exchange(layout: FoldedLayout) -> bool:
+    return "full" in layout.recompute or "moe" in layout.recompute
+
+
+def _recomputed(times: BlockTimes, layout: FoldedLayout) -> float:
+    """Return the seconds of computation that the backward pass repeats, without exchanges."""
+    if "full" in layout.recompute:
+        other = times.communication.forward - times.passes("exchange").forward
+        return times.compute.forward + other
+    again = {*layout.recompute, *(_OF_EXPERTS if "moe" in layout.recompute else ())}
+    return sum(one.forward for name, one in times.modules.items() if name in again)
