@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.public_runs.recipes import with_recipe
 from moetune.domain.errors import MoetuneError
 from moetune.domain.training import (
     FoldedLayout,
@@ -117,6 +118,9 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         recompute=_recompute(row["recompute"]), overlap=_overlap(row["overlap"]),
         zero=3 if "FSDP" in row["note"] else 1,
     )  # fmt: skip
+    profile = _machine(row["hardware"])
+    if name.startswith("card"):
+        layout, _ = with_recipe(layout, job, release="26.08", profile=profile)
     tokens = row["tok_s_gpu"]
     measured = float(tokens) if tokens else job.tokens / job.world_size / float(row["step_s"])
     memory = row["mem_gib"]
@@ -124,7 +128,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     return PublicRun(
         name=name, set_name=f"{source}, {row['model']}, {row['gpus']} {row['hardware']}, "
         f"{job.length} x {job.global_batch}, {row['routing'] or 'balanced'}",
-        profile=_machine(row["hardware"]), release=source, job=job, layout=layout, tokens=measured,
+        profile=profile, release=source, job=job, layout=layout, tokens=measured,
         memory_gib=float(memory) if memory else None, routing=row["routing"],
         assumed=tuple(assumed),
     )  # fmt: skip
@@ -139,16 +143,18 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         dtype=_dtype(row["Precision"]),
     )
     profile = _machine(row["system"].removeprefix("DGX-"))
-    layout = _layout(
+    release = row["release"].split()[0]
+    plain = _layout(
         job, tp=row["TP"], pp=row["PP"], vpp=row["VP"], cp=row["CP"], ep=row["EP"], etp="",
         micro_batch=row["MBS"], dispatcher="hybrid_ep", recompute=(), overlap="none",
         zero=3 if row["FSDP"] not in ("", "0") else 1,
     )  # fmt: skip
+    layout, found = with_recipe(plain, job, release=release, profile=profile)
     return PublicRun(
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
         tokens=float(row["Tokens / sec / GPU"]), memory_gib=None, routing="forced",
-        assumed=("hybrid_ep", "no recomputation", "no overlap"),
+        assumed=() if found else ("hybrid_ep", "no recomputation", "no overlap", "no CUDA graphs"),
     )  # fmt: skip
 
 

@@ -40,6 +40,9 @@ class Target:
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
+        kernels_per_expert: that both passes launch for each expert of a rank one by one, in
+            bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
+            and the order of scales for each of them. 0 where grouped kernels do all at once.
     """
 
     name: TargetName
@@ -58,6 +61,7 @@ class Target:
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
     launches: float = 1.0
+    kernels_per_expert: tuple[int, int] = (0, 0)
 
 
 def _sizes(**largest: int) -> MappingProxyType[str, int]:
@@ -74,6 +78,7 @@ _MEGATRON = Target(
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
     largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
+    kernels_per_expert=(6, 24),
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(

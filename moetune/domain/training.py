@@ -23,6 +23,9 @@ TOKEN_DISPATCHERS: tuple[TokenDispatcher, ...] = get_args(TokenDispatcher)
 Overlap = Literal["none", "batch"]
 """Of expert-parallel exchanges: not at all, or with another micro-batch's computation."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+CudaGraphs = Literal["none", "partial", "full"]
+"""What the host replays instead of launching it: nothing, attention and the router, or a step."""
+CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 TrainingDtype = Literal["bfloat16", "fp8", "mxfp8"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)
@@ -43,6 +46,7 @@ class FoldedLayout:
         micro_batch: sequences of a micro-batch.
         recompute: modules whose activations are computed again in the backward pass.
         zero: what replicas shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 all.
+        cuda_graphs: full ones need static shapes, so that experts take a bounded number of rows.
     """
 
     dp: int = 1
@@ -57,6 +61,7 @@ class FoldedLayout:
     dispatcher: TokenDispatcher = "all_to_all"
     overlap: Overlap = "none"
     zero: ZeroStage = 1
+    cuda_graphs: CudaGraphs = "none"
 
     def __post_init__(self) -> None:
         check_positive(self, "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
@@ -97,6 +102,7 @@ class LayoutRequest:
     dispatcher: TokenDispatcher | None = None
     overlap: Overlap | None = None
     zero: ZeroStage | None = None
+    cuda_graphs: CudaGraphs | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")

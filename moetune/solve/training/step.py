@@ -55,7 +55,7 @@ class StepPrices:
     def blocks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of each kind of block, and then of each block of predictions."""
         shape = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher)
-        key = (*shape, layout.recompute, layout.overlap)
+        key = (*shape, layout.recompute, layout.overlap, layout.cuda_graphs)
         found = self._blocks.get(key)
         if found is None:
             times = self._times.get(shape)
@@ -64,7 +64,7 @@ class StepPrices:
                 prices = BlockPrices(job=self.job, layout=layout, device=self.device)
                 times = self._times[shape] = tuple(prices.times(kind) for kind in every)
             found = self._blocks[key] = tuple(
-                block_seconds(kind, one, layout, self.target)
+                block_seconds(kind, one, layout, self.target, self.job.dtype)
                 for kind, one in zip(every, times, strict=True)
             )
         return found

@@ -1,0 +1,43 @@
+"""Settings of Megatron-Bridge's own recipes, which its performance pages do not print.
+
+`recipes.csv` has, for each release, model, machine, precision and layout of its published runs, the
+dispatcher, overlap, CUDA graphs and recomputation that the recipe of that release sets: read in the
+tags v0.2.0 to v0.6.0 (scripts/performance/configs, src/megatron/bridge/perf_recipes).
+"""
+
+import csv
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from moetune.domain.training import FoldedLayout, TrainingJob
+
+_FILE = Path(__file__).parent / "recipes.csv"
+_Key = tuple[str, ...]
+
+
+def with_recipe(
+    layout: FoldedLayout, job: TrainingJob, *, release: str, profile: str
+) -> tuple[FoldedLayout, bool]:
+    """Return the layout with its recipe's settings, and whether there is a recipe."""
+    sizes = (layout.tp, layout.pp, layout.vpp, layout.ep, layout.micro_batch)
+    key = (release, job.decoder.name, profile, job.dtype, *map(str, sizes))
+    found = _recipes().get(key)
+    if found is None:
+        return layout, False
+    dispatcher, overlap, graphs, recompute = found
+    modules = tuple(one for one in recompute.split("+") if one in job.decoder.modules)
+    return replace(
+        layout,
+        dispatcher=dispatcher,  # type: ignore[arg-type]
+        overlap=overlap,  # type: ignore[arg-type]
+        cuda_graphs=graphs,  # type: ignore[arg-type]
+        recompute=modules,  # type: ignore[arg-type]
+    ), True
+
+
+@cache
+def _recipes() -> dict[_Key, _Key]:
+    with _FILE.open() as file:
+        rows = [*csv.reader(file)][1:]
+    return {tuple(row[:9]): tuple(row[9:]) for row in rows}
