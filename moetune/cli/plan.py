@@ -27,7 +27,7 @@ from moetune.domain.constraints import (
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.request import PlanRequest
 from moetune.domain.targets import TARGETS
-from moetune.domain.training import OVERLAPS, RECOMPUTES
+from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -115,6 +115,13 @@ def plan(
     overlap: Annotated[
         str | None,
         typer.Option(metavar=f"[{'|'.join(OVERLAPS)}]", help="Pin how exchanges are hidden."),
+    ] = None,
+    cuda_graphs: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(CUDA_GRAPHS)}]",
+            help="Pin what the host replays: nothing, attention and router, or whole steps.",
+        ),
     ] = None,
     target: Annotated[
         str | None,
@@ -212,7 +219,8 @@ def plan(
             model=model, world_size=world_size, num_nodes=nodes, global_batch=global_batch,
             length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
             ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
-            overlap=overlap, zero=zero, target=target or "moetune", routing=routing,
+            overlap=overlap, zero=zero, cuda_graphs=cuda_graphs, target=target or "moetune",
+            routing=routing,
         )  # fmt: skip
         refuse_flags_of_layers(context, model)
         plan_decoder(session, flags, profile=profile, output=output, as_json=json)

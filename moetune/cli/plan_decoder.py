@@ -25,7 +25,10 @@ _OF_LAYERS = (
     "memory_taken", "strategy", "forward_degree", "backward_degree", "max_degree",
     "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
-_OF_DECODERS = ("global_batch", "cp", "vpp", "etp", "recompute", "overlap", "target", "routing")
+_OF_DECODERS = (
+    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs",
+    "target", "routing",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class TrainingFlags:
     dispatcher: str | None
     overlap: str | None
     zero: int | None
+    cuda_graphs: str | None
     target: str
     routing: str | None
 
@@ -82,6 +86,7 @@ class TrainingFlags:
 
     def _pins(self) -> "LayoutRequest":
         from moetune.domain.training import (
+            CUDA_GRAPHS,
             OVERLAPS,
             TOKEN_DISPATCHERS,
             LayoutRequest,
@@ -94,6 +99,7 @@ class TrainingFlags:
             recompute=None if self.recompute is None else _modules(self.recompute),
             dispatcher=_one_of("--dispatcher", self.dispatcher, TOKEN_DISPATCHERS),
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
+            cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
             zero=cast("ZeroStage | None", self.zero),
         )  # fmt: skip
 

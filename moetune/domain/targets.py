@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.training import (
+    CudaGraphs,
     FoldedLayout,
     Overlap,
     Recompute,
@@ -40,6 +41,7 @@ class Target:
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
+        cuda_graphs: partial ones are of attention, the router and the order of rows.
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
             bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
             and the order of scales for each of them. 0 where grouped kernels do all at once.
@@ -62,6 +64,7 @@ class Target:
     hides_gradients: bool = True
     launches: float = 1.0
     kernels_per_expert: tuple[int, int] = (0, 0)
+    cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
 
 
 def _sizes(**largest: int) -> MappingProxyType[str, int]:
@@ -78,7 +81,7 @@ _MEGATRON = Target(
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
     largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
-    kernels_per_expert=(6, 24),
+    kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
@@ -142,12 +145,17 @@ def target_rules(
         *(("recomputation of", "recompute", one, target.recompute) for one in layout.recompute),
         ("overlap", "overlap", layout.overlap, target.overlaps),
         ("ZeRO stage", "zero", layout.zero, target.zero),
+        ("CUDA graphs", "cuda-graphs", layout.cuda_graphs, target.cuda_graphs),
         ("the dtype", "dtype", dtype, target.dtypes),
     ):
         if value not in known:
             yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(map(str, known))}")
     yield from _combinations(layout, target)
     yield from _overlap_rules(layout, target)
+    for module in ("full", "moe"):
+        if layout.cuda_graphs == "partial" and module in layout.recompute:
+            yield _cannot(target, f"partial CUDA graphs with recomputation of {module}",
+                          "--cuda-graphs none, or --recompute moe_act,norm")  # fmt: skip
 
 
 def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:

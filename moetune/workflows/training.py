@@ -213,6 +213,7 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "micro_batch": layout.micro_batch,
             "recompute": [*layout.recompute] if layout.recompute else ["none"],
             "dispatcher": layout.dispatcher, "overlap": layout.overlap, "zero": layout.zero,
+            "cuda_graphs": layout.cuda_graphs,
         },
         "predicted": {
             "step_seconds": seconds,

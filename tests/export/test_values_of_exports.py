@@ -92,6 +92,44 @@ def test_modules_that_the_model_lacks_are_refused(tmp_path: Path, module: str) -
         exported(tmp_path, "megatron", plan_document(layout))
 
 
+@pytest.mark.parametrize(
+    ("model", "ranks", "scope"),
+    [
+        (QWEN, {}, ["attn", "moe_router", "moe_preprocess"]),
+        (DEEPSEEK, {**LATENT, "recompute": ["moe_act"]},
+         ["attn", "mlp", "moe_router", "moe_preprocess"]),
+        ({**QWEN, "model": "nemotron-3-nano"}, {"pp": 1, "vpp": 1, "dp": 64, "recompute": ["norm"]},
+         ["attn", "mamba", "moe_router", "moe_preprocess"]),
+    ],
+)  # fmt: skip
+def test_partial_graphs_hold_all_but_exchanges_and_experts(
+    tmp_path: Path, model: dict[str, Any], ranks: dict[str, Any], scope: list[str]
+) -> None:
+    layout = {**PIPELINE, **ranks, "cuda_graphs": "partial"}
+    given = flags(megatron(tmp_path, layout, model))
+    assert given["--cuda-graph-impl"] == ["transformer_engine"]
+    assert given["--cuda-graph-scope"] == scope
+    bridge = exported(tmp_path, "bridge", plan_document(layout, model)).export.text
+    assert f"    cfg.model.cuda_graph_scope = {scope!r}\n" in bridge
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"cuda_graphs": "full"}, "CUDA graphs full"),
+        (
+            {"cuda_graphs": "partial", "overlap": "none", "recompute": ["moe"]},
+            "partial CUDA graphs",
+        ),
+    ],
+)
+def test_graphs_that_megatron_refuses_are_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(InfeasiblePlanError, match=what):
+        megatron(tmp_path, {**PIPELINE, **change})
+
+
 def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
     text = exported(tmp_path, "bridge", plan_document(LATENT, DEEPSEEK, dtype="fp8")).export.text
     for line in (

@@ -36,7 +36,7 @@ _ROUNDING_BYTES = 4
 _CHUNK = 128
 """Tokens of a chunk of a recurrence."""
 _WINDOW_TILE = 128
-"""Keys that a kernel computes beside those of a sliding window: half a tile at either end, twice."""
+"""Keys that a kernel computes beside a sliding window's: half a tile at either end, twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

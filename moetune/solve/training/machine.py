@@ -4,6 +4,7 @@ GEMMs and collectives come from the profile. What no profile of published tables
 from it, by rules with their sources beside them.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -154,7 +155,7 @@ class DevicePrices:
             (one for name, one in _ATTENTION_RATES.items() if name in self.machine.device),
             _HOPPER_RATES,
         )
-        rate = self._macs_per_second * min(1.0, head_dim / _FULL_HEAD) ** 0.5
+        rate = self._macs_per_second * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
         return 2.5 * macs / (rate * rates[1]) if backward else macs / (rate * rates[0])
 
     def recurrence(self, macs: float, *, backward: bool) -> float:

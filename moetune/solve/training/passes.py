@@ -50,9 +50,7 @@ class BlockSeconds:
         return self.forward + self.backward
 
 
-def host_seconds(
-    block: Block, layout: FoldedLayout, target: Target, dtype: TrainingDtype
-) -> float:
+def host_seconds(block: Block, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
     """Return the host's time to launch both passes of a block."""
     if layout.cuda_graphs == "full":
         return 0.0

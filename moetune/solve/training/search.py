@@ -120,6 +120,7 @@ class FoldedSearch:
                     layout = FoldedLayout(
                         dp=dp, cp=cp, tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, micro_batch=batch,
                         zero=self._zero(pins, pp), dispatcher=self.target.dispatchers[0],
+                        cuda_graphs=pins.cuda_graphs or "none",
                     )  # fmt: skip
                     if self._is_allowed(layout):
                         yield layout
@@ -200,7 +201,8 @@ class FoldedSearch:
         layout = FoldedLayout(
             dp=max(1, self.job.world_size // sharers), recompute=pins.recompute or (),
             dispatcher=pins.dispatcher or self.target.dispatchers[0],
-            overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]), **sizes,
+            overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]),
+            cuda_graphs=pins.cuda_graphs or "none", **sizes,
         )  # fmt: skip
         none = BrokenRule("no layout obeys the rules", "pin less of it")
         rules = itertools.chain(

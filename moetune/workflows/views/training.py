@@ -27,6 +27,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("recompute", ", ".join(layout.recompute) or "none"),
                     ("dispatcher", layout.dispatcher),
                     ("overlap of exchanges", layout.overlap),
+                    ("CUDA graphs", _graphs(plan)),
                     ("optimizer", f"ZeRO-{layout.zero}"),
                     ("numbers", plan.trust),
                 ],
@@ -40,6 +41,20 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                   tables=(_memory_parts(best),))  # fmt: skip
     if len(plan.found) > 1:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
+
+
+_MUCH = 0.1
+"""Of a step, that it is worth to save."""
+
+
+def _graphs(plan: TrainingPlan) -> str:
+    """Return the choice, and what another one may save where the host holds the devices up."""
+    best = plan.best
+    share = best.step.parts.get("launches", 0.0) / best.step.seconds
+    can_replay = "partial" in plan.request.target.cuda_graphs
+    if best.layout.cuda_graphs != "none" or share < _MUCH or not can_replay:
+        return best.layout.cuda_graphs
+    return f"none: launches are {share:.0%} of the step, see --cuda-graphs partial"
 
 
 def _memory(plan: TrainingPlan) -> str:

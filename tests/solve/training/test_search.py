@@ -82,6 +82,9 @@ def test_a_target_gets_only_what_it_can_run(target: str) -> None:
         ("megatron", LayoutRequest(ep=8, overlap="batch", dispatcher="all_gather"), "all_gather"),
         ("megatron", LayoutRequest(ep=8, overlap="batch", recompute=("moe",)), "moe"),
         ("megatron", LayoutRequest(pp=2, zero=3), "ZeRO-3"),
+        ("torchtitan", LayoutRequest(cuda_graphs="partial"), "CUDA graphs partial"),
+        ("megatron", LayoutRequest(cuda_graphs="full"), "CUDA graphs full"),
+        ("megatron", LayoutRequest(cuda_graphs="partial", recompute=("moe",)), "partial CUDA"),
         ("moetune", LayoutRequest(pp=4, ep=8), "ep"),
     ],
 )
