@@ -5,6 +5,7 @@ cannot be priced is a `Skipped` with its reason.
 """
 
 import csv
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.public_runs.recipes import with_recipe
 from moetune.domain.errors import MoetuneError
+from moetune.domain.routing import BALANCED, NATURAL
 from moetune.domain.training import (
     FoldedLayout,
     Overlap,
@@ -102,12 +104,17 @@ def _read(name: str, row: Mapping[str, str], read: object) -> PublicRun | Skippe
 
 def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     assumed: list[str] = []
+    decoder, length = named_model(_model(row["model"])).decoder, int(row["seq"])
+    tokens = _tokens(row, decoder.flops_per_token(length).total, length)
+    if not row["gbs"]:
+        assumed.append("global batch, from TFLOP/s and seconds")
     job = TrainingJob(
-        decoder=named_model(_model(row["model"])).decoder,
+        decoder=decoder,
         world_size=int(row["gpus"]),
-        global_batch=int(row["gbs"]),
-        length=int(row["seq"]),
+        global_batch=_global_batch(row, tokens, length),
+        length=length,
         dtype=_dtype(row["precision"]),
+        routing=NATURAL if row["routing"].startswith("natural") else BALANCED,
     )
     etp = row["etp"]
     if not etp:
@@ -121,17 +128,32 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     profile = _machine(row["hardware"])
     if name.startswith("card"):
         layout, _ = with_recipe(layout, job, release="26.08", profile=profile)
-    tokens = row["tok_s_gpu"]
-    measured = float(tokens) if tokens else job.tokens / job.world_size / float(row["step_s"])
     memory = row["mem_gib"]
     source = re.split(r"[ @#]", row["source"])[0]
     return PublicRun(
         name=name, set_name=f"{source}, {row['model']}, {row['gpus']} {row['hardware']}, "
         f"{job.length} x {job.global_batch}, {row['routing'] or 'balanced'}",
-        profile=profile, release=source, job=job, layout=layout, tokens=measured,
+        profile=profile, release=source, job=job, layout=layout, tokens=tokens,
         memory_gib=float(memory) if memory else None, routing=row["routing"],
         assumed=tuple(assumed),
     )  # fmt: skip
+
+
+def _tokens(row: Mapping[str, str], flops_per_token: float, length: int) -> float:
+    """Return the tokens a second and device: as printed, of the step, or of the TFLOP/s."""
+    if row["tok_s_gpu"]:
+        return float(row["tok_s_gpu"])
+    if row["step_s"] and row["gbs"]:
+        return int(row["gbs"]) * length / int(row["gpus"]) / float(row["step_s"])
+    return float(row["tflops_gpu"]) * 1e12 / flops_per_token
+
+
+def _global_batch(row: Mapping[str, str], tokens: float, length: int) -> int:
+    """Return the sequences of a step; where they are not said, the power of two that fits."""
+    if row["gbs"]:
+        return int(row["gbs"])
+    sequences = tokens * int(row["gpus"]) * float(row["step_s"]) / length
+    return 2 ** round(math.log2(sequences))
 
 
 def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
