@@ -153,7 +153,7 @@ def _global_batch(row: Mapping[str, str], tokens: float, length: int) -> int:
     if row["gbs"]:
         return int(row["gbs"])
     sequences = tokens * int(row["gpus"]) * float(row["step_s"]) / length
-    return 2 ** round(math.log2(sequences))
+    return 1 << round(math.log2(sequences))
 
 
 def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:

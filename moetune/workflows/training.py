@@ -9,6 +9,7 @@ from pathlib import Path
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError
+from moetune.domain.plan import Confidence
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
@@ -20,6 +21,7 @@ from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
+from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import sound_numbers
 
 SCHEMA = "moetune.training-plan/1"
@@ -68,6 +70,11 @@ class TrainingPlan:
         return self.best.memory.peak_bytes <= self.limit_bytes
 
     @property
+    def confidence(self) -> Confidence:
+        """How sure the choice among the layouts found is, by the record of public runs."""
+        return confidence_of([one.step.seconds for one in self.found])
+
+    @property
     def id(self) -> str:
         """Digest of the inputs, with what their names stand for."""
         job = self.request.job
@@ -105,6 +112,7 @@ class TrainingPlan:
             "id": self.id,
             "inputs": self.inputs,
             **_answer(job, self.best),
+            "confidence": encode(self.confidence),
             "fits": self.fits,
             "trust": self.trust,
             "alternatives": [_answer(job, one) for one in self.found[1:]],

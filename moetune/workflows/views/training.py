@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from moetune.report.section import Cell, Section, Table, facts
+from moetune.report.section import Cell, Section, Table, facts, seconds_span
 from moetune.solve.training.search import PricedLayout
 from moetune.workflows.training import TrainingPlan, layout_words
+from moetune.workflows.views.words import how_sure_of_layout
 
 
 def training_sections(plan: TrainingPlan) -> Iterator[Section]:
@@ -12,15 +13,21 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
     job, best = plan.request.job, plan.best
     per_device = job.tokens / best.step.seconds / job.world_size
     flops = job.decoder.flops_per_token(job.length).total
-    layout = best.layout
+    layout, sure = best.layout, plan.confidence
     yield Section(
         name="layout",
         title=f"{job.decoder.name} on {job.world_size} ranks: {layout_words(layout)}",
+        paragraphs=(how_sure_of_layout(sure),),
         tables=(
             facts(
                 "layout",
                 [
-                    ("step", Cell.seconds(best.step.seconds).text),
+                    (
+                        "step",
+                        seconds_span(
+                            best.step.seconds, sure.p05_step_seconds, sure.p95_step_seconds
+                        ),
+                    ),
                     ("tokens per second and device", f"{per_device:,.0f}"),
                     ("model TFLOP/s per device", f"{per_device * flops / 1e12:.0f}"),
                     ("memory per device", _memory(plan)),
