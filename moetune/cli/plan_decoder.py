@@ -25,7 +25,10 @@ _OF_LAYERS = (
     "memory_taken", "strategy", "forward_degree", "backward_degree", "max_degree",
     "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
-_OF_DECODERS = ("global_batch", "cp", "vpp", "etp", "recompute", "overlap", "target", "routing")
+_OF_DECODERS = (
+    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "target", "routing", "schedule",
+    "stages",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,8 @@ class TrainingFlags:
     zero: int | None
     target: str
     routing: str | None
+    schedule: str | None
+    stages: str | None
 
     def request(self, profile: "Profile") -> "TrainingRequest":
         """Return the request that the flags make.
@@ -81,6 +86,7 @@ class TrainingFlags:
         )  # fmt: skip
 
     def _pins(self) -> "LayoutRequest":
+        from moetune.domain.pipeline import SCHEDULES, read_stages
         from moetune.domain.training import (
             OVERLAPS,
             TOKEN_DISPATCHERS,
@@ -95,6 +101,8 @@ class TrainingFlags:
             dispatcher=_one_of("--dispatcher", self.dispatcher, TOKEN_DISPATCHERS),
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
             zero=cast("ZeroStage | None", self.zero),
+            schedule=_one_of("--schedule", self.schedule, SCHEDULES),
+            stages=None if self.stages is None else read_stages(self.stages),
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
+from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
     FoldedLayout,
     Overlap,
@@ -37,6 +38,7 @@ class Target:
             which works on tokens that the ranks already share.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
+        schedules: of pipelines; where there are none, pp is 1.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
@@ -54,6 +56,7 @@ class Target:
     exchanges_under_tensor: bool
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
+    schedules: tuple[Schedule, ...] = ("1f1b",)
     tp_divides_ep: bool = False
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
@@ -74,6 +77,7 @@ _MEGATRON = Target(
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
     largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
+    schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
@@ -93,6 +97,7 @@ _KNOWN: dict[TargetName, Target] = {
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), folds=True,
         exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=2,
+        schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),
     "transformers": Target(
         name="transformers", version="5.23.0",
@@ -137,6 +142,7 @@ def target_rules(
         *(("recomputation of", "recompute", one, target.recompute) for one in layout.recompute),
         ("overlap", "overlap", layout.overlap, target.overlaps),
         ("ZeRO stage", "zero", layout.zero, target.zero),
+        ("schedule", "schedule", layout.order, target.schedules),
         ("the dtype", "dtype", dtype, target.dtypes),
     ):
         if value not in known:

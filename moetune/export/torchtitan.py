@@ -4,12 +4,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from moetune.domain.pipeline import SPLITTING, Schedule
 from moetune.domain.training import TokenDispatcher
 from moetune.export.planned import Export, Planned, refuse, remarks
 
 _FILE = "torchtitan_layout.py"
 _BACKENDS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
     {"all_to_all": "standard", "deepep": "deepep", "hybrid_ep": "hybridep"}
+)
+_SCHEDULES: MappingProxyType[Schedule, str] = MappingProxyType(
+    {
+        "1f1b": "1F1B",
+        "interleaved": "Interleaved1F1B",
+        "zero_bubble": "InterleavedZeroBubble",
+        "zero_bubble_v": "ZBVZeroBubble",
+        "dualpipe_v": "DualPipeV",
+    }
+)
+_SPLIT = (
+    "The schedule splits backward passes: with FlexAttention's masks between stages it needs "
+    "torch 2.13 or newer, and stages without torch.compile."
 )
 _RESHARD = {2: "never", 3: "always"}
 
@@ -57,7 +71,7 @@ def torchtitan_export(planned: Planned) -> Export:
     """Return the module with the function `planned`.
 
     Raises:
-        InfeasiblePlanError: torchtitan has no such model.
+        InfeasiblePlanError: torchtitan has no such model, or a stage is empty without predictions.
     """
     recipe = _RECIPES.get(planned.decoder.name)
     if recipe is None:
@@ -68,7 +82,10 @@ def torchtitan_export(planned: Planned) -> Export:
     missing = tuple(_not_expressed(planned))
     text = _TEXT.format(
         remarks=remarks(
-            planned, missing, "Set hf_assets_path, the optimizer and the data for your run."
+            planned,
+            missing,
+            "Set hf_assets_path, the optimizer and the data for your run.",
+            *((_SPLIT,) if planned.layout.order in SPLITTING else ()),
         ),
         recipe=recipe,
         full=_FULL if "full" in planned.layout.recompute else "",
@@ -123,8 +140,7 @@ def _parallelism(planned: Planned) -> Iterator[str]:
     yield f"    expert_parallel_degree={layout.ep},"
     yield f"    pipeline_parallel_degree={layout.pp},"
     if layout.pp > 1:
-        schedule = "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
-        yield f'    pipeline_parallel_schedule="{schedule}",'
+        yield f'    pipeline_parallel_schedule="{_SCHEDULES[layout.order]}",'
         yield f"    pipeline_parallel_microbatch_size={layout.micro_batch},"
         yield "    module_fqns_per_model_part=["
         yield from (f"        [{', '.join(map(repr, stage))}]," for stage in _stages(planned))
@@ -136,4 +152,9 @@ def _stages(planned: Planned) -> list[list[str]]:
     stages = [[f"layers.{block}" for block in blocks] for blocks in planned.stages]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "lm_head"]
+    if [] in stages:
+        raise refuse(
+            planned, f"stage {stages.index([]) + 1} with multi-token prediction alone",
+            "plan with other --stages, or use another --to",
+        )  # fmt: skip
     return stages

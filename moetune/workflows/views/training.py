@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from moetune.domain.pipeline import stage_words
 from moetune.report.section import Cell, Section, Table, facts
 from moetune.solve.training.search import PricedLayout
 from moetune.workflows.training import TrainingPlan, layout_words
@@ -28,6 +29,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("dispatcher", layout.dispatcher),
                     ("overlap of exchanges", layout.overlap),
                     ("optimizer", f"ZeRO-{layout.zero}"),
+                    *_pipeline(plan),
                     ("numbers", plan.trust),
                 ],
                 header=("layout", ""),
@@ -40,6 +42,14 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                   tables=(_memory_parts(best),))  # fmt: skip
     if len(plan.found) > 1:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
+
+
+def _pipeline(plan: TrainingPlan) -> list[tuple[str, str]]:
+    layout = plan.best.layout
+    if layout.pp == 1:
+        return []
+    stages = stage_words(layout.stages_of(plan.request.job.decoder))
+    return [("schedule", layout.order), ("stages", stages)]
 
 
 def _memory(plan: TrainingPlan) -> str:
@@ -76,12 +86,13 @@ def _others(plan: TrainingPlan) -> Table:
     best = plan.best.step.seconds
     return Table(
         name="alternatives",
-        header=("layout", "recompute", "overlap", "step", "slower", "memory"),
+        header=("layout", "recompute", "overlap", "schedule", "step", "slower", "memory"),
         rows=tuple(
             (
                 Cell.words(layout_words(one.layout)),
                 Cell.words(", ".join(one.layout.recompute) or "none"),
                 Cell.words(one.layout.overlap),
+                Cell.words(one.layout.order),
                 Cell.seconds(one.step.seconds),
                 Cell.share(one.step.seconds / best - 1, sign=True),
                 Cell.size(round(one.memory.peak_bytes)),

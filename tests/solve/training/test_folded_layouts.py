@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InputError
+from moetune.domain.pipeline import stage_sizes
 from moetune.domain.training import (
     FoldedLayout,
     TrainingJob,
@@ -13,7 +14,7 @@ from moetune.domain.training import (
     check_layout,
 )
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.stages import DecoderStages, stage_sizes
+from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import rank_parameters
 
 QWEN = named_model("qwen3-30b-a3b").decoder
@@ -73,7 +74,7 @@ def test_the_devices_hold_the_model_once(decoder: object) -> None:
             continue
         layout = FoldedLayout(dp=8, tp=tp, pp=pp, vpp=vpp, ep=ep)
         total = 0.0
-        for rank in DecoderStages(model).of(pp, vpp):
+        for rank in DecoderStages(model).ranks(layout):
             dense, experts = rank_parameters(model, layout, rank)
             replicated = sum(
                 count * (kind.parameters.router + kind.parameters.norms) * (1 - 1 / tp)
