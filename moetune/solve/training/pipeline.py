@@ -1,6 +1,7 @@
 """Time of a pipeline's micro-batches: events of a schedule, played through on all ranks."""
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 from moetune.domain.pipeline import SPLITTING, Schedule, rank_of_stage
@@ -58,15 +59,20 @@ class Pipeline:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The rank of each stage."""
-        return tuple(rank_of_stage(at, self.pp, self.schedule) for at in range(len(self.stages)))
+        return _ranks_of_stages(self.schedule, self.pp, len(self.stages))
 
     @property
     def busy(self) -> tuple[float, ...]:
         """Seconds of each rank's passes, all micro-batches."""
         found = [0.0] * self.pp
         for rank, stage in zip(self.ranks, self.stages, strict=True):
-            found[rank] += stage.total
+            found[rank] += stage.forward + stage.grad_input + stage.grad_weight
         return tuple(self.num_micro_batches * seconds for seconds in found)
+
+
+@cache
+def _ranks_of_stages(schedule: Schedule, pp: int, num_stages: int) -> tuple[int, ...]:
+    return tuple(rank_of_stage(stage, pp, schedule) for stage in range(num_stages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

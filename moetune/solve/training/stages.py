@@ -1,5 +1,6 @@
 """Stages of a pipeline: the blocks and ends that each stage and each rank has."""
 
+import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -120,20 +121,19 @@ def balanced_stages(
         head_seconds: of the head with the predictions.
     """
     num, blocks = layout.num_stages, decoder.num_layers
-    ranks = [rank_of_stage(stage, layout.pp, layout.order) for stage in range(num)]
     sizes = [0, *[1] * (num - 2), 0]
-    added = [embedding_seconds, *[0.0] * (num - 2), head_seconds]
-    busy = [0.0] * layout.pp
-    for stage, rank in enumerate(ranks):
-        busy[rank] += sizes[stage] * block_seconds + added[stage]
-
-    def next_stage() -> int:
-        rank = min(range(layout.pp), key=lambda one: (busy[one], one))
-        own = (stage for stage in range(num) if ranks[stage] == rank)
-        return min(own, key=lambda one: sizes[one] * block_seconds + added[one])
-
+    seconds = [size * block_seconds for size in sizes]
+    seconds[0] += embedding_seconds
+    seconds[-1] += head_seconds
+    own: list[list[int]] = [[] for _ in range(layout.pp)]
+    for stage in range(num):
+        own[rank_of_stage(stage, layout.pp, layout.order)].append(stage)
+    ranks = [(sum(seconds[one] for one in mine), rank) for rank, mine in enumerate(own)]
+    heapq.heapify(ranks)
     for _ in range(blocks - sum(sizes)):
-        stage = next_stage()
+        busy, rank = ranks[0]
+        stage = min(own[rank], key=seconds.__getitem__)
         sizes[stage] += 1
-        busy[ranks[stage]] += block_seconds
+        seconds[stage] += block_seconds
+        heapq.heapreplace(ranks, (busy + block_seconds, rank))
     return stages_of_sizes(sizes, len(decoder.predictions))

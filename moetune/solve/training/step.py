@@ -95,7 +95,12 @@ class StepPrices:
     def pipeline(self, layout: FoldedLayout) -> Pipeline:
         """Return the layout's pipeline."""
         blocks, ends = self.blocks(layout), self._ends(layout)
-        stages = [self._stage(one, blocks, ends) for one in self.stages.stages(layout)]
+        known: dict[StageBlocks, StageSeconds] = {}
+        stages = []
+        for one in self.stages.stages(layout):
+            if one not in known:
+                known[one] = self._stage(one, blocks, ends)
+            stages.append(known[one])
         first = stages[0]
         if layout.order in SPLITTING:  # torch splits no backward pass that has no input
             stages[0] = StageSeconds(
@@ -111,11 +116,12 @@ class StepPrices:
         """Return the layout with stages whose ranks take as equally long as blocks allow."""
         blocks, (embedding, head) = self.blocks(layout), self._ends(layout)
         decoder = self.job.decoder
-        kinds = {block: one.both for block, one in zip(decoder.kinds, blocks, strict=False)}
+        [whole] = self.stages.stages(FoldedLayout())
+        every = sum(count * one.both for count, one in zip(whole.counts, blocks, strict=False))
         predicted = sum(one.both + head for one in blocks[len(decoder.kinds) :])
         stages = balanced_stages(
             decoder, layout,
-            block_seconds=sum(kinds[block] for block in decoder.blocks) / decoder.num_layers,
+            block_seconds=every / decoder.num_layers,
             embedding_seconds=embedding, head_seconds=head + predicted,
         )  # fmt: skip
         even = stages == layout.even_stages(decoder)
@@ -142,17 +148,17 @@ class StepPrices:
     def _stage(
         self, stage: StageBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
     ) -> StageSeconds:
-        counts = _counts(stage, blocks)
         heads = stage.has_head + stage.has_predictions * len(self.job.decoder.predictions)
-        added = stage.has_embedding * ends[0] + heads * ends[1]
-        weight = sum(count * one.weight for count, one in zip(counts, blocks, strict=True))
-        weight += FORWARD_OF_BOTH * heads * ends[1]
-        forward = sum(count * one.forward for count, one in zip(counts, blocks, strict=True))
-        forward += FORWARD_OF_BOTH * added
-        both = added + sum(count * one.both for count, one in zip(counts, blocks, strict=True))
-        return StageSeconds(
-            forward=forward, grad_input=both - forward - weight, grad_weight=weight
-        )  # fmt: skip
+        head = FORWARD_OF_BOTH * heads * ends[1]
+        embedding = stage.has_embedding * ends[0]
+        forward, weight = head + FORWARD_OF_BOTH * embedding, head
+        grad_input = head + (1 - FORWARD_OF_BOTH) * embedding
+        for count, one in zip(_counts(stage, blocks), blocks, strict=True):
+            if count:
+                forward += count * one.forward
+                weight += count * one.weight
+                grad_input += count * (one.backward - one.weight)
+        return StageSeconds(forward=forward, grad_input=grad_input, grad_weight=weight)
 
     def _parts(self, rank: RankBlocks, layout: FoldedLayout, batches: int) -> dict[str, float]:
         blocks, ends = self.blocks(layout), self._ends(layout)
