@@ -246,6 +246,9 @@ class FoldedSearch:
             name: getattr(pins, name) or 1
             for name in ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
         }
+        if pins.stages is not None:
+            sizes["pp"] = pins.pp or max(1, len(pins.stages) // sizes["vpp"])
+            sizes["vpp"] = pins.vpp or max(1, len(pins.stages) // sizes["pp"])
         sharers = sizes["cp"] * sizes["tp"] * sizes["pp"]
         layout = FoldedLayout(
             dp=max(1, self.job.world_size // sharers), recompute=pins.recompute or (),
