@@ -123,10 +123,11 @@ def steps() -> Iterator[str]:
         prices = StepPrices(
             job=job, device=device, stages=stages, target=find_target("torchtitan")
         )  # fmt: skip
-        for schedule, vpp in (
+        tried: tuple[tuple[Schedule, int], ...] = (
             ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zero_bubble", 1),
             ("zero_bubble", 2), ("zero_bubble_v", 2), ("dualpipe_v", 2),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for schedule, vpp in tried:
             plain = replace(_LAYOUT, schedule=schedule, vpp=vpp)
             for name, layout in (("equal", plain), ("balanced", prices.balanced(plain))):
                 if name == "balanced" and layout == plain:

@@ -71,13 +71,20 @@ def torchtitan_export(planned: Planned) -> Export:
     """Return the module with the function `planned`.
 
     Raises:
-        InfeasiblePlanError: torchtitan has no such model, or a stage is empty without predictions.
+        InfeasiblePlanError: torchtitan has no such model, a stage is empty without predictions,
+            or there are fewer micro-batches than stages of 1F1B.
     """
     recipe = _RECIPES.get(planned.decoder.name)
     if recipe is None:
         raise refuse(
             planned, f"{planned.decoder.name}: it has no recipe for it",
             f"use one of {', '.join(_RECIPES)}, or another --to",
+        )  # fmt: skip
+    if planned.layout.order == "1f1b" and planned.num_micro_batches < planned.layout.pp:
+        raise refuse(
+            planned, f"{planned.num_micro_batches} micro-batches in {planned.layout.pp} stages",
+            "torch's Schedule1F1B needs as many: plan with a larger --global-batch, or a smaller "
+            "--pp or --micro-batch",
         )  # fmt: skip
     missing = tuple(_not_expressed(planned))
     text = _TEXT.format(
