@@ -68,7 +68,7 @@ class MemoryModel:
             "optimizer": _OPTIMIZER_BYTES * states,
             "activations": activations,
             "workspace": workspace,
-            "logits": self._logits(layout) if rank.has_head else 0.0,
+            "logits": self._logits(layout) if rank.has_head or rank.has_predictions else 0.0,
             "fragmentation": FRAGMENTATION * (activations + workspace),
             "libraries": LIBRARY_BYTES,
         }

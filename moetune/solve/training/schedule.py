@@ -5,7 +5,7 @@ schedules rank r has the stages r and 2p − 1 − r.
 """
 
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from itertools import chain, repeat
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -26,7 +26,7 @@ class Action(NamedTuple):
 Order: TypeAlias = tuple[Action, ...]
 
 
-@cache
+@lru_cache(maxsize=64)
 def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[Order, ...]:
     """Return what each rank does, from first to last.
 
@@ -43,7 +43,7 @@ def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tup
     return tuple(tuple(make(rank, pp, vpp, num_micro_batches)) for rank in range(pp))
 
 
-@cache
+@lru_cache(maxsize=4096)
 def most_live(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[float, ...]:
     """Return how many micro-batches' activations each rank keeps at most, in its blocks' worth.
 

@@ -9,6 +9,7 @@ import pytest
 
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
+from tests.solve.stage_events import event_by_event
 from tests.solve.training.test_schedule import torchs_orders
 
 Node = tuple[object, ...]
@@ -130,3 +131,19 @@ def test_zero_bubble_idles_a_third_of_1f1b_where_the_passes_take_equally_long() 
         assert max(play(equal("1f1b", pp, 4 * pp)).bubbles) == 3 * (pp - 1)
         assert max(play(equal("zero_bubble", pp, 4 * pp, vpp=1)).bubbles) == pp - 1
         assert max(play(equal("zero_bubble_v", pp, 4 * pp)).bubbles) == pp - 1
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_1f1b_with_sends_takes_as_long_as_torchs_stages_that_meet(spread: float) -> None:
+    rng = random.Random(3)
+    for pp, rounds, send in itertools.product((2, 4, 8), (1, 3), (0.02, 0.2)):
+        forward = [rng.uniform(1 - spread, 1 + spread) for _ in range(pp)]
+        stages = tuple(
+            StageSeconds(forward=one, grad_input=one, grad_weight=one) for one in forward
+        )
+        pipeline = Pipeline(
+            schedule="1f1b", pp=pp, stages=stages, num_micro_batches=rounds * pp,
+            send_seconds=send, hides_sends=False,
+        )  # fmt: skip
+        met = event_by_event(forward, [2 * one for one in forward], [send] * (pp - 1), rounds * pp)
+        assert play(pipeline).seconds == pytest.approx(met, rel=0.01 if spread else 1e-9)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InputError
-from moetune.domain.pipeline import SCHEDULES, even_stages
+from moetune.domain.pipeline import SCHEDULES, even_stages, read_stages
 from moetune.domain.targets import find_target, target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, broken_rules
 from moetune.fit.costs import costs_of
@@ -167,3 +167,25 @@ def test_a_head_that_takes_long_has_fewer_blocks_beside_it() -> None:
     assert one.step.seconds * (1 + NOISE) < even.step.seconds
     by_hand = replace(pins, stages=even_stages(48, 0, 4))
     assert search.best(by_hand)[0].layout.stages == by_hand.stages
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "stages"),
+    [
+        (4, 1, "Et*16|(t*16|)*2t*13mL"),
+        (8, 1, "Et*8|(t*8|)*6t*5mL"),
+        (4, 2, "Et*8|(t*8|)*6t*5mL"),
+        (16, 1, "Et*4|(t*4|)*14tmL"),
+        (8, 2, "Et*4|(t*4|)*14tmL"),
+        (4, 4, "Et*4|(t*4|)*14tmL"),
+    ],
+)
+def test_balanced_stages_of_deepseek_v3_are_those_that_megatron_bridge_ships(
+    pp: int, vpp: int, stages: str
+) -> None:
+    """Megatron-Bridge, recipes/deepseek/h100/deepseek_v3.py, `_get_deepseek_v3_pipeline_layout`."""
+    deepseek = named_model("deepseek-v3").decoder
+    job = TrainingJob(decoder=deepseek, world_size=1024, global_batch=8192, length=4096)
+    layout = FoldedLayout(dp=512 // pp, tp=2, pp=pp, vpp=vpp, ep=32, dispatcher="deepep")
+    found = search_of(job).prices.balanced(layout).stages
+    assert found == read_stages(stages)
