@@ -39,6 +39,7 @@ class Target:
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
         schedules: of pipelines; where there are none, pp is 1.
+        predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
@@ -57,6 +58,7 @@ class Target:
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
     schedules: tuple[Schedule, ...] = ("1f1b",)
+    predicts_apart: bool = False
     tp_divides_ep: bool = False
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
@@ -78,6 +80,7 @@ _MEGATRON = Target(
     dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
     largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
+    predicts_apart=True,
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
@@ -153,6 +156,9 @@ def target_rules(
 
 def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     """Yield what the runtime cannot run together."""
+    if "m" in "".join((layout.stages or ())[:-1]) and not target.predicts_apart:
+        yield _cannot(target, "multi-token prediction on an earlier stage than the head",
+                      "--stages with m and L in the last one")  # fmt: skip
     if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip

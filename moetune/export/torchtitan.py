@@ -71,8 +71,8 @@ def torchtitan_export(planned: Planned) -> Export:
     """Return the module with the function `planned`.
 
     Raises:
-        InfeasiblePlanError: torchtitan has no such model, a stage is empty without predictions,
-            or there are fewer micro-batches than stages of 1F1B.
+        InfeasiblePlanError: torchtitan has no such model, or there are fewer micro-batches than
+            stages of 1F1B.
     """
     recipe = _RECIPES.get(planned.decoder.name)
     if recipe is None:
@@ -159,9 +159,4 @@ def _stages(planned: Planned) -> list[list[str]]:
     stages = [[f"layers.{block}" for block in blocks] for blocks in planned.stages]
     stages[0].insert(0, "tok_embeddings")
     stages[-1] += ["norm", "lm_head"]
-    if [] in stages:
-        raise refuse(
-            planned, f"stage {stages.index([]) + 1} with multi-token prediction alone",
-            "plan with other --stages, or use another --to",
-        )  # fmt: skip
     return stages
