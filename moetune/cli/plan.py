@@ -25,6 +25,7 @@ from moetune.domain.constraints import (
     parse_dispatcher,
 )
 from moetune.domain.layer import Activation, ExpertParallel
+from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.request import PlanRequest
 from moetune.domain.targets import TARGETS
 from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES
@@ -130,6 +131,19 @@ def plan(
             help="The runtime that the plan is for. Default: moetune.",
         ),
     ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(SCHEDULES)}]", help="Pin the order of a pipeline's passes."
+        ),
+    ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LETTERS",
+            help="Pin the modules of each stage as Megatron writes them: 'Ettt|(tt|)*29m|L'.",
+        ),
+    ] = None,
     routing: Annotated[
         str | None,
         typer.Option(
@@ -220,7 +234,7 @@ def plan(
             length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
             ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
             overlap=overlap, zero=zero, cuda_graphs=cuda_graphs, target=target or "moetune",
-            routing=routing,
+            routing=routing, schedule=schedule, stages=stages,
         )  # fmt: skip
         refuse_flags_of_layers(context, model)
         plan_decoder(session, flags, profile=profile, output=output, as_json=json)

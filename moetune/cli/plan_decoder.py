@@ -26,8 +26,8 @@ _OF_LAYERS = (
     "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
 _OF_DECODERS = (
-    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs",
-    "target", "routing",
+    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
+    "schedule", "stages",
 )  # fmt: skip
 
 
@@ -56,6 +56,8 @@ class TrainingFlags:
     cuda_graphs: str | None
     target: str
     routing: str | None
+    schedule: str | None
+    stages: str | None
 
     def request(self, profile: "Profile") -> "TrainingRequest":
         """Return the request that the flags make.
@@ -85,6 +87,7 @@ class TrainingFlags:
         )  # fmt: skip
 
     def _pins(self) -> "LayoutRequest":
+        from moetune.domain.pipeline import SCHEDULES, read_stages
         from moetune.domain.training import (
             CUDA_GRAPHS,
             OVERLAPS,
@@ -101,6 +104,8 @@ class TrainingFlags:
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
             cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
             zero=cast("ZeroStage | None", self.zero),
+            schedule=_one_of("--schedule", self.schedule, SCHEDULES),
+            stages=None if self.stages is None else read_stages(self.stages),
         )  # fmt: skip
 
 

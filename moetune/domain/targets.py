@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
+from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
     CudaGraphs,
     FoldedLayout,
@@ -38,6 +39,8 @@ class Target:
             which works on tokens that the ranks already share.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
+        schedules: of pipelines; where there are none, pp is 1.
+        predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
@@ -59,6 +62,8 @@ class Target:
     exchanges_under_tensor: bool
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
+    schedules: tuple[Schedule, ...] = ("1f1b",)
+    predicts_apart: bool = False
     tp_divides_ep: bool = False
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
@@ -82,6 +87,8 @@ _MEGATRON = Target(
     dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
     largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
+    schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
+    predicts_apart=True,
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
@@ -101,6 +108,7 @@ _KNOWN: dict[TargetName, Target] = {
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), folds=True,
         exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=2,
+        schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),
     "transformers": Target(
         name="transformers", version="5.23.0",
@@ -146,6 +154,7 @@ def target_rules(
         ("overlap", "overlap", layout.overlap, target.overlaps),
         ("ZeRO stage", "zero", layout.zero, target.zero),
         ("CUDA graphs", "cuda-graphs", layout.cuda_graphs, target.cuda_graphs),
+        ("schedule", "schedule", layout.order, target.schedules),
         ("the dtype", "dtype", dtype, target.dtypes),
     ):
         if value not in known:
@@ -160,6 +169,9 @@ def target_rules(
 
 def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     """Yield what the runtime cannot run together."""
+    if "m" in "".join((layout.stages or ())[:-1]) and not target.predicts_apart:
+        yield _cannot(target, "multi-token prediction on an earlier stage than the head",
+                      "--stages with m and L in the last one")  # fmt: skip
     if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip

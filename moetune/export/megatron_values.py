@@ -74,10 +74,7 @@ def megatron_values(planned: Planned) -> MegatronValues:
 
 def stage_letters(planned: Planned) -> str:
     """Return the stages in the letters of `pipeline_model_parallel_layout`, such as "Et|t|tmL"."""
-    stages = ["t" * len(blocks) for blocks in planned.stages]
-    stages[0] = "E" + stages[0]
-    stages[-1] += "m" * len(planned.decoder.predictions) + "L"
-    return "|".join(stages)
+    return "|".join(planned.layout.stages_of(planned.decoder))
 
 
 def _dispatch(planned: Planned) -> dict[str, Value]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError
+from moetune.domain.pipeline import stage_words
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
@@ -222,6 +223,8 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "recompute": [*layout.recompute] if layout.recompute else ["none"],
             "dispatcher": layout.dispatcher, "overlap": layout.overlap, "zero": layout.zero,
             "cuda_graphs": layout.cuda_graphs,
+            "schedule": layout.order,
+            "stages": stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
         },
         "predicted": {
             "step_seconds": seconds,

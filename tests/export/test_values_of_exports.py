@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.pipelining.schedules import get_schedule_class
 
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from tests.export.plans import DEEPSEEK, LAYOUT, PIPELINE, QWEN, exported, plan_document
@@ -307,3 +308,53 @@ def test_a_file_that_is_no_training_plan_is_one_clear_error(
     with pytest.raises(InputError, match=re.escape(words)) as wrong:
         exported(tmp_path, "megatron", document)
     assert not isinstance(wrong.value, InfeasiblePlanError)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "name"),
+    [
+        ("1f1b", 1, "1F1B"),
+        ("interleaved", 4, "Interleaved1F1B"),
+        ("zero_bubble", 1, "InterleavedZeroBubble"),
+        ("zero_bubble_v", 2, "ZBVZeroBubble"),
+        ("dualpipe_v", 2, "DualPipeV"),
+    ],
+)
+def test_torchtitan_gets_torchs_name_of_the_schedule(
+    tmp_path: Path, schedule: str, vpp: int, name: str
+) -> None:
+    layout = {**INTERLEAVED, "schedule": schedule, "vpp": vpp, "stages": None}
+    text = exported(tmp_path, "torchtitan", plan_document(layout)).export.text
+    assert get_schedule_class(name).__name__ == f"Schedule{name}"
+    assert f'pipeline_parallel_schedule="{name}"' in text
+    assert ("splits backward passes" in text) == (schedule not in ("1f1b", "interleaved"))
+
+
+def test_stages_by_hand_are_exported_block_by_block(tmp_path: Path) -> None:
+    letters = "Et*3|(tt|)*29m|L"
+    layout = {**PIPELINE, "dp": 32, "ep": 64, "schedule": "interleaved", "stages": letters}
+    [given] = flags(megatron(tmp_path, layout, DEEPSEEK))["--pipeline-model-parallel-layout"]
+    assert given.split("|") == ["Ettt", *["tt"] * 29, "m", "L"]
+    plain = {**layout, "recompute": ["full"], "overlap": "none", "zero": 2}
+    with pytest.raises(InfeasiblePlanError, match="earlier stage than the head"):
+        exported(tmp_path, "torchtitan", plan_document(plain, DEEPSEEK))
+
+
+@pytest.mark.parametrize(
+    ("target", "change", "what"),
+    [
+        ("megatron", {"schedule": "zero_bubble"}, "schedule zero_bubble"),
+        ("bridge", {"schedule": "dualpipe_v", "vpp": 2}, "schedule dualpipe_v"),
+        ("moetune", {"schedule": "zero_bubble", "vpp": 1}, "schedule zero_bubble"),
+        ("torchtitan", {"schedule": "1f1b", "vpp": 1, "micro_batch": 64}, "4 micro-batches in 8"),
+    ],
+)
+def test_schedules_that_a_runtime_lacks_are_refused(
+    tmp_path: Path, target: str, change: dict[str, Any], what: str
+) -> None:
+    layout = {
+        **INTERLEAVED, "stages": None, "zero": {"moetune": 1, "torchtitan": 2}.get(target, 1),
+        "dispatcher": "all_to_all", **change,
+    }  # fmt: skip
+    with pytest.raises(InfeasiblePlanError, match=what):
+        exported(tmp_path, target, plan_document(layout))

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT, FULL, block_bytes, workspace_bytes
-from moetune.solve.training.stages import DecoderStages, RankBlocks, live_micro_batches
+from moetune.solve.training.schedule import most_live
+from moetune.solve.training.stages import DecoderStages, RankBlocks
 from moetune.solve.training.step import rank_parameters
 
 _OPTIMIZER_BYTES = 12
@@ -47,41 +48,47 @@ class MemoryModel:
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
         """Return the memory of the pipeline rank that has most."""
-        ranks = (self.of_rank(layout, one) for one in self.stages.of(layout.pp, layout.vpp))
+        ranks = (self.of_rank(layout, one) for one in self.stages.ranks(layout))
         return max(ranks, key=lambda one: one.peak_bytes)
 
     def of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> RankMemory:
-        """Return the memory of the first of such pipeline ranks, which keeps most activations."""
+        """Return the memory of that of such pipeline ranks which keeps most activations."""
         dense, experts = rank_parameters(self.job.decoder, layout, rank)
         count = dense + experts
         shard = dense / (layout.dp * layout.cp) + experts / layout.edp
         states, gradients, parameters = (
             shard if layout.zero >= stage else count for stage in (1, 2, 3)
         )
-        activations, workspace = self._activations(layout, rank)
+        live = self._live(layout)
+        fullest = max(rank.ranks, key=live.__getitem__)
+        activations, workspace = self._activations(layout, rank, live[fullest])
         parts = {
             "parameters": ELEMENT * parameters,
             "gradients": FULL * gradients,
             "optimizer": _OPTIMIZER_BYTES * states,
             "activations": activations,
             "workspace": workspace,
-            "logits": self._logits(layout) if rank.has_head else 0.0,
+            "logits": self._logits(layout) if rank.has_head or rank.has_predictions else 0.0,
             "fragmentation": FRAGMENTATION * (activations + workspace),
             "libraries": LIBRARY_BYTES,
         }
-        return RankMemory(rank=rank.ranks[0], parts=parts)
+        return RankMemory(rank=fullest, parts=parts)
 
-    def _activations(self, layout: FoldedLayout, rank: RankBlocks) -> tuple[float, float]:
+    def _live(self, layout: FoldedLayout) -> tuple[float, ...]:
+        """Return the micro-batches in work on each rank, in its blocks' worth."""
+        batches = self.job.global_batch // (layout.micro_batch * layout.dp)
+        return most_live(layout.order, layout.pp, layout.vpp, batches)
+
+    def _activations(
+        self, layout: FoldedLayout, rank: RankBlocks, live: float
+    ) -> tuple[float, float]:
         """Return the bytes of the micro-batches in work, and of the block being computed."""
         blocks = self._bytes_of_blocks(layout)
         own = sum(count * kept for count, (kept, _) in zip(rank.counts, blocks, strict=True))
-        live = live_micro_batches(
-            rank=rank.ranks[0], pp=layout.pp, vpp=layout.vpp,
-            num_micro_batches=self.job.global_batch // (layout.micro_batch * layout.dp),
-        )  # fmt: skip
         if layout.overlap == "batch" and layout.pp > 1:
             live += 1 / layout.vpp  # one more stage's worth of warm-up
-        largest = max(work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count)
+        works = [work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count]
+        largest = max(works, default=0.0)
         return live * own, largest
 
     def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[float, float]]:

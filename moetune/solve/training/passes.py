@@ -37,11 +37,13 @@ class BlockSeconds:
     """Seconds of a block for one micro-batch.
 
     Args:
+        weight: of the backward pass, what its GEMMs for the weights' gradients take.
         parts: of both passes, by module.
     """
 
     forward: float
     backward: float
+    weight: float
     parts: Mapping[str, float]
 
     @property
@@ -113,6 +115,7 @@ def block_seconds(
     return BlockSeconds(
         forward=forward + exchange.forward - share + FORWARD_OF_BOTH * waiting,
         backward=backward + exchanges - share + (1 - FORWARD_OF_BOTH) * waiting,
+        weight=compute.grad_weight + FORWARD_OF_BOTH * waiting,
         parts=parts,
     )
 

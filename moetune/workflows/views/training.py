@@ -2,10 +2,14 @@
 
 from collections.abc import Iterator
 
+from moetune.domain.pipeline import stage_words
 from moetune.report.section import Cell, Section, Table, facts, seconds_span
 from moetune.solve.training.search import PricedLayout
 from moetune.workflows.training import TrainingPlan, layout_words
 from moetune.workflows.views.words import how_sure_of_layout
+
+_MUCH = 0.1
+"""Of a step, that is worth a hint."""
 
 
 def training_sections(plan: TrainingPlan) -> Iterator[Section]:
@@ -36,6 +40,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("overlap of exchanges", layout.overlap),
                     ("CUDA graphs", _graphs(plan)),
                     ("optimizer", f"ZeRO-{layout.zero}"),
+                    *_pipeline(plan),
                     ("numbers", plan.trust),
                 ],
                 header=("layout", ""),
@@ -50,10 +55,6 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
 
 
-_MUCH = 0.1
-"""Of a step, that it is worth to save."""
-
-
 def _graphs(plan: TrainingPlan) -> str:
     """Return the choice, and what another one may save where the host holds the devices up."""
     best = plan.best
@@ -62,6 +63,14 @@ def _graphs(plan: TrainingPlan) -> str:
     if best.layout.cuda_graphs != "none" or share < _MUCH or not can_replay:
         return best.layout.cuda_graphs
     return f"none: launches are {share:.0%} of the step, see --cuda-graphs partial"
+
+
+def _pipeline(plan: TrainingPlan) -> list[tuple[str, str]]:
+    layout = plan.best.layout
+    if layout.pp == 1:
+        return []
+    stages = stage_words(layout.stages_of(plan.request.job.decoder))
+    return [("schedule", layout.order), ("stages", stages)]
 
 
 def _memory(plan: TrainingPlan) -> str:
@@ -98,12 +107,13 @@ def _others(plan: TrainingPlan) -> Table:
     best = plan.best.step.seconds
     return Table(
         name="alternatives",
-        header=("layout", "recompute", "overlap", "step", "slower", "memory"),
+        header=("layout", "recompute", "overlap", "schedule", "step", "slower", "memory"),
         rows=tuple(
             (
                 Cell.words(layout_words(one.layout)),
                 Cell.words(", ".join(one.layout.recompute) or "none"),
                 Cell.words(one.layout.overlap),
+                Cell.words(one.layout.order),
                 Cell.seconds(one.step.seconds),
                 Cell.share(one.step.seconds / best - 1, sign=True),
                 Cell.size(round(one.memory.peak_bytes)),
