@@ -20,6 +20,8 @@ from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
 from moetune.workflows.files import bundled_profiles, load_profile_file
 
+_BALANCED = frozenset({"deepseek-v3", "kimi-k2"})
+"""Models whose recipes lay their stages out by hand, as evenly as their blocks allow."""
 RESULT = Path(__file__).parents[2] / "docs/results/public-runs.md"
 
 
@@ -33,10 +35,12 @@ def score(run: PublicRun) -> Scored:
     profile = _profile(run.profile)
     device = DevicePrices(costs=costs_of(profile, allow_modelled=True), machine=profile.machine)
     stages = DecoderStages(run.job.decoder)
-    step = StepPrices(
-        job=run.job, device=device, stages=stages, target=find_target("megatron")
-    ).step(run.layout)
-    peak = MemoryModel(job=run.job, stages=stages).peak(run.layout).peak_bytes
+    prices = StepPrices(job=run.job, device=device, stages=stages, target=find_target("megatron"))
+    layout = run.layout
+    if run.job.decoder.name in _BALANCED and layout.pp > 1:
+        layout = prices.balanced(layout)
+    step = prices.step(layout)
+    peak = MemoryModel(job=run.job, stages=stages).peak(layout).peak_bytes
     return Scored(run=run, seconds=step.seconds, peak_gib=peak / 2**30)
 
 

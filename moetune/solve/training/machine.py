@@ -18,21 +18,41 @@ _ADAM_BYTES = 30
 and the parameter itself; the reference profiles' rates of Adam are a data sheet's over these."""
 _MEMORY_EFFICIENCY = 0.8
 """Of a data sheet's bandwidth that memory-bound kernels reach."""
-_ATTENTION_RATES: Mapping[str, tuple[float, float]] = {
-    "A100": (0.72, 0.62), "A800": (0.72, 0.62), "B200": (0.80, 0.62), "B300": (0.80, 0.62),
-}  # fmt: skip
-"""Of the rate of large GEMMs, forward and backward, by device; causal, bfloat16, heads of 128.
 
-FlashAttention-2 (A100): 190 to 230 TFLOP/s forward and 170 to 196 backward, of 267.
-FlashAttention-4 (B200; cuDNN 9.13 reaches 1 / 1.3 of it): 1,300 to 1,613 forward, of 1,500."""
-_HOPPER_RATES = 0.62, 0.50
-"""FlashAttention-3, Figures 5 and 6 (H100, causal, heads of 128, 4 k to 16 k tokens): about 500 to
-640 TFLOP/s forward and 400 to 560 backward, of 790. Other devices are taken to be alike."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRates:
+    """Shares of the rate of large GEMMs that other kernels of a device reach.
+
+    Args:
+        attention, attention_backward: causal, bfloat16, heads of 128.
+        triton: of the same attention forward in Triton, over the fastest one.
+    """
+
+    attention: float
+    attention_backward: float
+    triton: float
+
+
+_RATES: Mapping[str, KernelRates] = {
+    # FlashAttention-2, whose authors' Triton kernel is as fast: 190 to 230 TFLOP/s forward and 170
+    # to 196 backward, of 267.
+    "A100": KernelRates(attention=0.72, attention_backward=0.62, triton=1.0),
+    "A800": KernelRates(attention=0.72, attention_backward=0.62, triton=1.0),
+    # FlashAttention-4: up to 1,613 TFLOP/s forward, of 1,500 to 1,760; 2.7 times Triton's.
+    "B200": KernelRates(attention=0.80, attention_backward=0.62, triton=1 / 2.7),
+    "B300": KernelRates(attention=0.80, attention_backward=0.62, triton=1 / 2.7),
+}
+_HOPPER_RATES = KernelRates(attention=0.62, attention_backward=0.50, triton=1 / 1.6)
+"""FlashAttention-3, Figures 5 and 6 (H100, 4 k to 16 k tokens): about 500 to 640 TFLOP/s forward
+and 400 to 560 backward, of 790; Triton's 400. Other devices are taken to be alike."""
 _FULL_HEAD = 128
 """Narrower heads have as many exponentials for fewer products: with 64, FlashAttention-3 reaches
 about 0.7 of its rate with 128, as the square root of the width."""
 _RECURRENCE = 0.10
-"""Of the same rate that chunked scans of states reach, counted by the recurrence; stated."""
+"""Of the rate of large GEMMs that chunked scans of states reach in Triton on an A100, counted by
+the recurrence: with it, Mamba-2's scan takes as long as FlashAttention-2 at 2 k tokens (Dao and Gu
+2024, Figure 10)."""
 _LARGE = 4096
 _KERNEL_SECONDS = 3e-6
 """Of a memory-bound kernel's launch and tail, as the smallest GEMM of a profile takes."""
@@ -151,12 +171,11 @@ class DevicePrices:
         """
         if not macs:
             return 0.0
-        rates = next(
-            (one for name, one in _ATTENTION_RATES.items() if name in self.machine.device),
-            _HOPPER_RATES,
-        )
+        rates = self._rates
         rate = self._macs_per_second * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
-        return 2.5 * macs / (rate * rates[1]) if backward else macs / (rate * rates[0])
+        if backward:
+            return 2.5 * macs / (rate * rates.attention_backward)
+        return macs / (rate * rates.attention)
 
     def recurrence(self, macs: float, *, backward: bool) -> float:
         """Return the seconds of a state's updates (state spaces, linear attention).
@@ -164,7 +183,13 @@ class DevicePrices:
         Args:
             macs: of the forward pass, as the recurrence is written; chunked kernels do more.
         """
-        return macs * (2 if backward else 1) / (self._macs_per_second * _RECURRENCE)
+        rate = self._macs_per_second * _RECURRENCE * self._rates.triton
+        return macs * (2 if backward else 1) / rate
+
+    @property
+    def _rates(self) -> KernelRates:
+        name = self.machine.device
+        return next((one for known, one in _RATES.items() if known in name), _HOPPER_RATES)
 
     @property
     def _macs_per_second(self) -> float:
