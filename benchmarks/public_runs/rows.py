@@ -126,7 +126,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         zero=3 if "FSDP" in row["note"] else 1,
     )  # fmt: skip
     profile = _machine(row["hardware"])
-    if name.startswith("card"):
+    if name.startswith("card") and row["routing"].startswith("forced"):
         layout, _ = with_recipe(layout, job, release="26.08", profile=profile)
     memory = row["mem_gib"]
     source = re.split(r"[ @#]", row["source"])[0]

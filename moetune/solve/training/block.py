@@ -136,7 +136,7 @@ class BlockPrices:
         scored = self.tokens / tp * (part.forward_macs(self.job.length) - once) * _tiles(part)
         updated = self.tokens / tp * max(0.0, once - part.parameters)
         forward, backward = (
-            self.device.attention_core(scored, head_dim=_head_dim(part), backward=backward)
+            self._attention(part, scored, backward=backward)
             + self.device.recurrence(updated, backward=backward)
             + self._states(part, backward=backward)
             + self._rotary(part)
@@ -177,6 +177,12 @@ class BlockPrices:
         widths = part.widths
         elements = self.tokens / self.layout.tp * (widths.get("q", 0) + widths.get("k", 0))
         return self.device.moved(2 * ELEMENT * elements, kernels=2)
+
+    def _attention(self, part: Mixer, macs: float, *, backward: bool) -> float:
+        return self.device.attention_core(
+            macs, head_dim=_head_dim(part), length=self.job.length / self.layout.cp,
+            backward=backward,
+        )  # fmt: skip
 
     def _states(self, part: Mixer, *, backward: bool) -> float:
         """Return what the chunks of a recurrence move.
@@ -226,8 +232,7 @@ class BlockPrices:
         span = self.device.span(cp, self.layout.tp)
         sent = self.device.collective("all_gather", span, self.tokens * width * ELEMENT)
         forward, backward = (
-            self.device.attention_core(core_macs, head_dim=_head_dim(part), backward=backward)
-            for backward in (False, True)
+            self._attention(part, core_macs, backward=backward) for backward in (False, True)
         )
         return Passes(forward=max(0.0, sent - forward), grad_input=max(0.0, 2 * sent - backward))
 

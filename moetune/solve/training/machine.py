@@ -25,7 +25,7 @@ class KernelRates:
     """Shares of the rate of large GEMMs that other kernels of a device reach.
 
     Args:
-        attention, attention_backward: causal, bfloat16, heads of 128.
+        attention, attention_backward: causal, bfloat16, heads of 128, in long sequences.
         triton: of the same attention forward in Triton, over the fastest one.
     """
 
@@ -35,17 +35,19 @@ class KernelRates:
 
 
 _RATES: Mapping[str, KernelRates] = {
-    # FlashAttention-2, whose authors' Triton kernel is as fast: 190 to 230 TFLOP/s forward and 170
-    # to 196 backward, of 267.
-    "A100": KernelRates(attention=0.72, attention_backward=0.62, triton=1.0),
-    "A800": KernelRates(attention=0.72, attention_backward=0.62, triton=1.0),
-    # FlashAttention-4: up to 1,613 TFLOP/s forward, of 1,500 to 1,760; 2.7 times Triton's.
-    "B200": KernelRates(attention=0.80, attention_backward=0.62, triton=1 / 2.7),
-    "B300": KernelRates(attention=0.80, attention_backward=0.62, triton=1 / 2.7),
+    # FlashAttention-2, whose authors' Triton kernel is as fast: up to 230 TFLOP/s forward and 196
+    # backward, of 267.
+    "A100": KernelRates(attention=0.88, attention_backward=0.82, triton=1.0),
+    "A800": KernelRates(attention=0.88, attention_backward=0.82, triton=1.0),
+    # FlashAttention-4: up to 1,613 TFLOP/s forward, of 1,505; 2.7 times Triton's.
+    "B200": KernelRates(attention=1.07, attention_backward=1.0, triton=1 / 2.7),
+    "B300": KernelRates(attention=1.07, attention_backward=1.0, triton=1 / 2.7),
 }
-_HOPPER_RATES = KernelRates(attention=0.62, attention_backward=0.50, triton=1 / 1.6)
-"""FlashAttention-3, Figures 5 and 6 (H100, 4 k to 16 k tokens): about 500 to 640 TFLOP/s forward
-and 400 to 560 backward, of 790; Triton's 400. Other devices are taken to be alike."""
+_HOPPER_RATES = KernelRates(attention=0.90, attention_backward=0.82, triton=1 / 1.6)
+"""FlashAttention-3, Figures 5 and 6 (H100): 500 TFLOP/s forward at 4 k tokens and 640 at 16 k, 400
+and 560 backward, of 790; Triton's 400. Other devices are taken to be alike."""
+_HALF_FORWARD, _HALF_BACKWARD = 1.7e3, 2.5e3
+"""Tokens of a sequence at which half of the long sequences' rate is reached, from the same."""
 _FULL_HEAD = 128
 """Narrower heads have as many exponentials for fewer products: with 64, FlashAttention-3 reaches
 about 0.7 of its rate with 128, as the square root of the width."""
@@ -161,21 +163,25 @@ class DevicePrices:
         """Return the seconds of Adam's step on so many parameters."""
         return self.moved(_ADAM_BYTES * parameters)
 
-    def attention_core(self, macs: float, *, head_dim: float, backward: bool) -> float:
+    def attention_core(
+        self, macs: float, *, head_dim: float, length: float, backward: bool
+    ) -> float:
         """Return the seconds of causal attention without projections.
 
         Args:
             macs: of the forward pass; the backward pass has 2.5 times as many, since it computes
                 the scores again.
             head_dim: mean width of a head's queries and values.
+            length: tokens of a sequence that a kernel gets.
         """
         if not macs:
             return 0.0
         rates = self._rates
         rate = self._macs_per_second * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
         if backward:
-            return 2.5 * macs / (rate * rates.attention_backward)
-        return macs / (rate * rates.attention)
+            rate *= rates.attention_backward * length / (length + _HALF_BACKWARD)
+            return 2.5 * macs / rate
+        return macs / (rate * rates.attention * length / (length + _HALF_FORWARD))
 
     def recurrence(self, macs: float, *, backward: bool) -> float:
         """Return the seconds of a state's updates (state spaces, linear attention).

@@ -141,7 +141,8 @@ def test_attention_is_slower_with_narrow_heads_and_in_small_windows() -> None:
     made = device()
     for backward in (False, True):
         narrow, full, wide = (
-            made.attention_core(1e12, head_dim=dim, backward=backward) for dim in (64, 128, 256)
+            made.attention_core(1e12, head_dim=dim, length=4096, backward=backward)
+            for dim in (64, 128, 256)
         )
         assert narrow == pytest.approx(full * 2**0.5)
         assert full == wide
@@ -155,7 +156,7 @@ def test_attention_is_slower_with_narrow_heads_and_in_small_windows() -> None:
     prices = BlockPrices(job=job, layout=FoldedLayout(dp=64, ep=8), device=made)
     own = part.forward_macs(4096) - part.forward_macs(1)
     core = prices.times(block).passes("core_attn").forward
-    assert core > made.attention_core(4096 * own, head_dim=64, backward=False)
+    assert core > made.attention_core(4096 * own, head_dim=64, length=4096, backward=False)
 
 
 @pytest.mark.parametrize("name", ["nemotron-3-nano", "qwen3-next-80b-a3b"])
