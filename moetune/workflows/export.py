@@ -1,6 +1,5 @@
 """Exports of plan files: reading, the model and the machine behind them, and the document."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,19 +12,14 @@ from moetune.domain.targets import Target, TargetName, find_target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
 from moetune.export.planned import Export, Planned
 from moetune.export.targets import export_layout
-from moetune.workflows.files import read_text
 from moetune.workflows.models import find_decoder_model
 from moetune.workflows.profiles import find_profile
-from moetune.workflows.training import SCHEMA
+from moetune.workflows.training_files import MAKE_ONE, mapping_of, training_document
 from moetune.workflows.wiring import StoreFinder
 
 EXPORT_SCHEMA = "moetune.export/1"
 _SINCE_SCHEDULES = ("schedule", "stages")
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
-_MAKE_ONE = (
-    "make one:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
-    "--global-batch 256 --seq 4096 --output plan.json"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +70,15 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
         InfeasiblePlanError: the target cannot run the layout.
     """
     target = find_target(to)
-    document = _document(path)
+    document = training_document(path)
     known = {item.name for item in fields(_Inputs)}
-    given = _mapping(document, "inputs", path)
+    given = mapping_of(document, "inputs", path)
     inputs = decode(
         _Inputs, {key: one for key, one in given.items() if key in known}, f"{path}: inputs"
     )
     found = find_decoder_model(model or inputs.model, world_size=inputs.world_size)
     if found.decoder is None:
-        raise InputError(f"{path}: {inputs.model} is a layer, not a model", _MAKE_ONE)
+        raise InputError(f"{path}: {inputs.model} is a layer, not a model", MAKE_ONE)
     if found.decoder.name != inputs.model:
         raise InputError(
             f"{path} is a plan of {inputs.model}, not of {found.decoder.name}",
@@ -98,7 +92,7 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
     planned = Planned(
         plan_id=str(document.get("id", "")),
         job=job,
-        layout=_layout(_mapping(document, "layout", path), path),
+        layout=_layout(mapping_of(document, "layout", path), path),
         target=target,
         hub_name=hub[1] if hub else None,
         devices_per_node=_devices_per_node(inputs.profile, stores),
@@ -107,44 +101,16 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
     return PlanExport(plan_id=planned.plan_id, target=target, export=export_layout(planned))
 
 
-def _document(path: Path) -> Mapping[str, object]:
-    """Return a plan file's document, also from the error that a plan without room ends in."""
-    try:
-        found = json.loads(read_text(path, "plan"))
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a plan: it is not valid JSON", _MAKE_ONE) from None
-    if isinstance(found, dict) and isinstance(found.get("plan"), dict):
-        found = found["plan"]
-    if not isinstance(found, dict):
-        raise InputError(f"{path} is not a plan", _MAKE_ONE)
-    schema = found.get("schema")
-    if schema == SCHEMA:
-        return found
-    if "pipeline" in found and "inputs" in found:
-        raise InputError(
-            f"{path} is the plan of a layer or of a paper's model, which has nothing to export",
-            f"moetune.open_planbook reads it as it is; for a layout, {_MAKE_ONE}",
-        )
-    what = "no schema" if schema is None else f"schema {schema!r}"
-    raise InputError(f"{path} is not a training plan: it has {what}, not {SCHEMA!r}", _MAKE_ONE)
-
-
-def _mapping(document: Mapping[str, object], key: str, path: Path) -> dict[str, object]:
-    found = document.get(key)
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: {key} is missing", _MAKE_ONE)
-    return found
-
-
 def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
     rest = {key: value for key, value in plain.items() if key != "edp"}
+    rest.setdefault("cuda_graphs", "none")
     for name in _SINCE_SCHEDULES:  # plans from before them have what None stands for
         rest.setdefault(name, None)
     if isinstance(rest["stages"], str):
         rest["stages"] = list(read_stages(rest["stages"]))
     missing = [item.name for item in fields(FoldedLayout) if item.name not in rest]
     if missing:  # their defaults would be another layout than the planned one
-        raise InputError(f"{path}: layout lacks {', '.join(missing)}", _MAKE_ONE)
+        raise InputError(f"{path}: layout lacks {', '.join(missing)}", MAKE_ONE)
     if rest.get("recompute") == ["none"]:
         rest["recompute"] = []
     return decode(FoldedLayout, rest, f"{path}: layout")

@@ -5,12 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from moetune.solve.training.uncertainty import OWN_SPREAD, P05_RATIO, P95_RATIO
 from tests.cli.running import Cli
 
 QWEN = ("plan", "--model", "qwen3-30b-a3b", "--profile", "h100-x8", "--global-batch", "1024",
         "--seq", "4096")  # fmt: skip
 PINNED = (*QWEN, "--world-size", "16", "--target", "megatron", "--tp", "2", "--pp", "2", "--vpp",
           "2", "--ep", "8", "--micro-batch", "1", "--recompute", "norm,moe_act")  # fmt: skip
+
+ROOT = Path(__file__).resolve().parents[2]
+SEARCHED = (
+    "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "16", "--global-batch", "64",
+    "--seq", "4096", "--target", "megatron",
+)  # fmt: skip
 
 
 def test_a_pinned_layout_is_kept_and_the_numbers_agree(cli: Cli, tmp_path: Path) -> None:
@@ -146,3 +153,48 @@ def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path:
         assert result.code == 2
         assert word in result.err
     assert cli(*PINNED, "--routing", str(tmp_path / "none")).code == 2
+
+
+def test_explain_says_where_the_step_goes_and_why_the_others_lost(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    plan = cli(*SEARCHED, "--json", "--output", str(file)).document
+    found = cli("explain", str(file), "--json").document
+    step = plan["predicted"]["step_seconds"]
+    assert sum(found["kinds"].values()) == pytest.approx(step)
+    assert (found["plan"], found["parts"]) == (plan["id"], plan["predicted"]["parts"])
+    assert found["memory"]["peak_bytes"] == plan["memory"]["peak_bytes"]
+    assert len(found["alternatives"]) == len(plan["alternatives"]) > 0
+    for one in found["alternatives"]:
+        assert step + sum(one["differences"].values()) == pytest.approx(one["step_seconds"])
+    assert "Why the next" in cli("explain", str(file)).out
+
+
+@pytest.mark.parametrize("lacks", ["layout", "predicted", "memory", "inputs"])
+def test_a_broken_plan_is_explained_by_what_it_lacks(cli: Cli, tmp_path: Path, lacks: str) -> None:
+    file = tmp_path / "plan.json"
+    plan = cli(*SEARCHED, "--json").document
+    del plan[lacks]
+    file.write_text(json.dumps(plan))
+    result = cli("explain", str(file))
+    assert result.code == 2
+    assert lacks in result.err
+
+
+def test_how_sure_a_layout_is_comes_from_the_record_of_public_runs(cli: Cli) -> None:
+    plan = cli(*SEARCHED, "--json").document
+    step, sure = plan["predicted"]["step_seconds"], plan["confidence"]
+    assert sure["p05_step_seconds"] < step < sure["p95_step_seconds"]
+    assert 0 < sure["probability_best"] < 1
+    assert sure["expected_regret"] > 0
+    page = (ROOT / "docs/results/public-runs.md").read_text()
+    for number in (P05_RATIO, P95_RATIO, OWN_SPREAD):
+        assert f"{number:.2f}" in page
+
+
+def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -> None:
+    pins = ("--tp", "2", "--pp", "1", "--ep", "8", "--micro-batch", "1", "--overlap", "none")
+    shown = cli(*SEARCHED, *pins).out
+    assert "--cuda-graphs partial" in shown
+    replayed = cli(*SEARCHED, *pins, "--cuda-graphs", "partial", "--json").document
+    plain = cli(*SEARCHED, *pins, "--json").document
+    assert replayed["predicted"]["step_seconds"] < plain["predicted"]["step_seconds"]
