@@ -11,12 +11,14 @@ from typing import Literal, get_args
 
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
+from moetune.domain.optimizers import OPTIMIZERS, OptimizerName, optimizer_of
 from moetune.domain.training import (
     FoldedLayout,
     Overlap,
     Recompute,
     TokenDispatcher,
     TrainingDtype,
+    TrainingJob,
     ZeroStage,
 )
 
@@ -40,6 +42,7 @@ class Target:
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
+        optimizers: that it has, the one of its own default recipe first.
     """
 
     name: TargetName
@@ -58,6 +61,7 @@ class Target:
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
     launches: float = 1.0
+    optimizers: tuple[OptimizerName, ...] = ("adam",)
 
 
 def _sizes(**largest: int) -> MappingProxyType[str, int]:
@@ -73,7 +77,7 @@ _MEGATRON = Target(
     dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
-    largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
+    largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6, optimizers=OPTIMIZERS,
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
@@ -124,10 +128,8 @@ def find_target(name: str) -> Target:
     raise InputError(f"target {name!r} is unknown", f"use one of {', '.join(TARGETS)}")
 
 
-def target_rules(
-    layout: FoldedLayout, target: Target, dtype: TrainingDtype
-) -> Iterator[BrokenRule]:
-    """Yield what of a layout the runtime cannot run."""
+def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
+    """Yield what of a layout of a job the runtime cannot run."""
     for name, most in target.largest.items():
         size = getattr(layout, name)
         if size > most:
@@ -137,12 +139,14 @@ def target_rules(
         *(("recomputation of", "recompute", one, target.recompute) for one in layout.recompute),
         ("overlap", "overlap", layout.overlap, target.overlaps),
         ("ZeRO stage", "zero", layout.zero, target.zero),
-        ("the dtype", "dtype", dtype, target.dtypes),
+        ("the dtype", "dtype", job.dtype, target.dtypes),
+        ("the optimizer", "optimizer", job.optimizer, target.optimizers),
     ):
         if value not in known:
             yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(map(str, known))}")
     yield from _combinations(layout, target)
     yield from _overlap_rules(layout, target)
+    yield from _optimizer_rules(layout, target, job)
 
 
 def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
@@ -176,6 +180,22 @@ def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]
         if module in layout.recompute:
             yield _cannot(target, f"overlap batch with recomputation of {module}",
                           "--recompute moe_act,norm")  # fmt: skip
+
+
+def _optimizer_rules(
+    layout: FoldedLayout, target: Target, job: TrainingJob
+) -> Iterator[BrokenRule]:
+    """Yield what Megatron-Core's precision-aware optimizer is not for (`optimizer_config.py`).
+
+    Beside 8-bit GEMMs it keeps another master copy, whose bytes are not known here.
+    """
+    if not optimizer_of(job.optimizer).is_precision_aware:
+        return
+    what = f"the optimizer {job.optimizer} with"
+    if layout.zero == 0:
+        yield _cannot(target, f"{what} ZeRO stage 0", "--zero 1 or --optimizer adam")
+    if job.dtype != "bfloat16":
+        yield _cannot(target, f"{what} the dtype {job.dtype}", "--optimizer adam")
 
 
 def _cannot(target: Target, what: str, instead: str) -> BrokenRule:

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.optimizers import OptimizerName
 from moetune.domain.routing import BALANCED, ExpertLoads
 
 Recompute = Literal[
@@ -112,6 +113,7 @@ class TrainingJob:
         dtype: of the GEMMs; 8-bit formats keep attention's core, the router and the head in
             bfloat16.
         routing: of tokens to experts; a step waits for the fullest rank.
+        optimizer: its name, which says the bytes that it keeps for each parameter.
 
     Raises:
         InputError: a size below 1, or a routing of another number of experts.
@@ -123,6 +125,7 @@ class TrainingJob:
     length: int
     dtype: TrainingDtype = "bfloat16"
     routing: ExpertLoads = BALANCED
+    optimizer: OptimizerName = "adam"
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")

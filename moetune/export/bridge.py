@@ -1,6 +1,7 @@
 """Megatron-Bridge 0.3.1: a function that edits a recipe's configuration."""
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
 from moetune.export.megatron_values import Value, megatron_values, stage_letters
 from moetune.export.planned import Export, Planned, remarks
@@ -12,6 +13,7 @@ _OVERLAP = (
 )  # fmt: skip
 """Fields that `CommOverlapConfig` writes over those of the model and of the gradients."""
 _PRECISION = ("fp8", "fp8_recipe")
+_DTYPES = MappingProxyType({"fp32": "torch.float32", "bf16": "torch.bfloat16"})
 _RESET = (
     "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
     "mtp_num_layers",
@@ -76,8 +78,18 @@ def _statements(planned: Planned) -> Iterator[str]:
     for name in _PRECISION:
         if name in values.model:
             yield f"cfg.mixed_precision.{name} = {_literal(values.model[name])}"
+    yield from _optimizer(values.optimizer)
     if backend := values.model.get("moe_flex_dispatcher_backend"):
         yield f"apply_flex_dispatcher_backend(cfg.model, {backend!r})"
+
+
+def _optimizer(given: dict[str, Value]) -> Iterator[str]:
+    """Yield the lines of the optimizer; a recipe may have set another one."""
+    yield f"cfg.optimizer.use_precision_aware_optimizer = {bool(given)}"
+    for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        yield f"cfg.optimizer.{name} = {_DTYPES[str(given.get(name, 'fp32'))]}"
+    for part in ("ddp", "mixed_precision"):
+        yield f"cfg.{part}.grad_reduce_in_fp32 = {not given}"
 
 
 def _literal(value: Value) -> str:

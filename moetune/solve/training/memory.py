@@ -1,20 +1,19 @@
 """Memory of a pipeline rank, part by part.
 
 Bytes of the device that a training step takes at its peak with Megatron-Core's distributed
-optimizer: bfloat16 parameters, gradients added up in float32, Adam's moments and the master copy in
-float32, activations of the micro-batches in work, and what the libraries take.
+optimizer: bfloat16 parameters, gradients and states by the optimizer's own bytes, activations of
+the micro-batches in work, and what the libraries take.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moetune.domain.optimizers import optimizer_of
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.activations import ELEMENT, FULL, block_bytes, workspace_bytes
+from moetune.solve.training.activations import ELEMENT, block_bytes, workspace_bytes
 from moetune.solve.training.stages import DecoderStages, RankBlocks, live_micro_batches
 from moetune.solve.training.step import rank_parameters
 
-_OPTIMIZER_BYTES = 12
-"""Two moments and the master copy, float32 each."""
 _GIB = 2**30
 LIBRARY_BYTES = 1.5 * _GIB
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
@@ -33,6 +32,11 @@ class RankMemory:
     def peak_bytes(self) -> float:
         """The sum."""
         return sum(self.parts.values())
+
+    @property
+    def allocated_bytes(self) -> float:
+        """What `torch.cuda.max_memory_allocated` counts: tensors, not what is around them."""
+        return self.peak_bytes - self.parts["fragmentation"] - self.parts["libraries"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +63,11 @@ class MemoryModel:
             shard if layout.zero >= stage else count for stage in (1, 2, 3)
         )
         activations, workspace = self._activations(layout, rank)
+        optimizer = optimizer_of(self.job.optimizer)
         parts = {
             "parameters": ELEMENT * parameters,
-            "gradients": FULL * gradients,
-            "optimizer": _OPTIMIZER_BYTES * states,
+            "gradients": optimizer.gradient_bytes * gradients,
+            "optimizer": optimizer.state_bytes * states,
             "activations": activations,
             "workspace": workspace,
             "logits": self._logits(layout) if rank.has_head else 0.0,

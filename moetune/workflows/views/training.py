@@ -27,7 +27,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("recompute", ", ".join(layout.recompute) or "none"),
                     ("dispatcher", layout.dispatcher),
                     ("overlap of exchanges", layout.overlap),
-                    ("optimizer", f"ZeRO-{layout.zero}"),
+                    ("optimizer", f"{job.optimizer}, ZeRO-{layout.zero}"),
                     ("numbers", plan.trust),
                 ],
                 header=("layout", ""),

@@ -64,7 +64,7 @@ def test_a_target_gets_only_what_it_can_run(target: str) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     search = search_of(job, target=target)
     for one in search.best(LayoutRequest()):
-        assert list(target_rules(one.layout, search.target, job.dtype)) == []
+        assert list(target_rules(one.layout, search.target, job)) == []
         assert list(broken_rules(one.layout, job)) == []
 
 
