@@ -43,6 +43,8 @@ class Target:
         hides_gradients: whether collectives of gradients and parameters run beside computation.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
         optimizers: that it has, the one of its own default recipe first.
+        logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
+            gradient takes the place of, 2 a fused loss that writes the gradient over the logit.
     """
 
     name: TargetName
@@ -62,6 +64,7 @@ class Target:
     hides_gradients: bool = True
     launches: float = 1.0
     optimizers: tuple[OptimizerName, ...] = ("adam",)
+    logit_bytes: int = 6
 
 
 def _sizes(**largest: int) -> MappingProxyType[str, int]:
@@ -90,6 +93,7 @@ _KNOWN: dict[TargetName, Target] = {
     "bridge": replace(
         _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
         source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
+        logit_bytes=2,
     ),
     "torchtitan": Target(
         name="torchtitan", version="0.3.0",

@@ -128,7 +128,9 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
         search = FoldedSearch(
             job=request.job,
             prices=StepPrices(job=request.job, device=device, stages=stages, target=request.target),
-            memory=MemoryModel(job=request.job, stages=stages),
+            memory=MemoryModel(
+                job=request.job, stages=stages, logit_bytes=request.target.logit_bytes
+            ),
             limit_bytes=limit,
             target=request.target,
         )

@@ -7,7 +7,7 @@ A recomputed module keeps its inputs alone.
 from dataclasses import replace
 
 from moetune.domain.architecture import Block, Part
-from moetune.domain.attention import LatentAttention
+from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.units import dtype_bytes
@@ -26,10 +26,21 @@ def block_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
     total = 0.0
     for part in block.parts:
         total += residual  # the input of the norm, which the residual sum needs anyway
-        if "norm" not in layout.recompute:
+        if not _norm_is_freed(part, layout):
             total += residual
         total += _part_bytes(part, job, layout, tokens)
     return total
+
+
+def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
+    """Return whether the output of the norm before a part is computed again.
+
+    Transformer Engine fuses the norm into the projections of grouped-query attention and of dense
+    FFNs, where Megatron-Core cannot drop its output alone (`gpt_layer_specs.py`).
+    """
+    if isinstance(part, DenseFfn):
+        return "mlp" in layout.recompute
+    return "norm" in layout.recompute and not isinstance(part, GroupedQueryAttention)
 
 
 def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
@@ -53,12 +64,21 @@ def _part_bytes(part: Part, job: TrainingJob, layout: FoldedLayout, tokens: floa
             return 0.0
         return _routed_bytes(part, tokens * most_rows(part, job, layout), tokens, layout)
     widths = part.widths
-    inner = sum(widths.values())
+    inner = sum(widths.values()) + _normed(part)
     if isinstance(part, LatentAttention) and "mla_up_proj" in layout.recompute:
-        inner -= widths["q"] + widths["k"] + widths["v"]
+        inner -= widths["q"] + widths["k"] + widths["v"] + _normed(part)
     # The output of recomputed core attention is the next projection's input, and kept all the same.
     heads: int = getattr(part, "num_heads", 0)
     return tokens * (ELEMENT * inner + FULL * heads)
+
+
+def _normed(part: Part) -> int:
+    """Return the elements of a token that norms inside attention read, beside what they write."""
+    if isinstance(part, LatentAttention):
+        return (part.q_rank or 0) + part.kv_rank
+    if isinstance(part, GroupedQueryAttention) and part.norm_parameters:
+        return part.widths["q"] + part.widths["k"]
+    return 0
 
 
 def _ffn_bytes(part: DenseFfn, tokens: float) -> float:

@@ -41,10 +41,15 @@ class RankMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """Memory of a job's layouts, each part computed once. Not safe for several threads."""
+    """Memory of a job's layouts, each part computed once. Not safe for several threads.
+
+    Args:
+        logit_bytes: of one logit at the loss, with its gradient (`Target.logit_bytes`).
+    """
 
     job: TrainingJob
     stages: DecoderStages
+    logit_bytes: int = 6
     _blocks: dict[tuple[object, ...], list[tuple[float, float]]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -103,7 +108,7 @@ class MemoryModel:
         return found
 
     def _logits(self, layout: FoldedLayout) -> float:
-        """Return the logits and their gradient, as of a fused cross entropy."""
+        """Return the logits and their gradient."""
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-self.job.decoder.vocab_size // layout.tp)
-        return 2 * ELEMENT * tokens * vocab
+        return self.logit_bytes * tokens * vocab
