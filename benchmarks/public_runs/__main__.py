@@ -4,6 +4,7 @@ FOLDER has `layouts.csv` and `megatron_bridge.csv`. Writes docs/results/public-r
 """
 
 import argparse
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from benchmarks.public_runs.rows import PublicRun, Skipped, read_runs
 from benchmarks.public_runs.score import Scored
 from moetune.domain.errors import MoetuneError
 from moetune.domain.profile import Profile
+from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
 from moetune.fit.costs import costs_of
 from moetune.solve.training.machine import DevicePrices
@@ -36,8 +38,13 @@ def score(run: PublicRun) -> Scored:
     step = StepPrices(
         job=run.job, device=device, stages=stages, target=find_target("megatron")
     ).step(run.layout)
-    peak = MemoryModel(job=run.job, stages=stages).peak(run.layout).peak_bytes
-    return Scored(run=run, seconds=step.seconds, peak_gib=peak / 2**30)
+    # The log is that of the first ranks, which get the mean of the rows over all blocks.
+    memory = MemoryModel(
+        job=replace(run.job, routing=BALANCED),
+        stages=stages,
+        logit_bytes=find_target("bridge").logit_bytes,
+    ).peak(run.layout)
+    return Scored(run=run, seconds=step.seconds, memory=memory)
 
 
 def main() -> None:

@@ -7,10 +7,12 @@ cannot be priced is a `Skipped` with its reason.
 import csv
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.public_runs.recipes import MORE_ROWS, RECIPES, Recipe
 from moetune.domain.errors import MoetuneError
+from moetune.domain.routing import BALANCED, NATURAL
 from moetune.domain.training import (
     FoldedLayout,
     Overlap,
@@ -41,6 +43,10 @@ _MODULES: Mapping[str, tuple[Recompute, ...]] = {
 }  # fmt: skip
 
 
+_GIGABYTE = 1e9
+"""Of Megatron-Bridge's log, which has five digits and no GiB (`report_memory`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicRun:
     """One run.
@@ -49,7 +55,7 @@ class PublicRun:
         set_name: of the runs that it is ranked with: one model, machine, batch and release.
         release: of the software, for the efficiency factor, with the machine.
         tokens: measured, a second and device.
-        memory_gib: measured; None where the source has none.
+        allocated_bytes: measured peak of the allocator; None where the source has none.
         assumed: what the source does not say.
     """
 
@@ -60,7 +66,7 @@ class PublicRun:
     job: TrainingJob
     layout: FoldedLayout
     tokens: float
-    memory_gib: float | None
+    allocated_bytes: float | None
     routing: str
     assumed: tuple[str, ...] = ()
 
@@ -83,6 +89,8 @@ def read_runs(folder: Path) -> Iterator[PublicRun | Skipped]:
     with (folder / "layouts.csv").open() as file:
         for row in csv.DictReader(file):
             yield _read(row["id"], row, _of_layouts)
+    for more in MORE_ROWS:
+        yield _read(more["id"], more, _of_layouts)
     with (folder / "megatron_bridge.csv").open() as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
             yield _read(f"bridge:{number}", row, _of_bridge)
@@ -101,12 +109,15 @@ def _read(name: str, row: Mapping[str, str], read: object) -> PublicRun | Skippe
 
 def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     assumed: list[str] = []
+    recipe = RECIPES.get(name)
     job = TrainingJob(
         decoder=named_model(_model(row["model"])).decoder,
         world_size=int(row["gpus"]),
         global_batch=int(row["gbs"]),
         length=int(row["seq"]),
         dtype=_dtype(row["precision"]),
+        routing=NATURAL if recipe is not None and recipe.is_natural else BALANCED,
+        optimizer="adam" if recipe is None else recipe.optimizer,
     )
     etp = row["etp"]
     if not etp:
@@ -117,6 +128,9 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         recompute=_recompute(row["recompute"]), overlap=_overlap(row["overlap"]),
         zero=3 if "FSDP" in row["note"] else 1,
     )  # fmt: skip
+    if recipe is not None:
+        layout = _as_said(layout, recipe)
+        assumed.append(f"recipe {recipe.source}")
     tokens = row["tok_s_gpu"]
     measured = float(tokens) if tokens else job.tokens / job.world_size / float(row["step_s"])
     memory = row["mem_gib"]
@@ -125,7 +139,7 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         name=name, set_name=f"{source}, {row['model']}, {row['gpus']} {row['hardware']}, "
         f"{job.length} x {job.global_batch}, {row['routing'] or 'balanced'}",
         profile=_machine(row["hardware"]), release=source, job=job, layout=layout, tokens=measured,
-        memory_gib=float(memory) if memory else None, routing=row["routing"],
+        allocated_bytes=float(memory) * _GIGABYTE if memory else None, routing=row["routing"],
         assumed=tuple(assumed),
     )  # fmt: skip
 
@@ -147,7 +161,7 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
     return PublicRun(
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
-        tokens=float(row["Tokens / sec / GPU"]), memory_gib=None, routing="forced",
+        tokens=float(row["Tokens / sec / GPU"]), allocated_bytes=None, routing="forced",
         assumed=("hybrid_ep", "no recomputation", "no overlap"),
     )  # fmt: skip
 
@@ -162,6 +176,15 @@ def _layout(
         dp=dp, ep=_size(ep), etp=_size(etp), micro_batch=_size(micro_batch), dispatcher=dispatcher,
         recompute=recompute, overlap=overlap, zero=zero, **sizes,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _as_said(layout: FoldedLayout, recipe: Recipe) -> FoldedLayout:
+    said = {
+        name: value
+        for name in ("dispatcher", "overlap", "recompute")
+        if (value := getattr(recipe, name)) is not None
+    }
+    return replace(layout, **said)
 
 
 def _size(text: str) -> int:

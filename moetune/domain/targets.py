@@ -80,7 +80,8 @@ _MEGATRON = Target(
     dispatchers=("all_to_all", "all_gather", "deepep", "hybrid_ep"),
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
-    largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6, optimizers=OPTIMIZERS,
+    largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
+    optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
@@ -93,7 +94,7 @@ _KNOWN: dict[TargetName, Target] = {
     "bridge": replace(
         _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
         source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
-        logit_bytes=2,
+        logit_bytes=2, optimizers=OPTIMIZERS,
     ),
     "torchtitan": Target(
         name="torchtitan", version="0.3.0",

@@ -50,7 +50,7 @@ def _arguments(planned: Planned) -> Iterator[str]:
         yield from _argument(field, value)
     for field, value in values.optimizer.items():
         yield from _argument(field, value)
-    if values.optimizer:
+    if not values.reduces_in_fp32:
         yield "--grad-reduce-in-bf16"
     if "use_megatron_fsdp" in values.ddp:
         yield "--ckpt-format fsdp_dtensor"

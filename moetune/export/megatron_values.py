@@ -27,6 +27,7 @@ _FLEX: MappingProxyType[TokenDispatcher, tuple[str, str, int]] = MappingProxyTyp
 _FP8 = MappingProxyType({"fp8": "blockwise", "mxfp8": "mxfp8"})
 _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
+_FP32_BYTES = 4
 _SHARED_CONNECTIONS = 32
 _FIRST_FSDP_STAGE = 2
 
@@ -39,12 +40,16 @@ class MegatronValues:
         model: of `TransformerConfig`.
         ddp: of `DistributedDataParallelConfig`.
         optimizer: of `OptimizerConfig`; dtypes as "fp32" and "bf16".
+        reduces_in_fp32: whether gradients are added up and reduced in float32.
+        keeps_remainders: whether the optimizer keeps no whole master copy.
         max_connections: of CUDA_DEVICE_MAX_CONNECTIONS.
     """
 
     model: dict[str, Value]
     ddp: dict[str, Value]
     optimizer: dict[str, Value]
+    reduces_in_fp32: bool
+    keeps_remainders: bool
     max_connections: int
 
 
@@ -67,9 +72,11 @@ def megatron_values(planned: Planned) -> MegatronValues:
         model |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
     if planned.job.dtype in _FP8:
         model |= {"fp8": "e4m3", "fp8_recipe": _FP8[planned.job.dtype]}
+    optimizer = optimizer_of(planned.job.optimizer)
     return MegatronValues(
-        model=model, ddp=_sharding(planned), optimizer=_optimizer(optimizer_of(planned.job.optimizer)),
-        max_connections=_connections(planned),
+        model=model, ddp=_sharding(planned), optimizer=_optimizer(optimizer),
+        reduces_in_fp32=optimizer.gradient_bytes == _FP32_BYTES,
+        keeps_remainders=optimizer.keeps_remainders, max_connections=_connections(planned),
     )  # fmt: skip
 
 

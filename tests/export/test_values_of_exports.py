@@ -294,6 +294,19 @@ def test_precision_aware_optimizers_get_their_dtypes(
         assert f"    {line}\n" in bridge
 
 
+def test_bridges_master_copy_follows_the_recipe_of_fp8(tmp_path: Path) -> None:
+    for optimizer, recipe in (("adam-bf16", "delayed"), ("adam-bf16-moments", "tensorwise")):
+        document = plan_document(PIPELINE, optimizer=optimizer)
+        text = exported(tmp_path, "bridge", document).export.text
+        assert f"    cfg.mixed_precision.fp8_recipe = {recipe!r}\n" in text
+
+
+def test_megatron_keeps_no_master_copy_beside_bfloat16_moments(tmp_path: Path) -> None:
+    document = plan_document(PIPELINE, optimizer="adam-bf16-moments")
+    with pytest.raises(InfeasiblePlanError, match="cannot run the optimizer adam-bf16-moments"):
+        exported(tmp_path, "megatron", document)
+
+
 def test_plain_adam_takes_back_a_recipes_other_optimizer(tmp_path: Path) -> None:
     plain = plan_document(PIPELINE)
     given = flags(exported(tmp_path, "megatron", plain).export.text)
@@ -305,6 +318,16 @@ def test_plain_adam_takes_back_a_recipes_other_optimizer(tmp_path: Path) -> None
         "cfg.ddp.grad_reduce_in_fp32 = True",
     ):
         assert f"    {line}\n" in bridge
+
+
+def test_gradients_in_bfloat16_need_no_other_optimizer(tmp_path: Path) -> None:
+    plain = plan_document(PIPELINE, optimizer="adam-bf16-grads")
+    given = flags(exported(tmp_path, "megatron", plain).export.text)
+    assert "--grad-reduce-in-bf16" in given
+    assert "--use-precision-aware-optimizer" not in given
+    bridge = exported(tmp_path, "bridge", plain).export.text
+    assert "    cfg.optimizer.use_precision_aware_optimizer = False\n" in bridge
+    assert "    cfg.ddp.grad_reduce_in_fp32 = False\n" in bridge
 
 
 @pytest.mark.parametrize(

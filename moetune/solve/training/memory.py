@@ -69,13 +69,16 @@ class MemoryModel:
         )
         activations, workspace = self._activations(layout, rank)
         optimizer = optimizer_of(self.job.optimizer)
+        logits = self._logits(layout) if rank.has_head else 0.0
+        copied = optimizer.step_bytes * (shard if layout.zero else count)
         parts = {
             "parameters": ELEMENT * parameters,
             "gradients": optimizer.gradient_bytes * gradients,
             "optimizer": optimizer.state_bytes * states,
             "activations": activations,
             "workspace": workspace,
-            "logits": self._logits(layout) if rank.has_head else 0.0,
+            "logits": logits,
+            "optimizer step": max(0.0, copied - activations - workspace - logits),
             "fragmentation": FRAGMENTATION * (activations + workspace),
             "libraries": LIBRARY_BYTES,
         }

@@ -32,7 +32,7 @@ class Norm(torch.autograd.Function):
         return (x_TD * scale).to(x_TD.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -78,6 +78,11 @@ class Gate(torch.autograd.Function):
     def backward(ctx: Any, _grad: Tensor) -> tuple[Tensor, Tensor]:
         x, weights = ctx.saved_tensors
         return torch.zeros_like(x), torch.zeros_like(weights)
+
+
+def applied(function: type[torch.autograd.Function], *inputs: Tensor) -> Tensor:
+    out: Tensor = function.apply(*inputs)
+    return out
 
 
 @dataclass
@@ -128,15 +133,15 @@ class TorchBlock:
         return functional.linear(x, weight)
 
     def norm(self, x: Tensor) -> Tensor:
-        out: Tensor = Norm.apply(x)
-        return out
+        return applied(Norm, x)
 
     def block(self, x_TD: Tensor) -> Tensor:
         attend = self.latent if isinstance(self.attention, LatentAttention) else self.grouped
         mixed_TD = attend(x_TD)
         x_TD = x_TD + self.linear(mixed_TD, x_TD.shape[-1])
         feed = self.routed if isinstance(self.ffn, RoutedExperts) else self.dense
-        return x_TD + self.run(("mlp",), feed, x_TD)
+        fed: Tensor = self.run(("mlp",), feed, x_TD)
+        return x_TD + fed
 
     def dense(self, x_TD: Tensor) -> Tensor:
         assert isinstance(self.ffn, DenseFfn)
@@ -144,7 +149,7 @@ class TorchBlock:
 
     def last(self, hidden_TF: Tensor) -> Tensor:
         weights = torch.ones(len(hidden_TF), dtype=torch.bfloat16)
-        return self.linear(Gate.apply(hidden_TF, weights), self.attention.d_model)
+        return self.linear(applied(Gate, hidden_TF, weights), self.attention.d_model)
 
     def grouped(self, x_TD: Tensor) -> Tensor:
         part = self.attention
@@ -160,11 +165,12 @@ class TorchBlock:
         q, k, v = project(x_TD)
         if part.norm_parameters:
             q, k = self.norm(q), self.norm(k)
-        return self.run(("core_attn",), self.core, Rotate.apply(q), Rotate.apply(k), v)
+        given = applied(Rotate, q), applied(Rotate, k), v
+        mixed: Tensor = self.run(("core_attn",), self.core, *given)
+        return mixed
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = Core.apply(q, k, v)
-        return out.flatten(1)
+        return applied(Core, q, k, v).flatten(1)
 
     def latent(self, x_TD: Tensor) -> Tensor:
         part = self.attention
@@ -181,8 +187,10 @@ class TorchBlock:
             q = self.linear(q_latent, heads * (part.nope_dim + rope)).unflatten(-1, (heads, -1))
             kv = self.linear(kv_latent, heads * (part.nope_dim + part.v_head_dim))
             k, v = kv.unflatten(-1, (heads, -1)).split([part.nope_dim, part.v_head_dim], -1)
-            key = torch.cat([k, Rotate.apply(k_rope).unsqueeze(1).expand(-1, heads, -1)], -1)
-            return self.run(("core_attn",), self.core, Rotate.apply(q), key, v.contiguous())
+            key = torch.cat([k, applied(Rotate, k_rope).unsqueeze(1).expand(-1, heads, -1)], -1)
+            given = applied(Rotate, q), key, v.contiguous()
+            mixed: Tensor = self.run(("core_attn",), self.core, *given)
+            return mixed
 
         q_latent, both = self.run(("norm",), compress, x_TD)
         kv_latent, k_rope = both.split([part.kv_rank, rope], -1)
@@ -193,8 +201,11 @@ class TorchBlock:
         if "moe" in self.recompute:
             # Its input is what the norm wrote, unless the norm is computed again, too.
             inner = self.run(("norm",), lambda x: self.norm(x) * 1, x_TD)
-            return self.run(("moe",), lambda n: self.experts(*self.enter(n)), inner)
-        return self.experts(*self.run(("norm",), lambda x: self.enter(self.norm(x)), x_TD))
+            out: Tensor = self.run(("moe",), lambda n: self.experts(*self.enter(n)), inner)
+            return out
+        entered = self.run(("norm",), lambda x: self.enter(self.norm(x)), x_TD)
+        fed: Tensor = self.experts(*entered)
+        return fed
 
     def enter(self, normed_TD: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the router's scores, the tokens, and the shared experts' hidden vectors."""
@@ -217,14 +228,15 @@ class TorchBlock:
         chances_TE = scores_TE.softmax(-1)
         weights, _ = chances_TE.topk(part.top_k, -1)
         size = len(rows_RD) // part.num_experts
-        outs = []
+        outs: list[Tensor] = []
         for own, weight in zip(rows_RD.split(size), weights.flatten().split(size), strict=True):
             hidden = self.linear(own, 2 * part.d_hidden)
             outs.append(self.run(("moe_act",), self.second, hidden, weight))
-        out = torch.cat(outs).unflatten(0, (-1, part.top_k)).sum(1)
+        rows: Tensor = torch.cat(outs)
+        out: Tensor = rows.reshape(-1, part.top_k, rows.shape[-1]).sum(1)
         if shared is None:
             return out
         return out + (shared if "shared_experts" in self.recompute else self.last(shared))
 
     def second(self, hidden_RF: Tensor, weights_R: Tensor) -> Tensor:
-        return self.linear(Gate.apply(hidden_RF, weights_R), self.attention.d_model)
+        return self.linear(applied(Gate, hidden_RF, weights_R), self.attention.d_model)
