@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.public_runs.page import lines
-from benchmarks.public_runs.rows import PublicRun, Skipped, read_runs
+from benchmarks.public_runs.rows import PublicRun, Skipped, read_failed, read_runs
 from benchmarks.public_runs.score import Scored
 from moetune.domain.errors import MoetuneError
 from moetune.domain.profile import Profile
@@ -44,7 +44,8 @@ def score(run: PublicRun) -> Scored:
         stages=stages,
         logit_bytes=find_target("bridge").logit_bytes,
     ).peak(run.layout)
-    return Scored(run=run, seconds=step.seconds, memory=memory)
+    usable = profile.machine.plannable_bytes
+    return Scored(run=run, seconds=step.seconds, memory=memory, usable_bytes=usable)
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def main() -> None:
             scored.append(score(run))
         except MoetuneError as error:
             skipped.append(Skipped(name=run.name, reason=str(error)))
-    text = "\n".join(lines(scored, skipped)) + "\n"
+    text = "\n".join(lines(scored, skipped, [score(run) for run in read_failed()])) + "\n"
     given.output.write_text(text)
     print(text)
 

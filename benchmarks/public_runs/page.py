@@ -17,7 +17,9 @@ from benchmarks.public_runs.score import (
 _NOT_ALLOCATED = ("fragmentation", "libraries")
 
 
-def lines(scored: Sequence[Scored], skipped: Sequence[Skipped]) -> Iterator[str]:
+def lines(
+    scored: Sequence[Scored], skipped: Sequence[Skipped], failed: Sequence[Scored]
+) -> Iterator[str]:
     """Yield the page's lines."""
     errors = errors_left_out(scored)
     sets: dict[str, list[Scored]] = defaultdict(list)
@@ -42,6 +44,7 @@ def lines(scored: Sequence[Scored], skipped: Sequence[Skipped]) -> Iterator[str]
     yield from _sets(sets)
     yield from _rows(scored, errors)
     yield from _memory(scored)
+    yield from _room([one for one in scored if one.run.allocated_bytes], failed)
     yield from ("", "## Not priced", "")
     for one in skipped:
         yield f"- {one.name}: {' '.join(one.reason.split())}"
@@ -93,6 +96,25 @@ def _memory(scored: Sequence[Scored]) -> Iterator[str]:
         yield (
             f"| {row.run.name} {row.run.job.decoder.name}, {recompute} | {row.run.job.optimizer} | "
             f"{measured / 1e9:.1f} | {found / 1e9:.1f} | {found / measured - 1:+.1%} | {sizes} |"
+        )
+
+
+def _room(ran: Sequence[Scored], failed: Sequence[Scored]) -> Iterator[str]:
+    """Yield whether runs are predicted to fit, with the libraries and the allocator's loss."""
+    right = sum(one.fits for one in ran) + sum(not one.fits for one in failed)
+    yield ""
+    yield (
+        f"Predicted to fit or not as they did: {right} of {len(ran) + len(failed)}, of which "
+        f"{len(failed)} ran out of memory:"
+    )
+    yield ""
+    yield "| out of memory | predicted GiB | usable GiB | predicted |"
+    yield "|---|---:|---:|---|"
+    for row in failed:
+        recompute = ",".join(row.run.layout.recompute) or "no recomputation"
+        yield (
+            f"| {row.run.job.decoder.name}, {recompute} | {row.memory.peak_bytes / 2**30:.1f} | "
+            f"{row.usable_bytes / 2**30:.1f} | {'fits' if row.fits else 'does not fit'} |"
         )
 
 

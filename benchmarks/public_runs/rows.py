@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.public_runs.recipes import MORE_ROWS, RECIPES, Recipe
+from benchmarks.public_runs.recipes import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
 from moetune.domain.errors import MoetuneError
 from moetune.domain.routing import BALANCED, NATURAL
 from moetune.domain.training import (
@@ -94,6 +94,12 @@ def read_runs(folder: Path) -> Iterator[PublicRun | Skipped]:
     with (folder / "megatron_bridge.csv").open() as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
             yield _read(f"bridge:{number}", row, _of_bridge)
+
+
+def read_failed() -> Iterator[PublicRun]:
+    """Yield the runs that ended in an out-of-memory error; they have no time."""
+    for row in OUT_OF_MEMORY:
+        yield _of_layouts(row["id"], row)
 
 
 def _read(name: str, row: Mapping[str, str], read: object) -> PublicRun | Skipped:

@@ -23,6 +23,12 @@ class Scored:
     run: PublicRun
     seconds: float
     memory: RankMemory
+    usable_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the prediction is no larger than the device's usable memory."""
+        return self.memory.peak_bytes <= self.usable_bytes
 
     @property
     def log_ratio(self) -> float:

@@ -76,6 +76,8 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
         (("--global-batch", "64", "--seq", "4k", "--dispatcher", "uccl"), "uccl"),
         (("--global-batch", "64", "--seq", "4k", "--overlap", "full"), "full"),
         (("--global-batch", "64", "--seq", "4k", "--dtype", "float16"), "float16"),
+        (("--global-batch", "64", "--seq", "4k", "--optimizer", "lion"), "lion"),
+        (("--global-batch", "64", "--seq", "4k", "--optimizer", "adam-bf16"), "adam-bf16"),
         (("--global-batch", "64", "--seq", "4k", "--target", "moetune", "--vpp", "2", "--pp", "2"),
          "vpp 2"),
         (("--global-batch", "64", "--seq", "4k", "--nodes", "2", "--world-size", "16"), "--nodes"),
@@ -90,7 +92,9 @@ def test_wrong_input_is_named(cli: Cli, flags: tuple[str, ...], word: str) -> No
     assert word in result.err
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--global-batch", "8"), ("--zero", "2")])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--global-batch", "8"), ("--zero", "2"), ("--optimizer", "adam")]
+)
 def test_flags_of_decoders_are_refused_for_the_papers_models(
     cli: Cli, flag: str, value: str
 ) -> None:
@@ -114,3 +118,14 @@ def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path:
         assert result.code == 2
         assert word in result.err
     assert cli(*PINNED, "--routing", str(tmp_path / "none")).code == 2
+
+
+def test_an_optimizer_changes_its_own_parts_alone(cli: Cli) -> None:
+    plain, narrow = (
+        cli(*PINNED, "--optimizer", name, "--json").document for name in ("adam", "adam-bf16")
+    )
+    assert narrow["inputs"]["optimizer"] == "adam-bf16"
+    parts, fewer = plain["memory"]["parts"], narrow["memory"]["parts"]
+    assert fewer["gradients"] == parts["gradients"] // 2
+    assert fewer["optimizer"] == parts["optimizer"] // 2
+    assert {name for name in parts if parts[name] != fewer[name]} == {"gradients", "optimizer"}

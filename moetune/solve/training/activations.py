@@ -9,6 +9,7 @@ from dataclasses import replace
 from moetune.domain.architecture import Block, Part
 from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.recurrent import StateSpace
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.units import dtype_bytes
 
@@ -35,12 +36,13 @@ def block_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
 def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
     """Return whether the output of the norm before a part is computed again.
 
-    Transformer Engine fuses the norm into the projections of grouped-query attention and of dense
-    FFNs, where Megatron-Core cannot drop its output alone (`gpt_layer_specs.py`).
+    Only before latent attention and routed experts is it a module of its own: Transformer Engine
+    fuses it into the other projections, where Megatron-Core cannot drop its output alone
+    (`gpt_layer_specs.py`, `mamba_layer_specs.py`).
     """
     if isinstance(part, DenseFfn):
         return "mlp" in layout.recompute
-    return "norm" in layout.recompute and not isinstance(part, GroupedQueryAttention)
+    return "norm" in layout.recompute and isinstance(part, LatentAttention | RoutedExperts)
 
 
 def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
@@ -64,20 +66,26 @@ def _part_bytes(part: Part, job: TrainingJob, layout: FoldedLayout, tokens: floa
             return 0.0
         return _routed_bytes(part, tokens * most_rows(part, job, layout), tokens, layout)
     widths = part.widths
-    inner = sum(widths.values()) + _normed(part)
+    inner = sum(widths.values()) + _kept_inside(part)
     if isinstance(part, LatentAttention) and "mla_up_proj" in layout.recompute:
-        inner -= widths["q"] + widths["k"] + widths["v"] + _normed(part)
+        inner -= widths["q"] + widths["k"] + widths["v"] + _kept_inside(part)
     # The output of recomputed core attention is the next projection's input, and kept all the same.
     heads: int = getattr(part, "num_heads", 0)
     return tokens * (ELEMENT * inner + FULL * heads)
 
 
-def _normed(part: Part) -> int:
-    """Return the elements of a token that norms inside attention read, beside what they write."""
+def _kept_inside(part: Part) -> int:
+    """Return the elements of a token that a mixer keeps beside its widths.
+
+    Norms of queries, keys and latent vectors keep what they read. Mamba-2's scan keeps its output
+    before the gate, and the norm behind it the one after the gate (mamba_ssm, `ssd_combined.py`).
+    """
     if isinstance(part, LatentAttention):
         return (part.q_rank or 0) + part.kv_rank
     if isinstance(part, GroupedQueryAttention) and part.norm_parameters:
         return part.widths["q"] + part.widths["k"]
+    if isinstance(part, StateSpace) and not part.rank:
+        return 2 * part.d_inner
     return 0
 
 

@@ -10,6 +10,8 @@ from moetune.domain.training import FoldedLayout, Recompute, TrainingJob
 from moetune.huggingface.registry import named_model
 from moetune.solve.training.memory import MemoryModel, RankMemory
 from moetune.solve.training.stages import DecoderStages
+from moetune.solve.training.step import rank_parameters
+from moetune.workflows.files import bundled_profiles, load_profile_file
 
 MOONLIGHT = TrainingJob(
     decoder=named_model("moonlight").decoder, world_size=8, global_batch=4, length=4096
@@ -75,3 +77,35 @@ def test_only_megatron_has_other_optimizers() -> None:
     assert "adam-bf16-moments" not in find_target("megatron").optimizers
     for name in ("moetune", "torchtitan", "transformers", "deepspeed"):
         assert find_target(name).optimizers == ("adam",)
+
+
+def test_published_savings_of_nano_and_its_verdicts() -> None:
+    """Megatron-Bridge's study on 80 GB: what recomputation freed, and which runs had room."""
+    decoder = named_model("nemotron-3-nano").decoder
+    job = TrainingJob(
+        decoder=decoder, world_size=16, global_batch=16, length=8192, optimizer="adam-bf16-grads"
+    )
+    model = MemoryModel(job=job, stages=DecoderStages(decoder), logit_bytes=2)
+    usable = load_profile_file(bundled_profiles()["h100-x8"]).machine.plannable_bytes
+
+    def peak(*recompute: Recompute) -> RankMemory:
+        return model.peak(FoldedLayout(dp=16, ep=8, recompute=recompute))
+
+    acts = peak().parts["activations"] - peak("moe_act").parts["activations"]
+    assert acts / 1e9 == pytest.approx(4.194, rel=0.01)
+    norms = peak("moe").parts["activations"] - peak("norm", "moe").parts["activations"]
+    assert norms / 1e9 == pytest.approx(1.014, rel=0.01)
+    assert peak("moe").allocated_bytes / 1e9 == pytest.approx(64.653, rel=0.02)
+    for fitting in (("moe",), ("norm", "moe")):
+        assert peak(*fitting).peak_bytes <= usable
+    for failed in ((), ("core_attn",), ("moe_act",), ("norm", "moe_act")):
+        assert peak(*failed).peak_bytes > usable
+
+
+def test_tensor_ranks_have_whole_projections_to_latent_vectors() -> None:
+    decoder, whole = MOONLIGHT.decoder, FoldedLayout(dp=8, ep=8)
+    [rank] = DecoderStages(decoder).of(1, 1)
+    one, half = (rank_parameters(decoder, layout, rank)[0] for layout in (whole, LAYOUT))
+    latent = 27 * 2048 * (512 + 64)
+    everywhere = latent + 26 * 64 * 2048 + 27 * (2 * 2048 + 512)
+    assert half == pytest.approx(everywhere + (one - everywhere) / 2, rel=1e-3)
