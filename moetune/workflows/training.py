@@ -230,6 +230,9 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "peak_bytes": round(one.memory.peak_bytes),
             "rank": one.memory.rank,
             "parts": {name: round(size) for name, size in one.memory.parts.items()},
+            "activations": {
+                name: round(size) for name, size in one.memory.activations.items() if size
+            },
         },
     }  # fmt: skip
 

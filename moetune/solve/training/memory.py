@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.activations import ELEMENT, block_bytes, workspace_bytes
+from moetune.solve.training.activations import ELEMENT, block_modules, workspace_bytes
 from moetune.solve.training.stages import DecoderStages, RankBlocks, live_micro_batches
 from moetune.solve.training.step import rank_parameters
 
@@ -23,10 +23,15 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of one pipeline rank's device, by part; they add up to `peak_bytes`."""
+    """Bytes of one pipeline rank's device, by part; they add up to `peak_bytes`.
+
+    Args:
+        activations: those among the parts by module, of all micro-batches in work.
+    """
 
     rank: int
     parts: Mapping[str, float]
+    activations: Mapping[str, float]
 
     @property
     def peak_bytes(self) -> float:
@@ -50,7 +55,7 @@ class MemoryModel:
     job: TrainingJob
     stages: DecoderStages
     logit_bytes: int = 6
-    _blocks: dict[tuple[object, ...], list[tuple[float, float]]] = field(
+    _blocks: dict[tuple[object, ...], list[tuple[dict[str, float], float]]] = field(
         default_factory=dict, init=False, repr=False
     )
 
@@ -67,7 +72,8 @@ class MemoryModel:
         states, gradients, parameters = (
             shard if layout.zero >= stage else count for stage in (1, 2, 3)
         )
-        activations, workspace = self._activations(layout, rank)
+        modules, workspace = self._activations(layout, rank)
+        activations = sum(modules.values())
         optimizer = optimizer_of(self.job.optimizer)
         logits = self._logits(layout) if rank.has_head else 0.0
         copied = optimizer.step_bytes * (shard if layout.zero else count)
@@ -82,12 +88,13 @@ class MemoryModel:
             "fragmentation": FRAGMENTATION * (activations + workspace),
             "libraries": LIBRARY_BYTES,
         }
-        return RankMemory(rank=rank.ranks[0], parts=parts)
+        return RankMemory(rank=rank.ranks[0], parts=parts, activations=modules)
 
-    def _activations(self, layout: FoldedLayout, rank: RankBlocks) -> tuple[float, float]:
+    def _activations(
+        self, layout: FoldedLayout, rank: RankBlocks
+    ) -> tuple[dict[str, float], float]:
         """Return the bytes of the micro-batches in work, and of the block being computed."""
         blocks = self._bytes_of_blocks(layout)
-        own = sum(count * kept for count, (kept, _) in zip(rank.counts, blocks, strict=True))
         live = live_micro_batches(
             rank=rank.ranks[0], pp=layout.pp, vpp=layout.vpp,
             num_micro_batches=self.job.global_batch // (layout.micro_batch * layout.dp),
@@ -95,15 +102,19 @@ class MemoryModel:
         if layout.overlap == "batch" and layout.pp > 1:
             live += 1 / layout.vpp  # one more stage's worth of warm-up
         largest = max(work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count)
-        return live * own, largest
+        modules: dict[str, float] = {}
+        for count, (kept, _) in zip(rank.counts, blocks, strict=True):
+            for name, size in kept.items():
+                modules[name] = modules.get(name, 0.0) + live * count * size
+        return modules, largest
 
-    def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[float, float]]:
+    def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[dict[str, float], float]]:
         key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute)
         found = self._blocks.get(key)
         if found is None:
             found = self._blocks[key] = [
                 (
-                    block_bytes(kind, self.job, layout),
+                    block_modules(kind, self.job, layout),
                     workspace_bytes(kind, self.job, layout),
                 )
                 for kind in self.job.decoder.kinds

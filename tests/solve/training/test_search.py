@@ -98,6 +98,8 @@ def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
     for one in search_of(job).best(LayoutRequest()):
         assert sum(one.step.parts.values()) == pytest.approx(one.step.seconds)
         assert sum(one.memory.parts.values()) == pytest.approx(one.memory.peak_bytes)
+        by_module = sum(one.memory.activations.values())
+        assert by_module == pytest.approx(one.memory.parts["activations"])
 
 
 def test_where_nothing_fits_the_smallest_layout_is_priced() -> None:
