@@ -11,7 +11,9 @@ from benchmarks.public_runs.score import (
     is_sign_right,
     kendall,
     pairs_of_one_change,
+    record_errors,
     regret,
+    share_inside,
 )
 
 _NOT_ALLOCATED = ("fragmentation", "libraries")
@@ -41,6 +43,14 @@ def lines(
     pairs = [pair for rows in sets.values() for pair in pairs_of_one_change(rows)]
     right = sum(is_sign_right(one, other) for one, other, _ in pairs)
     yield f"- Pairs that differ in one thing: {right} of {len(pairs)} in the right order."
+    if len({row.run.job.decoder.name for row in scored}) > 1:
+        found = record_errors(scored)
+        yield (
+            f"- Measured over predicted seconds, without a factor, each set counted once: "
+            f"{found.p05_ratio:.2f} to {found.p95_ratio:.2f} (5 % and 95 %); between layouts of a "
+            f"set ±{found.own_spread:.2f} (logarithm). Ranges made without a run's model hold "
+            f"{share_inside(scored):.0%} of the runs."
+        )
     yield from _sets(sets)
     yield from _rows(scored, errors)
     yield from _memory(scored)
@@ -81,7 +91,7 @@ def _memory(scored: Sequence[Scored]) -> Iterator[str]:
         "Peak of the allocator (`max_memory_allocated`) in GB of 10⁹ bytes, as Megatron-Bridge's "
         "log has it, and the predicted tensors by part: the libraries and what the allocator loses "
         "are not in it. What the rows do not say is from their recipes "
-        "(`benchmarks/public_runs/recipes.py`)."
+        "(`benchmarks/public_runs/memory_runs.py`)."
     )
     yield ""
     yield f"| run | optimizer | measured | predicted | error | {' | '.join(parts)} |"

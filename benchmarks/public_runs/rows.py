@@ -5,12 +5,14 @@ cannot be priced is a `Skipped` with its reason.
 """
 
 import csv
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.public_runs.recipes import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
+from benchmarks.public_runs.memory_runs import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
+from benchmarks.public_runs.recipes import with_recipe
 from moetune.domain.errors import MoetuneError
 from moetune.domain.routing import BALANCED, NATURAL
 from moetune.domain.training import (
@@ -116,13 +118,17 @@ def _read(name: str, row: Mapping[str, str], read: object) -> PublicRun | Skippe
 def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     assumed: list[str] = []
     recipe = RECIPES.get(name)
+    decoder, length = named_model(_model(row["model"])).decoder, int(row["seq"])
+    tokens = _tokens(row, decoder.flops_per_token(length).total, length)
+    if not row["gbs"]:
+        assumed.append("global batch, from TFLOP/s and seconds")
     job = TrainingJob(
-        decoder=named_model(_model(row["model"])).decoder,
+        decoder=decoder,
         world_size=int(row["gpus"]),
-        global_batch=int(row["gbs"]),
-        length=int(row["seq"]),
+        global_batch=_global_batch(row, tokens, length),
+        length=length,
         dtype=_dtype(row["precision"]),
-        routing=NATURAL if recipe is not None and recipe.is_natural else BALANCED,
+        routing=NATURAL if _is_natural(row, recipe) else BALANCED,
         optimizer="adam" if recipe is None else recipe.optimizer,
     )
     etp = row["etp"]
@@ -134,20 +140,38 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         recompute=_recompute(row["recompute"]), overlap=_overlap(row["overlap"]),
         zero=3 if "FSDP" in row["note"] else 1,
     )  # fmt: skip
+    profile = _machine(row["hardware"])
+    if name.startswith("card"):
+        layout, _ = with_recipe(layout, job, release="26.08", profile=profile)
     if recipe is not None:
         layout = _as_said(layout, recipe)
         assumed.append(f"recipe {recipe.source}")
-    tokens = row["tok_s_gpu"]
-    measured = float(tokens) if tokens else job.tokens / job.world_size / float(row["step_s"])
     memory = row["mem_gib"]
     source = re.split(r"[ @#]", row["source"])[0]
     return PublicRun(
         name=name, set_name=f"{source}, {row['model']}, {row['gpus']} {row['hardware']}, "
         f"{job.length} x {job.global_batch}, {row['routing'] or 'balanced'}",
-        profile=_machine(row["hardware"]), release=source, job=job, layout=layout, tokens=measured,
+        profile=profile, release=source, job=job, layout=layout, tokens=tokens,
         allocated_bytes=float(memory) * _GIGABYTE if memory else None, routing=row["routing"],
         assumed=tuple(assumed),
     )  # fmt: skip
+
+
+def _tokens(row: Mapping[str, str], flops_per_token: float, length: int) -> float:
+    """Return the tokens a second and device: as printed, of the step, or of the TFLOP/s."""
+    if row["tok_s_gpu"]:
+        return float(row["tok_s_gpu"])
+    if row["step_s"] and row["gbs"]:
+        return int(row["gbs"]) * length / int(row["gpus"]) / float(row["step_s"])
+    return float(row["tflops_gpu"]) * 1e12 / flops_per_token
+
+
+def _global_batch(row: Mapping[str, str], tokens: float, length: int) -> int:
+    """Return the sequences of a step; where they are not said, the power of two that fits."""
+    if row["gbs"]:
+        return int(row["gbs"])
+    sequences = tokens * int(row["gpus"]) * float(row["step_s"]) / length
+    return 1 << round(math.log2(sequences))
 
 
 def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
@@ -159,16 +183,18 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
         dtype=_dtype(row["Precision"]),
     )
     profile = _machine(row["system"].removeprefix("DGX-"))
-    layout = _layout(
+    release = row["release"].split()[0]
+    plain = _layout(
         job, tp=row["TP"], pp=row["PP"], vpp=row["VP"], cp=row["CP"], ep=row["EP"], etp="",
         micro_batch=row["MBS"], dispatcher="hybrid_ep", recompute=(), overlap="none",
         zero=3 if row["FSDP"] not in ("", "0") else 1,
     )  # fmt: skip
+    layout, found = with_recipe(plain, job, release=release, profile=profile)
     return PublicRun(
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
         tokens=float(row["Tokens / sec / GPU"]), allocated_bytes=None, routing="forced",
-        assumed=("hybrid_ep", "no recomputation", "no overlap"),
+        assumed=() if found else ("hybrid_ep", "no recomputation", "no overlap", "no CUDA graphs"),
     )  # fmt: skip
 
 
@@ -182,6 +208,10 @@ def _layout(
         dp=dp, ep=_size(ep), etp=_size(etp), micro_batch=_size(micro_batch), dispatcher=dispatcher,
         recompute=recompute, overlap=overlap, zero=zero, **sizes,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _is_natural(row: Mapping[str, str], recipe: Recipe | None) -> bool:
+    return row["routing"].startswith("natural") or (recipe is not None and recipe.is_natural)
 
 
 def _as_said(layout: FoldedLayout, recipe: Recipe) -> FoldedLayout:

@@ -12,6 +12,8 @@ from moetune.solve.training.memory import RankMemory
 
 _TIE = 1e-9
 """Predicted steps that differ by less are equal: they count for no order."""
+_FEW = 2
+"""Runs of a set that say nothing of the spread between its layouts."""
 _SAME = 0.02
 """Measured steps that differ by less are equal: no order of them is wrong."""
 
@@ -94,6 +96,72 @@ def errors_left_out(rows: Iterable[Scored]) -> dict[str, float]:
             if rest:
                 errors[row.run.name] = math.exp(statistics.median(rest) - row.log_ratio) - 1
     return errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordErrors:
+    """What the record says of a prediction's error: `solve/training/uncertainty.py` has these.
+
+    Args:
+        p05_ratio, p95_ratio: quantiles of measured over predicted seconds.
+        own_spread: of the ratio's logarithm between layouts of a set.
+    """
+
+    p05_ratio: float
+    p95_ratio: float
+    own_spread: float
+
+
+def record_errors(rows: Sequence[Scored]) -> RecordErrors:
+    """Return the errors of a record, each set counted once, robustly.
+
+    The spread is 1.4826 times the median deviation from a set's median, times √(n / (n − 1)).
+    """
+    ratios: list[tuple[float, float]] = []
+    own: list[tuple[float, float]] = []
+    for members in _sets_of(rows).values():
+        found = [one.log_ratio for one in members]
+        middle, count = statistics.median(found), len(found)
+        ratios += [(one, 1 / count) for one in found]
+        if count > _FEW:
+            scale = 1.4826 * math.sqrt(count / (count - 1))
+            own += [(abs(one - middle) * scale, 1 / count) for one in found]
+    return RecordErrors(
+        p05_ratio=math.exp(_quantile(ratios, 0.05)),
+        p95_ratio=math.exp(_quantile(ratios, 0.95)),
+        own_spread=_quantile(own, 0.5) if own else 0.0,
+    )
+
+
+def share_inside(rows: Sequence[Scored]) -> float:
+    """Return the share of runs inside the ranges that the runs of all other models make."""
+    inside = 0
+    for name in {one.run.job.decoder.name for one in rows}:
+        others = [one for one in rows if one.run.job.decoder.name != name]
+        errors = record_errors(others)
+        inside += sum(
+            math.log(errors.p05_ratio) <= one.log_ratio <= math.log(errors.p95_ratio)
+            for one in rows
+            if one.run.job.decoder.name == name
+        )
+    return inside / len(rows)
+
+
+def _sets_of(rows: Iterable[Scored]) -> dict[str, list[Scored]]:
+    sets: dict[str, list[Scored]] = defaultdict(list)
+    for row in rows:
+        sets[row.run.set_name].append(row)
+    return sets
+
+
+def _quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
+    """Return the least value that so much of the weight does not exceed."""
+    limit, seen = share * sum(weight for _, weight in weighted), 0.0
+    for value, weight in sorted(weighted):
+        seen += weight
+        if seen >= limit:
+            return value
+    raise AssertionError("no values")
 
 
 def _log_speed(row: Scored) -> float:

@@ -26,9 +26,10 @@ from moetune.domain.constraints import (
 )
 from moetune.domain.layer import Activation, ExpertParallel
 from moetune.domain.optimizers import OPTIMIZERS
+from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.request import PlanRequest
 from moetune.domain.targets import TARGETS
-from moetune.domain.training import OVERLAPS, RECOMPUTES
+from moetune.domain.training import CUDA_GRAPHS, OVERLAPS, RECOMPUTES
 from moetune.domain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -117,11 +118,31 @@ def plan(
         str | None,
         typer.Option(metavar=f"[{'|'.join(OVERLAPS)}]", help="Pin how exchanges are hidden."),
     ] = None,
+    cuda_graphs: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(CUDA_GRAPHS)}]",
+            help="Pin what the host replays: nothing, attention and router, or whole steps.",
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
             metavar=f"[{'|'.join(TARGETS)}]",
             help="The runtime that the plan is for. Default: moetune.",
+        ),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(SCHEDULES)}]", help="Pin the order of a pipeline's passes."
+        ),
+    ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LETTERS",
+            help="Pin the modules of each stage as Megatron writes them: 'Ettt|(tt|)*29m|L'.",
         ),
     ] = None,
     routing: Annotated[
@@ -220,8 +241,8 @@ def plan(
             model=model, world_size=world_size, num_nodes=nodes, global_batch=global_batch,
             length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
             ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
-            overlap=overlap, zero=zero, target=target or "moetune", routing=routing,
-            optimizer=optimizer,
+            overlap=overlap, zero=zero, cuda_graphs=cuda_graphs, target=target or "moetune",
+            routing=routing, optimizer=optimizer, schedule=schedule, stages=stages,
         )  # fmt: skip
         refuse_flags_of_layers(context, model)
         plan_decoder(session, flags, profile=profile, output=output, as_json=json)

@@ -26,8 +26,8 @@ _OF_LAYERS = (
     "min_chunk_tokens", "order", "allow_modelled",
 )  # fmt: skip
 _OF_DECODERS = (
-    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "target", "routing",
-    "optimizer",
+    "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
+    "optimizer", "schedule", "stages",
 )  # fmt: skip
 
 
@@ -53,9 +53,12 @@ class TrainingFlags:
     dispatcher: str | None
     overlap: str | None
     zero: int | None
+    cuda_graphs: str | None
     target: str
     routing: str | None
     optimizer: str | None
+    schedule: str | None
+    stages: str | None
 
     def request(self, profile: "Profile") -> "TrainingRequest":
         """Return the request that the flags make.
@@ -87,7 +90,9 @@ class TrainingFlags:
         )  # fmt: skip
 
     def _pins(self) -> "LayoutRequest":
+        from moetune.domain.pipeline import SCHEDULES, read_stages
         from moetune.domain.training import (
+            CUDA_GRAPHS,
             OVERLAPS,
             TOKEN_DISPATCHERS,
             LayoutRequest,
@@ -100,7 +105,10 @@ class TrainingFlags:
             recompute=None if self.recompute is None else _modules(self.recompute),
             dispatcher=_one_of("--dispatcher", self.dispatcher, TOKEN_DISPATCHERS),
             overlap=_one_of("--overlap", self.overlap, OVERLAPS),
+            cuda_graphs=_one_of("--cuda-graphs", self.cuda_graphs, CUDA_GRAPHS),
             zero=cast("ZeroStage | None", self.zero),
+            schedule=_one_of("--schedule", self.schedule, SCHEDULES),
+            stages=None if self.stages is None else read_stages(self.stages),
         )  # fmt: skip
 
 

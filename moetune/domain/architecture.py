@@ -41,10 +41,12 @@ class Block:
 
     Args:
         norms: parameters of its norms and of what mixes its residual streams.
+        streams: residual streams (hyper-connections have several).
     """
 
     parts: tuple[Part, ...]
     norms: int
+    streams: int = 1
 
     @property
     def routed(self) -> RoutedExperts | None:

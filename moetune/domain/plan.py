@@ -74,7 +74,7 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confidence:
-    """Confidence in a choice, over refits of the measurements.
+    """Confidence in a choice, over refits of the measurements, or errors of earlier predictions.
 
     Args:
         probability_best: share of them in which no other choice is better.

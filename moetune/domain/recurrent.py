@@ -53,6 +53,11 @@ class GatedDeltaNet:
                 "output": values}  # fmt: skip
 
     @property
+    def state(self) -> int:
+        """Elements of a sequence's state."""
+        return self.num_value_heads * self.key_dim * self.value_dim
+
+    @property
     def _projections(self) -> int:
         keys = self.num_key_heads * self.key_dim
         values = self.num_value_heads * self.value_dim
@@ -73,7 +78,7 @@ class GatedDeltaNet:
     def forward_macs(self, length: int) -> float:
         """Return the MACs of one token: KKᵀ, VKᵀ, the state's update and SQ."""
         del length
-        return self._projections + 4 * self.num_value_heads * self.key_dim * self.value_dim
+        return self._projections + 4 * self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +120,11 @@ class StateSpace:
                 "output": self.d_inner}  # fmt: skip
 
     @property
+    def state(self) -> int:
+        """Elements of a sequence's state."""
+        return self.d_inner * self.d_state
+
+    @property
     def _projections(self) -> int:
         states = 2 * self.num_groups * self.d_state
         outer = 3 * self.d_model * self.d_inner
@@ -132,7 +142,7 @@ class StateSpace:
     def forward_macs(self, length: int) -> float:
         """Return the MACs of one token: Megatron-LM counts 7 operations a state's element."""
         del length
-        return self._projections + 3.5 * self.d_inner * self.d_state
+        return self._projections + 3.5 * self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +177,11 @@ class LinearAttention:
         return {"q": queries, "k": keys, "v": keys, "gate": self.gate_width, "output": queries}
 
     @property
+    def state(self) -> int:
+        """Elements of a sequence's state."""
+        return self.num_heads * self.head_dim**2
+
+    @property
     def _projections(self) -> int:
         return self.d_model * sum(self.widths.values())
 
@@ -178,7 +193,7 @@ class LinearAttention:
     def forward_macs(self, length: int) -> float:
         """Return the MACs of one token: the state's update and its product with the query."""
         del length
-        return self._projections + 2 * self.num_heads * self.head_dim**2
+        return self._projections + 2 * self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,9 @@ from typing import Literal, get_args
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
 from moetune.domain.optimizers import OPTIMIZERS, OptimizerName, optimizer_of
+from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
+    CudaGraphs,
     FoldedLayout,
     Overlap,
     Recompute,
@@ -39,12 +41,18 @@ class Target:
             which works on tokens that the ranks already share.
         largest: of sizes that it bounds: {"vpp": 1} has no interleaved stages.
         zero_with_pp: highest ZeRO stage beside pipeline stages.
+        schedules: of pipelines; where there are none, pp is 1.
+        predicts_apart: whether multi-token prediction may be on an earlier stage than the head.
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
         optimizers: that it has, the one of its own default recipe first.
         logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
             gradient takes the place of, 2 a fused loss that writes the gradient over the logit.
+        cuda_graphs: partial ones are of attention, the router and the order of rows.
+        kernels_per_expert: that both passes launch for each expert of a rank one by one, in
+            bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
+            and the order of scales for each of them. 0 where grouped kernels do all at once.
     """
 
     name: TargetName
@@ -59,12 +67,16 @@ class Target:
     exchanges_under_tensor: bool
     largest: MappingProxyType[str, int]
     zero_with_pp: ZeroStage
+    schedules: tuple[Schedule, ...] = ("1f1b",)
+    predicts_apart: bool = False
     tp_divides_ep: bool = False
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
     launches: float = 1.0
     optimizers: tuple[OptimizerName, ...] = ("adam",)
     logit_bytes: int = 6
+    kernels_per_expert: tuple[int, int] = (0, 0)
+    cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
 
 
 def _sizes(**largest: int) -> MappingProxyType[str, int]:
@@ -82,6 +94,9 @@ _MEGATRON = Target(
     dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
     largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
     optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
+    kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
+    schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
+    predicts_apart=True,
 )  # fmt: skip
 _KNOWN: dict[TargetName, Target] = {
     "moetune": Target(
@@ -102,6 +117,7 @@ _KNOWN: dict[TargetName, Target] = {
         dispatchers=("all_to_all", "deepep", "hybrid_ep"), recompute=("full",),
         overlaps=("none",), zero=(2, 3), dtypes=("bfloat16", "mxfp8"), folds=True,
         exchanges_under_tensor=True, largest=_sizes(etp=1), zero_with_pp=2,
+        schedules=SCHEDULES,  # get_schedule_class of torch.distributed.pipelining
     ),
     "transformers": Target(
         name="transformers", version="5.23.0",
@@ -144,6 +160,8 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
         *(("recomputation of", "recompute", one, target.recompute) for one in layout.recompute),
         ("overlap", "overlap", layout.overlap, target.overlaps),
         ("ZeRO stage", "zero", layout.zero, target.zero),
+        ("CUDA graphs", "cuda-graphs", layout.cuda_graphs, target.cuda_graphs),
+        ("schedule", "schedule", layout.order, target.schedules),
         ("the dtype", "dtype", job.dtype, target.dtypes),
         ("the optimizer", "optimizer", job.optimizer, target.optimizers),
     ):
@@ -152,10 +170,17 @@ def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iter
     yield from _combinations(layout, target)
     yield from _overlap_rules(layout, target)
     yield from _optimizer_rules(layout, target, job)
+    for module in ("full", "moe"):
+        if layout.cuda_graphs == "partial" and module in layout.recompute:
+            yield _cannot(target, f"partial CUDA graphs with recomputation of {module}",
+                          "--cuda-graphs none, or --recompute moe_act,norm")  # fmt: skip
 
 
 def _combinations(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]:
     """Yield what the runtime cannot run together."""
+    if "m" in "".join((layout.stages or ())[:-1]) and not target.predicts_apart:
+        yield _cannot(target, "multi-token prediction on an earlier stage than the head",
+                      "--stages with m and L in the last one")  # fmt: skip
     if layout.pp > 1 and layout.zero > max(target.zero_with_pp, target.zero[0]):
         yield _cannot(target, f"ZeRO-{layout.zero} with pp {layout.pp}",
                       f"--zero {target.zero_with_pp}, or --pp 1")  # fmt: skip

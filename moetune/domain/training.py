@@ -12,6 +12,15 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layout import BrokenRule, nearest_divisors
 from moetune.domain.optimizers import OptimizerName
+from moetune.domain.pipeline import (
+    V_SCHEDULES,
+    Schedule,
+    StageLetters,
+    even_stages,
+    most_stages,
+    stage_words,
+    wrong_stages,
+)
 from moetune.domain.routing import BALANCED, ExpertLoads
 
 Recompute = Literal[
@@ -24,9 +33,14 @@ TOKEN_DISPATCHERS: tuple[TokenDispatcher, ...] = get_args(TokenDispatcher)
 Overlap = Literal["none", "batch"]
 """Of expert-parallel exchanges: not at all, or with another micro-batch's computation."""
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+CudaGraphs = Literal["none", "partial", "full"]
+"""What the host replays instead of launching it: nothing, attention and the router, or a step."""
+CUDA_GRAPHS: tuple[CudaGraphs, ...] = get_args(CudaGraphs)
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
 TrainingDtype = Literal["bfloat16", "fp8", "mxfp8"]
 TRAINING_DTYPES: tuple[TrainingDtype, ...] = get_args(TrainingDtype)
+_OF_V = 2
+"""Stages of a rank, there and back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +53,14 @@ class FoldedLayout:
         tp: tensor-parallel ranks of attention and dense FFNs, which also share the sequence
             between them (sequence parallelism).
         pp: pipeline ranks.
-        vpp: stages of one pipeline rank; above 1, 1F1B is interleaved.
+        vpp: stages of one pipeline rank.
         ep, etp: ranks that share the experts, and the width of one of them.
         micro_batch: sequences of a micro-batch.
         recompute: modules whose activations are computed again in the backward pass.
         zero: what replicas shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 all.
+        cuda_graphs: full ones need static shapes, so that experts take a bounded number of rows.
+        schedule: of the pipeline's passes; None for 1F1B, interleaved with vpp above 1.
+        stages: modules of each stage; None for as many blocks in each as can be.
     """
 
     dp: int = 1
@@ -58,6 +75,9 @@ class FoldedLayout:
     dispatcher: TokenDispatcher = "all_to_all"
     overlap: Overlap = "none"
     zero: ZeroStage = 1
+    cuda_graphs: CudaGraphs = "none"
+    schedule: Schedule | None = None
+    stages: StageLetters | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
@@ -82,6 +102,19 @@ class FoldedLayout:
         """Stages of the pipeline."""
         return self.pp * self.vpp
 
+    @property
+    def order(self) -> Schedule:
+        """The schedule by its name."""
+        return self.schedule or ("interleaved" if self.vpp > 1 else "1f1b")
+
+    def even_stages(self, decoder: Decoder) -> StageLetters:
+        """Return as many stages, with as equal numbers of blocks as there can be."""
+        return even_stages(decoder.num_layers, len(decoder.predictions), self.num_stages)
+
+    def stages_of(self, decoder: Decoder) -> StageLetters:
+        """Return the modules of each stage."""
+        return self.stages or self.even_stages(decoder)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRequest:
@@ -98,6 +131,9 @@ class LayoutRequest:
     dispatcher: TokenDispatcher | None = None
     overlap: Overlap | None = None
     zero: ZeroStage | None = None
+    cuda_graphs: CudaGraphs | None = None
+    schedule: Schedule | None = None
+    stages: StageLetters | None = None
 
     def __post_init__(self) -> None:
         check_positive(self, "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
@@ -141,6 +177,7 @@ def broken_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]
     """Yield the rules that a layout breaks for a job, the most basic one first."""
     yield from _rank_rules(layout, job)
     yield from _model_rules(layout, job.decoder)
+    yield from _stage_rules(layout, job.decoder)
     yield from _batch_rules(layout, job)
 
 
@@ -190,19 +227,50 @@ def _model_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]
                 f"num_heads ({count}) does not divide by tp ({layout.tp})",
                 f"use tp {_either(count, layout.tp)}",
             )
-    if layout.num_stages > decoder.num_layers:
-        yield BrokenRule(
-            f"pp·vpp ({layout.num_stages}) is larger than the {decoder.num_layers} layers",
-            f"use pp·vpp up to {decoder.num_layers}",
-        )
     for module in layout.recompute:
         if module not in decoder.modules:
             known = [one for one in RECOMPUTES if one in decoder.modules]
             yield BrokenRule(
                 f"{decoder.name} has no {module} to recompute", f"use some of {', '.join(known)}"
             )
-    if layout.vpp > 1 and layout.pp == 1:
-        yield BrokenRule("vpp above 1 needs a pipeline", "use pp above 1, or vpp 1")
+
+
+def _stage_rules(layout: FoldedLayout, decoder: Decoder) -> Iterator[BrokenRule]:
+    stages, most = layout.stages, most_stages(decoder.num_layers)
+    if layout.pp == 1:
+        what = "vpp above 1" if layout.vpp > 1 else f"schedule {layout.order}"
+        if layout.order != "1f1b" or stages is not None:
+            yield BrokenRule(
+                f"{what} needs a pipeline" if stages is None else "stages need a pipeline",
+                "use pp above 1, or omit it",
+            )
+        return
+    if stages is not None and len(stages) != layout.num_stages:
+        yield BrokenRule(
+            f"{len(stages)} stages are given, and pp·vpp is {layout.num_stages}",
+            f"give {layout.num_stages} stages, or use pp {_either(len(stages), layout.pp)}",
+        )
+    elif stages is not None:
+        wrong = wrong_stages(stages, decoder.num_layers, len(decoder.predictions))
+        if wrong is not None:
+            even = stage_words(layout.even_stages(decoder))
+            yield BrokenRule(f"stages of {decoder.name}: {wrong}", f"write them such as {even!r}")
+    elif layout.num_stages > most:
+        yield BrokenRule(
+            f"pp·vpp ({layout.num_stages}) is larger than the {decoder.num_layers} layers with "
+            "embedding and head",
+            f"use pp·vpp up to {most}",
+        )
+    yield from _schedule_rules(layout)
+
+
+def _schedule_rules(layout: FoldedLayout) -> Iterator[BrokenRule]:
+    if layout.order == "1f1b" and layout.vpp > 1:
+        yield BrokenRule("schedule 1f1b has one stage a rank", "use vpp 1, or interleaved")
+    if layout.order == "interleaved" and layout.vpp == 1:
+        yield BrokenRule("schedule interleaved has several stages a rank", "use vpp 2 or more")
+    if layout.order in V_SCHEDULES and layout.vpp != _OF_V:
+        yield BrokenRule(f"schedule {layout.order} has two stages a rank", "use vpp 2")
 
 
 def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]:
@@ -220,11 +288,16 @@ def _batch_rules(layout: FoldedLayout, job: TrainingJob) -> Iterator[BrokenRule]
             f"sequences of {job.length} tokens do not divide by cp·tp ({sharers})",
             f"use cp·tp {_either(job.length, sharers)}",
         )
-    batches = job.global_batch // per_batch
-    if layout.vpp > 1 and batches % layout.pp:
+    batches, pp = job.global_batch // per_batch, layout.pp
+    if layout.order in ("interleaved", "zero_bubble") and batches % pp:
         yield BrokenRule(
-            f"{batches} micro-batches do not divide by pp ({layout.pp}), as interleaved 1F1B asks",
-            f"use vpp 1, or global_batch {-(-batches // layout.pp) * layout.pp * per_batch}",
+            f"{batches} micro-batches do not divide by pp ({pp}), as {layout.order} asks",
+            f"use 1f1b with vpp 1, or global_batch {-(-batches // pp) * pp * per_batch}",
+        )
+    if layout.order == "dualpipe_v" and batches < layout.num_stages:
+        yield BrokenRule(
+            f"{batches} micro-batches are fewer than the {layout.num_stages} stages of dualpipe_v",
+            f"use a global_batch from {layout.num_stages * per_batch}, or another schedule",
         )
 
 

@@ -16,7 +16,7 @@ _PRECISION = ("fp8", "fp8_recipe")
 _DTYPES = MappingProxyType({"fp32": "torch.float32", "bf16": "torch.bfloat16"})
 _RESET = (
     "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
-    "mtp_num_layers",
+    "mtp_num_layers", "cuda_graph_impl", "cuda_graph_scope",
 )  # fmt: skip
 """Fields that a recipe may have set and that the layout may not need."""
 _USE = (

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
+from moetune.domain.experts import DenseFfn
 from moetune.domain.optimizers import Optimizer, optimizer_of
+from moetune.domain.recurrent import StateSpace
 from moetune.domain.training import Recompute, TokenDispatcher
 from moetune.export.planned import Planned
 
@@ -70,6 +72,8 @@ def megatron_values(planned: Planned) -> MegatronValues:
         model["mtp_num_layers"] = len(planned.decoder.predictions)
     if layout.overlap == "batch":
         model |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}
+    if layout.cuda_graphs == "partial":
+        model |= {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": _graphs(planned)}
     if planned.job.dtype in _FP8:
         model |= {"fp8": "e4m3", "fp8_recipe": _FP8[planned.job.dtype]}
     optimizer = optimizer_of(planned.job.optimizer)
@@ -82,10 +86,7 @@ def megatron_values(planned: Planned) -> MegatronValues:
 
 def stage_letters(planned: Planned) -> str:
     """Return the stages in the letters of `pipeline_model_parallel_layout`, such as "Et|t|tmL"."""
-    stages = ["t" * len(blocks) for blocks in planned.stages]
-    stages[0] = "E" + stages[0]
-    stages[-1] += "m" * len(planned.decoder.predictions) + "L"
-    return "|".join(stages)
+    return "|".join(planned.layout.stages_of(planned.decoder))
 
 
 def _dispatch(planned: Planned) -> dict[str, Value]:
@@ -104,6 +105,19 @@ def _dispatch(planned: Planned) -> dict[str, Value]:
             "moe_router_dtype": "fp32",
         }
     return found
+
+
+def _graphs(planned: Planned) -> tuple[str, ...]:
+    """Return what is captured: all but the exchanges and the experts."""
+    parts = [part for kind in planned.decoder.kinds for part in kind.parts]
+    found = ["attn"]
+    if any(isinstance(part, StateSpace) for part in parts):
+        found.append("mamba")
+    if any(isinstance(part, DenseFfn) for part in parts):
+        found.append("mlp")
+    if planned.decoder.num_moe_layers:
+        found += ["moe_router", "moe_preprocess"]
+    return tuple(found)
 
 
 def _recompute(modules: tuple[Recompute, ...]) -> dict[str, Value]:

@@ -8,7 +8,6 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InfeasiblePlanError
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.stages import stage_sizes
 
 _WIDTH = 96
 _SIZES = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp")
@@ -45,8 +44,9 @@ class Planned:
 
     @property
     def stages(self) -> tuple[range, ...]:
-        """The blocks of each pipeline stage; stage s is on rank s mod pp."""
-        ends = accumulate(stage_sizes(self.decoder.num_layers, self.layout.num_stages), initial=0)
+        """The blocks of each pipeline stage."""
+        sizes = (word.count("t") for word in self.layout.stages_of(self.decoder))
+        ends = accumulate(sizes, initial=0)
         return tuple(range(first, end) for first, end in pairwise(ends))
 
     @property
@@ -71,7 +71,7 @@ class Planned:
         batches = f"{self.num_micro_batches} micro-batches of {layout.micro_batch}"
         return (
             f"{what}, for {self.target.name} ({self.target.version}).",
-            f"{sizes} · ZeRO-{layout.zero}",
+            f"{sizes} · ZeRO-{layout.zero} · schedule {layout.order}",
             f"Step: {job.global_batch} sequences of {job.length} tokens, in {batches}.",
             f"Plan {self.plan_id[:6]} of moetune; its numbers are predictions.",
             *self.warnings,

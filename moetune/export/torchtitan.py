@@ -4,12 +4,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from moetune.domain.pipeline import SPLITTING, Schedule
 from moetune.domain.training import TokenDispatcher
 from moetune.export.planned import Export, Planned, refuse, remarks
 
 _FILE = "torchtitan_layout.py"
 _BACKENDS: MappingProxyType[TokenDispatcher, str] = MappingProxyType(
     {"all_to_all": "standard", "deepep": "deepep", "hybrid_ep": "hybridep"}
+)
+_SCHEDULES: MappingProxyType[Schedule, str] = MappingProxyType(
+    {
+        "1f1b": "1F1B",
+        "interleaved": "Interleaved1F1B",
+        "zero_bubble": "InterleavedZeroBubble",
+        "zero_bubble_v": "ZBVZeroBubble",
+        "dualpipe_v": "DualPipeV",
+    }
+)
+_SPLIT = (
+    "The schedule splits backward passes: with FlexAttention's masks between stages it needs "
+    "torch 2.13 or newer, and stages without torch.compile."
 )
 _RESHARD = {2: "never", 3: "always"}
 
@@ -57,7 +71,8 @@ def torchtitan_export(planned: Planned) -> Export:
     """Return the module with the function `planned`.
 
     Raises:
-        InfeasiblePlanError: torchtitan has no such model.
+        InfeasiblePlanError: torchtitan has no such model, or there are fewer micro-batches than
+            stages of 1F1B.
     """
     recipe = _RECIPES.get(planned.decoder.name)
     if recipe is None:
@@ -65,10 +80,19 @@ def torchtitan_export(planned: Planned) -> Export:
             planned, f"{planned.decoder.name}: it has no recipe for it",
             f"use one of {', '.join(_RECIPES)}, or another --to",
         )  # fmt: skip
+    if planned.layout.order == "1f1b" and planned.num_micro_batches < planned.layout.pp:
+        raise refuse(
+            planned, f"{planned.num_micro_batches} micro-batches in {planned.layout.pp} stages",
+            "torch's Schedule1F1B needs as many: plan with a larger --global-batch, or a smaller "
+            "--pp or --micro-batch",
+        )  # fmt: skip
     missing = tuple(_not_expressed(planned))
     text = _TEXT.format(
         remarks=remarks(
-            planned, missing, "Set hf_assets_path, the optimizer and the data for your run."
+            planned,
+            missing,
+            "Set hf_assets_path, the optimizer and the data for your run.",
+            *((_SPLIT,) if planned.layout.order in SPLITTING else ()),
         ),
         recipe=recipe,
         full=_FULL if "full" in planned.layout.recompute else "",
@@ -123,8 +147,7 @@ def _parallelism(planned: Planned) -> Iterator[str]:
     yield f"    expert_parallel_degree={layout.ep},"
     yield f"    pipeline_parallel_degree={layout.pp},"
     if layout.pp > 1:
-        schedule = "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
-        yield f'    pipeline_parallel_schedule="{schedule}",'
+        yield f'    pipeline_parallel_schedule="{_SCHEDULES[layout.order]}",'
         yield f"    pipeline_parallel_microbatch_size={layout.micro_batch},"
         yield "    module_fqns_per_model_part=["
         yield from (f"        [{', '.join(map(repr, stage))}]," for stage in _stages(planned))

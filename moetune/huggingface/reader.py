@@ -151,7 +151,7 @@ def _blocks(fields: Fields, family: Family, family_name: str, *, streams: int) -
         if family_name == "longcat_flash":  # experts run beside the second attention
             dense = dense_ffn(fields, family)
             parts, extra = (mixer, ffn, dense, mixer, dense), norms
-        found.append(Block(parts=parts, norms=norms + extra))
+        found.append(Block(parts=parts, norms=norms + extra, streams=streams))
     return tuple(found)
 
 

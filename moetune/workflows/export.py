@@ -9,6 +9,7 @@ from pathlib import Path
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError, ProfileError
 from moetune.domain.optimizers import OptimizerName
+from moetune.domain.pipeline import read_stages
 from moetune.domain.targets import Target, TargetName, find_target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
 from moetune.export.planned import Export, Planned
@@ -20,6 +21,7 @@ from moetune.workflows.training import SCHEMA
 from moetune.workflows.wiring import StoreFinder
 
 EXPORT_SCHEMA = "moetune.export/1"
+_SINCE_SCHEDULES = ("schedule", "stages")
 _HUB_NAME = re.compile(r"\bof (\S+/\S+) on Hugging Face")
 _MAKE_ONE = (
     "make one:  moetune plan --model qwen3-30b-a3b --profile h100-x8 --target megatron "
@@ -138,6 +140,10 @@ def _mapping(document: Mapping[str, object], key: str, path: Path) -> dict[str, 
 
 def _layout(plain: dict[str, object], path: Path) -> FoldedLayout:
     rest = {key: value for key, value in plain.items() if key != "edp"}
+    for name in _SINCE_SCHEDULES:  # plans from before them have what None stands for
+        rest.setdefault(name, None)
+    if isinstance(rest["stages"], str):
+        rest["stages"] = list(read_stages(rest["stages"]))
     missing = [item.name for item in fields(FoldedLayout) if item.name not in rest]
     if missing:  # their defaults would be another layout than the planned one
         raise InputError(f"{path}: layout lacks {', '.join(missing)}", _MAKE_ONE)

@@ -10,6 +10,8 @@ from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError
 from moetune.domain.optimizers import OPTIMIZERS
+from moetune.domain.pipeline import stage_words
+from moetune.domain.plan import Confidence
 from moetune.domain.profile import Profile
 from moetune.domain.routing import BALANCED, NATURAL, ExpertLoads
 from moetune.domain.targets import Target
@@ -21,6 +23,7 @@ from moetune.solve.training.memory import MemoryModel
 from moetune.solve.training.search import FoldedSearch, PricedLayout
 from moetune.solve.training.stages import DecoderStages
 from moetune.solve.training.step import StepPrices
+from moetune.solve.training.uncertainty import confidence_of
 from moetune.workflows.plan import sound_numbers
 
 SCHEMA = "moetune.training-plan/1"
@@ -69,6 +72,11 @@ class TrainingPlan:
         return self.best.memory.peak_bytes <= self.limit_bytes
 
     @property
+    def confidence(self) -> Confidence:
+        """How sure the choice among the layouts found is, by the record of public runs."""
+        return confidence_of([one.step.seconds for one in self.found])
+
+    @property
     def id(self) -> str:
         """Digest of the inputs, with what their names stand for."""
         job = self.request.job
@@ -107,6 +115,7 @@ class TrainingPlan:
             "id": self.id,
             "inputs": self.inputs,
             **_answer(job, self.best),
+            "confidence": encode(self.confidence),
             "fits": self.fits,
             "trust": self.trust,
             "alternatives": [_answer(job, one) for one in self.found[1:]],
@@ -219,6 +228,9 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "micro_batch": layout.micro_batch,
             "recompute": [*layout.recompute] if layout.recompute else ["none"],
             "dispatcher": layout.dispatcher, "overlap": layout.overlap, "zero": layout.zero,
+            "cuda_graphs": layout.cuda_graphs,
+            "schedule": layout.order,
+            "stages": stage_words(layout.stages_of(job.decoder)) if layout.pp > 1 else None,
         },
         "predicted": {
             "step_seconds": seconds,

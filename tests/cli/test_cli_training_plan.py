@@ -19,7 +19,8 @@ def test_a_pinned_layout_is_kept_and_the_numbers_agree(cli: Cli, tmp_path: Path)
     assert plan["layout"] | {"dispatcher": "", "overlap": ""} == {
         "dp": 4, "cp": 1, "tp": 2, "pp": 2, "vpp": 2, "ep": 8, "etp": 1, "edp": 1,
         "micro_batch": 1, "recompute": ["moe_act", "norm"], "dispatcher": "", "overlap": "",
-        "zero": 1,
+        "zero": 1, "cuda_graphs": "none", "schedule": "interleaved",
+        "stages": "Et*12|(t*12|)*2t*12L",
     }  # fmt: skip
     predicted, memory = plan["predicted"], plan["memory"]
     tokens = 1024 * 4096 / predicted["step_seconds"] / 16
@@ -80,6 +81,12 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
         (("--global-batch", "64", "--seq", "4k", "--optimizer", "adam-bf16"), "adam-bf16"),
         (("--global-batch", "64", "--seq", "4k", "--target", "moetune", "--vpp", "2", "--pp", "2"),
          "vpp 2"),
+        (("--global-batch", "64", "--seq", "4k", "--schedule", "gpipe"), "gpipe"),
+        (("--global-batch", "64", "--seq", "4k", "--stages", "Et|xL"), "'x'"),
+        (("--global-batch", "64", "--seq", "4k", "--target", "megatron", "--pp", "2",
+          "--schedule", "zero_bubble"), "zero_bubble"),
+        (("--global-batch", "64", "--seq", "4k", "--target", "megatron", "--stages", "Et*40|t*7L"),
+         "47"),
         (("--global-batch", "64", "--seq", "4k", "--nodes", "2", "--world-size", "16"), "--nodes"),
         (("--global-batch", "64", "--seq", "4k", "--d-hidden", "64"), "--d-hidden"),
         (("--global-batch", "64", "--seq", "4k", "--world-size", "24", "--tp", "7",
@@ -93,7 +100,14 @@ def test_wrong_input_is_named(cli: Cli, flags: tuple[str, ...], word: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--global-batch", "8"), ("--zero", "2"), ("--optimizer", "adam")]
+    ("flag", "value"),
+    [
+        ("--global-batch", "8"),
+        ("--zero", "2"),
+        ("--optimizer", "adam"),
+        ("--schedule", "1f1b"),
+        ("--stages", "EttL"),
+    ],
 )
 def test_flags_of_decoders_are_refused_for_the_papers_models(
     cli: Cli, flag: str, value: str
@@ -101,6 +115,28 @@ def test_flags_of_decoders_are_refused_for_the_papers_models(
     result = cli("plan", "--model", "gpt-s", "--profile", "rtx2080ti-x64", flag, value)
     assert result.code == 2
     assert flag in result.err
+
+
+def test_a_schedule_and_stages_by_hand_are_kept_and_exported(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    stages = "Et*5|(t*6|)*7tL"
+    plan = cli(
+        *QWEN, "--world-size", "16", "--target", "torchtitan", "--pp", "4", "--stages", stages[:-2]
+        + "|L", "--schedule", "dualpipe_v", "--micro-batch", "1", "--output", str(file), "--json",
+    )  # fmt: skip
+    assert plan.code == 2  # nine stages on four ranks
+    stages = "Et*5|(t*6|)*6t*7L"
+    plan = cli(
+        *QWEN, "--world-size", "16", "--target", "torchtitan", "--pp", "4", "--stages", stages,
+        "--schedule", "dualpipe_v", "--micro-batch", "1", "--output", str(file), "--json",
+    )  # fmt: skip
+    assert plan.document["layout"]["schedule"] == "dualpipe_v"
+    assert plan.document["layout"]["stages"] == stages
+    text = cli("export", str(file), "--to", "torchtitan").out
+    assert 'pipeline_parallel_schedule="DualPipeV"' in text
+    assert cli("export", str(file), "--to", "megatron").code == 3
+    shown = cli(*PINNED, "--stages", "Et*10|(t*12|)*2t*14L").out
+    assert "Et*10|(t*12|)*2t*14L" in shown
 
 
 def test_skewed_routing_is_slower_and_a_file_is_of_the_model(cli: Cli, tmp_path: Path) -> None:

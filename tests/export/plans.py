@@ -11,6 +11,7 @@ KNOWN = Path(__file__).parent / "known"
 LAYOUT: dict[str, Any] = {
     "dp": 256, "cp": 1, "tp": 1, "pp": 1, "vpp": 1, "ep": 32, "etp": 1, "edp": 8, "micro_batch": 1,
     "recompute": ["full"], "dispatcher": "all_to_all", "overlap": "none", "zero": 3,
+    "cuda_graphs": "none",
 }  # fmt: skip
 PIPELINE: dict[str, Any] = {
     **LAYOUT, "dp": 8, "tp": 4, "pp": 8, "vpp": 4, "edp": 1, "recompute": ["moe_act", "norm"],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.pipelining.schedules import get_schedule_class
 
 from moetune.domain.errors import InfeasiblePlanError, InputError
 from tests.export.plans import DEEPSEEK, LAYOUT, PIPELINE, QWEN, exported, plan_document
@@ -90,6 +91,44 @@ def test_modules_that_the_model_lacks_are_refused(tmp_path: Path, module: str) -
     layout = {**PIPELINE, "recompute": ["moe_act", module]}
     with pytest.raises(InputError, match=f"no {module} to recompute"):
         exported(tmp_path, "megatron", plan_document(layout))
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "scope"),
+    [
+        (QWEN, {}, ["attn", "moe_router", "moe_preprocess"]),
+        (DEEPSEEK, {**LATENT, "recompute": ["moe_act"]},
+         ["attn", "mlp", "moe_router", "moe_preprocess"]),
+        ({**QWEN, "model": "nemotron-3-nano"}, {"pp": 1, "vpp": 1, "dp": 64, "recompute": ["norm"]},
+         ["attn", "mamba", "moe_router", "moe_preprocess"]),
+    ],
+)  # fmt: skip
+def test_partial_graphs_hold_all_but_exchanges_and_experts(
+    tmp_path: Path, model: dict[str, Any], ranks: dict[str, Any], scope: list[str]
+) -> None:
+    layout = {**PIPELINE, **ranks, "cuda_graphs": "partial"}
+    given = flags(megatron(tmp_path, layout, model))
+    assert given["--cuda-graph-impl"] == ["transformer_engine"]
+    assert given["--cuda-graph-scope"] == scope
+    bridge = exported(tmp_path, "bridge", plan_document(layout, model)).export.text
+    assert f"    cfg.model.cuda_graph_scope = {scope!r}\n" in bridge
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"cuda_graphs": "full"}, "CUDA graphs full"),
+        (
+            {"cuda_graphs": "partial", "overlap": "none", "recompute": ["moe"]},
+            "partial CUDA graphs",
+        ),
+    ],
+)
+def test_graphs_that_megatron_refuses_are_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(InfeasiblePlanError, match=what):
+        megatron(tmp_path, {**PIPELINE, **change})
 
 
 def test_bridge_gets_what_megatron_gets(tmp_path: Path) -> None:
@@ -344,3 +383,53 @@ def test_optimizers_that_a_runtime_lacks_are_refused(
 ) -> None:
     with pytest.raises(InfeasiblePlanError, match=what):
         exported(tmp_path, to, plan_document(layout, optimizer="adam-bf16", **inputs))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "name"),
+    [
+        ("1f1b", 1, "1F1B"),
+        ("interleaved", 4, "Interleaved1F1B"),
+        ("zero_bubble", 1, "InterleavedZeroBubble"),
+        ("zero_bubble_v", 2, "ZBVZeroBubble"),
+        ("dualpipe_v", 2, "DualPipeV"),
+    ],
+)
+def test_torchtitan_gets_torchs_name_of_the_schedule(
+    tmp_path: Path, schedule: str, vpp: int, name: str
+) -> None:
+    layout = {**INTERLEAVED, "schedule": schedule, "vpp": vpp, "stages": None}
+    text = exported(tmp_path, "torchtitan", plan_document(layout)).export.text
+    assert get_schedule_class(name).__name__ == f"Schedule{name}"
+    assert f'pipeline_parallel_schedule="{name}"' in text
+    assert ("splits backward passes" in text) == (schedule not in ("1f1b", "interleaved"))
+
+
+def test_stages_by_hand_are_exported_block_by_block(tmp_path: Path) -> None:
+    letters = "Et*3|(tt|)*29m|L"
+    layout = {**PIPELINE, "dp": 32, "ep": 64, "schedule": "interleaved", "stages": letters}
+    [given] = flags(megatron(tmp_path, layout, DEEPSEEK))["--pipeline-model-parallel-layout"]
+    assert given.split("|") == ["Ettt", *["tt"] * 29, "m", "L"]
+    plain = {**layout, "recompute": ["full"], "overlap": "none", "zero": 2}
+    with pytest.raises(InfeasiblePlanError, match="earlier stage than the head"):
+        exported(tmp_path, "torchtitan", plan_document(plain, DEEPSEEK))
+
+
+@pytest.mark.parametrize(
+    ("target", "change", "what"),
+    [
+        ("megatron", {"schedule": "zero_bubble"}, "schedule zero_bubble"),
+        ("bridge", {"schedule": "dualpipe_v", "vpp": 2}, "schedule dualpipe_v"),
+        ("moetune", {"schedule": "zero_bubble", "vpp": 1}, "schedule zero_bubble"),
+        ("torchtitan", {"schedule": "1f1b", "vpp": 1, "micro_batch": 64}, "4 micro-batches in 8"),
+    ],
+)
+def test_schedules_that_a_runtime_lacks_are_refused(
+    tmp_path: Path, target: str, change: dict[str, Any], what: str
+) -> None:
+    layout = {
+        **INTERLEAVED, "stages": None, "zero": {"moetune": 1, "torchtitan": 2}.get(target, 1),
+        "dispatcher": "all_to_all", **change,
+    }  # fmt: skip
+    with pytest.raises(InfeasiblePlanError, match=what):
+        exported(tmp_path, target, plan_document(layout))

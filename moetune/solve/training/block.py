@@ -5,17 +5,23 @@ parallelism), M d_model. A module's passes are forward, the gradients of its inp
 its weights; communication is apart, because it can be hidden.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from moetune.domain.architecture import Block, Decoder, Mixer
-from moetune.domain.attention import CompressedAttention, LatentAttention
+from moetune.domain.attention import (
+    CompressedAttention,
+    GroupedQueryAttention,
+    LatentAttention,
+)
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.samples import GemmForm
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT, most_rows
-from moetune.solve.training.exchange import exchange_seconds
+from moetune.solve.training.exchange import DEDUPLICATING, exchange_seconds
 from moetune.solve.training.machine import DevicePrices
 
 ModuleName = Literal[
@@ -25,8 +31,12 @@ ModuleName = Literal[
 COMMUNICATION: frozenset[ModuleName] = frozenset({"exchange", "tensor_comm", "context_comm"})
 GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8"}
-_ROUNDING_BYTES = 3, 4
-"""Of an element of a factor: read in bfloat16 and written in 8 bits, backward transposed, too."""
+_ROUNDING_BYTES = 4
+"""Of an element of a factor: read in bfloat16 and written in 8 bits, as it is and transposed."""
+_CHUNK = 128
+"""Tokens of a chunk of a recurrence."""
+_WINDOW_TILE = 128
+"""Keys that a kernel computes beside a sliding window's: half a tile at either end, twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +126,19 @@ class BlockPrices:
                 found = self._mixer(part)
             for name, passes in found:
                 modules[name] = modules.get(name, NO_TIME) + passes
-            modules["norm"] = modules.get("norm", NO_TIME) + self._norm()
+            modules["norm"] = modules.get("norm", NO_TIME) + self._norm(block.streams)
         return BlockTimes(modules=modules)
 
     def _mixer(self, part: Mixer) -> Iterator[tuple[ModuleName, Passes]]:
         tp, d_model = self.layout.tp, self.decoder.d_model
         yield from self._projections(part)
         once = part.forward_macs(1)
-        scored = self.tokens / tp * (part.forward_macs(self.job.length) - once)
+        scored = self.tokens / tp * (part.forward_macs(self.job.length) - once) * _tiles(part)
         updated = self.tokens / tp * max(0.0, once - part.parameters)
         forward, backward = (
-            self.device.attention_core(scored, backward=backward)
+            self.device.attention_core(scored, head_dim=_head_dim(part), backward=backward)
             + self.device.recurrence(updated, backward=backward)
+            + self._states(part, backward=backward)
             + self._rotary(part)
             for backward in (False, True)
         )
@@ -157,8 +168,8 @@ class BlockPrices:
         )
         if name != "bfloat16":
             elements = rows * num_experts
-            forward += self.device.moved(_ROUNDING_BYTES[0] * elements * d_in)
-            grad_input += self.device.moved(_ROUNDING_BYTES[1] * elements * d_out)
+            forward += self.device.moved(_ROUNDING_BYTES * elements * d_in)
+            grad_input += self.device.moved(_ROUNDING_BYTES * elements * d_out)
         return Passes(forward=forward, grad_input=grad_input, grad_weight=grad_weight)
 
     def _rotary(self, part: Mixer) -> float:
@@ -167,12 +178,31 @@ class BlockPrices:
         elements = self.tokens / self.layout.tp * (widths.get("q", 0) + widths.get("k", 0))
         return self.device.moved(2 * ELEMENT * elements, kernels=2)
 
-    def _norm(self) -> Passes:
-        """Return a norm with its residual sum: two tensors read and two written; backward more."""
+    def _states(self, part: Mixer, *, backward: bool) -> float:
+        """Return what the chunks of a recurrence move.
+
+        A chunk's state is written in float32, read for the next one, and both again; convolution
+        and scan read and write the mixer's tensors. The backward pass makes the states again
+        (mamba-ssm, ops/triton: five kernels forward).
+        """
+        if not isinstance(part, StateSpace | GatedDeltaNet | LinearAttention):
+            return 0.0
+        tensors = sum(part.widths.values())
+        per_token = 16 * part.state / _CHUNK + 4 * ELEMENT * tensors
+        passes = 2.5 if backward else 1.0
+        return self.device.moved(passes * per_token * self.tokens / self.layout.tp, kernels=5)
+
+    def _norm(self, streams: int) -> Passes:
+        """Return a norm with its residual sum: two tensors read and two written; backward more.
+
+        Of several residual streams (hyper-connections) all are read for the mixing's weights, for
+        the part's input and for the sums, and written again.
+        """
         elements = self.own_tokens * self.decoder.d_model
+        tensors = 4 if streams == 1 else 4 * streams + 4
         return Passes(
-            forward=self.device.moved(4 * ELEMENT * elements, kernels=2),
-            grad_input=self.device.moved(6 * ELEMENT * elements, kernels=2),
+            forward=self.device.moved(tensors * ELEMENT * elements, kernels=2),
+            grad_input=self.device.moved(1.5 * tensors * ELEMENT * elements, kernels=2),
         )
 
     def _tensor_comm(self, width: int) -> Passes:
@@ -195,9 +225,11 @@ class BlockPrices:
         width = (widths.get("k", 0) + widths.get("v", 0)) / self.layout.tp
         span = self.device.span(cp, self.layout.tp)
         sent = self.device.collective("all_gather", span, self.tokens * width * ELEMENT)
-        forward = max(0.0, sent - self.device.attention_core(core_macs, backward=False))
-        backward = max(0.0, 2 * sent - self.device.attention_core(core_macs, backward=True))
-        return Passes(forward=forward, grad_input=backward)
+        forward, backward = (
+            self.device.attention_core(core_macs, head_dim=_head_dim(part), backward=backward)
+            for backward in (False, True)
+        )
+        return Passes(forward=max(0.0, sent - forward), grad_input=max(0.0, 2 * sent - backward))
 
     def _dense(self, part: DenseFfn) -> Iterator[tuple[ModuleName, Passes]]:
         yield "mlp", self._ffn(part, self.tokens, self.layout.tp)
@@ -240,9 +272,14 @@ class BlockPrices:
             yield "tensor_comm", self._tensor_comm(part.d_model)
 
     def _permute(self, part: RoutedExperts, rows: float) -> Passes:
-        """Return the order by expert before the exchange and behind it, and the sums back."""
+        """Return the order by expert before the exchange and behind it, and the sums back.
+
+        Without an exchange, and where it takes tokens as they are and sends each once, they are
+        only put in order behind it, and summed.
+        """
         elements = rows * part.d_expert
-        moves = 2 if self.layout.ep == 1 else 4
+        is_ordered_once = self.layout.ep == 1 or self.layout.dispatcher in DEDUPLICATING
+        moves = 2 if is_ordered_once else 4
         seconds = self.device.moved(moves * 2 * ELEMENT * elements, kernels=4 + moves)
         return Passes(forward=seconds, grad_input=seconds)
 
@@ -256,6 +293,22 @@ class BlockPrices:
         )
         both = dispatch + combine
         return Passes(forward=both, grad_input=both)
+
+
+def _head_dim(part: Mixer) -> float:
+    """Return the mean width of a head's queries and values."""
+    if isinstance(part, LatentAttention):
+        return (part.nope_dim + part.rope_dim + part.v_head_dim) / 2
+    if isinstance(part, GroupedQueryAttention):
+        return (part.head_dim + part.v_head_dim) / 2
+    return part.head_dim if isinstance(part, CompressedAttention) else math.inf
+
+
+def _tiles(part: Mixer) -> float:
+    """Return the products of an attention kernel over those that its window needs."""
+    if isinstance(part, GroupedQueryAttention | LatentAttention) and part.window is not None:
+        return 1 + _WINDOW_TILE / part.window
+    return 1.0
 
 
 def projections_of(part: Mixer, d_model: int) -> Iterator[tuple[ModuleName, int, int, bool]]:

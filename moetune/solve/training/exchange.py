@@ -12,7 +12,7 @@ from moetune.domain.training import FoldedLayout
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.machine import DevicePrices, RankSpan
 
-_DEDUPLICATING = frozenset({"deepep", "hybrid_ep"})
+DEDUPLICATING = frozenset({"deepep", "hybrid_ep"})
 
 
 def reached_nodes(part: RoutedExperts, nodes: int) -> float:
@@ -51,12 +51,12 @@ def exchange_seconds(
             return seconds + device.collective("all_gather", span, tokens * row_bytes)
         return seconds + device.collective("reduce_scatter", span, tokens * row_bytes * span.size)
     rows = tokens * part.mean_top_k
-    if layout.dispatcher in _DEDUPLICATING:
+    if layout.dispatcher in DEDUPLICATING:
         rows = tokens * reached(part.mean_top_k, span.size)
     if layout.dispatcher == "all_to_all" or span.nodes == 1:
         return seconds + device.collective("all_to_all", span, rows * row_bytes)
     copies = part.mean_top_k
-    if layout.dispatcher in _DEDUPLICATING:
+    if layout.dispatcher in DEDUPLICATING:
         copies = reached_nodes(part, span.nodes)
     return seconds + _in_two_steps(
         device, span, across_bytes=tokens * copies * row_bytes, inside_bytes=rows * row_bytes

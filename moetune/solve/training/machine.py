@@ -4,6 +4,8 @@ GEMMs and collectives come from the profile. What no profile of published tables
 from it, by rules with their sources beside them.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from moetune.domain.cluster import Machine
@@ -16,9 +18,19 @@ _ADAM_BYTES = 30
 and the parameter itself; the reference profiles' rates of Adam are a data sheet's over these."""
 _MEMORY_EFFICIENCY = 0.8
 """Of a data sheet's bandwidth that memory-bound kernels reach."""
-_ATTENTION_FORWARD, _ATTENTION_BACKWARD = 0.62, 0.50
-"""Of the rate of large GEMMs. FlashAttention-3, Figures 5 and 6 (H100, bf16, causal, head 128, 4 k
-to 16 k tokens): about 500 to 640 TFLOP/s forward and 400 to 560 backward, of 790."""
+_ATTENTION_RATES: Mapping[str, tuple[float, float]] = {
+    "A100": (0.72, 0.62), "A800": (0.72, 0.62), "B200": (0.80, 0.62), "B300": (0.80, 0.62),
+}  # fmt: skip
+"""Of the rate of large GEMMs, forward and backward, by device; causal, bfloat16, heads of 128.
+
+FlashAttention-2 (A100): 190 to 230 TFLOP/s forward and 170 to 196 backward, of 267.
+FlashAttention-4 (B200; cuDNN 9.13 reaches 1 / 1.3 of it): 1,300 to 1,613 forward, of 1,500."""
+_HOPPER_RATES = 0.62, 0.50
+"""FlashAttention-3, Figures 5 and 6 (H100, causal, heads of 128, 4 k to 16 k tokens): about 500 to
+640 TFLOP/s forward and 400 to 560 backward, of 790. Other devices are taken to be alike."""
+_FULL_HEAD = 128
+"""Narrower heads have as many exponentials for fewer products: with 64, FlashAttention-3 reaches
+about 0.7 of its rate with 128, as the square root of the width."""
 _RECURRENCE = 0.10
 """Of the same rate that chunked scans of states reach, counted by the recurrence; stated."""
 _LARGE = 4096
@@ -129,16 +141,22 @@ class DevicePrices:
         """Return the seconds of Adam's step on so many parameters."""
         return self.moved(_ADAM_BYTES * parameters)
 
-    def attention_core(self, macs: float, *, backward: bool) -> float:
+    def attention_core(self, macs: float, *, head_dim: float, backward: bool) -> float:
         """Return the seconds of causal attention without projections.
 
         Args:
             macs: of the forward pass; the backward pass has 2.5 times as many, since it computes
                 the scores again.
+            head_dim: mean width of a head's queries and values.
         """
-        if backward:
-            return 2.5 * macs / (self._macs_per_second * _ATTENTION_BACKWARD)
-        return macs / (self._macs_per_second * _ATTENTION_FORWARD)
+        if not macs:
+            return 0.0
+        rates = next(
+            (one for name, one in _ATTENTION_RATES.items() if name in self.machine.device),
+            _HOPPER_RATES,
+        )
+        rate = self._macs_per_second * math.sqrt(min(1.0, head_dim / _FULL_HEAD))
+        return 2.5 * macs / (rate * rates[1]) if backward else macs / (rate * rates[0])
 
     def recurrence(self, macs: float, *, backward: bool) -> float:
         """Return the seconds of a state's updates (state spaces, linear attention).

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from moetune.domain.optimizers import optimizer_of
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT, block_modules, workspace_bytes
-from moetune.solve.training.stages import DecoderStages, RankBlocks, live_micro_batches
+from moetune.solve.training.schedule import most_live
+from moetune.solve.training.stages import DecoderStages, RankBlocks
 from moetune.solve.training.step import rank_parameters
 
 _GIB = 2**30
@@ -61,21 +62,23 @@ class MemoryModel:
 
     def peak(self, layout: FoldedLayout) -> RankMemory:
         """Return the memory of the pipeline rank that has most."""
-        ranks = (self.of_rank(layout, one) for one in self.stages.of(layout.pp, layout.vpp))
+        ranks = (self.of_rank(layout, one) for one in self.stages.ranks(layout))
         return max(ranks, key=lambda one: one.peak_bytes)
 
     def of_rank(self, layout: FoldedLayout, rank: RankBlocks) -> RankMemory:
-        """Return the memory of the first of such pipeline ranks, which keeps most activations."""
+        """Return the memory of that of such pipeline ranks which keeps most activations."""
         dense, experts = rank_parameters(self.job.decoder, layout, rank)
         count = dense + experts
         shard = dense / (layout.dp * layout.cp) + experts / layout.edp
         states, gradients, parameters = (
             shard if layout.zero >= stage else count for stage in (1, 2, 3)
         )
-        modules, workspace = self._activations(layout, rank)
+        live = self._live(layout)
+        fullest = max(rank.ranks, key=live.__getitem__)
+        modules, workspace = self._activations(layout, rank, live[fullest])
         activations = sum(modules.values())
         optimizer = optimizer_of(self.job.optimizer)
-        logits = self._logits(layout) if rank.has_head else 0.0
+        logits = self._logits(layout) if rank.has_head or rank.has_predictions else 0.0
         copied = optimizer.step_bytes * (shard if layout.zero else count)
         parts = {
             "parameters": ELEMENT * parameters,
@@ -88,25 +91,26 @@ class MemoryModel:
             "fragmentation": FRAGMENTATION * (activations + workspace),
             "libraries": LIBRARY_BYTES,
         }
-        return RankMemory(rank=rank.ranks[0], parts=parts, activations=modules)
+        return RankMemory(rank=fullest, parts=parts, activations=modules)
+
+    def _live(self, layout: FoldedLayout) -> tuple[float, ...]:
+        """Return the micro-batches in work on each rank, in its blocks' worth."""
+        batches = self.job.global_batch // (layout.micro_batch * layout.dp)
+        return most_live(layout.order, layout.pp, layout.vpp, batches)
 
     def _activations(
-        self, layout: FoldedLayout, rank: RankBlocks
+        self, layout: FoldedLayout, rank: RankBlocks, live: float
     ) -> tuple[dict[str, float], float]:
         """Return the bytes of the micro-batches in work, and of the block being computed."""
         blocks = self._bytes_of_blocks(layout)
-        live = live_micro_batches(
-            rank=rank.ranks[0], pp=layout.pp, vpp=layout.vpp,
-            num_micro_batches=self.job.global_batch // (layout.micro_batch * layout.dp),
-        )  # fmt: skip
         if layout.overlap == "batch" and layout.pp > 1:
             live += 1 / layout.vpp  # one more stage's worth of warm-up
-        largest = max(work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count)
         modules: dict[str, float] = {}
         for count, (kept, _) in zip(rank.counts, blocks, strict=True):
             for name, size in kept.items():
                 modules[name] = modules.get(name, 0.0) + live * count * size
-        return modules, largest
+        works = [work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count]
+        return modules, max(works, default=0.0)
 
     def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[dict[str, float], float]]:
         key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute)

@@ -3,17 +3,25 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from moetune.domain.architecture import Block
+from moetune.domain.architecture import Block, Part
+from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import Target
-from moetune.domain.training import FoldedLayout
+from moetune.domain.training import FoldedLayout, TrainingDtype
 from moetune.solve.training.block import BlockTimes, ModuleName
 
-_HOST_SECONDS = {"mixer": 1.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3}
+_HOST_SECONDS = {
+    "mixer": 1.5e-3, "latent": 2.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3,
+}  # fmt: skip
+_ROUTED_IN_A_GRAPH = 2.0e-3
+"""Of the routed experts' when the router and the order of rows are replayed; stated."""
 """Of launching both passes of a part of a block without CUDA graphs, in Megatron-Core.
 
 Modelled: the visible public runs on H100 whose device time is far below their step's take 9.6 to
-11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1."""
+11 ms for an attention and an MoE part with tp above 1, and at most 6.8 ms with tp 1. Latent
+attention has about twice the modules."""
+_LAUNCH_SECONDS = 12e-6
+"""Of one more kernel of a list that the host goes through."""
 _AGAIN_SECONDS = 0.6e-3
 """Of launching a recomputed module again: 0.3 to 1.5 ms in a block of Moonlight on H100
 (Megatron-Bridge, skills/nemo-mbridge-perf-activation-recompute)."""
@@ -29,11 +37,13 @@ class BlockSeconds:
     """Seconds of a block for one micro-batch.
 
     Args:
+        weight: of the backward pass, what its GEMMs for the weights' gradients take.
         parts: of both passes, by module.
     """
 
     forward: float
     backward: float
+    weight: float
     parts: Mapping[str, float]
 
     @property
@@ -42,23 +52,38 @@ class BlockSeconds:
         return self.forward + self.backward
 
 
-def host_seconds(block: Block, layout: FoldedLayout, target: Target) -> float:
+def host_seconds(block: Block, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
     """Return the host's time to launch both passes of a block."""
-    kinds = [
-        "routed" if isinstance(part, RoutedExperts)
-        else "dense" if isinstance(part, DenseFfn) else "mixer"
-        for part in block.parts
-    ]  # fmt: skip
-    total = sum(_HOST_SECONDS[kind] for kind in kinds)
-    total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
+    if layout.cuda_graphs == "full":
+        return 0.0
+    total = sum(_launches(part, layout, target, dtype) for part in block.parts)
+    if layout.cuda_graphs == "none":
+        total += _HOST_SECONDS["tensor_parallel"] * (layout.tp > 1)
     if "full" in layout.recompute:
         return target.launches * total * (1 + FORWARD_OF_BOTH)
     again = block.modules & {*layout.recompute}
     return target.launches * (total + _AGAIN_SECONDS * len(again))
 
 
+def _launches(part: Part, layout: FoldedLayout, target: Target, dtype: TrainingDtype) -> float:
+    if isinstance(part, RoutedExperts):
+        kernels = target.kernels_per_expert[dtype != "bfloat16"] * part.num_experts // layout.ep
+        shared = _HOST_SECONDS["dense"] * (part.shared is not None)
+        own = _HOST_SECONDS["routed"] if layout.cuda_graphs == "none" else _ROUTED_IN_A_GRAPH
+        return own + shared + _LAUNCH_SECONDS * kernels
+    if isinstance(part, DenseFfn):
+        return _HOST_SECONDS["dense"]
+    if layout.cuda_graphs != "none":
+        return 0.0
+    return _HOST_SECONDS["latent" if isinstance(part, LatentAttention) else "mixer"]
+
+
 def block_seconds(
-    block: Block, times: BlockTimes, layout: FoldedLayout, target: Target
+    block: Block,
+    times: BlockTimes,
+    layout: FoldedLayout,
+    target: Target,
+    dtype: TrainingDtype,
 ) -> BlockSeconds:
     """Return a block's passes, with what is recomputed, and exchanges hidden where they are.
 
@@ -72,7 +97,7 @@ def block_seconds(
     exchanges = exchange.forward * (2 if _repeats_exchange(layout) else 1)
     forward = compute.forward + other
     backward = compute.backward + other_back + again
-    waiting = max(0.0, host_seconds(block, layout, target) - forward - backward)
+    waiting = max(0.0, host_seconds(block, layout, target, dtype) - forward - backward)
     hidden = 0.0
     if layout.overlap == "batch":
         beside = forward + backward + waiting
@@ -90,6 +115,7 @@ def block_seconds(
     return BlockSeconds(
         forward=forward + exchange.forward - share + FORWARD_OF_BOTH * waiting,
         backward=backward + exchanges - share + (1 - FORWARD_OF_BOTH) * waiting,
+        weight=compute.grad_weight + FORWARD_OF_BOTH * waiting,
         parts=parts,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule, divisors
+from moetune.domain.pipeline import SCHEDULES, Schedule, most_stages
 from moetune.domain.targets import Target, target_rules
 from moetune.domain.training import (
     TOKEN_DISPATCHERS,
@@ -73,23 +74,45 @@ class FoldedSearch:
         Raises:
             InputError: the pins break a rule, or no layout obeys the rules.
         """
-        near: dict[tuple[int, ...], list[PricedLayout]] = {}
+        every: list[FoldedLayout] = []
         smallest: tuple[float, FoldedLayout] | None = None
         for shape in self.shapes(pins):
             fitting, least = self._cheapest_fitting(shape, pins)
             if least is not None and (smallest is None or least[0] < smallest[0]):
                 smallest = least
-            for layout in fitting:
-                key = _ranks(layout)
-                near[key] = _tied([*near.get(key, ()), self.priced(layout)])
+            every += fitting
         if smallest is None:
             raise self._impossible(pins)
-        if not near:
+        if not every:
             return [self.priced(smallest[1])]
+        near = self._near_best(every)
         first = min(_tied([one for tied in near.values() for one in tied]), key=_complexity)
         del near[_ranks(first.layout)]
         others = (min(tied, key=_complexity) for tied in near.values())
         return [first, *heapq.nsmallest(NUM_ALTERNATIVES, others, key=_seconds)]
+
+    def _near_best(
+        self, layouts: Sequence[FoldedLayout]
+    ) -> dict[tuple[int, ...], list[PricedLayout]]:
+        """Return the fastest layouts of the sizes that lead, each with those that tie with it.
+
+        Pipelines are played only where what no schedule beats is near the best; which sizes lead
+        is certain all the same.
+        """
+        found: dict[tuple[int, ...], list[PricedLayout]] = {}
+        bounded = [(self.prices.least(layout), at) for at, layout in enumerate(layouts)]
+        for least, at in sorted(bounded):
+            fastest = heapq.nsmallest(
+                1 + NUM_ALTERNATIVES, (min(map(_seconds, tied)) for tied in found.values())
+            )
+            if len(fastest) > NUM_ALTERNATIVES and least > fastest[-1] * (1 + NOISE):
+                break
+            key = _ranks(layouts[at])
+            if key in found and least > found[key][0].step.seconds * (1 + NOISE):
+                continue
+            tied = _tied([*found.get(key, ()), self.priced(layouts[at])])
+            found[key] = sorted(tied, key=_seconds)
+        return found
 
     def shapes(self, pins: LayoutRequest) -> Iterator[FoldedLayout]:
         """Yield every layout of the ranks that the rules allow, without recomputation.
@@ -116,10 +139,12 @@ class FoldedSearch:
                     batch & (batch - 1) and not pins.micro_batch
                 ):
                     continue
-                for vpp in self._stages_per_rank(pins, pp):
+                for vpp, schedule in self._pipelines(pins, pp):
                     layout = FoldedLayout(
                         dp=dp, cp=cp, tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, micro_batch=batch,
                         zero=self._zero(pins, pp), dispatcher=self.target.dispatchers[0],
+                        cuda_graphs=pins.cuda_graphs or "none",
+                        schedule=schedule, stages=pins.stages,
                     )  # fmt: skip
                     if self._is_allowed(layout):
                         yield layout
@@ -141,12 +166,26 @@ class FoldedSearch:
         most = 3 if pp == 1 else self.target.zero_with_pp
         return next((one for one in self.target.zero if 1 <= one <= most), self.target.zero[0])
 
+    def _pipelines(self, pins: LayoutRequest, pp: int) -> Iterator[tuple[int, Schedule | None]]:
+        """Yield stages of a rank and schedules; those that a layout has anyway are None."""
+        for vpp in self._stages_per_rank(pins, pp):
+            if pins.schedule is not None or pp == 1:
+                yield vpp, pins.schedule
+                continue
+            plain = FoldedLayout(pp=pp, vpp=vpp).order
+            others = {*self.target.schedules} - {"1f1b", "interleaved"}
+            if plain in self.target.schedules:
+                yield vpp, None
+            yield from ((vpp, one) for one in SCHEDULES if one in others)
+
     def _stages_per_rank(self, pins: LayoutRequest, pp: int) -> list[int]:
         if pins.vpp:
             return [pins.vpp]
+        if pins.stages is not None:
+            return [] if len(pins.stages) % pp else [len(pins.stages) // pp]
         if pp == 1:
             return [1]
-        most = self.job.decoder.num_layers // pp
+        most = most_stages(self.job.decoder.num_layers) // pp
         return [
             1,
             *(
@@ -172,13 +211,25 @@ class FoldedSearch:
                 able = [one for one in able if self._is_allowed(one)]
                 if not able:
                     continue
-                peak = self.memory.peak(layout).peak_bytes
-                if smallest is None or peak < smallest[0]:
-                    smallest = (peak, able[0])
-                if peak <= self.limit_bytes:
-                    fitting += able
+                fits = False
+                for cut in self._cuts(able[0], pins):
+                    peak = self.memory.peak(cut).peak_bytes
+                    if smallest is None or peak < smallest[0]:
+                        smallest = (peak, cut)
+                    if peak <= self.limit_bytes:
+                        fits = True
+                        fitting += [replace(one, stages=cut.stages) for one in able]
+                if fits:
                     break
         return fitting, smallest
+
+    def _cuts(self, layout: FoldedLayout, pins: LayoutRequest) -> list[FoldedLayout]:
+        """Return the layout with equal stages, and with balanced ones where that is faster."""
+        if layout.pp == 1 or pins.stages is not None:
+            return [layout]
+        balanced = self.prices.balanced(layout)
+        faster = self.prices.least(balanced) * (1 + NOISE) < self.prices.least(layout)
+        return [layout, balanced] if faster else [layout]
 
     def _recomputes(self) -> Sequence[tuple[Recompute, ...]]:
         """Return the lists of modules that the runtime recomputes and the model has."""
@@ -196,11 +247,16 @@ class FoldedSearch:
             name: getattr(pins, name) or 1
             for name in ("cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
         }
+        if pins.stages is not None:
+            sizes["pp"] = pins.pp or max(1, len(pins.stages) // sizes["vpp"])
+            sizes["vpp"] = pins.vpp or max(1, len(pins.stages) // sizes["pp"])
         sharers = sizes["cp"] * sizes["tp"] * sizes["pp"]
         layout = FoldedLayout(
             dp=max(1, self.job.world_size // sharers), recompute=pins.recompute or (),
             dispatcher=pins.dispatcher or self.target.dispatchers[0],
-            overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]), **sizes,
+            overlap=pins.overlap or "none", zero=self._zero(pins, sizes["pp"]),
+            cuda_graphs=pins.cuda_graphs or "none",
+            schedule=pins.schedule, stages=pins.stages, **sizes,
         )  # fmt: skip
         none = BrokenRule("no layout obeys the rules", "pin less of it")
         rules = itertools.chain(
@@ -230,7 +286,8 @@ def _complexity(one: PricedLayout) -> tuple[float, ...]:
     layout = one.layout
     return (
         len(layout.recompute), layout.overlap != "none",
-        TOKEN_DISPATCHERS.index(layout.dispatcher), layout.vpp,
+        TOKEN_DISPATCHERS.index(layout.dispatcher), SCHEDULES.index(layout.order), layout.vpp,
+        layout.stages is not None,
         sum(size > 1 for size in (layout.tp, layout.cp, layout.pp, layout.ep, layout.etp)),
         one.step.seconds,
     )  # fmt: skip

@@ -1,28 +1,39 @@
-"""Stages of a pipeline: which blocks each rank has, and the time of a step through them.
+"""Stages of a pipeline: the blocks and ends that each stage and each rank has."""
 
-p pipeline ranks, v stages of each, m micro-batches. Stage s is on rank s mod p.
-"""
-
+import heapq
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from moetune.domain.architecture import Decoder
+from moetune.domain.pipeline import StageLetters, rank_of_stage, stages_of_sizes
+from moetune.domain.training import FoldedLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankBlocks:
-    """Blocks of pipeline ranks that have the same.
+class StageBlocks:
+    """What a stage, or all of a rank's, have of the model.
 
     Args:
         counts: number of blocks of each of `Decoder.kinds`.
-        has_embedding, has_head: whether the first or the last stage is among its stages.
-        ranks: the pipeline ranks, ascending.
+        has_embedding, has_head: whether they are in it.
+        has_predictions: whether the blocks of multi-token prediction are.
     """
 
     counts: tuple[int, ...]
     has_embedding: bool
     has_head: bool
+    has_predictions: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBlocks(StageBlocks):
+    """Blocks of pipeline ranks that have the same.
+
+    Args:
+        ranks: the pipeline ranks, ascending.
+    """
+
     ranks: tuple[int, ...]
 
 
@@ -31,81 +42,98 @@ class DecoderStages:
     """A decoder's stages, each cut made once. Not safe for several threads."""
 
     decoder: Decoder
-    _known: dict[tuple[int, int], tuple[RankBlocks, ...]] = field(
+    _stages: dict[tuple[object, ...], tuple[StageBlocks, ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _ranks: dict[tuple[object, ...], tuple[RankBlocks, ...]] = field(
         default_factory=dict, init=False, repr=False
     )
 
-    def of(self, pp: int, vpp: int) -> tuple[RankBlocks, ...]:
-        """Return the blocks of the pipeline ranks; ranks with the same are one."""
-        found = self._known.get((pp, vpp))
+    def stages(self, layout: FoldedLayout) -> tuple[StageBlocks, ...]:
+        """Return the blocks of each stage."""
+        key = layout.num_stages, layout.stages
+        found = self._stages.get(key)
         if found is None:
-            found = self._known[pp, vpp] = self._cut(pp, vpp)
+            found = self._stages[key] = self._cut(layout.stages_of(self.decoder))
         return found
 
-    def _cut(self, pp: int, vpp: int) -> tuple[RankBlocks, ...]:
+    def ranks(self, layout: FoldedLayout) -> tuple[RankBlocks, ...]:
+        """Return the blocks of the pipeline ranks; ranks with the same are one."""
+        key = layout.pp, layout.vpp, layout.order, layout.stages
+        found = self._ranks.get(key)
+        if found is None:
+            found = self._ranks[key] = _by_rank(self.stages(layout), layout)
+        return found
+
+    def _cut(self, letters: StageLetters) -> tuple[StageBlocks, ...]:
         kinds = {block: index for index, block in enumerate(self.decoder.kinds)}
         order = [kinds[block] for block in self.decoder.blocks]
-        counts: list[Counter[int]] = [Counter() for _ in range(pp)]
-        first = 0
-        for stage, size in enumerate(stage_sizes(self.decoder.num_layers, pp * vpp)):
-            counts[stage % pp].update(order[first : first + size])
+        found, first = [], 0
+        for word in letters:
+            size = word.count("t")
+            counts = Counter(order[first : first + size])
             first += size
-        same: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
-        for rank, found in enumerate(counts):
-            every = tuple(found[kind] for kind in range(len(kinds)))
-            same.setdefault((every, rank == 0, rank == pp - 1), []).append(rank)
-        return tuple(
-            RankBlocks(counts=every, has_embedding=begins, has_head=ends, ranks=tuple(ranks))
-            for (every, begins, ends), ranks in same.items()
+            found.append(
+                StageBlocks(
+                    counts=tuple(counts[kind] for kind in range(len(kinds))),
+                    has_embedding="E" in word, has_head="L" in word, has_predictions="m" in word,
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+
+def _by_rank(stages: Sequence[StageBlocks], layout: FoldedLayout) -> tuple[RankBlocks, ...]:
+    own: list[list[StageBlocks]] = [[] for _ in range(layout.pp)]
+    for index, stage in enumerate(stages):
+        own[rank_of_stage(index, layout.pp, layout.order)].append(stage)
+    same: dict[tuple[tuple[int, ...], bool, bool, bool], list[int]] = {}
+    for rank, parts in enumerate(own):
+        counts = tuple(map(sum, zip(*(part.counts for part in parts), strict=True)))
+        ends = (
+            any(part.has_embedding for part in parts), any(part.has_head for part in parts),
+            any(part.has_predictions for part in parts),
+        )  # fmt: skip
+        same.setdefault((counts, *ends), []).append(rank)
+    return tuple(
+        RankBlocks(
+            counts=counts, has_embedding=begins, has_head=ends, has_predictions=predicts,
+            ranks=tuple(ranks),
         )
+        for (counts, begins, ends, predicts), ranks in same.items()
+    )  # fmt: skip
 
 
-def stage_sizes(num_layers: int, num_stages: int) -> list[int]:
-    """Return the blocks of each stage; where they do not divide, the ends have fewer.
+def balanced_stages(
+    decoder: Decoder,
+    layout: FoldedLayout,
+    *,
+    block_seconds: float,
+    embedding_seconds: float,
+    head_seconds: float,
+) -> StageLetters:
+    """Return stages whose ranks take as equally long as whole blocks allow.
 
-    The head costs as much as a block or more, so that the last stage is the first to have fewer.
-    """
-    least, more = divmod(num_layers, num_stages)
-    sizes = [least] * num_stages
-    middle = [*range(1, num_stages - 1), 0] if num_stages > 1 else []
-    for index in middle[:more]:
-        sizes[index] += 1
-    return sizes
-
-
-def live_micro_batches(*, rank: int, pp: int, vpp: int, num_micro_batches: int) -> float:
-    """Return how many micro-batches' activations a rank keeps at most, in whole ranks' worth.
-
-    1F1B keeps p − r; interleaved 1F1B 2·(p − r − 1) + (v − 1)·p + 1 of its stages, each 1/v of the
-    rank's blocks (Megatron-Core's warm-up, and one in work).
-    """
-    if vpp == 1:
-        return min(num_micro_batches, pp - rank)
-    warm_up = 2 * (pp - rank - 1) + (vpp - 1) * pp + 1
-    return min(num_micro_batches * vpp, warm_up) / vpp
-
-
-def pipeline_seconds(
-    ranks: Sequence[tuple[float, int]], *, vpp: int, num_micro_batches: int, send_seconds: float
-) -> float:
-    """Return the time of all micro-batches.
-
-        T = m·W + (Σ w_r − W)/v + sends,  W = max w_r
-
-    The slowest rank never waits after its first micro-batch; before it the others' shares pass
-    once, and interleaved stages are shorter by v (Narayanan et al. 2021, §2.2). Sends of 1F1B stop
-    both neighbours; those of interleaved 1F1B are hidden but for the filling.
+    Blocks go, one by one, to the rank that has least to do, and on a rank to the stage that has
+    fewest; the first and the last stage may have none, all others have one at least.
 
     Args:
-        ranks: (seconds of one micro-batch, both passes of all its stages; number of such ranks).
-        send_seconds: of one micro-batch from a stage to the next.
+        block_seconds: of a block, the mean of all.
+        head_seconds: of the head with the predictions.
     """
-    slowest = max(seconds for seconds, _ in ranks)
-    pp = sum(count for _, count in ranks)
-    if pp == 1:
-        return num_micro_batches * slowest
-    filling = (sum(seconds * count for seconds, count in ranks) - slowest) / vpp
-    hops = 2 * (pp - 1)
-    if vpp == 1:
-        hops += 2 * (num_micro_batches - 1)
-    return num_micro_batches * slowest + filling + hops * send_seconds
+    num, blocks = layout.num_stages, decoder.num_layers
+    sizes = [0, *[1] * (num - 2), 0]
+    seconds = [size * block_seconds for size in sizes]
+    seconds[0] += embedding_seconds
+    seconds[-1] += head_seconds
+    own: list[list[int]] = [[] for _ in range(layout.pp)]
+    for stage in range(num):
+        own[rank_of_stage(stage, layout.pp, layout.order)].append(stage)
+    ranks = [(sum(seconds[one] for one in mine), rank) for rank, mine in enumerate(own)]
+    heapq.heapify(ranks)
+    for _ in range(blocks - sum(sizes)):
+        busy, rank = ranks[0]
+        stage = min(own[rank], key=seconds.__getitem__)
+        sizes[stage] += 1
+        seconds[stage] += block_seconds
+        heapq.heapreplace(ranks, (busy + block_seconds, rank))
+    return stages_of_sizes(sizes, len(decoder.predictions))

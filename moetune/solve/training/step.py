@@ -1,19 +1,26 @@
 """Time of a training step under a layout: blocks, pipeline, gradients and optimizer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import RoutedExperts
+from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT
 from moetune.solve.training.block import GEMM_FORMS, BlockPrices, BlockTimes
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.passes import FORWARD_OF_BOTH, BlockSeconds, block_seconds
-from moetune.solve.training.stages import DecoderStages, RankBlocks, pipeline_seconds
+from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
+from moetune.solve.training.stages import (
+    DecoderStages,
+    RankBlocks,
+    StageBlocks,
+    balanced_stages,
+)
 
 _SHARDS_GRADIENTS = 2
 
@@ -56,7 +63,7 @@ class StepPrices:
     def blocks(self, layout: FoldedLayout) -> tuple[BlockSeconds, ...]:
         """Return the seconds of each kind of block, and then of each block of predictions."""
         shape = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.dispatcher)
-        key = (*shape, layout.recompute, layout.overlap)
+        key = (*shape, layout.recompute, layout.overlap, layout.cuda_graphs)
         found = self._blocks.get(key)
         if found is None:
             times = self._times.get(shape)
@@ -65,60 +72,108 @@ class StepPrices:
                 prices = BlockPrices(job=self.job, layout=layout, device=self.device)
                 times = self._times[shape] = tuple(prices.times(kind) for kind in every)
             found = self._blocks[key] = tuple(
-                block_seconds(kind, one, layout, self.target)
+                block_seconds(kind, one, layout, self.target, self.job.dtype)
                 for kind, one in zip(every, times, strict=True)
             )
         return found
 
     def step(self, layout: FoldedLayout) -> StepSeconds:
         """Return the time of a step."""
-        blocks, ends = self.blocks(layout), self._ends(layout)
-        batches = self.job.global_batch // (layout.micro_batch * layout.dp)
-        ranks = [
-            (self._rank(one, blocks, ends), one) for one in self.stages.of(layout.pp, layout.vpp)
-        ]
-        busiest, slowest = max(ranks, key=lambda pair: pair[0])
-        pipeline = pipeline_seconds(
-            [(seconds, len(one.ranks)) for seconds, one in ranks],
-            vpp=layout.vpp, num_micro_batches=batches, send_seconds=self._send(layout),
+        pipeline = self.pipeline(layout)
+        seconds = play(pipeline).seconds
+        busiest, slowest, rest = self._rest(layout, pipeline)
+        parts = self._parts(slowest, layout, pipeline.num_micro_batches)
+        parts["bubble and sends"] = seconds - pipeline.num_micro_batches * busiest
+        return StepSeconds(
+            seconds=seconds + sum(rest.values()), parts=parts | rest
         )  # fmt: skip
-        gradients = self._gradients(layout, busiest, batches)
-        optimizer = self._optimizer(layout)
-        parts = self._parts(slowest, blocks, ends, batches)
-        parts["bubble and sends"] = pipeline - batches * busiest
-        parts["gradients"], parts["optimizer"] = gradients, optimizer
-        return StepSeconds(seconds=pipeline + gradients + optimizer, parts=parts)
+
+    def least(self, layout: FoldedLayout) -> float:
+        """Return seconds that the step takes at least, without playing its pipeline."""
+        pipeline = self.pipeline(layout)
+        return least_seconds(pipeline) + sum(self._rest(layout, pipeline)[2].values())
+
+    def pipeline(self, layout: FoldedLayout) -> Pipeline:
+        """Return the layout's pipeline."""
+        blocks, ends = self.blocks(layout), self._ends(layout)
+        known: dict[StageBlocks, StageSeconds] = {}
+        stages = []
+        for one in self.stages.stages(layout):
+            if one not in known:
+                known[one] = self._stage(one, blocks, ends)
+            stages.append(known[one])
+        first = stages[0]
+        if layout.order in SPLITTING:  # torch splits no backward pass that has no input
+            stages[0] = StageSeconds(
+                forward=first.forward, grad_input=first.backward, grad_weight=0.0
+            )
+        return Pipeline(
+            schedule=layout.order, pp=layout.pp, stages=tuple(stages),
+            num_micro_batches=self.job.global_batch // (layout.micro_batch * layout.dp),
+            send_seconds=self._send(layout), hides_sends=layout.order != "1f1b",
+        )  # fmt: skip
+
+    def balanced(self, layout: FoldedLayout) -> FoldedLayout:
+        """Return the layout with stages whose ranks take as equally long as blocks allow."""
+        blocks, (embedding, head) = self.blocks(layout), self._ends(layout)
+        decoder = self.job.decoder
+        [whole] = self.stages.stages(FoldedLayout())
+        every = sum(count * one.both for count, one in zip(whole.counts, blocks, strict=False))
+        predicted = sum(one.both + head for one in blocks[len(decoder.kinds) :])
+        stages = balanced_stages(
+            decoder, layout,
+            block_seconds=every / decoder.num_layers,
+            embedding_seconds=embedding, head_seconds=head + predicted,
+        )  # fmt: skip
+        even = stages == layout.even_stages(decoder)
+        return replace(layout, stages=None if even else stages)
+
+    def _rest(
+        self, layout: FoldedLayout, pipeline: Pipeline
+    ) -> tuple[float, RankBlocks, dict[str, float]]:
+        """Return the busiest rank's seconds of a micro-batch, that rank, and the other parts."""
+        busy = [seconds / pipeline.num_micro_batches for seconds in pipeline.busy]
+        ranks = [(busy[one.ranks[0]], one) for one in self.stages.ranks(layout)]
+        busiest, slowest = max(ranks, key=lambda pair: pair[0])
+        rest = {
+            "gradients": self._gradients(layout, busiest, pipeline.num_micro_batches),
+            "optimizer": self._optimizer(layout),
+        }
+        return busiest, slowest, rest
 
     @property
     def _every_kind(self) -> tuple[Block, ...]:
         decoder = self.job.decoder
         return (*decoder.kinds, *(block for one in decoder.predictions for block in one.blocks))
 
-    def _rank(
-        self, rank: RankBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
-    ) -> float:
-        own = sum(count * one.both for count, one in zip(rank.counts, blocks, strict=False))
-        predicted = sum(one.both for one in blocks[len(rank.counts) :])
-        return own + rank.has_embedding * ends[0] + rank.has_head * (ends[1] + predicted)
+    def _stage(
+        self, stage: StageBlocks, blocks: tuple[BlockSeconds, ...], ends: tuple[float, float]
+    ) -> StageSeconds:
+        heads = stage.has_head + stage.has_predictions * len(self.job.decoder.predictions)
+        head = FORWARD_OF_BOTH * heads * ends[1]
+        embedding = stage.has_embedding * ends[0]
+        forward, weight = head + FORWARD_OF_BOTH * embedding, head
+        grad_input = head + (1 - FORWARD_OF_BOTH) * embedding
+        for count, one in zip(_counts(stage, blocks), blocks, strict=True):
+            if count:
+                forward += count * one.forward
+                weight += count * one.weight
+                grad_input += count * (one.backward - one.weight)
+        return StageSeconds(forward=forward, grad_input=grad_input, grad_weight=weight)
 
-    def _parts(
-        self,
-        rank: RankBlocks,
-        blocks: tuple[BlockSeconds, ...],
-        ends: tuple[float, float],
-        batches: int,
-    ) -> dict[str, float]:
+    def _parts(self, rank: RankBlocks, layout: FoldedLayout, batches: int) -> dict[str, float]:
+        blocks, ends = self.blocks(layout), self._ends(layout)
         parts: dict[str, float] = {}
-        predictions = (int(rank.has_head),) * (len(blocks) - len(rank.counts))
-        for count, one in zip((*rank.counts, *predictions), blocks, strict=True):
+        for count, one in zip(_counts(rank, blocks), blocks, strict=True):
             for name, seconds in one.parts.items():
                 parts[name] = parts.get(name, 0.0) + batches * count * seconds
         parts["embedding"] = batches * rank.has_embedding * ends[0]
-        parts["head"] = batches * rank.has_head * ends[1]
+        heads = rank.has_head + rank.has_predictions * len(self.job.decoder.predictions)
+        parts["head"] = batches * heads * ends[1]
         return parts
 
     def _ends(self, layout: FoldedLayout) -> tuple[float, float]:
-        """Return the embedding's and the head's seconds for one micro-batch, both passes."""
+        """Return the embedding's and a head's seconds for one micro-batch, both passes."""
         decoder, device = self.job.decoder, self.device
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-decoder.vocab_size // layout.tp)
@@ -129,7 +184,7 @@ class StepPrices:
         )
         # Logits are read and written in float32 by the loss, forward and backward.
         loss = device.moved(4 * 2 * ELEMENT * tokens * vocab, kernels=6)
-        return embedding, (1 + len(decoder.predictions)) * (gemms + loss)
+        return embedding, gemms + loss
 
     def _send(self, layout: FoldedLayout) -> float:
         if layout.pp == 1:
@@ -169,20 +224,27 @@ class StepPrices:
         return self.device.adam(dense / shards[0] + experts / shards[1])
 
     def _most_parameters(self, layout: FoldedLayout) -> tuple[float, float]:
-        ranks = self.stages.of(layout.pp, layout.vpp)
+        ranks = self.stages.ranks(layout)
         return max((rank_parameters(self.job.decoder, layout, one) for one in ranks), key=sum)
 
 
+def _counts(stage: StageBlocks, blocks: tuple[BlockSeconds, ...]) -> tuple[int, ...]:
+    """Return the number of each of the blocks, those of predictions last."""
+    predictions = (int(stage.has_predictions),) * (len(blocks) - len(stage.counts))
+    return *stage.counts, *predictions
+
+
 def rank_parameters(
-    decoder: Decoder, layout: FoldedLayout, rank: RankBlocks
+    decoder: Decoder, layout: FoldedLayout, rank: StageBlocks
 ) -> tuple[float, float]:
     """Return a pipeline rank's parameters on one device: all but the experts, and the experts."""
     table = decoder.vocab_size * decoder.d_model / layout.tp
-    dense, experts = table * (rank.has_embedding + rank.has_head), 0.0
+    tables = rank.has_embedding + (rank.has_head or rank.has_predictions)
+    dense, experts = table * tables, 0.0
     for count, kind in zip(rank.counts, decoder.kinds, strict=True):
         own, shared = block_parameters(kind, layout)
         dense, experts = dense + count * own, experts + count * shared
-    for one in decoder.predictions if rank.has_head else ():
+    for one in decoder.predictions if rank.has_predictions else ():
         dense += one.projection / layout.tp
         for block in one.blocks:
             own, shared = block_parameters(block, layout)

@@ -2,9 +2,14 @@
 
 from collections.abc import Iterator
 
-from moetune.report.section import Cell, Section, Table, facts
+from moetune.domain.pipeline import stage_words
+from moetune.report.section import Cell, Section, Table, facts, seconds_span
 from moetune.solve.training.search import PricedLayout
 from moetune.workflows.training import TrainingPlan, layout_words
+from moetune.workflows.views.words import how_sure_of_layout
+
+_MUCH = 0.1
+"""Of a step, that is worth a hint."""
 
 
 def training_sections(plan: TrainingPlan) -> Iterator[Section]:
@@ -12,22 +17,30 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
     job, best = plan.request.job, plan.best
     per_device = job.tokens / best.step.seconds / job.world_size
     flops = job.decoder.flops_per_token(job.length).total
-    layout = best.layout
+    layout, sure = best.layout, plan.confidence
     yield Section(
         name="layout",
         title=f"{job.decoder.name} on {job.world_size} ranks: {layout_words(layout)}",
+        paragraphs=(how_sure_of_layout(sure),),
         tables=(
             facts(
                 "layout",
                 [
-                    ("step", Cell.seconds(best.step.seconds).text),
+                    (
+                        "step",
+                        seconds_span(
+                            best.step.seconds, sure.p05_step_seconds, sure.p95_step_seconds
+                        ),
+                    ),
                     ("tokens per second and device", f"{per_device:,.0f}"),
                     ("model TFLOP/s per device", f"{per_device * flops / 1e12:.0f}"),
                     ("memory per device", _memory(plan)),
                     ("recompute", ", ".join(layout.recompute) or "none"),
                     ("dispatcher", layout.dispatcher),
                     ("overlap of exchanges", layout.overlap),
+                    ("CUDA graphs", _graphs(plan)),
                     ("optimizer", f"{job.optimizer}, ZeRO-{layout.zero}"),
+                    *_pipeline(plan),
                     ("numbers", plan.trust),
                 ],
                 header=("layout", ""),
@@ -40,6 +53,24 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                   tables=tuple(_memory_parts(best)))  # fmt: skip
     if len(plan.found) > 1:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
+
+
+def _graphs(plan: TrainingPlan) -> str:
+    """Return the choice, and what another one may save where the host holds the devices up."""
+    best = plan.best
+    share = best.step.parts.get("launches", 0.0) / best.step.seconds
+    can_replay = "partial" in plan.request.target.cuda_graphs
+    if best.layout.cuda_graphs != "none" or share < _MUCH or not can_replay:
+        return best.layout.cuda_graphs
+    return f"none: launches are {share:.0%} of the step, see --cuda-graphs partial"
+
+
+def _pipeline(plan: TrainingPlan) -> list[tuple[str, str]]:
+    layout = plan.best.layout
+    if layout.pp == 1:
+        return []
+    stages = stage_words(layout.stages_of(plan.request.job.decoder))
+    return [("schedule", layout.order), ("stages", stages)]
 
 
 def _memory(plan: TrainingPlan) -> str:
@@ -78,12 +109,13 @@ def _others(plan: TrainingPlan) -> Table:
     best = plan.best.step.seconds
     return Table(
         name="alternatives",
-        header=("layout", "recompute", "overlap", "step", "slower", "memory"),
+        header=("layout", "recompute", "overlap", "schedule", "step", "slower", "memory"),
         rows=tuple(
             (
                 Cell.words(layout_words(one.layout)),
                 Cell.words(", ".join(one.layout.recompute) or "none"),
                 Cell.words(one.layout.overlap),
+                Cell.words(one.layout.order),
                 Cell.seconds(one.step.seconds),
                 Cell.share(one.step.seconds / best - 1, sign=True),
                 Cell.size(round(one.memory.peak_bytes)),

@@ -1,11 +1,13 @@
 """Folded layouts: their rules, and the parameters that they leave on a device."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from moetune.domain.errors import InputError
+from moetune.domain.pipeline import Schedule, rank_of_stage, read_stages, stage_sizes
 from moetune.domain.training import (
     FoldedLayout,
     TrainingJob,
@@ -13,7 +15,7 @@ from moetune.domain.training import (
     check_layout,
 )
 from moetune.huggingface.registry import named_model
-from moetune.solve.training.stages import DecoderStages, stage_sizes
+from moetune.solve.training.stages import DecoderStages, balanced_stages
 from moetune.solve.training.step import rank_parameters
 
 QWEN = named_model("qwen3-30b-a3b").decoder
@@ -73,7 +75,7 @@ def test_the_devices_hold_the_model_once(decoder: object) -> None:
             continue
         layout = FoldedLayout(dp=8, tp=tp, pp=pp, vpp=vpp, ep=ep)
         total = 0.0
-        for rank in DecoderStages(model).of(pp, vpp):
+        for rank in DecoderStages(model).ranks(layout):
             dense, experts = rank_parameters(model, layout, rank)
             replicated = sum(
                 count * (kind.parameters.router + kind.parameters.norms) * (1 - 1 / tp)
@@ -124,3 +126,81 @@ def test_all_broken_rules_are_named() -> None:
     broken = list(broken_rules(wrong, replace(JOB, world_size=5, global_batch=6)))
     assert [one.what.split(" (")[0] for one in broken] == ["the experts' width", "micro_batch·dp"]
     assert len(list(broken_rules(FoldedLayout(dp=3, tp=3), JOB))) > 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "what"),
+    [
+        (FoldedLayout(dp=16, schedule="zero_bubble"), "zero_bubble needs a pipeline"),
+        (FoldedLayout(dp=16, stages=("E" + "t" * 48 + "L",)), "stages need a pipeline"),
+        (FoldedLayout(dp=8, pp=2, vpp=2, schedule="1f1b"), "one stage a rank"),
+        (FoldedLayout(dp=8, pp=2, schedule="interleaved"), "several stages"),
+        (FoldedLayout(dp=8, pp=2, schedule="dualpipe_v"), "two stages"),
+        (FoldedLayout(dp=8, pp=2, vpp=3, schedule="zero_bubble_v"), "two stages"),
+        (FoldedLayout(dp=4, pp=4, schedule="zero_bubble", micro_batch=8), "do not divide by pp"),
+        (FoldedLayout(dp=4, pp=4, vpp=2, schedule="dualpipe_v", micro_batch=4), "fewer than the 8"),
+        (FoldedLayout(dp=8, pp=2, stages=read_stages("Et*24|t*12|t*12L")), "3 stages are given"),
+        (FoldedLayout(dp=8, pp=2, stages=read_stages("Et*24|t*23L")), "number 47"),
+        (FoldedLayout(dp=8, pp=2, schedule="zero_bubble"), None),
+        (FoldedLayout(dp=4, pp=4, vpp=2, schedule="dualpipe_v"), None),
+        (FoldedLayout(dp=8, pp=2, stages=read_stages("Et*28|t*20L")), None),
+    ],
+)
+def test_schedules_have_their_stages_and_micro_batches(
+    layout: FoldedLayout, what: str | None
+) -> None:
+    broken = next(broken_rules(layout, JOB), None)
+    assert (broken is None) == (what is None)
+    if broken is not None and what is not None:
+        assert what in broken.what
+        assert broken.hint
+
+
+def test_ranks_have_the_blocks_of_their_stages() -> None:
+    letters = read_stages("Ettt|(tt|)*5t*20|t*28L")
+    layout = FoldedLayout(dp=4, pp=4, vpp=2, stages=letters)
+    assert sum(word.count("t") for word in letters) == 61
+    looped = DecoderStages(DEEPSEEK).ranks(layout)
+    assert [sum(one.counts) for one in looped] == [5, 4, 22, 30]
+    assert [one.has_head for one in looped] == [False, False, False, True]
+    there = DecoderStages(DEEPSEEK).ranks(replace(layout, schedule="zero_bubble_v"))
+    assert [(sum(one.counts), one.ranks) for one in there] == [
+        (31, (0,)), (22, (1,)), (4, (2, 3)),
+    ]  # fmt: skip
+    assert there[0].has_embedding
+    assert there[0].has_head
+
+
+def test_predictions_are_where_their_letters_are() -> None:
+    apart = FoldedLayout(dp=8, pp=4, stages=read_stages("Et*20|t*20|t*21m|L"))
+    [*_, third, last] = DecoderStages(DEEPSEEK).ranks(apart)
+    assert third.has_predictions
+    assert not last.has_predictions
+    assert sum(last.counts) == 0
+    dense, experts = rank_parameters(DEEPSEEK, apart, last)
+    assert (dense, experts) == (DEEPSEEK.vocab_size * DEEPSEEK.d_model, 0)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble_v"])
+def test_no_other_cut_is_more_even(schedule: Schedule) -> None:
+    model = replace(QWEN, blocks=QWEN.blocks[:9])
+    vpp = 1 if schedule == "1f1b" else 2
+    layout = FoldedLayout(pp=3, vpp=vpp, schedule=schedule)
+    seconds = {"block_seconds": 1.0, "embedding_seconds": 0.2, "head_seconds": 2.5}
+
+    def busiest(sizes: Sequence[int]) -> float:
+        busy = [0.0, 0.0, 0.0]
+        for stage, size in enumerate(sizes):
+            busy[rank_of_stage(stage, 3, schedule)] += size
+        busy[0] += 0.2
+        busy[rank_of_stage(3 * vpp - 1, 3, schedule)] += 2.5
+        return max(busy)
+
+    found = [word.count("t") for word in balanced_stages(model, layout, **seconds)]
+    every = (
+        sizes
+        for sizes in itertools.product(range(10), repeat=3 * vpp)
+        if sum(sizes) == 9 and all(sizes[1:-1])
+    )
+    assert sum(found) == 9
+    assert busiest(found) == pytest.approx(min(map(busiest, every)))

@@ -104,7 +104,7 @@ def test_published_savings_of_nano_and_its_verdicts() -> None:
 
 def test_tensor_ranks_have_whole_projections_to_latent_vectors() -> None:
     decoder, whole = MOONLIGHT.decoder, FoldedLayout(dp=8, ep=8)
-    [rank] = DecoderStages(decoder).of(1, 1)
+    [rank] = DecoderStages(decoder).ranks(whole)
     one, half = (rank_parameters(decoder, layout, rank)[0] for layout in (whole, LAYOUT))
     latent = 27 * 2048 * (512 + 64)
     everywhere = latent + 26 * 64 * 2048 + 27 * (2 * 2048 + 512)

@@ -1,81 +1,149 @@
-"""Time and live micro-batches of pipelines, against schedules that are played through."""
+"""Times of pipelines, against longest paths through the graph of all passes and sends."""
 
 import itertools
+import random
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 
 import pytest
 
-from moetune.solve.training.stages import live_micro_batches, pipeline_seconds
+from moetune.domain.pipeline import SCHEDULES, Schedule
+from moetune.solve.training.pipeline import Pipeline, StageSeconds, least_seconds, play
+from tests.solve.stage_events import event_by_event
+from tests.solve.training.test_schedule import torchs_orders
+
+Node = tuple[object, ...]
+STAGES: dict[Schedule, int] = {
+    "1f1b": 1, "interleaved": 3, "zero_bubble": 2, "zero_bubble_v": 2, "dualpipe_v": 2,
+}  # fmt: skip
 
 
-def one_rank(rank: int, pp: int, vpp: int, num: int) -> Iterator[tuple[bool, int, int]]:
-    """Yield (is forward, stage of the rank, micro-batch) in Megatron-Core's order."""
-    if vpp == 1:
-        warm_up = min(num, pp - rank - 1)
-        units = [(0, batch) for batch in range(num)]
-    else:
-        warm_up = min(num * vpp, 2 * (pp - rank - 1) + (vpp - 1) * pp)
-        units = [
-            (chunk, group * pp + at)
-            for group in range(num // pp)
-            for chunk in range(vpp)
-            for at in range(pp)
-        ]
-    backward = [(vpp - 1 - chunk, batch) for chunk, batch in units]
-    for unit in units[:warm_up]:
-        yield True, *unit
-    for at, unit in enumerate(backward):
-        if warm_up + at < len(units):
-            yield True, *units[warm_up + at]
-        yield False, *unit
+def longest_path(pipeline: Pipeline) -> float:
+    """Return the time of all passes and sends, each after what it needs."""
+    stages, send = pipeline.stages, pipeline.send_seconds
+    last = len(stages) - 1
+    v_shaped = pipeline.schedule in ("zero_bubble_v", "dualpipe_v")
+    rank_of = [
+        at if at < pipeline.pp or not v_shaped else 2 * pipeline.pp - 1 - at
+        for at in range(last + 1)
+    ]
+    rank_of = [rank % pipeline.pp for rank in rank_of]
+    lengths: dict[Node, float] = {}
+    needs: dict[Node, list[Node]] = {}
+    queue: dict[object, Node] = {}
+
+    def add(node: Node, seconds: float, resource: object, *before: Node) -> None:
+        lengths[node] = seconds
+        needs[node] = [*before, *([queue[resource]] if resource in queue else [])]
+        queue[resource] = node
+
+    every = torchs_orders(pipeline.schedule, pipeline.pp, pipeline.vpp, pipeline.num_micro_batches)
+    for rank, order in enumerate(every):
+        for kind, stage, batch in order:
+            one = stages[stage]
+            seconds = {
+                "F": one.forward, "I": one.grad_input, "W": one.grad_weight,
+                "B": one.grad_input + one.grad_weight,
+            }[kind]  # fmt: skip
+            before: list[Node] = []
+            if kind == "F" and stage:
+                before = [("input", stage, batch)]
+            if kind in "BI":
+                before = [("gradient", stage, batch)] if stage < last else [("F", stage, batch)]
+            add((kind, stage, batch), seconds, rank, *before)
+            other = {"F": stage + 1, "W": -1}.get(kind, stage - 1)
+            if 0 <= other <= last:
+                away = rank_of[other] != rank
+                link = (rank, rank_of[other]) if pipeline.hides_sends or not away else rank
+                name = "input" if kind == "F" else "gradient"
+                add((name, other, batch), send * away, link, (kind, stage, batch))
+    ends: dict[Node, float] = {}
+    for node in TopologicalSorter(needs).static_order():
+        ends[node] = lengths[node] + max((ends[one] for one in needs[node]), default=0.0)
+    return max(ends.values())
 
 
-def played(pp: int, vpp: int, num: int, forward: float, backward: float) -> float:
-    """Return the makespan of equal stages without sends."""
-    orders = [list(one_rank(rank, pp, vpp, num)) for rank in range(pp)]
-    ends: dict[tuple[bool, int, int], float] = {}
-    at, clock = [0] * pp, [0.0] * pp
-    while any(at[rank] < len(orders[rank]) for rank in range(pp)):
-        moved = False
-        for rank in range(pp):
-            if at[rank] == len(orders[rank]):
-                continue
-            is_forward, chunk, batch = orders[rank][at[rank]]
-            stage = chunk * pp + rank
-            needs = []
-            if is_forward and stage:
-                needs = [(True, stage - 1, batch)]
-            if not is_forward:
-                needs = [(True, stage, batch)]
-                if stage < pp * vpp - 1:
-                    needs.append((False, stage + 1, batch))
-            if any(need not in ends for need in needs):
-                continue
-            start = max([clock[rank], *(ends[need] for need in needs)])
-            clock[rank] = start + (forward if is_forward else backward)
-            ends[is_forward, stage, batch] = clock[rank]
-            at[rank] += 1
-            moved = True
-        assert moved, "the schedule is stuck"
-    return max(clock)
+def random_pipelines(schedule: Schedule, seed: int) -> Iterator[Pipeline]:
+    rng = random.Random(seed)
+    vpp = STAGES[schedule]
+    for pp, rounds, hides in itertools.product((2, 3, 5), (2, 4), (True, False)):
+        yield Pipeline(
+            schedule=schedule, pp=pp, num_micro_batches=rounds * pp, hides_sends=hides,
+            send_seconds=rng.choice((0.0, 0.1, 1.5)),
+            stages=tuple(
+                StageSeconds(
+                    forward=rng.uniform(0.5, 1), grad_input=rng.uniform(0.5, 1),
+                    grad_weight=rng.uniform(0, 1),
+                )
+                for _ in range(pp * vpp)
+            ),
+        )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("pp", "vpp", "num"), [(1, 1, 3), (4, 1, 4), (4, 1, 16), (4, 2, 16), (8, 4, 32), (2, 3, 8)]
-)
-def test_equal_stages_take_as_long_as_the_schedule_played(pp: int, vpp: int, num: int) -> None:
-    forward, backward = 1.0 / vpp, 2.0 / vpp
-    found = pipeline_seconds([(3.0, pp)], vpp=vpp, num_micro_batches=num, send_seconds=0.0)
-    assert found == pytest.approx(played(pp, vpp, num, forward, backward), rel=1e-9)
+def equal(schedule: Schedule, pp: int, num: int, *, vpp: int | None = None) -> Pipeline:
+    stages = pp * (vpp or STAGES[schedule])
+    one = StageSeconds(forward=1.0, grad_input=1.0, grad_weight=1.0)
+    return Pipeline(schedule=schedule, pp=pp, stages=(one,) * stages, num_micro_batches=num)
 
 
-@pytest.mark.parametrize(("pp", "vpp"), list(itertools.product((2, 4, 8), (1, 2, 4))))
-def test_live_micro_batches_are_those_of_the_schedule(pp: int, vpp: int) -> None:
-    num = 4 * pp
-    for rank in range(pp):
-        live = most = 0
-        for is_forward, _, _ in one_rank(rank, pp, vpp, num):
-            live += 1 if is_forward else -1
-            most = max(most, live)
-        found = live_micro_batches(rank=rank, pp=pp, vpp=vpp, num_micro_batches=num)
-        assert found == pytest.approx(most / vpp)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_all_passes_take_as_long_as_the_longest_path(schedule: Schedule) -> None:
+    for pipeline in random_pipelines(schedule, seed=1):
+        run = play(pipeline)
+        assert run.seconds == pytest.approx(longest_path(pipeline), rel=1e-9)
+        assert least_seconds(pipeline) <= run.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_many_micro_batches_take_as_long_as_if_each_was_played(schedule: Schedule) -> None:
+    pp, num = 3, 60
+    assert play(equal(schedule, pp, num)).seconds == pytest.approx(
+        longest_path(equal(schedule, pp, num)), rel=1e-9
+    )
+    rng = random.Random(2)
+    stages = tuple(
+        StageSeconds(
+            forward=rng.uniform(0.8, 1), grad_input=rng.uniform(0.8, 1), grad_weight=rng.random()
+        )
+        for _ in range(pp * STAGES[schedule])
+    )
+    uneven = Pipeline(
+        schedule=schedule, pp=pp, stages=stages, num_micro_batches=num, send_seconds=0.1
+    )  # fmt: skip
+    assert play(uneven).seconds == pytest.approx(longest_path(uneven), rel=0.01)
+
+
+@pytest.mark.parametrize(("pp", "vpp", "num"), [(1, 1, 3), (4, 1, 4), (4, 1, 64), (8, 4, 32)])
+def test_equal_stages_of_1f1b_take_what_no_order_beats(pp: int, vpp: int, num: int) -> None:
+    pipeline = equal("interleaved" if vpp > 1 else "1f1b", pp, num, vpp=vpp)
+    assert play(pipeline).seconds == pytest.approx(3 * vpp * num + 3 * (pp - 1))
+    assert least_seconds(pipeline) == pytest.approx(play(pipeline).seconds)
+
+
+def test_bubbles_are_what_a_rank_waits() -> None:
+    run = play(equal("1f1b", 2, 2))
+    assert run.seconds == 9
+    assert run.bubbles == (3, 3)
+
+
+def test_zero_bubble_idles_a_third_of_1f1b_where_the_passes_take_equally_long() -> None:
+    for pp in (2, 4, 8):
+        assert max(play(equal("1f1b", pp, 4 * pp)).bubbles) == 3 * (pp - 1)
+        assert max(play(equal("zero_bubble", pp, 4 * pp, vpp=1)).bubbles) == pp - 1
+        assert max(play(equal("zero_bubble_v", pp, 4 * pp)).bubbles) == pp - 1
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_1f1b_with_sends_takes_as_long_as_torchs_stages_that_meet(spread: float) -> None:
+    rng = random.Random(3)
+    for pp, rounds, send in itertools.product((2, 4, 8), (1, 3), (0.02, 0.2)):
+        forward = [rng.uniform(1 - spread, 1 + spread) for _ in range(pp)]
+        stages = tuple(
+            StageSeconds(forward=one, grad_input=one, grad_weight=one) for one in forward
+        )
+        pipeline = Pipeline(
+            schedule="1f1b", pp=pp, stages=stages, num_micro_batches=rounds * pp,
+            send_seconds=send, hides_sends=False,
+        )  # fmt: skip
+        met = event_by_event(forward, [2 * one for one in forward], [send] * (pp - 1), rounds * pp)
+        assert play(pipeline).seconds == pytest.approx(met, rel=0.01 if spread else 1e-9)

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from moetune.domain.attention import GroupedQueryAttention
 from moetune.domain.costs import Estimate
 from moetune.domain.errors import ProfileError
+from moetune.domain.recurrent import GatedDeltaNet, StateSpace
 from moetune.domain.targets import TARGETS, find_target
 from moetune.domain.training import (
     RECOMPUTES,
@@ -18,6 +20,7 @@ from moetune.domain.training import (
 )
 from moetune.fit.costs import costs_of
 from moetune.huggingface.registry import model_names, named_model
+from moetune.solve.training.block import BlockPrices
 from moetune.solve.training.exchange import exchange_seconds
 from moetune.solve.training.machine import DevicePrices
 from moetune.solve.training.memory import MemoryModel
@@ -98,6 +101,76 @@ def test_overlap_hides_at_most_the_exchanges() -> None:
     layout = FoldedLayout(dp=64, ep=64, dispatcher="all_to_all")
     plain, hidden = (step_of(job, replace(layout, overlap=one)) for one in ("none", "batch"))
     assert plain.seconds - plain.parts["exchange"] <= hidden.seconds < plain.seconds
+
+
+def test_graphs_leave_the_host_less_to_launch() -> None:
+    job, layout = job_of("qwen3-30b-a3b"), FoldedLayout(dp=64, ep=8)
+    none, partial, full = (
+        step_of(job, replace(layout, cuda_graphs=one)) for one in ("none", "partial", "full")
+    )
+    assert none.parts["launches"] > partial.parts.get("launches", 0.0)
+    assert none.seconds > partial.seconds >= full.seconds
+    assert "launches" not in full.parts
+
+
+def test_the_host_launches_each_expert_in_8_bits_and_none_of_a_grouped_kernel() -> None:
+    layout = FoldedLayout(dp=64, ep=8)
+    wide = replace(layout, ep=2)
+    waits = {
+        (target, dtype, one.ep): step_of(
+            job_of("qwen3-30b-a3b", dtype=dtype), one, target
+        ).parts.get("launches", 0.0)
+        for target in ("megatron", "torchtitan")
+        for dtype in ("bfloat16", "fp8")
+        for one in (layout, wide)
+    }
+    assert waits["megatron", "fp8", 2] > waits["megatron", "bfloat16", 2]
+    assert waits["megatron", "fp8", 2] > waits["megatron", "fp8", 8]
+    assert waits["torchtitan", "fp8", 2] <= waits["megatron", "fp8", 2]
+
+
+def test_more_residual_streams_take_longer() -> None:
+    job = job_of("deepseek-v4-flash")
+    blocks = tuple(replace(block, streams=1) for block in job.decoder.blocks)
+    plain = replace(job, decoder=replace(job.decoder, blocks=blocks))
+    layout = FoldedLayout(dp=64, ep=8)
+    assert step_of(job, layout).parts["norm"] > 4 * step_of(plain, layout).parts["norm"]
+
+
+def test_attention_is_slower_with_narrow_heads_and_in_small_windows() -> None:
+    made = device()
+    for backward in (False, True):
+        narrow, full, wide = (
+            made.attention_core(1e12, head_dim=dim, backward=backward) for dim in (64, 128, 256)
+        )
+        assert narrow == pytest.approx(full * 2**0.5)
+        assert full == wide
+    job = job_of("gpt-oss-20b")
+    block, part = next(
+        (block, part)
+        for block in job.decoder.kinds
+        for part in block.parts
+        if isinstance(part, GroupedQueryAttention) and part.window
+    )
+    prices = BlockPrices(job=job, layout=FoldedLayout(dp=64, ep=8), device=made)
+    own = part.forward_macs(4096) - part.forward_macs(1)
+    core = prices.times(block).passes("core_attn").forward
+    assert core > made.attention_core(4096 * own, head_dim=64, backward=False)
+
+
+@pytest.mark.parametrize("name", ["nemotron-3-nano", "qwen3-next-80b-a3b"])
+def test_recurrences_take_at_least_the_time_to_move_their_states(name: str) -> None:
+    job, made = job_of(name), device()
+    block, state = next(
+        (block, part.state)
+        for block in job.decoder.kinds
+        for part in block.parts
+        if isinstance(part, StateSpace | GatedDeltaNet)
+    )
+    prices = BlockPrices(job=job, layout=FoldedLayout(dp=64, ep=8), device=made)
+    core = prices.times(block).passes("core_attn")
+    assert core.forward > made.moved(4096 * 16 * state / 128)
+    assert core.grad_input > 2 * made.moved(4096 * 16 * state / 128)
 
 
 def test_sharded_gradients_and_parameters_cost_a_reduction_a_micro_batch() -> None:

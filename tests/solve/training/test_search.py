@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from moetune.domain.errors import InputError
+from moetune.domain.pipeline import SCHEDULES, even_stages, read_stages
 from moetune.domain.targets import find_target, target_rules
 from moetune.domain.training import FoldedLayout, LayoutRequest, TrainingJob, broken_rules
 from moetune.fit.costs import costs_of
@@ -82,6 +83,9 @@ def test_a_target_gets_only_what_it_can_run(target: str) -> None:
         ("megatron", LayoutRequest(ep=8, overlap="batch", dispatcher="all_gather"), "all_gather"),
         ("megatron", LayoutRequest(ep=8, overlap="batch", recompute=("moe",)), "moe"),
         ("megatron", LayoutRequest(pp=2, zero=3), "ZeRO-3"),
+        ("torchtitan", LayoutRequest(cuda_graphs="partial"), "CUDA graphs partial"),
+        ("megatron", LayoutRequest(cuda_graphs="full"), "CUDA graphs full"),
+        ("megatron", LayoutRequest(cuda_graphs="partial", recompute=("moe",)), "partial CUDA"),
         ("moetune", LayoutRequest(pp=4, ep=8), "ep"),
     ],
 )
@@ -134,3 +138,59 @@ def test_long_sequences_are_shared_where_that_is_needed() -> None:
     assert search_of(job, gib=40).best(pins)[0].layout.cp > 1
     short = replace(job, length=4096)
     assert {one.layout.cp for one in search_of(short).best(LayoutRequest())} == {1}
+
+
+def test_no_schedule_is_faster_than_the_best_that_torchtitan_has() -> None:
+    job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
+    search = search_of(job, target="torchtitan")
+    pins = LayoutRequest(tp=1, pp=4, ep=2, micro_batch=1, recompute=())
+    every = []
+    for vpp, schedule in itertools.product(range(1, 5), SCHEDULES):
+        layout = FoldedLayout(
+            dp=2, pp=4, vpp=vpp, ep=2, schedule=schedule, zero=2, dispatcher="all_to_all"
+        )
+        if next(broken_rules(layout, job), None) is None and vpp != 3:
+            every += [layout, search.prices.balanced(layout)]
+    assert {one.order for one in every} == {*SCHEDULES}
+    fastest = min(search.priced(one).step.seconds for one in every)
+    found = search.best(pins)[0]
+    assert found.step.seconds <= fastest * (1 + NOISE)
+    only = search.best(replace(pins, schedule="1f1b"))[0]
+    assert only.layout.order == "1f1b"
+    assert only.step.seconds > found.step.seconds
+
+
+def test_a_head_that_takes_long_has_fewer_blocks_beside_it() -> None:
+    qwen = named_model("qwen3-30b-a3b").decoder
+    job = TrainingJob(decoder=qwen, world_size=32, global_batch=256, length=4096)
+    search = search_of(job)
+    pins = LayoutRequest(tp=1, cp=1, pp=4, vpp=1, ep=8, micro_batch=1)
+    one = search.best(pins)[0]
+    sizes = [word.count("t") for word in one.layout.stages_of(qwen)]
+    assert sizes[-1] < min(sizes[:-1])
+    even = search.priced(replace(one.layout, stages=None))
+    assert one.step.seconds * (1 + NOISE) < even.step.seconds
+    by_hand = replace(pins, stages=even_stages(48, 0, 4))
+    assert search.best(by_hand)[0].layout.stages == by_hand.stages
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "stages"),
+    [
+        (4, 1, "Et*16|(t*16|)*2t*13mL"),
+        (8, 1, "Et*8|(t*8|)*6t*5mL"),
+        (4, 2, "Et*8|(t*8|)*6t*5mL"),
+        (16, 1, "Et*4|(t*4|)*14tmL"),
+        (8, 2, "Et*4|(t*4|)*14tmL"),
+        (4, 4, "Et*4|(t*4|)*14tmL"),
+    ],
+)
+def test_balanced_stages_of_deepseek_v3_are_those_that_megatron_bridge_ships(
+    pp: int, vpp: int, stages: str
+) -> None:
+    """Megatron-Bridge, recipes/deepseek/h100/deepseek_v3.py, `_get_deepseek_v3_pipeline_layout`."""
+    deepseek = named_model("deepseek-v3").decoder
+    job = TrainingJob(decoder=deepseek, world_size=1024, global_batch=8192, length=4096)
+    layout = FoldedLayout(dp=512 // pp, tp=2, pp=pp, vpp=vpp, ep=32, dispatcher="deepep")
+    found = search_of(job).prices.balanced(layout).stages
+    assert found == read_stages(stages)

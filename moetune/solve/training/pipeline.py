@@ -1,0 +1,204 @@
+"""Time of a pipeline's micro-batches: events of a schedule, played through on all ranks."""
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from moetune.domain.pipeline import SPLITTING, Schedule, rank_of_stage
+from moetune.solve.training.schedule import Order, Pass, orders
+
+_ROUNDS = 4
+"""Rounds of p micro-batches that are played; more repeat the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSeconds:
+    """Seconds of one stage's passes for one micro-batch.
+
+    Args:
+        grad_input, grad_weight: the backward pass, which is both.
+    """
+
+    forward: float
+    grad_input: float
+    grad_weight: float
+
+    @property
+    def backward(self) -> float:
+        """The backward pass."""
+        return self.grad_input + self.grad_weight
+
+    @property
+    def total(self) -> float:
+        """All passes."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """What is played: stages, and the schedule on p ranks.
+
+    Args:
+        stages: s of them on each rank, placed as the schedule has them.
+        send_seconds: of one micro-batch from a stage to the next one on another rank.
+        hides_sends: whether a rank computes while it sends; 1F1B of torch and Megatron does not.
+    """
+
+    schedule: Schedule
+    pp: int
+    stages: tuple[StageSeconds, ...]
+    num_micro_batches: int
+    send_seconds: float = 0.0
+    hides_sends: bool = True
+
+    @property
+    def vpp(self) -> int:
+        """Stages of a rank."""
+        return len(self.stages) // self.pp
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each stage."""
+        return _ranks_of_stages(self.schedule, self.pp, len(self.stages))
+
+    @property
+    def busy(self) -> tuple[float, ...]:
+        """Seconds of each rank's passes, all micro-batches."""
+        found = [0.0] * self.pp
+        for rank, stage in zip(self.ranks, self.stages, strict=True):
+            found[rank] += stage.forward + stage.grad_input + stage.grad_weight
+        return tuple(self.num_micro_batches * seconds for seconds in found)
+
+
+@cache
+def _ranks_of_stages(schedule: Schedule, pp: int, num_stages: int) -> tuple[int, ...]:
+    return tuple(rank_of_stage(stage, pp, schedule) for stage in range(num_stages))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRun:
+    """A step without gradients and optimizer.
+
+    Args:
+        bubbles: seconds that each rank does not compute, sends among them.
+    """
+
+    seconds: float
+    bubbles: tuple[float, ...]
+
+
+def play(pipeline: Pipeline) -> PipelineRun:
+    """Return the time of all micro-batches.
+
+    Many micro-batches are not played one by one: after some rounds, each round takes as long as
+    the one before it. Where another rank that is slower by little binds later, that is up to 1 %
+    short.
+    """
+    num, each = pipeline.num_micro_batches, pipeline.pp
+    played = _ROUNDS * each + num % each
+    if num <= played + each:
+        seconds = _last_end(pipeline, num)
+    else:
+        first, second = _last_end(pipeline, played), _last_end(pipeline, played + each)
+        rounds = (num - played - each) / each
+        seconds = max(second + rounds * (second - first), least_seconds(pipeline))
+    return PipelineRun(seconds=seconds, bubbles=tuple(seconds - busy for busy in pipeline.busy))
+
+
+def least_seconds(pipeline: Pipeline) -> float:
+    """Return what no run of the pipeline beats.
+
+        T ≥ max_r (m·(w_r + n_r·c) + Σ_{s < r} (f_s + c) + what must follow)
+
+    Rank r begins when a micro-batch has come to stage r, and where backward passes are whole, the
+    gradients of its last one have to go back the same way. n_r·c is what it sends itself, nothing
+    where sends are hidden. For equal stages without sends 1F1B and interleaved 1F1B take exactly
+    this long.
+    """
+    send, num = pipeline.send_seconds, pipeline.num_micro_batches
+    whole = pipeline.schedule not in SPLITTING
+    least = before = 0.0
+    for rank, (busy, sends) in enumerate(zip(pipeline.busy, _sends(pipeline), strict=True)):
+        own = 0.0 if pipeline.hides_sends else send * (num * sends - (whole and rank > 0))
+        least = max(least, busy + own + before)
+        stage = pipeline.stages[rank]
+        before += (stage.total if whole else stage.forward) + (1 + whole) * send
+    return least
+
+
+def _sends(pipeline: Pipeline) -> list[int]:
+    """Return how often each rank sends for one micro-batch."""
+    found = [0] * pipeline.pp
+    for here, there in pairwise(pipeline.ranks):
+        if here != there:
+            found[here] += 1
+            found[there] += 1
+    return found
+
+
+def _last_end(pipeline: Pipeline, num_micro_batches: int) -> float:
+    """Return the end of the last pass of any rank.
+
+    A rank does its passes in order, each once its input is there. A message leaves when the one
+    before it on the way between the same ranks has arrived.
+    """
+    every = orders(pipeline.schedule, pipeline.pp, pipeline.vpp, num_micro_batches)
+    events = _Events(pipeline, num_micro_batches)
+    ranks = [*range(pipeline.pp)]
+    while ranks:
+        rank = ranks.pop()
+        ranks += events.advance(rank, every[rank])
+    return max(events.clocks)
+
+
+class _Events:
+    """Clocks of the ranks, and the times at which the inputs of passes are there."""
+
+    def __init__(self, pipeline: Pipeline, num_micro_batches: int) -> None:
+        stages, self.pipeline = pipeline.stages, pipeline
+        self.seconds: dict[Pass, list[float]] = {
+            "F": [one.forward for one in stages],
+            "B": [one.backward for one in stages],
+            "I": [one.grad_input for one in stages],
+            "W": [one.grad_weight for one in stages],
+        }
+        self.ranks = pipeline.ranks
+        self.clocks, self.done = [0.0] * pipeline.pp, [0] * pipeline.pp
+        self.inputs: list[list[float | None]] = [[None] * num_micro_batches for _ in stages]
+        self.inputs[0] = [0.0] * num_micro_batches
+        self.gradients: list[list[float | None]] = [[None] * num_micro_batches for _ in stages]
+        self.free: dict[tuple[int, int], float] = {}
+
+    def advance(self, rank: int, order: Order) -> set[int]:
+        """Do a rank's passes until one lacks its input; return the ranks that have got some."""
+        reached = set()
+        last = len(self.inputs) - 1
+        for kind, stage, batch in order[self.done[rank] :]:
+            clock = self.clocks[rank]
+            ready: float | None = clock
+            if kind != "W":
+                ready = (self.inputs if kind == "F" else self.gradients)[stage][batch]
+            if ready is None:
+                break
+            self.done[rank] += 1
+            end = self.clocks[rank] = max(clock, ready) + self.seconds[kind][stage]
+            if kind == "F" and stage == last:
+                self.gradients[stage][batch] = end
+            elif kind == "F":
+                self.inputs[stage + 1][batch] = self._sent(end, rank, stage + 1)
+                reached.add(self.ranks[stage + 1])
+            elif kind != "W" and stage:
+                self.gradients[stage - 1][batch] = self._sent(end, rank, stage - 1)
+                reached.add(self.ranks[stage - 1])
+        return reached - {rank}
+
+    def _sent(self, end: float, rank: int, stage: int) -> float:
+        """Return when what a rank has computed is at another stage."""
+        there = self.ranks[stage]
+        if there == rank:
+            return end
+        arrival = max(end, self.free.get((rank, there), 0.0)) + self.pipeline.send_seconds
+        self.free[rank, there] = arrival
+        if not self.pipeline.hides_sends:
+            self.clocks[rank] = arrival
+        return arrival

@@ -1,0 +1,172 @@
+"""Orders of a pipeline's passes on each rank, as the named schedules of torch have them.
+
+p pipeline ranks, v stages of each, m micro-batches. Stage s is on rank s mod p; under the V
+schedules rank r has the stages r and 2p − 1 − r.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain, repeat
+from typing import Literal, NamedTuple, TypeAlias
+
+from moetune.domain.pipeline import Schedule
+
+Pass = Literal["F", "B", "I", "W"]
+"""Forward; backward as a whole; its gradients of the inputs, and those of the weights."""
+
+
+class Action(NamedTuple):
+    """A pass of a stage for one micro-batch."""
+
+    kind: Pass
+    stage: int
+    batch: int
+
+
+Order: TypeAlias = tuple[Action, ...]
+
+
+@lru_cache(maxsize=64)
+def orders(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[Order, ...]:
+    """Return what each rank does, from first to last.
+
+    Schedules with several stages a rank take m that whole rounds of about p micro-batches divide.
+    Pairs of passes that DualPipe-V can run at once follow each other, as torch runs them.
+    """
+    make = {
+        "1f1b": _one_forward_one_backward,
+        "interleaved": _interleaved,
+        "zero_bubble": _zero_bubble,
+        "zero_bubble_v": _zero_bubble_v,
+        "dualpipe_v": _dualpipe_v,
+    }[schedule]
+    return tuple(tuple(make(rank, pp, vpp, num_micro_batches)) for rank in range(pp))
+
+
+@lru_cache(maxsize=4096)
+def most_live(schedule: Schedule, pp: int, vpp: int, num_micro_batches: int) -> tuple[float, ...]:
+    """Return how many micro-batches' activations each rank keeps at most, in its blocks' worth.
+
+    One stage keeps 1/v of that; activations go when the weights have their gradients.
+    """
+    few = min(num_micro_batches, _enough(pp, num_micro_batches))
+    found = []
+    for order in orders(schedule, pp, vpp, few):
+        live = most = 0
+        for action in order:
+            live += (action.kind == "F") - (action.kind in "BW")
+            most = max(most, live)
+        found.append(most / vpp)
+    return tuple(found)
+
+
+def _enough(pp: int, num_micro_batches: int) -> int:
+    """Return micro-batches after which no schedule keeps more: some rounds, all of a size."""
+    rounds = max(1, num_micro_batches // pp)
+    return num_micro_batches // rounds * min(rounds, 4)
+
+
+def _one_forward_one_backward(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
+    del vpp
+    return _looped(rank, pp, 1, num, warm_up=pp - 1 - rank)
+
+
+def _interleaved(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
+    """Narayanan et al. 2021, §2.2."""
+    warm_up = (vpp - 1) * _round(pp, num) + 2 * (pp - 1 - rank)
+    return _looped(rank, pp, vpp, num, warm_up=warm_up)
+
+
+def _zero_bubble(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
+    """ZB1P (Qi et al. 2023): rank r has r gradients of weights waiting, as much as 1F1B keeps."""
+    warm_up = (vpp - 1) * _round(pp, num) + pp - 1 - rank
+    return _looped(rank, pp, vpp, num, warm_up=warm_up, waiting=rank)
+
+
+def _round(pp: int, num_micro_batches: int) -> int:
+    """Return the micro-batches that pass a stage before the rank turns to its next one."""
+    return num_micro_batches // max(1, num_micro_batches // pp)
+
+
+def _looped(
+    rank: int, pp: int, vpp: int, num: int, *, warm_up: int, waiting: int | None = None
+) -> Iterator[Action]:
+    """Yield forward passes to warm up, then one and one backward pass, and backward passes.
+
+    Args:
+        waiting: gradients of weights that stay behind those of the inputs; None for whole passes.
+    """
+    each, total = _round(pp, num), num * vpp
+    units = [(at // each % vpp, at // (each * vpp) * each + at % each) for at in range(total)]
+    backward = [((vpp - 1 - chunk) * pp + rank, batch) for chunk, batch in units]
+    forward = [(chunk * pp + rank, batch) for chunk, batch in units]
+    warm_up = min(warm_up, total)
+    for stage, batch in forward[:warm_up]:
+        yield Action("F", stage, batch)
+    for at, (stage, batch) in enumerate(backward):
+        if warm_up + at < total:
+            yield Action("F", *forward[warm_up + at])
+        yield Action("B" if waiting is None else "I", stage, batch)
+        if waiting is not None and at >= waiting:
+            yield Action("W", *backward[at - waiting])
+    for stage, batch in backward[total - min(waiting or 0, total) :]:
+        yield Action("W", stage, batch)
+
+
+def _zero_bubble_v(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
+    """Qi et al. 2023, §6: no bubble where the three passes take equally long."""
+    del vpp
+    most = max(2 * pp - 1, num)
+    steady = most - 2 * pp + rank + 1
+    words = chain(
+        repeat("F0", 2 * (pp - rank) - 1),
+        repeat("F1 F0", rank),
+        repeat("F1 I1 W1", pp - rank),
+        repeat("F0 I0 W0 F1 I1 W1", steady),
+        repeat("I0 W0 F1 I1 W1", most - pp - steady),
+        repeat("I0 I1", rank),
+        repeat("I0 W0", pp - rank),
+        repeat("W1", rank),
+        repeat("W0", rank),
+    )
+    passes = _counted(" ".join(words), rank, pp)
+    return (action for action in passes if action.batch < num)
+
+
+def _dualpipe_v(rank: int, pp: int, vpp: int, num: int) -> Iterator[Action]:
+    """DeepSeek's DualPipe cut in half: m of at least 2p."""
+    del vpp
+    after = pp - rank - 1
+    words = chain(
+        repeat("F0", 2 * after),
+        repeat("F0 F1", rank + 1),
+        repeat("I1 W F1", after),
+        repeat("F0 B1 F1 B0", num - 2 * pp + rank + 1),
+        repeat("B1 F1 B0", after),
+        (f"{'B' if at <= rank else 'I'}{1 - at % 2}" for at in range(2 * (rank + 1))),
+        repeat("W I0", after),
+        repeat("W", rank + 1),
+    )
+    return _counted(" ".join(words), rank, pp)
+
+
+def _counted(words: str, rank: int, pp: int) -> Iterator[Action]:
+    """Yield passes from words such as F0 (of the rank's first stage) with their micro-batches.
+
+    A bare W is of the oldest pass whose weights wait.
+    """
+    stages = rank, 2 * pp - 1 - rank
+    seen: dict[tuple[str, int], int] = {}
+    waiting: list[tuple[int, int]] = []
+    for word in words.split():
+        if word == "W":
+            yield Action("W", *waiting.pop(0))
+            continue
+        kind: Pass = word[0]  # type: ignore[assignment]
+        stage = stages[int(word[1])]
+        count = "I" if kind == "B" else kind
+        batch = seen.get((count, stage), 0)
+        seen[count, stage] = batch + 1
+        if kind == "I":
+            waiting.append((stage, batch))
+        yield Action(kind, stage, batch)
