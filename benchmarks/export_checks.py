@@ -142,6 +142,7 @@ def check_bridge(found: PlanExport, plan: dict[str, Any]) -> int:
     cfg: Any = SimpleNamespace(
         model=provider, train=training.TrainingConfig(),
         ddp=training.DistributedDataParallelConfig(), checkpoint=training.CheckpointConfig(),
+        optimizer=training.OptimizerConfig(),
         dataset=object.__new__(training.GPTDatasetConfig), comm_overlap=None, mixed_precision=None,
     )  # fmt: skip
     module_of(found).apply_layout(cfg)
@@ -287,6 +288,7 @@ def facts() -> Iterator[tuple[str, str, dict[str, Any]]]:
         "model": names(take("megatron.bridge.models", "GPTModelProvider")),
         "train": names(training.TrainingConfig),
         "ddp": names(training.DistributedDataParallelConfig),
+        "optimizer": names(training.OptimizerConfig),
         "dataset": names(training.GPTDatasetConfig),
         "checkpoint": names(training.CheckpointConfig),
         "comm_overlap": names(training.CommOverlapConfig),

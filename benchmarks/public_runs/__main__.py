@@ -4,14 +4,16 @@ FOLDER has `layouts.csv` and `megatron_bridge.csv`. Writes docs/results/public-r
 """
 
 import argparse
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from benchmarks.public_runs.page import lines
-from benchmarks.public_runs.rows import PublicRun, Skipped, read_runs
+from benchmarks.public_runs.rows import PublicRun, Skipped, read_failed, read_runs
 from benchmarks.public_runs.score import Scored
 from moetune.domain.errors import MoetuneError
 from moetune.domain.profile import Profile
+from moetune.domain.routing import BALANCED
 from moetune.domain.targets import find_target
 from moetune.fit.costs import costs_of
 from moetune.solve.training.machine import DevicePrices
@@ -40,8 +42,14 @@ def score(run: PublicRun) -> Scored:
     if run.job.decoder.name in _BALANCED and layout.pp > 1:
         layout = prices.balanced(layout)
     step = prices.step(layout)
-    peak = MemoryModel(job=run.job, stages=stages).peak(layout).peak_bytes
-    return Scored(run=run, seconds=step.seconds, peak_gib=peak / 2**30)
+    # The log is that of the first ranks, which get the mean of the rows over all blocks.
+    memory = MemoryModel(
+        job=replace(run.job, routing=BALANCED),
+        stages=stages,
+        logit_bytes=find_target("bridge").logit_bytes,
+    ).peak(layout)
+    usable = profile.machine.plannable_bytes
+    return Scored(run=run, seconds=step.seconds, memory=memory, usable_bytes=usable)
 
 
 def main() -> None:
@@ -59,7 +67,7 @@ def main() -> None:
             scored.append(score(run))
         except MoetuneError as error:
             skipped.append(Skipped(name=run.name, reason=str(error)))
-    text = "\n".join(lines(scored, skipped)) + "\n"
+    text = "\n".join(lines(scored, skipped, [score(run) for run in read_failed()])) + "\n"
     given.output.write_text(text)
     print(text)
 

@@ -16,8 +16,12 @@ from benchmarks.public_runs.score import (
     share_inside,
 )
 
+_NOT_ALLOCATED = ("fragmentation", "libraries")
 
-def lines(scored: Sequence[Scored], skipped: Sequence[Skipped]) -> Iterator[str]:
+
+def lines(
+    scored: Sequence[Scored], skipped: Sequence[Skipped], failed: Sequence[Scored]
+) -> Iterator[str]:
     """Yield the page's lines."""
     errors = errors_left_out(scored)
     sets: dict[str, list[Scored]] = defaultdict(list)
@@ -49,6 +53,8 @@ def lines(scored: Sequence[Scored], skipped: Sequence[Skipped]) -> Iterator[str]
         )
     yield from _sets(sets)
     yield from _rows(scored, errors)
+    yield from _memory(scored)
+    yield from _room([one for one in scored if one.run.allocated_bytes], failed)
     yield from ("", "## Not priced", "")
     for one in skipped:
         yield f"- {one.name}: {' '.join(one.reason.split())}"
@@ -65,15 +71,60 @@ def _sets(sets: dict[str, list[Scored]]) -> Iterator[str]:
 
 def _rows(scored: Sequence[Scored], errors: dict[str, float]) -> Iterator[str]:
     yield ""
-    yield "| run | layout | measured s | predicted s | ratio | error | memory GiB | predicted |"
-    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    yield "| run | layout | measured s | predicted s | ratio | error | memory predicted, GiB |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
     for row in scored:
         run, error = row.run, errors.get(row.run.name)
         left = "" if error is None else f"{error:+.0%}"
         yield (
             f"| {run.name} {run.job.decoder.name} | {_layout(row)} | {run.seconds:.2f} | "
             f"{row.seconds:.2f} | {run.seconds / row.seconds:.2f} | {left} | "
-            f"{run.memory_gib or ''} | {row.peak_gib:.1f} |"
+            f"{row.memory.peak_bytes / 2**30:.1f} |"
+        )
+
+
+def _memory(scored: Sequence[Scored]) -> Iterator[str]:
+    """Yield the rows with memory, by part."""
+    parts = [name for name in scored[0].memory.parts if name not in _NOT_ALLOCATED]
+    yield from ("", "## Memory", "")
+    yield (
+        "Peak of the allocator (`max_memory_allocated`) in GB of 10⁹ bytes, as Megatron-Bridge's "
+        "log has it, and the predicted tensors by part: the libraries and what the allocator loses "
+        "are not in it. What the rows do not say is from their recipes "
+        "(`benchmarks/public_runs/memory_runs.py`)."
+    )
+    yield ""
+    yield f"| run | optimizer | measured | predicted | error | {' | '.join(parts)} |"
+    yield f"|---|---|{'---:|' * (len(parts) + 3)}"
+    for row in scored:
+        measured = row.run.allocated_bytes
+        if measured is None:
+            continue
+        found = row.memory.allocated_bytes
+        sizes = " | ".join(f"{row.memory.parts[name] / 1e9:.1f}" for name in parts)
+        recompute = ",".join(row.run.layout.recompute) or "no recomputation"
+        yield (
+            f"| {row.run.name} {row.run.job.decoder.name}, {recompute} | {row.run.job.optimizer} | "
+            f"{measured / 1e9:.1f} | {found / 1e9:.1f} | {found / measured - 1:+.1%} | {sizes} |"
+        )
+
+
+def _room(ran: Sequence[Scored], failed: Sequence[Scored]) -> Iterator[str]:
+    """Yield whether runs are predicted to fit, with the libraries and the allocator's loss."""
+    right = sum(one.fits for one in ran) + sum(not one.fits for one in failed)
+    yield ""
+    yield (
+        f"Predicted to fit or not as they did: {right} of {len(ran) + len(failed)}, of which "
+        f"{len(failed)} ran out of memory:"
+    )
+    yield ""
+    yield "| out of memory | predicted GiB | usable GiB | predicted |"
+    yield "|---|---:|---:|---|"
+    for row in failed:
+        recompute = ",".join(row.run.layout.recompute) or "no recomputation"
+        yield (
+            f"| {row.run.job.decoder.name}, {recompute} | {row.memory.peak_bytes / 2**30:.1f} | "
+            f"{row.usable_bytes / 2**30:.1f} | {'fits' if row.fits else 'does not fit'} |"
         )
 
 

@@ -8,9 +8,10 @@ import csv
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.public_runs.memory_runs import MORE_ROWS, OUT_OF_MEMORY, RECIPES, Recipe
 from benchmarks.public_runs.recipes import with_recipe
 from moetune.domain.errors import MoetuneError
 from moetune.domain.routing import BALANCED, NATURAL
@@ -44,6 +45,10 @@ _MODULES: Mapping[str, tuple[Recompute, ...]] = {
 }  # fmt: skip
 
 
+_GIGABYTE = 1e9
+"""Of Megatron-Bridge's log, which has five digits and no GiB (`report_memory`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicRun:
     """One run.
@@ -52,7 +57,7 @@ class PublicRun:
         set_name: of the runs that it is ranked with: one model, machine, batch and release.
         release: of the software, for the efficiency factor, with the machine.
         tokens: measured, a second and device.
-        memory_gib: measured; None where the source has none.
+        allocated_bytes: measured peak of the allocator; None where the source has none.
         assumed: what the source does not say.
     """
 
@@ -63,7 +68,7 @@ class PublicRun:
     job: TrainingJob
     layout: FoldedLayout
     tokens: float
-    memory_gib: float | None
+    allocated_bytes: float | None
     routing: str
     assumed: tuple[str, ...] = ()
 
@@ -86,9 +91,17 @@ def read_runs(folder: Path) -> Iterator[PublicRun | Skipped]:
     with (folder / "layouts.csv").open() as file:
         for row in csv.DictReader(file):
             yield _read(row["id"], row, _of_layouts)
+    for more in MORE_ROWS:
+        yield _read(more["id"], more, _of_layouts)
     with (folder / "megatron_bridge.csv").open() as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
             yield _read(f"bridge:{number}", row, _of_bridge)
+
+
+def read_failed() -> Iterator[PublicRun]:
+    """Yield the runs that ended in an out-of-memory error; they have no time."""
+    for row in OUT_OF_MEMORY:
+        yield _of_layouts(row["id"], row)
 
 
 def _read(name: str, row: Mapping[str, str], read: object) -> PublicRun | Skipped:
@@ -104,6 +117,7 @@ def _read(name: str, row: Mapping[str, str], read: object) -> PublicRun | Skippe
 
 def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     assumed: list[str] = []
+    recipe = RECIPES.get(name)
     decoder, length = named_model(_model(row["model"])).decoder, int(row["seq"])
     tokens = _tokens(row, decoder.flops_per_token(length).total, length)
     if not row["gbs"]:
@@ -114,7 +128,8 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
         global_batch=_global_batch(row, tokens, length),
         length=length,
         dtype=_dtype(row["precision"]),
-        routing=NATURAL if row["routing"].startswith("natural") else BALANCED,
+        routing=NATURAL if _is_natural(row, recipe) else BALANCED,
+        optimizer="adam" if recipe is None else recipe.optimizer,
     )
     etp = row["etp"]
     if not etp:
@@ -128,13 +143,16 @@ def _of_layouts(name: str, row: Mapping[str, str]) -> PublicRun:
     profile = _machine(row["hardware"])
     if name.startswith("card") and row["routing"].startswith("forced"):
         layout, _ = with_recipe(layout, job, release="26.08", profile=profile)
+    if recipe is not None:
+        layout = _as_said(layout, recipe)
+        assumed.append(f"recipe {recipe.source}")
     memory = row["mem_gib"]
     source = re.split(r"[ @#]", row["source"])[0]
     return PublicRun(
         name=name, set_name=f"{source}, {row['model']}, {row['gpus']} {row['hardware']}, "
         f"{job.length} x {job.global_batch}, {row['routing'] or 'balanced'}",
         profile=profile, release=source, job=job, layout=layout, tokens=tokens,
-        memory_gib=float(memory) if memory else None, routing=row["routing"],
+        allocated_bytes=float(memory) * _GIGABYTE if memory else None, routing=row["routing"],
         assumed=tuple(assumed),
     )  # fmt: skip
 
@@ -175,7 +193,7 @@ def _of_bridge(name: str, row: Mapping[str, str]) -> PublicRun:
     return PublicRun(
         name=name, set_name=f"Bridge {row['release']}, {row['model']}, {profile}",
         profile=profile, release=f"Bridge {row['release']}", job=job, layout=layout,
-        tokens=float(row["Tokens / sec / GPU"]), memory_gib=None, routing="forced",
+        tokens=float(row["Tokens / sec / GPU"]), allocated_bytes=None, routing="forced",
         assumed=() if found else ("hybrid_ep", "no recomputation", "no overlap", "no CUDA graphs"),
     )  # fmt: skip
 
@@ -190,6 +208,19 @@ def _layout(
         dp=dp, ep=_size(ep), etp=_size(etp), micro_batch=_size(micro_batch), dispatcher=dispatcher,
         recompute=recompute, overlap=overlap, zero=zero, **sizes,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def _is_natural(row: Mapping[str, str], recipe: Recipe | None) -> bool:
+    return row["routing"].startswith("natural") or (recipe is not None and recipe.is_natural)
+
+
+def _as_said(layout: FoldedLayout, recipe: Recipe) -> FoldedLayout:
+    said = {
+        name: value
+        for name in ("dispatcher", "overlap", "recompute")
+        if (value := getattr(recipe, name)) is not None
+    }
+    return replace(layout, **said)
 
 
 def _size(text: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from benchmarks.public_runs.rows import PublicRun
+from moetune.solve.training.memory import RankMemory
 
 _TIE = 1e-9
 """Predicted steps that differ by less are equal: they count for no order."""
@@ -23,7 +24,13 @@ class Scored:
 
     run: PublicRun
     seconds: float
-    peak_gib: float
+    memory: RankMemory
+    usable_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the prediction is no larger than the device's usable memory."""
+        return self.memory.peak_bytes <= self.usable_bytes
 
     @property
     def log_ratio(self) -> float:

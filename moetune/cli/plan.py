@@ -25,6 +25,7 @@ from moetune.domain.constraints import (
     parse_dispatcher,
 )
 from moetune.domain.layer import Activation, ExpertParallel
+from moetune.domain.optimizers import OPTIMIZERS
 from moetune.domain.pipeline import SCHEDULES
 from moetune.domain.request import PlanRequest
 from moetune.domain.targets import TARGETS
@@ -152,6 +153,13 @@ def plan(
             "Default: balanced.",
         ),
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar=f"[{'|'.join(OPTIMIZERS)}]",
+            help="Of a decoder's training: the bytes kept for a parameter. Default: adam.",
+        ),
+    ] = None,
     zero: Annotated[
         int | None,
         typer.Option(
@@ -234,7 +242,7 @@ def plan(
             length=length, dtype=dtype, memory_limit=memory_limit, cp=cp, tp=tp, pp=pp, vpp=vpp,
             ep=ep, etp=etp, micro_batch=micro_batch, recompute=recompute, dispatcher=dispatcher,
             overlap=overlap, zero=zero, cuda_graphs=cuda_graphs, target=target or "moetune",
-            routing=routing, schedule=schedule, stages=stages,
+            routing=routing, optimizer=optimizer, schedule=schedule, stages=stages,
         )  # fmt: skip
         refuse_flags_of_layers(context, model)
         plan_decoder(session, flags, profile=profile, output=output, as_json=json)

@@ -27,7 +27,7 @@ _OF_LAYERS = (
 )  # fmt: skip
 _OF_DECODERS = (
     "global_batch", "cp", "vpp", "etp", "recompute", "overlap", "cuda_graphs", "target", "routing",
-    "schedule", "stages",
+    "optimizer", "schedule", "stages",
 )  # fmt: skip
 
 
@@ -56,6 +56,7 @@ class TrainingFlags:
     cuda_graphs: str | None
     target: str
     routing: str | None
+    optimizer: str | None
     schedule: str | None
     stages: str | None
 
@@ -74,15 +75,17 @@ class TrainingFlags:
             if ranks is not None:
                 raise InputError("--nodes and --world-size exclude each other", "give one of them")
             ranks = self.num_nodes * profile.machine.devices_per_node
+        target = find_target(self.target)
         decoder = find_decoder_model(self.model, world_size=ranks or 1).decoder
         assert decoder is not None  # noqa: S101 - only papers' layers have none
         return TrainingRequest(
             job=training_job(
                 decoder, world_size=ranks, global_batch=self.global_batch, length=self.length,
-                dtype=self.dtype, routing=read_routing(self.routing), profile=profile,
+                dtype=self.dtype, routing=read_routing(self.routing),
+                optimizer=self.optimizer or target.optimizers[0], profile=profile,
             ),
             pins=self._pins(),
-            target=find_target(self.target),
+            target=target,
             memory_limit_bytes=parsed(self.memory_limit, parse_bytes),
         )  # fmt: skip
 

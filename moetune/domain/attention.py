@@ -213,6 +213,14 @@ class LatentAttention:
         return queries + keys + self.d_model * (self.rope_dim + self.gate_width) + output
 
     @property
+    def latent_parameters(self) -> int:
+        """Parameters of the projections to the latent vectors, which every tensor rank has whole.
+
+        Source: Megatron-Core, `multi_latent_attention.py`, parallel_mode "duplicated".
+        """
+        return self.d_model * ((self.q_rank or 0) + self.kv_rank + self.rope_dim)
+
+    @property
     def parameters(self) -> int:
         """Number of parameters."""
         norms = (self.q_rank or 0) + self.kv_rank + self.norm_parameters

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from moetune.domain.errors import InputError
 from moetune.domain.layout import BrokenRule
+from moetune.domain.optimizers import OPTIMIZERS, OptimizerName, optimizer_of
 from moetune.domain.pipeline import SCHEDULES, Schedule
 from moetune.domain.training import (
     CudaGraphs,
@@ -19,6 +20,7 @@ from moetune.domain.training import (
     Recompute,
     TokenDispatcher,
     TrainingDtype,
+    TrainingJob,
     ZeroStage,
 )
 
@@ -44,6 +46,9 @@ class Target:
         overlap_hidden: share of the shorter of computation and exchanges that overlap hides.
         hides_gradients: whether collectives of gradients and parameters run beside computation.
         launches: factor on the host's time to launch a block's kernels in Megatron-Core.
+        optimizers: that it has, the one of its own default recipe first.
+        logit_bytes: of one logit at the loss; 6 are one in bfloat16 and a copy in float32 that its
+            gradient takes the place of, 2 a fused loss that writes the gradient over the logit.
         cuda_graphs: partial ones are of attention, the router and the order of rows.
         kernels_per_expert: that both passes launch for each expert of a rank one by one, in
             bfloat16 and in 8 bits: two layers of three GEMMs; rounding of inputs and gradients
@@ -68,6 +73,8 @@ class Target:
     overlap_hidden: float = 0.0
     hides_gradients: bool = True
     launches: float = 1.0
+    optimizers: tuple[OptimizerName, ...] = ("adam",)
+    logit_bytes: int = 6
     kernels_per_expert: tuple[int, int] = (0, 0)
     cuda_graphs: tuple[CudaGraphs, ...] = ("none",)
 
@@ -86,6 +93,7 @@ _MEGATRON = Target(
     recompute=_MEGATRON_RECOMPUTE, overlaps=("none", "batch"), zero=(0, 1, 2, 3),
     dtypes=("bfloat16", "fp8", "mxfp8"), folds=True, exchanges_under_tensor=True,
     largest=_sizes(), zero_with_pp=1, overlap_hidden=0.6,
+    optimizers=("adam", "adam-bf16-grads", "adam-remainders", "adam-bf16"),
     kernels_per_expert=(6, 24), cuda_graphs=("none", "partial"),
     schedules=("1f1b", "interleaved"),  # core/pipeline_parallel/schedules.py has no other
     predicts_apart=True,
@@ -101,6 +109,7 @@ _KNOWN: dict[TargetName, Target] = {
     "bridge": replace(
         _MEGATRON, name="bridge", version="megatron-bridge 0.3.1",
         source="megatron/bridge/training/comm_overlap.py, flex_dispatcher_backend.py",
+        logit_bytes=2, optimizers=OPTIMIZERS,
     ),
     "torchtitan": Target(
         name="torchtitan", version="0.3.0",
@@ -140,10 +149,8 @@ def find_target(name: str) -> Target:
     raise InputError(f"target {name!r} is unknown", f"use one of {', '.join(TARGETS)}")
 
 
-def target_rules(
-    layout: FoldedLayout, target: Target, dtype: TrainingDtype
-) -> Iterator[BrokenRule]:
-    """Yield what of a layout the runtime cannot run."""
+def target_rules(layout: FoldedLayout, target: Target, job: TrainingJob) -> Iterator[BrokenRule]:
+    """Yield what of a layout of a job the runtime cannot run."""
     for name, most in target.largest.items():
         size = getattr(layout, name)
         if size > most:
@@ -155,12 +162,14 @@ def target_rules(
         ("ZeRO stage", "zero", layout.zero, target.zero),
         ("CUDA graphs", "cuda-graphs", layout.cuda_graphs, target.cuda_graphs),
         ("schedule", "schedule", layout.order, target.schedules),
-        ("the dtype", "dtype", dtype, target.dtypes),
+        ("the dtype", "dtype", job.dtype, target.dtypes),
+        ("the optimizer", "optimizer", job.optimizer, target.optimizers),
     ):
         if value not in known:
             yield _cannot(target, f"{what} {value}", f"--{flag} {' or '.join(map(str, known))}")
     yield from _combinations(layout, target)
     yield from _overlap_rules(layout, target)
+    yield from _optimizer_rules(layout, target, job)
     for module in ("full", "moe"):
         if layout.cuda_graphs == "partial" and module in layout.recompute:
             yield _cannot(target, f"partial CUDA graphs with recomputation of {module}",
@@ -201,6 +210,22 @@ def _overlap_rules(layout: FoldedLayout, target: Target) -> Iterator[BrokenRule]
         if module in layout.recompute:
             yield _cannot(target, f"overlap batch with recomputation of {module}",
                           "--recompute moe_act,norm")  # fmt: skip
+
+
+def _optimizer_rules(
+    layout: FoldedLayout, target: Target, job: TrainingJob
+) -> Iterator[BrokenRule]:
+    """Yield what Megatron-Core's precision-aware optimizer is not for (`optimizer_config.py`).
+
+    Beside 8-bit GEMMs it keeps another master copy, whose bytes are not known here.
+    """
+    if not optimizer_of(job.optimizer).is_precision_aware:
+        return
+    what = f"the optimizer {job.optimizer} with"
+    if layout.zero == 0:
+        yield _cannot(target, f"{what} ZeRO stage 0", "--zero 1 or --optimizer adam")
+    if job.dtype != "bfloat16":
+        yield _cannot(target, f"{what} the dtype {job.dtype}", "--optimizer adam")
 
 
 def _cannot(target: Target, what: str, instead: str) -> BrokenRule:

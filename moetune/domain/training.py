@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, get_args
 from moetune.domain.architecture import Decoder
 from moetune.domain.errors import InputError, check_positive
 from moetune.domain.layout import BrokenRule, nearest_divisors
+from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import (
     V_SCHEDULES,
     Schedule,
@@ -148,6 +149,7 @@ class TrainingJob:
         dtype: of the GEMMs; 8-bit formats keep attention's core, the router and the head in
             bfloat16.
         routing: of tokens to experts; a step waits for the fullest rank.
+        optimizer: its name, which says the bytes that it keeps for each parameter.
 
     Raises:
         InputError: a size below 1, or a routing of another number of experts.
@@ -159,6 +161,7 @@ class TrainingJob:
     length: int
     dtype: TrainingDtype = "bfloat16"
     routing: ExpertLoads = BALANCED
+    optimizer: OptimizerName = "adam"
 
     def __post_init__(self) -> None:
         check_positive(self, "world_size", "global_batch", "length")

@@ -1,8 +1,9 @@
 """Megatron-Bridge 0.3.1: a function that edits a recipe's configuration."""
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
-from moetune.export.megatron_values import Value, megatron_values, stage_letters
+from moetune.export.megatron_values import MegatronValues, Value, megatron_values, stage_letters
 from moetune.export.planned import Export, Planned, remarks
 
 _FILE = "bridge_layout.py"
@@ -12,6 +13,7 @@ _OVERLAP = (
 )  # fmt: skip
 """Fields that `CommOverlapConfig` writes over those of the model and of the gradients."""
 _PRECISION = ("fp8", "fp8_recipe")
+_DTYPES = MappingProxyType({"fp32": "torch.float32", "bf16": "torch.bfloat16"})
 _RESET = (
     "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules",
     "mtp_num_layers", "cuda_graph_impl", "cuda_graph_scope",
@@ -72,12 +74,28 @@ def _statements(planned: Planned) -> Iterator[str]:
     yield from (f"    {name}={_literal(both.get(name, False))}," for name in _OVERLAP)
     yield ")"
     yield "cfg.model.moe_shared_expert_overlap = False"
+    yield "cfg.model.cross_entropy_loss_fusion = True"
+    yield "cfg.model.cross_entropy_fusion_impl = 'te'"
     yield 'cfg.mixed_precision = get_mixed_precision_config("bf16_mixed")'
     for name in _PRECISION:
         if name in values.model:
             yield f"cfg.mixed_precision.{name} = {_literal(values.model[name])}"
+    yield from _optimizer(values)
     if backend := values.model.get("moe_flex_dispatcher_backend"):
         yield f"apply_flex_dispatcher_backend(cfg.model, {backend!r})"
+
+
+def _optimizer(values: MegatronValues) -> Iterator[str]:
+    """Yield the lines of the optimizer; a recipe may have set another one."""
+    given = values.optimizer
+    yield f"cfg.optimizer.use_precision_aware_optimizer = {bool(given)}"
+    for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        yield f"cfg.optimizer.{name} = {_DTYPES[str(given.get(name, 'fp32'))]}"
+    if given:  # of a training without fp8 it decides on the master copy alone
+        recipe = "delayed" if values.keeps_remainders else "tensorwise"
+        yield f"cfg.mixed_precision.fp8_recipe = {recipe!r}"
+    for part in ("ddp", "mixed_precision"):
+        yield f"cfg.{part}.grad_reduce_in_fp32 = {values.reduces_in_fp32}"
 
 
 def _literal(value: Value) -> str:

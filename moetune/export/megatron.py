@@ -48,6 +48,10 @@ def _arguments(planned: Planned) -> Iterator[str]:
     yield "--bf16"
     for field, value in values.ddp.items():
         yield from _argument(field, value)
+    for field, value in values.optimizer.items():
+        yield from _argument(field, value)
+    if not values.reduces_in_fp32:
+        yield "--grad-reduce-in-bf16"
     if "use_megatron_fsdp" in values.ddp:
         yield "--ckpt-format fsdp_dtensor"
         yield "--no-gradient-accumulation-fusion"

@@ -1,7 +1,7 @@
 """A layout as fields of Megatron-Core 0.16.1, by the class that has them.
 
-Names and values of `TransformerConfig`, `DistributedDataParallelConfig` and the training loop; the
-command line and Megatron-Bridge write the same ones.
+Names and values of `TransformerConfig`, `DistributedDataParallelConfig`, `OptimizerConfig` and the
+training loop; the command line and Megatron-Bridge write the same ones.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from moetune.domain.experts import DenseFfn
+from moetune.domain.optimizers import Optimizer, optimizer_of
 from moetune.domain.recurrent import StateSpace
 from moetune.domain.training import Recompute, TokenDispatcher
 from moetune.export.planned import Planned
@@ -27,6 +28,8 @@ _FLEX: MappingProxyType[TokenDispatcher, tuple[str, str, int]] = MappingProxyTyp
 """Back end, the field of its multiprocessors, and their number: Megatron-Core's defaults."""
 _FP8 = MappingProxyType({"fp8": "blockwise", "mxfp8": "mxfp8"})
 _SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+_MOMENTS = MappingProxyType({4: "bf16", 8: "fp32"})
+_FP32_BYTES = 4
 _SHARED_CONNECTIONS = 32
 _FIRST_FSDP_STAGE = 2
 
@@ -38,11 +41,17 @@ class MegatronValues:
     Args:
         model: of `TransformerConfig`.
         ddp: of `DistributedDataParallelConfig`.
+        optimizer: of `OptimizerConfig`; dtypes as "fp32" and "bf16".
+        reduces_in_fp32: whether gradients are added up and reduced in float32.
+        keeps_remainders: whether the optimizer keeps no whole master copy.
         max_connections: of CUDA_DEVICE_MAX_CONNECTIONS.
     """
 
     model: dict[str, Value]
     ddp: dict[str, Value]
+    optimizer: dict[str, Value]
+    reduces_in_fp32: bool
+    keeps_remainders: bool
     max_connections: int
 
 
@@ -67,8 +76,11 @@ def megatron_values(planned: Planned) -> MegatronValues:
         model |= {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": _graphs(planned)}
     if planned.job.dtype in _FP8:
         model |= {"fp8": "e4m3", "fp8_recipe": _FP8[planned.job.dtype]}
+    optimizer = optimizer_of(planned.job.optimizer)
     return MegatronValues(
-        model=model, ddp=_sharding(planned), max_connections=_connections(planned)
+        model=model, ddp=_sharding(planned), optimizer=_optimizer(optimizer),
+        reduces_in_fp32=optimizer.gradient_bytes == _FP32_BYTES,
+        keeps_remainders=optimizer.keeps_remainders, max_connections=_connections(planned),
     )  # fmt: skip
 
 
@@ -127,6 +139,19 @@ def _sharding(planned: Planned) -> dict[str, Value]:
     if stage >= _FIRST_FSDP_STAGE:
         found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": _SHARDING[stage]}
     return found | {"overlap_grad_reduce": hides, "overlap_param_gather": hides and stage > 0}
+
+
+def _optimizer(optimizer: Optimizer) -> dict[str, Value]:
+    if not optimizer.is_precision_aware:
+        return {}
+    moments = _MOMENTS[optimizer.moment_bytes]
+    return {
+        "use_precision_aware_optimizer": True,
+        "main_grads_dtype": "bf16",
+        "main_params_dtype": "fp32",
+        "exp_avg_dtype": moments,
+        "exp_avg_sq_dtype": moments,
+    }
 
 
 def _connections(planned: Planned) -> int:

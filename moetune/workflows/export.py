@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moetune.domain.document import decode
 from moetune.domain.errors import InputError, ProfileError
+from moetune.domain.optimizers import OptimizerName
 from moetune.domain.pipeline import read_stages
 from moetune.domain.targets import Target, TargetName, find_target
 from moetune.domain.training import FoldedLayout, TrainingDtype, TrainingJob
@@ -33,6 +34,7 @@ class _Inputs:
     dtype: TrainingDtype
     profile: str
     target: TargetName
+    optimizer: OptimizerName = "adam"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ def export_plan(path: Path, *, to: str, model: str | None, stores: StoreFinder) 
         )
     job = TrainingJob(
         decoder=found.decoder, world_size=inputs.world_size, global_batch=inputs.global_batch,
-        length=inputs.seq, dtype=inputs.dtype,
+        length=inputs.seq, dtype=inputs.dtype, optimizer=inputs.optimizer,
     )  # fmt: skip
     hub = _HUB_NAME.search(found.source)
     planned = Planned(

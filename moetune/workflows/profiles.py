@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -105,8 +105,14 @@ def named_profile(name: str, *, store: Store | None) -> FoundProfile:
         return FoundProfile(profile=stored, source="store")
     bundled = bundled_profiles()
     if name in bundled:
-        return FoundProfile(profile=load_profile_file(bundled[name]), source="bundled")
+        return _bundled(bundled[name])
     raise _unknown(name, {run.name for run in store.runs()} if store else set(), bundled)
+
+
+@cache
+def _bundled(path: Path) -> FoundProfile:
+    """Return a reference profile, read once: it does not change, and reading takes long."""
+    return FoundProfile(profile=load_profile_file(path), source="bundled")
 
 
 def newest_measured(store: Store | None) -> str:
@@ -222,7 +228,7 @@ def _of_runs(runs: list[RunInfo]) -> ProfileInfo:
 
 
 def _of_file(path: Path) -> ProfileInfo:
-    profile = load_profile_file(path)
+    profile = _bundled(path).profile
     return ProfileInfo(
         name=profile.name,
         source="bundled",

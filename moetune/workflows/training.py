@@ -9,6 +9,7 @@ from pathlib import Path
 from moetune.domain.architecture import Decoder
 from moetune.domain.document import encode
 from moetune.domain.errors import InputError, LayoutTooLargeError
+from moetune.domain.optimizers import OPTIMIZERS
 from moetune.domain.pipeline import stage_words
 from moetune.domain.plan import Confidence
 from moetune.domain.profile import Profile
@@ -97,6 +98,7 @@ class TrainingPlan:
             "seq": job.length,
             "dtype": job.dtype,
             "routing": job.routing.name,
+            "optimizer": job.optimizer,
             "profile": self.profile,
             "profile_fingerprint": self.profile_fingerprint,
             "target": self.request.target.name,
@@ -135,7 +137,9 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
         search = FoldedSearch(
             job=request.job,
             prices=StepPrices(job=request.job, device=device, stages=stages, target=request.target),
-            memory=MemoryModel(job=request.job, stages=stages),
+            memory=MemoryModel(
+                job=request.job, stages=stages, logit_bytes=request.target.logit_bytes
+            ),
             limit_bytes=limit,
             target=request.target,
         )
@@ -152,12 +156,12 @@ def plan_training(request: TrainingRequest, profile: Profile) -> TrainingPlan:
 
 def training_job(
     decoder: Decoder, *, world_size: int | None, global_batch: int | None, length: int | None,
-    dtype: str | None, routing: ExpertLoads, profile: Profile,
+    dtype: str | None, routing: ExpertLoads, optimizer: str, profile: Profile,
 ) -> TrainingJob:  # fmt: skip
     """Return the job, with the profile's devices where no ranks are named.
 
     Raises:
-        InputError: the batch or the length is missing.
+        InputError: the batch or the length is missing, or there is no such dtype or optimizer.
     """
     missing = [
         flag
@@ -175,10 +179,12 @@ def training_job(
         raise InputError(
             f"dtype {wanted!r} is not for whole models", f"use {', '.join(TRAINING_DTYPES)}"
         )
+    if optimizer not in OPTIMIZERS:
+        raise InputError(f"optimizer {optimizer!r} is unknown", f"use {', '.join(OPTIMIZERS)}")
     return TrainingJob(
         decoder=decoder, world_size=world_size or profile.machine.num_devices,
         global_batch=global_batch, length=length, dtype=wanted,
-        routing=routing,
+        routing=routing, optimizer=optimizer,
     )  # fmt: skip
 
 
@@ -236,6 +242,9 @@ def _answer(job: TrainingJob, one: PricedLayout) -> dict[str, object]:
             "peak_bytes": round(one.memory.peak_bytes),
             "rank": one.memory.rank,
             "parts": {name: round(size) for name, size in one.memory.parts.items()},
+            "activations": {
+                name: round(size) for name, size in one.memory.activations.items() if size
+            },
         },
     }  # fmt: skip
 

@@ -29,7 +29,8 @@ def test_profiles_list_shows_the_reference_machines_without_a_database(
     assert document["schema"] == "moetune.profiles/1"
     assert [one["name"] for one in document["profiles"]] == list(NAMES)
     assert {one["source"] for one in document["profiles"]} == {"bundled"}
-    assert all(name in cli("profiles", "list").out for name in NAMES)
+    shown = cli("profiles", "list").out
+    assert all(name in shown for name in NAMES)
     assert not database.exists()
 
 

@@ -15,8 +15,8 @@ PINNED = (*QWEN, "--world-size", "16", "--target", "megatron", "--tp", "2", "--p
 
 ROOT = Path(__file__).resolve().parents[2]
 SEARCHED = (
-    "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "16", "--global-batch", "64",
-    "--seq", "4096", "--target", "megatron",
+    "plan", "--model", "olmoe", "--profile", "h100-x8", "--world-size", "16", "--global-batch",
+    "64", "--seq", "4096", "--target", "megatron",
 )  # fmt: skip
 
 
@@ -84,6 +84,8 @@ def test_a_layout_that_does_not_fit_is_priced_all_the_same(cli: Cli) -> None:
         (("--global-batch", "64", "--seq", "4k", "--dispatcher", "uccl"), "uccl"),
         (("--global-batch", "64", "--seq", "4k", "--overlap", "full"), "full"),
         (("--global-batch", "64", "--seq", "4k", "--dtype", "float16"), "float16"),
+        (("--global-batch", "64", "--seq", "4k", "--optimizer", "lion"), "lion"),
+        (("--global-batch", "64", "--seq", "4k", "--optimizer", "adam-bf16"), "adam-bf16"),
         (("--global-batch", "64", "--seq", "4k", "--target", "moetune", "--vpp", "2", "--pp", "2"),
          "vpp 2"),
         (("--global-batch", "64", "--seq", "4k", "--schedule", "gpipe"), "gpipe"),
@@ -106,7 +108,13 @@ def test_wrong_input_is_named(cli: Cli, flags: tuple[str, ...], word: str) -> No
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--global-batch", "8"), ("--zero", "2"), ("--schedule", "1f1b"), ("--stages", "EttL")],
+    [
+        ("--global-batch", "8"),
+        ("--zero", "2"),
+        ("--optimizer", "adam"),
+        ("--schedule", "1f1b"),
+        ("--stages", "EttL"),
+    ],
 )
 def test_flags_of_decoders_are_refused_for_the_papers_models(
     cli: Cli, flag: str, value: str
@@ -198,3 +206,14 @@ def test_launches_that_hold_the_devices_up_are_named_with_what_helps(cli: Cli) -
     replayed = cli(*SEARCHED, *pins, "--cuda-graphs", "partial", "--json").document
     plain = cli(*SEARCHED, *pins, "--json").document
     assert replayed["predicted"]["step_seconds"] < plain["predicted"]["step_seconds"]
+
+
+def test_an_optimizer_changes_its_own_parts_alone(cli: Cli) -> None:
+    plain, narrow = (
+        cli(*PINNED, "--optimizer", name, "--json").document for name in ("adam", "adam-bf16")
+    )
+    assert narrow["inputs"]["optimizer"] == "adam-bf16"
+    parts, fewer = plain["memory"]["parts"], narrow["memory"]["parts"]
+    assert fewer["gradients"] == parts["gradients"] // 2
+    assert fewer["optimizer"] == parts["optimizer"] // 2
+    assert {name for name in parts if parts[name] != fewer[name]} == {"gradients", "optimizer"}

@@ -29,7 +29,8 @@ PLAIN = plan_document(
     {**PIPELINE, "vpp": 1, "cp": 2, "tp": 2, "zero": 0, "recompute": ["none"], "overlap": "none",
      "dispatcher": "all_gather"}
 )  # fmt: skip
-MEGATRONS = {"flat": FLAT, "split": SPLIT, "latent": LATENT, "plain": PLAIN}
+NARROW = plan_document(PIPELINE, optimizer="adam-bf16")
+MEGATRONS = {"flat": FLAT, "split": SPLIT, "latent": LATENT, "plain": PLAIN, "narrow": NARROW}
 TITANS = {
     "flat": FLAT,
     "split": plan_document({**PIPELINE, "recompute": ["full"], "overlap": "none", "zero": 2}),

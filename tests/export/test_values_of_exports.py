@@ -311,6 +311,81 @@ def test_a_file_that_is_no_training_plan_is_one_clear_error(
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "moments"), [("adam-remainders", "fp32"), ("adam-bf16", "bf16")]
+)
+def test_precision_aware_optimizers_get_their_dtypes(
+    tmp_path: Path, optimizer: str, moments: str
+) -> None:
+    document = plan_document(PIPELINE, optimizer=optimizer)
+    given = flags(exported(tmp_path, "megatron", document).export.text)
+    assert given["--exp-avg-dtype"] == given["--exp-avg-sq-dtype"] == [moments]
+    assert given["--main-grads-dtype"] == ["bf16"]
+    assert given["--main-params-dtype"] == ["fp32"]
+    assert {"--use-precision-aware-optimizer", "--grad-reduce-in-bf16"} <= set(given)
+    bridge = exported(tmp_path, "bridge", document).export.text
+    width = {"fp32": "float32", "bf16": "bfloat16"}[moments]
+    for line in (
+        "cfg.optimizer.use_precision_aware_optimizer = True",
+        f"cfg.optimizer.exp_avg_sq_dtype = torch.{width}",
+        "cfg.ddp.grad_reduce_in_fp32 = False",
+        "cfg.mixed_precision.grad_reduce_in_fp32 = False",
+    ):
+        assert f"    {line}\n" in bridge
+
+
+def test_bridges_master_copy_follows_the_recipe_of_fp8(tmp_path: Path) -> None:
+    for optimizer, recipe in (("adam-bf16", "delayed"), ("adam-bf16-moments", "tensorwise")):
+        document = plan_document(PIPELINE, optimizer=optimizer)
+        text = exported(tmp_path, "bridge", document).export.text
+        assert f"    cfg.mixed_precision.fp8_recipe = {recipe!r}\n" in text
+
+
+def test_megatron_keeps_no_master_copy_beside_bfloat16_moments(tmp_path: Path) -> None:
+    document = plan_document(PIPELINE, optimizer="adam-bf16-moments")
+    with pytest.raises(InfeasiblePlanError, match="cannot run the optimizer adam-bf16-moments"):
+        exported(tmp_path, "megatron", document)
+
+
+def test_plain_adam_takes_back_a_recipes_other_optimizer(tmp_path: Path) -> None:
+    plain = plan_document(PIPELINE)
+    given = flags(exported(tmp_path, "megatron", plain).export.text)
+    assert not {"--use-precision-aware-optimizer", "--grad-reduce-in-bf16"} & set(given)
+    bridge = exported(tmp_path, "bridge", plain).export.text
+    for line in (
+        "cfg.optimizer.use_precision_aware_optimizer = False",
+        "cfg.optimizer.main_grads_dtype = torch.float32",
+        "cfg.ddp.grad_reduce_in_fp32 = True",
+    ):
+        assert f"    {line}\n" in bridge
+
+
+def test_gradients_in_bfloat16_need_no_other_optimizer(tmp_path: Path) -> None:
+    plain = plan_document(PIPELINE, optimizer="adam-bf16-grads")
+    given = flags(exported(tmp_path, "megatron", plain).export.text)
+    assert "--grad-reduce-in-bf16" in given
+    assert "--use-precision-aware-optimizer" not in given
+    bridge = exported(tmp_path, "bridge", plain).export.text
+    assert "    cfg.optimizer.use_precision_aware_optimizer = False\n" in bridge
+    assert "    cfg.ddp.grad_reduce_in_fp32 = False\n" in bridge
+
+
+@pytest.mark.parametrize(
+    ("to", "layout", "inputs", "what"),
+    [
+        ("torchtitan", INTERLEAVED, {}, "cannot run the optimizer adam-bf16"),
+        ("deepspeed", LAYOUT, {}, "cannot run the optimizer adam-bf16"),
+        ("megatron", {**LAYOUT, "zero": 0}, {}, "adam-bf16 with ZeRO stage 0"),
+        ("bridge", PIPELINE, {"dtype": "fp8"}, "adam-bf16 with the dtype fp8"),
+    ],
+)
+def test_optimizers_that_a_runtime_lacks_are_refused(
+    tmp_path: Path, to: str, layout: dict[str, Any], inputs: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(InfeasiblePlanError, match=what):
+        exported(tmp_path, to, plan_document(layout, optimizer="adam-bf16", **inputs))
+
+
+@pytest.mark.parametrize(
     ("schedule", "vpp", "name"),
     [
         ("1f1b", 1, "1F1B"),

@@ -7,8 +7,9 @@ A recomputed module keeps its inputs alone.
 from dataclasses import replace
 
 from moetune.domain.architecture import Block, Part
-from moetune.domain.attention import LatentAttention
+from moetune.domain.attention import GroupedQueryAttention, LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
+from moetune.domain.recurrent import StateSpace
 from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.domain.units import dtype_bytes
 
@@ -19,17 +20,36 @@ _ROUTER_COPIES = 3
 
 def block_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
     """Return the bytes of a block for one micro-batch."""
+    return sum(block_modules(block, job, layout).values())
+
+
+def block_modules(block: Block, job: TrainingJob, layout: FoldedLayout) -> dict[str, float]:
+    """Return the bytes of a block for one micro-batch by module.
+
+    "inputs" are those of the norms, which the residual sum needs anyway; "norms" what they write.
+    """
     tokens = layout.micro_batch * job.length / (layout.cp * layout.tp)
     residual = ELEMENT * tokens * job.decoder.d_model
     if "full" in layout.recompute:
-        return residual
-    total = 0.0
+        return {"inputs": residual}
+    norms = sum(not _norm_is_freed(part, layout) for part in block.parts)
+    found = {"inputs": residual * len(block.parts), "norms": residual * norms}
     for part in block.parts:
-        total += residual  # the input of the norm, which the residual sum needs anyway
-        if "norm" not in layout.recompute:
-            total += residual
-        total += _part_bytes(part, job, layout, tokens)
-    return total
+        for name, size in _part_modules(part, job, layout, tokens).items():
+            found[name] = found.get(name, 0.0) + size
+    return found
+
+
+def _norm_is_freed(part: Part, layout: FoldedLayout) -> bool:
+    """Return whether the output of the norm before a part is computed again.
+
+    Only before latent attention and routed experts is it a module of its own: Transformer Engine
+    fuses it into the other projections, where Megatron-Core cannot drop its output alone
+    (`gpt_layer_specs.py`, `mamba_layer_specs.py`).
+    """
+    if isinstance(part, DenseFfn):
+        return "mlp" in layout.recompute
+    return "norm" in layout.recompute and isinstance(part, LatentAttention | RoutedExperts)
 
 
 def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> float:
@@ -45,20 +65,37 @@ def workspace_bytes(block: Block, job: TrainingJob, layout: FoldedLayout) -> flo
     return again + ELEMENT * tokens * widest
 
 
-def _part_bytes(part: Part, job: TrainingJob, layout: FoldedLayout, tokens: float) -> float:
+def _part_modules(
+    part: Part, job: TrainingJob, layout: FoldedLayout, tokens: float
+) -> dict[str, float]:
     if isinstance(part, DenseFfn):
-        return 0.0 if "mlp" in layout.recompute else _ffn_bytes(part, tokens)
+        return {} if "mlp" in layout.recompute else {"mlp": _ffn_bytes(part, tokens)}
     if isinstance(part, RoutedExperts):
         if "moe" in layout.recompute:
-            return 0.0
-        return _routed_bytes(part, tokens * most_rows(part, job, layout), tokens, layout)
+            return {}
+        return _routed_modules(part, tokens * most_rows(part, job, layout), tokens, layout)
     widths = part.widths
-    inner = sum(widths.values())
+    inner = sum(widths.values()) + _kept_inside(part)
     if isinstance(part, LatentAttention) and "mla_up_proj" in layout.recompute:
-        inner -= widths["q"] + widths["k"] + widths["v"]
+        inner -= widths["q"] + widths["k"] + widths["v"] + _kept_inside(part)
     # The output of recomputed core attention is the next projection's input, and kept all the same.
     heads: int = getattr(part, "num_heads", 0)
-    return tokens * (ELEMENT * inner + FULL * heads)
+    return {part.name: tokens * (ELEMENT * inner + FULL * heads)}
+
+
+def _kept_inside(part: Part) -> int:
+    """Return the elements of a token that a mixer keeps beside its widths.
+
+    Norms of queries, keys and latent vectors keep what they read. Mamba-2's scan keeps its output
+    before the gate, and the norm behind it the one after the gate (mamba_ssm, `ssd_combined.py`).
+    """
+    if isinstance(part, LatentAttention):
+        return (part.q_rank or 0) + part.kv_rank
+    if isinstance(part, GroupedQueryAttention) and part.norm_parameters:
+        return part.widths["q"] + part.widths["k"]
+    if isinstance(part, StateSpace) and not part.rank:
+        return 2 * part.d_inner
+    return 0
 
 
 def _ffn_bytes(part: DenseFfn, tokens: float) -> float:
@@ -72,13 +109,16 @@ def most_rows(part: RoutedExperts, job: TrainingJob, layout: FoldedLayout) -> fl
     return part.mean_top_k * skew * layout.etp
 
 
-def _routed_bytes(part: RoutedExperts, rows: float, tokens: float, layout: FoldedLayout) -> float:
-    width = part.d_hidden / layout.etp
-    total = _ROUTER_COPIES * FULL * tokens * part.num_experts
-    total += ELEMENT * rows * part.d_expert  # the experts' input
-    total += ELEMENT * rows * width * (part.num_gemms - 1)
+def _routed_modules(
+    part: RoutedExperts, rows: float, tokens: float, layout: FoldedLayout
+) -> dict[str, float]:
+    width = part.d_hidden / layout.etp * (part.num_gemms - 1)
     if "moe_act" not in layout.recompute:
-        total += ELEMENT * rows * width
+        width += part.d_hidden / layout.etp
+    found = {
+        "router": _ROUTER_COPIES * FULL * tokens * part.num_experts,
+        "experts": ELEMENT * rows * (part.d_expert + width),
+    }
     if part.shared is not None and "shared_experts" not in layout.recompute:
-        total += _ffn_bytes(part.shared, tokens)
-    return total
+        found["shared_experts"] = _ffn_bytes(part.shared, tokens)
+    return found

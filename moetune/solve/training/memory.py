@@ -1,21 +1,20 @@
 """Memory of a pipeline rank, part by part.
 
 Bytes of the device that a training step takes at its peak with Megatron-Core's distributed
-optimizer: bfloat16 parameters, gradients added up in float32, Adam's moments and the master copy in
-float32, activations of the micro-batches in work, and what the libraries take.
+optimizer: bfloat16 parameters, gradients and states by the optimizer's own bytes, activations of
+the micro-batches in work, and what the libraries take.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from moetune.domain.optimizers import optimizer_of
 from moetune.domain.training import FoldedLayout, TrainingJob
-from moetune.solve.training.activations import ELEMENT, FULL, block_bytes, workspace_bytes
+from moetune.solve.training.activations import ELEMENT, block_modules, workspace_bytes
 from moetune.solve.training.schedule import most_live
 from moetune.solve.training.stages import DecoderStages, RankBlocks
 from moetune.solve.training.step import rank_parameters
 
-_OPTIMIZER_BYTES = 12
-"""Two moments and the master copy, float32 each."""
 _GIB = 2**30
 LIBRARY_BYTES = 1.5 * _GIB
 """CUDA context, cuBLAS and NCCL buffers outside the allocator; stated, not measured."""
@@ -25,24 +24,39 @@ FRAGMENTATION = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of one pipeline rank's device, by part; they add up to `peak_bytes`."""
+    """Bytes of one pipeline rank's device, by part; they add up to `peak_bytes`.
+
+    Args:
+        activations: those among the parts by module, of all micro-batches in work.
+    """
 
     rank: int
     parts: Mapping[str, float]
+    activations: Mapping[str, float]
 
     @property
     def peak_bytes(self) -> float:
         """The sum."""
         return sum(self.parts.values())
 
+    @property
+    def allocated_bytes(self) -> float:
+        """What `torch.cuda.max_memory_allocated` counts: tensors, not what is around them."""
+        return self.peak_bytes - self.parts["fragmentation"] - self.parts["libraries"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """Memory of a job's layouts, each part computed once. Not safe for several threads."""
+    """Memory of a job's layouts, each part computed once. Not safe for several threads.
+
+    Args:
+        logit_bytes: of one logit at the loss, with its gradient (`Target.logit_bytes`).
+    """
 
     job: TrainingJob
     stages: DecoderStages
-    _blocks: dict[tuple[object, ...], list[tuple[float, float]]] = field(
+    logit_bytes: int = 6
+    _blocks: dict[tuple[object, ...], list[tuple[dict[str, float], float]]] = field(
         default_factory=dict, init=False, repr=False
     )
 
@@ -61,18 +75,23 @@ class MemoryModel:
         )
         live = self._live(layout)
         fullest = max(rank.ranks, key=live.__getitem__)
-        activations, workspace = self._activations(layout, rank, live[fullest])
+        modules, workspace = self._activations(layout, rank, live[fullest])
+        activations = sum(modules.values())
+        optimizer = optimizer_of(self.job.optimizer)
+        logits = self._logits(layout) if rank.has_head or rank.has_predictions else 0.0
+        copied = optimizer.step_bytes * (shard if layout.zero else count)
         parts = {
             "parameters": ELEMENT * parameters,
-            "gradients": FULL * gradients,
-            "optimizer": _OPTIMIZER_BYTES * states,
+            "gradients": optimizer.gradient_bytes * gradients,
+            "optimizer": optimizer.state_bytes * states,
             "activations": activations,
             "workspace": workspace,
-            "logits": self._logits(layout) if rank.has_head or rank.has_predictions else 0.0,
+            "logits": logits,
+            "optimizer step": max(0.0, copied - activations - workspace - logits),
             "fragmentation": FRAGMENTATION * (activations + workspace),
             "libraries": LIBRARY_BYTES,
         }
-        return RankMemory(rank=fullest, parts=parts)
+        return RankMemory(rank=fullest, parts=parts, activations=modules)
 
     def _live(self, layout: FoldedLayout) -> tuple[float, ...]:
         """Return the micro-batches in work on each rank, in its blocks' worth."""
@@ -81,23 +100,25 @@ class MemoryModel:
 
     def _activations(
         self, layout: FoldedLayout, rank: RankBlocks, live: float
-    ) -> tuple[float, float]:
+    ) -> tuple[dict[str, float], float]:
         """Return the bytes of the micro-batches in work, and of the block being computed."""
         blocks = self._bytes_of_blocks(layout)
-        own = sum(count * kept for count, (kept, _) in zip(rank.counts, blocks, strict=True))
         if layout.overlap == "batch" and layout.pp > 1:
             live += 1 / layout.vpp  # one more stage's worth of warm-up
+        modules: dict[str, float] = {}
+        for count, (kept, _) in zip(rank.counts, blocks, strict=True):
+            for name, size in kept.items():
+                modules[name] = modules.get(name, 0.0) + live * count * size
         works = [work for count, (_, work) in zip(rank.counts, blocks, strict=True) if count]
-        largest = max(works, default=0.0)
-        return live * own, largest
+        return modules, max(works, default=0.0)
 
-    def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[float, float]]:
+    def _bytes_of_blocks(self, layout: FoldedLayout) -> list[tuple[dict[str, float], float]]:
         key = (layout.tp, layout.cp, layout.ep, layout.etp, layout.micro_batch, layout.recompute)
         found = self._blocks.get(key)
         if found is None:
             found = self._blocks[key] = [
                 (
-                    block_bytes(kind, self.job, layout),
+                    block_modules(kind, self.job, layout),
                     workspace_bytes(kind, self.job, layout),
                 )
                 for kind in self.job.decoder.kinds
@@ -105,7 +126,7 @@ class MemoryModel:
         return found
 
     def _logits(self, layout: FoldedLayout) -> float:
-        """Return the logits and their gradient, as of a fused cross entropy."""
+        """Return the logits and their gradient."""
         tokens = layout.micro_batch * self.job.length / layout.cp
         vocab = -(-self.job.decoder.vocab_size // layout.tp)
-        return 2 * ELEMENT * tokens * vocab
+        return self.logit_bytes * tokens * vocab

@@ -157,7 +157,7 @@ class FoldedSearch:
     def _is_allowed(self, layout: FoldedLayout) -> bool:
         if next(broken_rules(layout, self.job), None) is not None:
             return False
-        return next(target_rules(layout, self.target, self.job.dtype), None) is None
+        return next(target_rules(layout, self.target, self.job), None) is None
 
     def _zero(self, pins: LayoutRequest, pp: int) -> ZeroStage:
         """Return the pinned stage; else the lowest from 1 on that goes with the pipeline."""
@@ -260,7 +260,7 @@ class FoldedSearch:
         )  # fmt: skip
         none = BrokenRule("no layout obeys the rules", "pin less of it")
         rules = itertools.chain(
-            broken_rules(layout, self.job), target_rules(layout, self.target, self.job.dtype)
+            broken_rules(layout, self.job), target_rules(layout, self.target, self.job)
         )
         broken = next(rules, none)
         return InputError(broken.what, broken.hint)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from moetune.domain.architecture import Block, Decoder
+from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import RoutedExperts
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
@@ -257,8 +258,9 @@ def _amounts(block: Block) -> tuple[float, float, float]:
     amounts = block.parameters
     routed = next((one for one in block.parts if isinstance(one, RoutedExperts)), None)
     experts = 0 if routed is None else routed.num_experts * routed.expert_parameters
-    whole = amounts.router + amounts.norms + amounts.routed - experts
-    return whole, amounts.attention + amounts.dense + amounts.shared, experts
+    latent = sum(one.latent_parameters for one in block.parts if isinstance(one, LatentAttention))
+    whole = amounts.router + amounts.norms + amounts.routed - experts + latent
+    return whole, amounts.attention - latent + amounts.dense + amounts.shared, experts
 
 
 def block_parameters(block: Block, layout: FoldedLayout) -> tuple[float, float]:

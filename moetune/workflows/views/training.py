@@ -39,7 +39,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
                     ("dispatcher", layout.dispatcher),
                     ("overlap of exchanges", layout.overlap),
                     ("CUDA graphs", _graphs(plan)),
-                    ("optimizer", f"ZeRO-{layout.zero}"),
+                    ("optimizer", f"{job.optimizer}, ZeRO-{layout.zero}"),
                     *_pipeline(plan),
                     ("numbers", plan.trust),
                 ],
@@ -50,7 +50,7 @@ def training_sections(plan: TrainingPlan) -> Iterator[Section]:
     yield Section(name="time", title="Time of a step, on the slowest pipeline rank",
                   tables=(_time(best),))  # fmt: skip
     yield Section(name="memory", title=f"Memory of pipeline rank {best.memory.rank}",
-                  tables=(_memory_parts(best),))  # fmt: skip
+                  tables=tuple(_memory_parts(best)))  # fmt: skip
     if len(plan.found) > 1:
         yield Section(name="alternatives", title="The next layouts", tables=(_others(plan),))
 
@@ -91,16 +91,18 @@ def _time(best: PricedLayout) -> Table:
     )
 
 
-def _memory_parts(best: PricedLayout) -> Table:
-    return Table(
-        name="memory",
-        header=("part", "bytes"),
-        rows=tuple(
-            (Cell.words(name), Cell.size(round(size)))
-            for name, size in best.memory.parts.items()
-            if size > 0
-        ),
-    )
+def _memory_parts(best: PricedLayout) -> Iterator[Table]:
+    memory = best.memory
+    for name, first, sizes in (
+        ("memory", "part", memory.parts), ("activations", "activations of", memory.activations),
+    ):  # fmt: skip
+        yield Table(
+            name=name,
+            header=(first, "bytes"),
+            rows=tuple(
+                (Cell.words(one), Cell.size(round(size))) for one, size in sizes.items() if size > 0
+            ),
+        )
 
 
 def _others(plan: TrainingPlan) -> Table:

@@ -65,7 +65,7 @@ def test_a_target_gets_only_what_it_can_run(target: str) -> None:
     job = TrainingJob(decoder=OLMOE, world_size=8, global_batch=32, length=2048)
     search = search_of(job, target=target)
     for one in search.best(LayoutRequest()):
-        assert list(target_rules(one.layout, search.target, job.dtype)) == []
+        assert list(target_rules(one.layout, search.target, job)) == []
         assert list(broken_rules(one.layout, job)) == []
 
 
@@ -102,6 +102,8 @@ def test_the_parts_of_a_step_and_of_the_memory_add_up() -> None:
     for one in search_of(job).best(LayoutRequest()):
         assert sum(one.step.parts.values()) == pytest.approx(one.step.seconds)
         assert sum(one.memory.parts.values()) == pytest.approx(one.memory.peak_bytes)
+        by_module = sum(one.memory.activations.values())
+        assert by_module == pytest.approx(one.memory.parts["activations"])
 
 
 def test_where_nothing_fits_the_smallest_layout_is_priced() -> None:

@@ -1,0 +1,91 @@
+"""Optimizers of a decoder's training, by the bytes that they keep for each parameter.
+
+Adam as Megatron-Core has it, with bfloat16 parameters. Gradients are added up in float32, or in
+bfloat16: then a step copies its shard to float32. The precision-aware optimizer may keep the
+moments in bfloat16, and of a float32 master copy only the 16 bits that the bfloat16 parameter
+lacks; then it reads bfloat16 gradients as they are. The copy stays whole, and gradients are copied,
+where the optimizer's `fp8_recipe` is another one than "delayed"; Megatron-Bridge sets "tensorwise"
+for bfloat16 training, too: "adam-bf16-moments" is what its recipes get.
+
+Source: megatron/core/optimizer, `optimizer_config.py` (`store_param_remainders`, `__post_init__`),
+`distrib_optimizer.py` (`_copy_model_grads_to_main_grads`); Megatron-Bridge, `mixed_precision.py`.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, get_args
+
+OptimizerName = Literal[
+    "adam", "adam-bf16-grads", "adam-bf16-moments", "adam-remainders", "adam-bf16"
+]
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
+
+
+_WHOLE_MASTER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """Bytes that an optimizer keeps for one parameter.
+
+    Args:
+        gradient_bytes: of the buffer that gradients of micro-batches are added up in.
+        master_bytes: of the copy that updates are added to, besides the parameter.
+        moment_bytes: of both moments.
+        step_bytes: of the copy of a gradient that a step makes.
+        is_precision_aware: whether it is Megatron-Core's precision-aware optimizer.
+    """
+
+    name: OptimizerName
+    gradient_bytes: int
+    master_bytes: int
+    moment_bytes: int
+    step_bytes: int = 0
+    is_precision_aware: bool = False
+
+    @property
+    def keeps_remainders(self) -> bool:
+        """Whether of a master copy only the bits are kept that the parameter lacks."""
+        return self.master_bytes < _WHOLE_MASTER
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's own states."""
+        return self.master_bytes + self.moment_bytes
+
+
+_KNOWN: MappingProxyType[OptimizerName, Optimizer] = MappingProxyType(
+    {
+        "adam": Optimizer(name="adam", gradient_bytes=4, master_bytes=4, moment_bytes=8),
+        "adam-bf16-grads": Optimizer(
+            name="adam-bf16-grads", gradient_bytes=2, master_bytes=4, moment_bytes=8, step_bytes=4
+        ),
+        "adam-bf16-moments": Optimizer(
+            name="adam-bf16-moments",
+            gradient_bytes=2,
+            master_bytes=4,
+            moment_bytes=4,
+            step_bytes=4,
+            is_precision_aware=True,
+        ),
+        "adam-remainders": Optimizer(
+            name="adam-remainders",
+            gradient_bytes=2,
+            master_bytes=2,
+            moment_bytes=8,
+            is_precision_aware=True,
+        ),
+        "adam-bf16": Optimizer(
+            name="adam-bf16",
+            gradient_bytes=2,
+            master_bytes=2,
+            moment_bytes=4,
+            is_precision_aware=True,
+        ),
+    }
+)
+
+
+def optimizer_of(name: OptimizerName) -> Optimizer:
+    """Return the optimizer of that name."""
+    return _KNOWN[name]
