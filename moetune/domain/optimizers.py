@@ -22,6 +22,7 @@ OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
 
 _WHOLE_MASTER = 4
+_PARAMETER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,11 @@ class Optimizer:
     def keeps_remainders(self) -> bool:
         """Whether of a master copy only the bits are kept that the parameter lacks."""
         return self.master_bytes < _WHOLE_MASTER
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that a step reads and writes: all but the gradient twice, and the parameter."""
+        return self.gradient_bytes + 2 * (self.state_bytes + self.step_bytes) + _PARAMETER
 
     @property
     def state_bytes(self) -> int:

@@ -5,17 +5,10 @@ parallelism), M d_model. A module's passes are forward, the gradients of its inp
 its weights; communication is apart, because it can be hidden.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from moetune.domain.architecture import Block, Decoder, Mixer
-from moetune.domain.attention import (
-    CompressedAttention,
-    GroupedQueryAttention,
-    LatentAttention,
-)
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.recurrent import GatedDeltaNet, LinearAttention, StateSpace
 from moetune.domain.samples import GemmForm
@@ -23,20 +16,19 @@ from moetune.domain.training import FoldedLayout, TrainingJob
 from moetune.solve.training.activations import ELEMENT, most_rows
 from moetune.solve.training.exchange import DEDUPLICATING, exchange_seconds
 from moetune.solve.training.machine import DevicePrices
+from moetune.solve.training.modules import (
+    CHUNK_TOKENS,
+    COMMUNICATION,
+    ModuleName,
+    computed_keys,
+    head_dim_of,
+    projections_of,
+)
 
-ModuleName = Literal[
-    "attention", "mla_up_proj", "core_attn", "norm", "mlp", "router", "experts", "moe_act",
-    "shared_experts", "permute", "exchange", "tensor_comm", "context_comm",
-]  # fmt: skip
-COMMUNICATION: frozenset[ModuleName] = frozenset({"exchange", "tensor_comm", "context_comm"})
 GEMM_FORMS: tuple[GemmForm, ...] = ("forward", "grad_input", "grad_weight")
 _QUANTIZED = {"fp8": "fp8_rowwise", "mxfp8": "mxfp8"}
 _ROUNDING_BYTES = 4
 """Of an element of a factor: read in bfloat16 and written in 8 bits, as it is and transposed."""
-_CHUNK = 128
-"""Tokens of a chunk of a recurrence."""
-_WINDOW_TILE = 128
-"""Keys that a kernel computes beside a sliding window's: half a tile at either end, twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +125,9 @@ class BlockPrices:
         tp, d_model = self.layout.tp, self.decoder.d_model
         yield from self._projections(part)
         once = part.forward_macs(1)
-        scored = self.tokens / tp * (part.forward_macs(self.job.length) - once) * _tiles(part)
+        scored = (
+            self.tokens / tp * (part.forward_macs(self.job.length) - once) * computed_keys(part)
+        )
         updated = self.tokens / tp * max(0.0, once - part.parameters)
         forward, backward = (
             self._attention(part, scored, backward=backward)
@@ -180,7 +174,7 @@ class BlockPrices:
 
     def _attention(self, part: Mixer, macs: float, *, backward: bool) -> float:
         return self.device.attention_core(
-            macs, head_dim=_head_dim(part), length=self.job.length / self.layout.cp,
+            macs, head_dim=head_dim_of(part), length=self.job.length / self.layout.cp,
             backward=backward,
         )  # fmt: skip
 
@@ -194,7 +188,7 @@ class BlockPrices:
         if not isinstance(part, StateSpace | GatedDeltaNet | LinearAttention):
             return 0.0
         tensors = sum(part.widths.values())
-        per_token = 16 * part.state / _CHUNK + 4 * ELEMENT * tensors
+        per_token = 16 * part.state / CHUNK_TOKENS + 4 * ELEMENT * tensors
         passes = 2.5 if backward else 1.0
         return self.device.moved(passes * per_token * self.tokens / self.layout.tp, kernels=5)
 
@@ -298,47 +292,3 @@ class BlockPrices:
         )
         both = dispatch + combine
         return Passes(forward=both, grad_input=both)
-
-
-def _head_dim(part: Mixer) -> float:
-    """Return the mean width of a head's queries and values."""
-    if isinstance(part, LatentAttention):
-        return (part.nope_dim + part.rope_dim + part.v_head_dim) / 2
-    if isinstance(part, GroupedQueryAttention):
-        return (part.head_dim + part.v_head_dim) / 2
-    return part.head_dim if isinstance(part, CompressedAttention) else math.inf
-
-
-def _tiles(part: Mixer) -> float:
-    """Return the products of an attention kernel over those that its window needs."""
-    if isinstance(part, GroupedQueryAttention | LatentAttention) and part.window is not None:
-        return 1 + _WINDOW_TILE / part.window
-    return 1.0
-
-
-def projections_of(part: Mixer, d_model: int) -> Iterator[tuple[ModuleName, int, int, bool]]:
-    """Yield (module, inputs, outputs, whether tensor parallelism cuts it) of a mixer's matrices.
-
-    A matrix that is cut along its inputs is given with inputs and outputs swapped, which takes as
-    long.
-    """
-    widths = part.widths
-    output = widths.get("output", 0)
-    if isinstance(part, LatentAttention):
-        if widths["q_latent"]:
-            yield "attention", d_model, widths["q_latent"] + widths["kv_latent"], False
-            yield "mla_up_proj", widths["q_latent"], widths["q"], True
-        else:
-            yield "attention", d_model, widths["q"], True
-            yield "attention", d_model, widths["kv_latent"], False
-        heads = part.num_heads * (part.nope_dim + part.v_head_dim)
-        yield "mla_up_proj", part.kv_rank, heads, True
-    elif isinstance(part, CompressedAttention):
-        yield "attention", d_model, widths["q_latent"] + widths["kv"], False
-        yield "attention", widths["q_latent"], widths["q"], True
-        yield "attention", output // part.out_groups, part.out_groups * part.out_rank, True
-        output = widths["output_latent"]
-    else:
-        inner = sum(width for name, width in widths.items() if name != "output")
-        yield "attention", d_model, inner, True
-    yield "attention", d_model, output, True

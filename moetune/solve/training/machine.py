@@ -159,10 +159,6 @@ class DevicePrices:
             self._known["memory",] = found
         return found
 
-    def adam(self, parameters: float) -> float:
-        """Return the seconds of Adam's step on so many parameters."""
-        return self.moved(_ADAM_BYTES * parameters)
-
     def attention_core(
         self, macs: float, *, head_dim: float, length: float, backward: bool
     ) -> float:

@@ -8,7 +8,8 @@ from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import DenseFfn, RoutedExperts
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingDtype
-from moetune.solve.training.block import BlockTimes, ModuleName
+from moetune.solve.training.block import BlockTimes
+from moetune.solve.training.modules import ModuleName
 
 _HOST_SECONDS = {
     "mixer": 1.5e-3, "latent": 2.5e-3, "dense": 0.5e-3, "routed": 3.5e-3, "tensor_parallel": 4.0e-3,

@@ -7,6 +7,7 @@ from functools import cache
 from moetune.domain.architecture import Block, Decoder
 from moetune.domain.attention import LatentAttention
 from moetune.domain.experts import RoutedExperts
+from moetune.domain.optimizers import optimizer_of
 from moetune.domain.pipeline import SPLITTING
 from moetune.domain.targets import Target
 from moetune.domain.training import FoldedLayout, TrainingJob
@@ -205,9 +206,10 @@ class StepPrices:
         dense, experts = self._most_parameters(layout)
         data = self.device.span(layout.dp * layout.cp, layout.tp)
         replicas = self.device.span(layout.edp, layout.ep * layout.etp)
+        summed = optimizer_of(self.job.optimizer).gradient_bytes
         reduced = gathered = 0.0
         for count, span in ((dense, data), (experts, replicas)):
-            reduced += self.device.collective("reduce_scatter", span, ELEMENT * count)
+            reduced += self.device.collective("reduce_scatter", span, summed * count)
             gathered += self.device.collective("all_gather", span, ELEMENT * count / span.size)
         forward = FORWARD_OF_BOTH * micro_batch_seconds * self.target.hides_gradients
         first = max(0.0, reduced - 2 * forward) + max(0.0, gathered - forward)
@@ -221,7 +223,8 @@ class StepPrices:
     def _optimizer(self, layout: FoldedLayout) -> float:
         dense, experts = self._most_parameters(layout)
         shards = (layout.dp * layout.cp, layout.edp) if layout.zero else (1, 1)
-        return self.device.adam(dense / shards[0] + experts / shards[1])
+        each = optimizer_of(self.job.optimizer).moved_bytes
+        return self.device.moved(each * (dense / shards[0] + experts / shards[1]))
 
     def _most_parameters(self, layout: FoldedLayout) -> tuple[float, float]:
         ranks = self.stages.ranks(layout)
