@@ -65,7 +65,7 @@ def test_a_reader_that_leaves_ends_the_program_without_a_traceback(tmp_path: Pat
         assert program.stderr is not None
         program.stdout.close()
         err = program.stderr.read()
-        code = program.wait(timeout=60)
+        code = program.wait(timeout=240)
     assert code == 1
     assert "Traceback" not in err
     assert "Exception ignored" not in err
@@ -83,7 +83,7 @@ def test_the_interrupt_key_ends_the_program_with_130(tmp_path: Path) -> None:
         fifo.open("w", encoding="utf-8"),
     ):  # fmt: skip
         program.send_signal(signal.SIGINT)
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=240)
     assert program.returncode == 130
     assert out == ""
     assert "Traceback" not in err

@@ -17,7 +17,7 @@ from moetune.domain.records import RunInfo
 from moetune.domain.samples import Sample
 from moetune.store import open_store
 
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 240
 SMALL_LAYER = (
     "--preset", "quick", "--dtype", "float32", "--d-model", "64", "--d-hidden", "128",
     "--num-experts", "4", "--tokens", "256", "--name", "lab",

@@ -21,7 +21,7 @@ ONE = Observation(
     plan_id="3f9c21", forward_degree=4, backward_degree=3, tokens_per_rank=40,
     predicted_seconds=2.0, seconds=(2.5,), source="training",
 )  # fmt: skip
-LATEST_SECONDS = 20
+LATEST_SECONDS = 120
 
 
 def numbered(number: int) -> Observation:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE_URL = "http://127.0.0.1:8642"
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 120.0
 READY = re.compile(r"moetune serves (https?://\S+) \(database (.+)\)")
 
 Ask = Callable[[httpx.AsyncClient], Any]

@@ -37,7 +37,7 @@ def look_ups(monkeypatch: pytest.MonkeyPatch) -> LookUps:
     def read(store: SqlStore, ids: Sequence[str]) -> dict[str, str]:
         seen.ids.append(ids)
         seen.begun.set()
-        seen.gate.wait(timeout=30)
+        seen.gate.wait(timeout=120)
         return real(store, ids)
 
     monkeypatch.setattr(SqlStore, "plan_documents", read)

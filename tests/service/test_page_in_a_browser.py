@@ -14,7 +14,7 @@ from tests.report.lab import fill
 from tests.service.asking import Served, served
 
 CHROMIUM = "/usr/bin/chromium"
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 120_000
 MANY = 10_000
 
 

@@ -25,7 +25,7 @@ ASKED = {"model": "gpt-s", "profile": "rtx2080ti-x64"}
 def _run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments), env=environment(home), cwd=home,
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
 
 
@@ -51,7 +51,10 @@ def _observe(client: httpx.Client, plan_id: str, *numbers: int) -> httpx.Respons
 
 def test_a_service_makes_its_database_serves_and_stops_when_told(tmp_path: Path) -> None:
     db = tmp_path / "new" / "team.db"
-    with served(tmp_path, db=db) as service, httpx.Client(base_url=service.url) as client:
+    with (
+        served(tmp_path, db=db) as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
         assert db.exists()
         assert f"(database {db})" in service.log.read_text()
         made = client.post("/v1/plans:resolve", json=ASKED)
@@ -66,7 +69,7 @@ def test_what_is_being_answered_is_answered_before_the_end(tmp_path: Path) -> No
     slow = json.dumps(ASKED).encode()
     with served(tmp_path) as service:
         address = service.url.removeprefix("http://").split(":")
-        with socket.create_connection((address[0], int(address[1])), timeout=30) as connection:
+        with socket.create_connection((address[0], int(address[1])), timeout=120) as connection:
             connection.sendall(
                 b"POST /v1/plans:resolve HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\n"
@@ -78,7 +81,7 @@ def test_what_is_being_answered_is_answered_before_the_end(tmp_path: Path) -> No
             connection.sendall(slow[10:])
             answer = connection.makefile("rb").read()
         assert answer.startswith(b"HTTP/1.1 200 OK")
-        assert service.process.wait(timeout=30) == 0
+        assert service.process.wait(timeout=120) == 0
 
 
 def test_ready_as_json_is_one_document_and_the_interrupt_key_ends_with_130(tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_ready_as_json_is_one_document_and_the_interrupt_key_ends_with_130(tmp_p
         assert document["schema"] == "moetune.serve/1"
         assert httpx.get(f"{document['url']}/healthz").status_code == 200
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in err
 
@@ -100,7 +103,10 @@ def test_ready_as_json_is_one_document_and_the_interrupt_key_ends_with_130(tmp_p
 def test_the_log_has_a_line_for_each_request_and_no_token(tmp_path: Path) -> None:
     token = _token_file(tmp_path)
     arguments = ("--write-token-file", str(token), "--log-format", "json")
-    with served(tmp_path, *arguments) as service, httpx.Client(base_url=service.url) as client:
+    with (
+        served(tmp_path, *arguments) as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
         headers = {"Authorization": f"Bearer {TOKEN}", "X-Request-ID": "job-7"}
         client.get("/v1/plans?token=a-secret-of-the-query", headers=headers)
         client.post("/v1/plans:resolve", json=ASKED)
@@ -184,7 +190,7 @@ def test_what_was_acknowledged_outlives_a_kill_under_load(tmp_path: Path) -> Non
     db = tmp_path / "moetune.db"
     kept: list[int] = []
     with served(tmp_path, db=db) as service:
-        with httpx.Client(base_url=service.url) as client:
+        with httpx.Client(base_url=service.url, timeout=120) as client:
             plan_id = client.post("/v1/plans:resolve", json=ASKED).json()["id"]
         threads = [
             threading.Thread(target=_write_until_gone, args=(service, plan_id, first, kept))
@@ -196,8 +202,11 @@ def test_what_was_acknowledged_outlives_a_kill_under_load(tmp_path: Path) -> Non
             threads[0].join(timeout=0.01)
         service.process.kill()
         for thread in threads:
-            thread.join(timeout=30)
-    with served(tmp_path, db=db) as service, httpx.Client(base_url=service.url) as client:
+            thread.join(timeout=120)
+    with (
+        served(tmp_path, db=db) as service,
+        httpx.Client(base_url=service.url, timeout=120) as client,
+    ):
         stored: list[int] = []
         after = "0"
         while after:
@@ -213,7 +222,7 @@ def test_what_was_acknowledged_outlives_a_kill_under_load(tmp_path: Path) -> Non
 
 def _write_until_gone(service: Served, plan_id: str, first: int, kept: list[int]) -> None:
     """Send pairs of observations, and note those that the service has acknowledged."""
-    with httpx.Client(base_url=service.url, timeout=30) as client:
+    with httpx.Client(base_url=service.url, timeout=120) as client:
         for number in range(first, first + 10_000, 2):
             try:
                 answer = _observe(client, plan_id, number, number + 1)
@@ -229,7 +238,7 @@ def test_tls_by_flag(tmp_path: Path) -> None:
         ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
          "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
          "-keyout", str(key), "-out", str(cert)),
-        check=True, capture_output=True, timeout=60,
+        check=True, capture_output=True, timeout=240,
     )  # fmt: skip
     token = str(_token_file(tmp_path))
     arguments = ("--tls-cert", str(cert), "--tls-key", str(key), "--write-token-file", token)

@@ -84,7 +84,7 @@ def _free_port() -> int:
 
 
 def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
             psycopg.connect(server.conninfo("postgres")).close()

@@ -26,7 +26,7 @@ INPUTS: dict[str, object] = {
 }
 PLANNED = Decision(forward_degree=4, backward_degree=3)
 SAFE = Decision(forward_degree=1, backward_degree=1)
-LATEST_SECONDS = 20
+LATEST_SECONDS = 120
 
 
 class Heard(logging.Handler):

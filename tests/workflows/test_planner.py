@@ -66,7 +66,7 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[PlanRequest]:
 
 def at_once(work: Callable[[], Any], count: int) -> list[Any]:
     """Do the work in so many threads that begin together; errors are results, too."""
-    start = threading.Barrier(count, timeout=30)
+    start = threading.Barrier(count, timeout=120)
 
     def one() -> Any:
         start.wait()
@@ -76,7 +76,7 @@ def at_once(work: Callable[[], Any], count: int) -> list[Any]:
             return error
 
     with ThreadPoolExecutor(count) as pool:
-        return [one.result(timeout=60) for one in [pool.submit(one) for _ in range(count)]]
+        return [one.result(timeout=240) for one in [pool.submit(one) for _ in range(count)]]
 
 
 def test_a_question_is_answered_with_the_plan_of_the_command_line_and_kept(

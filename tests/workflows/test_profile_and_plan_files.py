@@ -204,7 +204,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: got.append(pipe.read_text(encoding="utf-8")))
     reader.start()
     write_text(pipe, "hello")
-    reader.join(timeout=30)
+    reader.join(timeout=120)
     assert got == ["hello"]
     assert pipe.is_fifo()
 

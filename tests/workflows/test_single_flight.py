@@ -37,7 +37,7 @@ class Work:
             while sum(one.running() for one in asked) < NUM_THREADS:
                 pass
             threading.Timer(0.1, self._gate.set).start()
-            return [one.result(timeout=30) for one in asked]
+            return [one.result(timeout=120) for one in asked]
 
 
 def test_work_that_is_asked_for_at_once_is_done_once_and_everybody_has_the_result() -> None:
