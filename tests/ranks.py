@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-TIMEOUT_SECONDS = 90
+TIMEOUT_SECONDS = 120
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTED_ONCE = (
     "tests.ranks",

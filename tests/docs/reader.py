@@ -115,14 +115,14 @@ class Reader:
         kept = self._measured / (hashlib.sha256(" ".join(words).encode()).hexdigest() + ".toml")
         if kept.exists():
             return self._moetune(["profiles", "import", str(kept), "--name", name])
-        first = self._moetune(words)
+        answer = self._moetune(words)
         layer = words[words.index("--d-model") :]
         for _ in range(BUDGETS):
             if self._moetune(["plan", "--no-save", "--profile", name, *layer])[0] == 0:
                 break
-            self._moetune([*words, "--resume"])
+            answer = self._moetune([*words, "--resume"])
         assert self._moetune(["profiles", "export", name, "--output", str(kept)])[0] == 0
-        return first
+        return answer
 
     def _start(self, block: Block, text: str) -> None:
         (command,) = commands_of(text)

@@ -52,7 +52,6 @@ def reader(
 
 
 @pytest.mark.covered
-@pytest.mark.timeout(400)  # measures, and starts ranks: slow where all cores are busy
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_the_page_runs_in_order(reader: Reader, page: Path) -> None:
     reader.read(page)

@@ -110,7 +110,7 @@ def test_a_killed_profile_keeps_its_points_and_resume_measures_only_the_rest(pla
     assert len(before) >= 3
     assert [run.status for run in planner.runs()] == ["running"]
 
-    resumed = planner.start(*SMALL_LAYER, "--nproc", "2", "--resume", "--budget", "3s", "--json")
+    resumed = planner.start(*SMALL_LAYER, "--nproc", "2", "--resume", "--budget", "8s", "--json")
     answer, words = resumed.communicate(timeout=TIMEOUT_SECONDS)
     assert resumed.returncode == 0, words
     document = json.loads(answer)
@@ -157,7 +157,7 @@ def test_ranks_of_a_launch_make_one_profile(planner: Desk) -> None:
     }  # fmt: skip
     processes = [
         planner.start(
-            *SMALL_LAYER, "--budget", "6s", "--json", RANK=rank, LOCAL_RANK=rank, **launch
+            *SMALL_LAYER, "--budget", "9s", "--json", RANK=rank, LOCAL_RANK=rank, **launch
         )
         for rank in ("0", "1")
     ]

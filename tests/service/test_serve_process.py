@@ -76,7 +76,7 @@ def test_what_is_being_answered_is_answered_before_the_end(tmp_path: Path) -> No
                 + f"Content-Length: {len(slow)}\r\n\r\n".encode()
                 + slow[:10]
             )
-            httpx.get(f"{service.url}/healthz")
+            httpx.get(f"{service.url}/healthz", timeout=120)
             service.process.send_signal(signal.SIGTERM)
             connection.sendall(slow[10:])
             answer = connection.makefile("rb").read()
@@ -93,7 +93,7 @@ def test_ready_as_json_is_one_document_and_the_interrupt_key_ends_with_130(tmp_p
         lines = iter(process.stdout.readline, "}\n")
         document = json.loads("".join(lines) + "}")
         assert document["schema"] == "moetune.serve/1"
-        assert httpx.get(f"{document['url']}/healthz").status_code == 200
+        assert httpx.get(f"{document['url']}/healthz", timeout=120).status_code == 200
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
@@ -245,6 +245,8 @@ def test_tls_by_flag(tmp_path: Path) -> None:
     with served(tmp_path, *arguments) as service:
         assert service.url.startswith("https://")
         trust = ssl.create_default_context(cafile=str(cert))
-        assert httpx.get(f"{service.url}/healthz", verify=trust).status_code == 200
-        entered = httpx.post(f"{service.url}/login", data={"token": TOKEN}, verify=trust)
+        assert httpx.get(f"{service.url}/healthz", verify=trust, timeout=120).status_code == 200
+        entered = httpx.post(
+            f"{service.url}/login", data={"token": TOKEN}, verify=trust, timeout=120
+        )
         assert "Secure" in entered.headers["set-cookie"]

@@ -24,7 +24,7 @@ ASKED = {
     "dtype": "float32",
 }
 STEPS = 10
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 240.0
 
 
 def _wait_for(what: str, is_there: Callable[[], object]) -> None:
@@ -60,7 +60,9 @@ def _kill_in_mid_run(service: Served, folder: Path) -> list[dict[str, object]]:
     """Kill the service once it has observations and both ranks are half through."""
 
     def kept() -> list[dict[str, object]]:
-        found = httpx.get(f"{service.url}/v1/observations").json()["items"]
+        found = httpx.get(f"{service.url}/v1/observations", timeout=PATIENCE_SECONDS).json()[
+            "items"
+        ]
         return list(found)
 
     _wait_for("observation", kept)
@@ -82,14 +84,18 @@ def test_two_ranks_train_with_a_plan_of_the_service_and_outlive_it(tmp_path: Pat
             f"{service.url}/v1/profiles",
             content=profile_to_toml(lab_profile()),
             headers={"Content-Type": "application/toml"},
+            timeout=PATIENCE_SECONDS,
         )
         assert upload.status_code == 201
         killing = beside.submit(_kill_in_mid_run, service, ranks)
-        assert run_ranks(_train, 2, service.url, str(ranks)) == ["", ""]
+        assert run_ranks(_train, 2, service.url, str(ranks), timeout_seconds=240) == ["", ""]
         observed = killing.result()
     (plan_id,) = {path.read_text() for path in ranks.glob("plan-*")}
     assert {one["plan_id"] for one in observed} == {plan_id}
-    with served(tmp_path, db=db) as again, httpx.Client(base_url=again.url) as client:
+    with (
+        served(tmp_path, db=db) as again,
+        httpx.Client(base_url=again.url, timeout=PATIENCE_SECONDS) as client,
+    ):
         assert client.get(f"/v1/plans/{plan_id}").json()["inputs"]["world_size"] == 2
         page = client.get("/observed", params={"plan": plan_id}).text
         rows = re.findall(r"<tr>.*?</tr>", page.partition("<tbody>")[2], re.DOTALL)

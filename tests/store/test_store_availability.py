@@ -278,7 +278,6 @@ class Wire:
                 one.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.timeout(240)
 def test_a_postgresql_that_is_gone_is_said_and_taken_up_when_it_is_back(
     network_url: URL, make_plan: PlanMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

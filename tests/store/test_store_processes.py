@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
-
 from moetune.domain.cluster import Cluster
 from moetune.domain.samples import CopyPoint
 from moetune.store import check, open_store
@@ -54,7 +52,6 @@ def finish(process: Worker) -> list[int]:
     return [int(line) for line in output.split()]
 
 
-@pytest.mark.timeout(480)
 def test_eight_processes_writing_fifty_times_lose_nothing_while_others_read(
     url: str, cluster: Cluster
 ) -> None:
@@ -87,7 +84,6 @@ def test_eight_processes_writing_fifty_times_lose_nothing_while_others_read(
         assert mine == sorted(mine)
 
 
-@pytest.mark.timeout(480)
 def test_processes_that_open_the_same_new_database_at_once_all_get_it(url: str) -> None:
     with ExitStack() as stack:
         starters = [stack.enter_context(worker("start", url)) for _ in range(6)]
@@ -99,7 +95,6 @@ def test_processes_that_open_the_same_new_database_at_once_all_get_it(url: str) 
     assert check(url) == ()
 
 
-@pytest.mark.timeout(480)
 def test_everything_acknowledged_survives_kill_9_and_every_batch_is_whole(
     url: str, cluster: Cluster
 ) -> None:

@@ -48,7 +48,6 @@ def answering(url: str) -> Iterator[Answers]:
             process.kill()
 
 
-@pytest.mark.timeout(480)
 def test_every_plan_and_observation_that_was_acknowledged_survives_kill_9(url: str) -> None:
     acknowledged: list[str] = []
     open_store(url).close()
@@ -70,7 +69,6 @@ def test_every_plan_and_observation_that_was_acknowledged_survives_kill_9(url: s
         assert len(stored) <= len(set(acknowledged)) + 2 * NUM_THREADS
 
 
-@pytest.mark.timeout(480)
 def test_a_backup_under_load_has_everything_acknowledged_before_it(
     url: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

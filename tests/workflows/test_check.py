@@ -19,7 +19,7 @@ SETTING = MeasurementSetting(environment={})
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     request = ProfileRequest(
-        name="here", num_ranks=1, dtypes=("float32",), max_tokens=256, budget_seconds=3.0,
+        name="here", num_ranks=1, dtypes=("float32",), max_tokens=256, budget_seconds=6.0,
         layers=(LayerShape(d_model=64, d_hidden=128, num_experts=2),),
     )  # fmt: skip
     return measure_profile(request, SETTING)
