@@ -171,13 +171,18 @@ def test_explain_says_where_the_step_goes_and_why_the_others_lost(cli: Cli, tmp_
     assert sum(found["kinds"].values()) == pytest.approx(step)
     assert (found["plan"], found["parts"]) == (plan["id"], plan["predicted"]["parts"])
     assert found["memory"]["peak_bytes"] == plan["memory"]["peak_bytes"]
+    assert found["memory"]["limit_bytes"] == plan["inputs"]["memory_limit_bytes"]
+    assert found["confidence"] == plan["confidence"]
     assert len(found["alternatives"]) == len(plan["alternatives"]) > 0
     for one in found["alternatives"]:
         assert step + sum(one["differences"].values()) == pytest.approx(one["step_seconds"])
-    assert "Why the next" in cli("explain", str(file)).out
+    words = cli("explain", str(file)).out
+    assert "The next" in words
+    is_tied = any(one["step_seconds"] < step for one in found["alternatives"])
+    assert ("simpler layout" in words) == is_tied
 
 
-@pytest.mark.parametrize("lacks", ["layout", "predicted", "memory", "inputs"])
+@pytest.mark.parametrize("lacks", ["layout", "predicted", "memory", "inputs", "confidence"])
 def test_a_broken_plan_is_explained_by_what_it_lacks(cli: Cli, tmp_path: Path, lacks: str) -> None:
     file = tmp_path / "plan.json"
     plan = cli(*SEARCHED, "--json").document

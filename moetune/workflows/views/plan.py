@@ -108,7 +108,9 @@ def _sure_highlight(what: str, probability: float, regret: float) -> Highlight:
     return Highlight(
         name=f"No other {what} is better",
         cell=Cell(text=probability_words(probability), value=probability, unit="1"),
-        note=f"if wrong, {percent(regret)} slower" if regret >= LEAST_REGRET else "of refits agree",
+        note=f"on average {percent(regret)} slower than the best"
+        if regret >= LEAST_REGRET
+        else "of refits agree",
     )
 
 

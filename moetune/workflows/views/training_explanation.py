@@ -7,13 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from moetune.domain.document import decode
-from moetune.report.section import Cell, Section, Table, percent, plural
+from moetune.domain.document import decode, encode
+from moetune.domain.plan import Confidence
+from moetune.report.section import Cell, Section, Table, percent, plural, seconds_span
+from moetune.solve.training.search import NOISE
 from moetune.workflows.training_files import mapping_of, training_document
+from moetune.workflows.views.words import how_sure_of_layout
 
 SCHEMA = "moetune.training-explanation/1"
 _COMMUNICATION = frozenset({"exchange", "tensor_comm", "context_comm", "gradients"})
 _WAITING = frozenset({"launches", "bubble and sends"})
+_TIES = f"Of steps within {NOISE:.0%} of each other the simpler layout is taken."
 _NAMED = 3
 """Parts of a difference that are said."""
 
@@ -40,7 +44,7 @@ class _Answer:
     def words(self) -> str:
         """Sizes above 1 of its layout."""
         names = ("dp", "cp", "tp", "pp", "vpp", "ep", "etp", "micro_batch")
-        sizes = [(name, self.layout.get(name, 1)) for name in names]
+        sizes = [(name.replace("_", "-"), self.layout.get(name, 1)) for name in names]
         return " · ".join(f"{name} {size}" for name, size in sizes if size != 1) or "one rank"
 
 
@@ -52,6 +56,8 @@ class TrainingExplanation:
     model: str
     best: _Answer
     others: tuple[_Answer, ...]
+    confidence: Confidence
+    limit_bytes: int
 
     @property
     def document(self) -> dict[str, object]:
@@ -60,10 +66,12 @@ class TrainingExplanation:
             "schema": SCHEMA,
             "plan": self.plan_id,
             "step_seconds": self.best.predicted.step_seconds,
+            "confidence": encode(self.confidence),
             "kinds": self.kinds,
             "parts": dict(self.best.predicted.parts),
             "memory": {
                 "peak_bytes": self.best.memory.peak_bytes,
+                "limit_bytes": self.limit_bytes,
                 "parts": dict(self.best.memory.parts),
             },
             "alternatives": [
@@ -105,15 +113,18 @@ def explain_training(path: Path) -> TrainingExplanation:
     """
     plan = training_document(path)
     alternatives = plan.get("alternatives")
+    inputs = mapping_of(plan, "inputs", path)
     return TrainingExplanation(
         plan_id=str(plan.get("id", "")),
-        model=str(mapping_of(plan, "inputs", path).get("model", "")),
+        model=str(inputs.get("model", "")),
         best=_answer(plan, path),
         others=tuple(
             _answer(one, path)
             for one in (alternatives if isinstance(alternatives, list) else ())
             if isinstance(one, dict)
         ),
+        confidence=decode(Confidence, mapping_of(plan, "confidence", path), f"{path}: confidence"),
+        limit_bytes=decode(int, inputs.get("memory_limit_bytes"), f"{path}: memory_limit_bytes"),
     )
 
 
@@ -140,17 +151,22 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
     """Yield the sections: where the time goes, the memory, and why the others are slower."""
     best = found.best
     step = best.predicted.step_seconds
+    sure, limit = found.confidence, Cell.size(found.limit_bytes).text
+    span = seconds_span(step, sure.p05_step_seconds, sure.p95_step_seconds)
     kinds = ", ".join(f"{name} {percent(of / step)}" for name, of in found.kinds.items())
     longest = max(best.predicted.parts, key=best.predicted.parts.__getitem__)
     yield Section(
         name="time",
         title=f"A step of {found.model}: {best.words}",
-        paragraphs=(f"{Cell.seconds(step).text} a step: {kinds}. Most of it: {longest}.",),
+        paragraphs=(
+            f"{span} a step: {kinds}. Most of it: {longest}.",
+            how_sure_of_layout(sure),
+        ),
         tables=(_parts(best, step),),
     )
     yield Section(
         name="memory",
-        title=f"Memory of a device: {Cell.size(best.memory.peak_bytes).text}",
+        title=f"Memory of a device: {Cell.size(best.memory.peak_bytes).text} of {limit}",
         tables=(
             Table(
                 name="memory",
@@ -164,10 +180,12 @@ def training_explanation_sections(found: TrainingExplanation) -> Iterator[Sectio
         ),
     )
     if found.others:
+        shortest = min(one.predicted.step_seconds for one in found.others)
         yield Section(
             name="alternatives",
-            title=f"Why the next {plural(len(found.others), 'layout')} take longer",
-            tables=(_slower(found),),
+            title=f"The next {plural(len(found.others), 'layout')}",
+            tables=(_others(found),),
+            notes=(_TIES,) if shortest < step else (),
         )
 
 
@@ -184,14 +202,15 @@ def _parts(best: _Answer, step: float) -> Table:
     )
 
 
-def _slower(found: TrainingExplanation) -> Table:
+def _others(found: TrainingExplanation) -> Table:
     step = found.best.predicted.step_seconds
     return Table(
         name="alternatives",
-        header=("layout", "slower", "most of it"),
+        header=("layout", "step", "longer by", "most of it"),
         rows=tuple(
             (
                 Cell.words(one.words),
+                Cell.seconds(one.predicted.step_seconds),
                 Cell.share(one.predicted.step_seconds / step - 1, sign=True),
                 Cell.words(_most(found.differences(one), step)),
             )

@@ -98,7 +98,7 @@ def how_sure_of_layout(confidence: Confidence) -> str:
 def _sure(what: str, probability: float, regret: float) -> str:
     text = f"How sure: {probability_words(probability)} that no other {what} is better"
     if regret >= LEAST_REGRET:
-        text += f"; if wrong, {percent(regret)} slower on average"
+        text += f"; on average {percent(regret)} slower than the best"
     return text
 
 
